@@ -1,0 +1,225 @@
+//! Carriers: how a flow's bytes get to its destination. Direct, or through a list of hops, each reached through
+//! the one before.
+
+use crate::flow::{Destination, DestinationError};
+use std::fmt;
+use std::str::FromStr;
+
+/// The protocol spoken to one hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HopProtocol {
+    /// RFC 1928 / 1929; the name is sent when it is known (`socks5://`, `socks5h://` mean the same here).
+    Socks5,
+    /// draft-olteanu-intarea-socks-6, in the dialect given.
+    Socks6(Socks6Dialect),
+    /// HTTP CONNECT (RFC 9110 Sec. 9.3.6).
+    Http,
+}
+
+/// Which wire layout of SOCKS6 a peer speaks (`facts/socks.md` Sec. 3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Socks6Dialect {
+    /// The draft's own layout (-11 and -12).
+    #[default]
+    Draft,
+    /// `socksx` 0.1.0: address before port, 16-bit options length at the end; a reply with the port first.
+    Socksx010,
+    /// `socksx` from 0.1.1 on: as 0.1.0, a reply with the address first.
+    Socksx,
+}
+
+/// User name and password (RFC 1929; SOCKS6 method 2; HTTP Basic).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Credentials {
+    /// User name, 1 to 255 bytes.
+    pub user: String,
+    /// Password, 1 to 255 bytes.
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credentials({}, ***)", self.user)
+    }
+}
+
+/// One hop of a carrier.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// What is spoken to it.
+    pub protocol: HopProtocol,
+    /// Where it listens.
+    pub address: Destination,
+    /// What we authenticate with.
+    pub credentials: Option<Credentials>,
+    /// `?optimistic=true`: send greeting, request and data without waiting (SOCKS5; breaks servers that drop
+    /// trailing bytes). SOCKS6 always sends all in one write where the draft allows it.
+    pub optimistic: bool,
+    /// `?tfo=true`: TCP Fast Open towards this hop (the first hop only). Only where a replay is harmless.
+    pub tfo: bool,
+    /// `?mptcp=true`: Multipath TCP towards this hop (the first hop only).
+    pub mptcp: bool,
+}
+
+/// How a flow is carried.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Carrier {
+    /// We dial the destination ourselves.
+    #[default]
+    Direct,
+    /// Through these hops in order; never empty.
+    Hops(Vec<Hop>),
+}
+
+/// Why a text is no hop.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HopError {
+    /// There is no `://`.
+    #[error("'{0}' is no hop: write socks5://host:port, socks6://host:port or http://host:port")]
+    NoScheme(String),
+    /// The scheme is none we speak.
+    #[error("unknown hop scheme '{0}': use socks5, socks5h, socks6, socks6+socksx, socks6+socksx010 or http")]
+    BadScheme(String),
+    /// The address part is wrong.
+    #[error(transparent)]
+    BadAddress(#[from] DestinationError),
+    /// User or password is empty, longer than 255 bytes, or badly percent-encoded.
+    #[error("user and password of a hop have 1 to 255 bytes each, percent-encoded: user:password@host")]
+    BadCredentials,
+    /// An option after `?` is none we know.
+    #[error("unknown hop option '{0}': use optimistic, tfo or mptcp, each =true or =false")]
+    BadOption(String),
+}
+
+impl HopProtocol {
+    /// The URL scheme.
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Self::Socks5 => "socks5",
+            Self::Socks6(Socks6Dialect::Draft) => "socks6",
+            Self::Socks6(Socks6Dialect::Socksx010) => "socks6+socksx010",
+            Self::Socks6(Socks6Dialect::Socksx) => "socks6+socksx",
+            Self::Http => "http",
+        }
+    }
+
+    const fn default_port(self) -> u16 {
+        match self {
+            Self::Socks5 | Self::Socks6(_) => 1080,
+            Self::Http => 3128,
+        }
+    }
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'%' {
+            let hex = std::str::from_utf8(tail.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(hex, 16).ok()?);
+            rest = &tail[2..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl Credentials {
+    /// Reads `user:password`, percent-encoded.
+    fn from_userinfo(text: &str) -> Option<Self> {
+        let (user, password) = text.split_once(':')?;
+        let (user, password) = (percent_decoded(user)?, percent_decoded(password)?);
+        let fits = |part: &str| (1..=255).contains(&part.len());
+        (fits(&user) && fits(&password)).then_some(Self { user, password })
+    }
+}
+
+impl FromStr for Hop {
+    type Err = HopError;
+
+    fn from_str(text: &str) -> Result<Self, HopError> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| HopError::NoScheme(text.to_owned()))?;
+        let protocol = match scheme {
+            "socks5" | "socks5h" => HopProtocol::Socks5,
+            "socks6" => HopProtocol::Socks6(Socks6Dialect::Draft),
+            "socks6+socksx" => HopProtocol::Socks6(Socks6Dialect::Socksx),
+            "socks6+socksx010" => HopProtocol::Socks6(Socks6Dialect::Socksx010),
+            "http" => HopProtocol::Http,
+            other => return Err(HopError::BadScheme(other.to_owned())),
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (credentials, host) = match rest.rsplit_once('@') {
+            Some((userinfo, host)) => {
+                (Some(Credentials::from_userinfo(userinfo).ok_or(HopError::BadCredentials)?), host)
+            }
+            None => (None, rest),
+        };
+        let address = if host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']')) {
+            host.parse()?
+        } else {
+            format!("{host}:{}", protocol.default_port()).parse()?
+        };
+        let mut hop = Self { protocol, address, credentials, optimistic: false, tfo: false, mptcp: false };
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let bad = || HopError::BadOption(option.to_owned());
+            let (name, value) = option.split_once('=').unwrap_or((option, "true"));
+            let value = value.parse().map_err(|_| bad())?;
+            match name {
+                "optimistic" => hop.optimistic = value,
+                "tfo" => hop.tfo = value,
+                "mptcp" => hop.mptcp = value,
+                _ => return Err(bad()),
+            }
+        }
+        Ok(hop)
+    }
+}
+
+impl fmt::Display for Hop {
+    /// Without credentials: fit for logs and records.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.protocol.scheme(), self.address)
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("direct"),
+            Self::Hops(hops) => {
+                for (index, hop) in hops.iter().enumerate() {
+                    if index > 0 {
+                        f.write_str(" -> ")?;
+                    }
+                    hop.fmt(f)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hops_read_as_they_are_written() {
+        for text in ["socks5://gw:1081", "socks6://[2001:db8::1]:1080", "http://10.0.0.1:3128"] {
+            assert_eq!(text.parse::<Hop>().unwrap().to_string(), text);
+        }
+        assert_eq!("socks6://gw".parse::<Hop>().unwrap().to_string(), "socks6://gw:1080");
+        assert_eq!("http://[::1]".parse::<Hop>().unwrap().to_string(), "http://[::1]:3128");
+        let hop: Hop = "socks5://us%3Aer:p%40ss@gw:1/?tfo=true&optimistic".parse().unwrap();
+        assert_eq!(hop.credentials, Some(Credentials { user: "us:er".into(), password: "p@ss".into() }));
+        assert!(hop.tfo && hop.optimistic && !hop.mptcp);
+        assert!(!format!("{hop:?} {hop}").contains("p@ss"), "a password must not reach a log");
+        for bad in ["gw:1", "ftp://gw", "socks5://", "socks5://user@gw", "socks5://%zz:a@gw", "socks5://gw?x=1"] {
+            assert!(bad.parse::<Hop>().is_err(), "{bad}");
+        }
+    }
+}

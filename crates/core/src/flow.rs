@@ -1,0 +1,394 @@
+//! The Flow: one intercepted connection, as every stage sees it, and the closed list of ways it can end.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+/// Identifies a flow within one process; rises from 1 and is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowId(pub u64);
+
+impl fmt::Display for FlowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One of the two sides of a flow. Never called upstream, downstream, inbound or outbound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// The application that opened the connection, or the hop nearer to it.
+    Client,
+    /// The destination, or the hop nearer to it.
+    Server,
+}
+
+impl Side {
+    /// The other side.
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+}
+
+/// A host name as a peer or an application gave it: 1 to 255 bytes, no NUL, no control byte, no white space.
+///
+/// Kept as given but for ASCII upper case, which is folded (RFC 4343), and one final dot, which is dropped.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostName(Box<str>);
+
+/// Why a byte string is no host name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostNameError {
+    /// It has no bytes.
+    #[error("a host name cannot be empty")]
+    Empty,
+    /// It has more than 255 bytes.
+    #[error("a host name has at most 255 bytes")]
+    TooLong,
+    /// It holds a NUL, a control byte, white space or bytes that are not UTF-8.
+    #[error("a host name cannot hold control bytes, white space or broken UTF-8")]
+    BadByte,
+}
+
+impl HostName {
+    /// Most bytes of a name (the length field of SOCKS5 and SOCKS6 has one byte; DNS allows 253).
+    pub const MAX: usize = 255;
+
+    /// Checks and takes a name from wire bytes.
+    ///
+    /// # Errors
+    /// Says which of the rules of this type the bytes break.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
+        let bytes = bytes.strip_suffix(b".").unwrap_or(bytes);
+        if bytes.is_empty() {
+            return Err(HostNameError::Empty);
+        }
+        if bytes.len() > Self::MAX {
+            return Err(HostNameError::TooLong);
+        }
+        let text = std::str::from_utf8(bytes).map_err(|_| HostNameError::BadByte)?;
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(HostNameError::BadByte);
+        }
+        Ok(Self(text.to_ascii_lowercase().into_boxed_str()))
+    }
+
+    /// The name as text, lower case, without a final dot.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for HostName {
+    type Err = HostNameError;
+
+    fn from_str(text: &str) -> Result<Self, HostNameError> {
+        Self::from_bytes(text.as_bytes())
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An address or a name, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Host {
+    /// An IP address; never an IPv4-mapped IPv6 one (`::ffff:a.b.c.d`).
+    Ip(IpAddr),
+    /// A name, not resolved yet.
+    Name(HostName),
+}
+
+impl From<IpAddr> for Host {
+    fn from(ip: IpAddr) -> Self {
+        Self::Ip(ip.to_canonical())
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// Where a flow, or one hop of it, is to go: a host and a TCP port.
+///
+/// Written `192.0.2.1:80`, `[2001:db8::1]:80` or `db.example.nl:5432`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Destination {
+    /// The host.
+    pub host: Host,
+    /// The TCP port.
+    pub port: u16,
+}
+
+impl Destination {
+    /// The socket address, if the host is an IP address.
+    pub fn socket_addr(&self) -> Option<SocketAddr> {
+        match self.host {
+            Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
+            Host::Name(_) => None,
+        }
+    }
+}
+
+impl From<SocketAddr> for Destination {
+    fn from(address: SocketAddr) -> Self {
+        Self { host: address.ip().into(), port: address.port() }
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}", self.port),
+            host => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+/// Why a text is no `host:port`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DestinationError {
+    /// There is no colon before a port.
+    #[error("'{0}' lacks a port: write host:port, or [IPv6]:port")]
+    NoPort(String),
+    /// The port is not a number from 1 to 65535.
+    #[error("'{0}' is no port: a port is a number from 1 to 65535")]
+    BadPort(String),
+    /// The host is neither an address nor a name.
+    #[error("'{0}' is no host: {1}")]
+    BadHost(String, HostNameError),
+}
+
+impl FromStr for Destination {
+    type Err = DestinationError;
+
+    fn from_str(text: &str) -> Result<Self, DestinationError> {
+        let (host, port) =
+            text.rsplit_once(':').ok_or_else(|| DestinationError::NoPort(text.to_owned()))?;
+        let port = port
+            .parse()
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| DestinationError::BadPort(port.to_owned()))?;
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if bare.is_none() && host.contains(':') {
+            return Err(DestinationError::NoPort(text.to_owned()));
+        }
+        let host = bare.unwrap_or(host);
+        let host = match host.parse::<IpAddr>() {
+            Ok(ip) => Host::from(ip),
+            Err(_) => Host::Name(
+                host.parse().map_err(|error| DestinationError::BadHost(host.to_owned(), error))?,
+            ),
+        };
+        Ok(Self { host, port })
+    }
+}
+
+/// How a flow was caught; the words of `kind` in `[[listen]]`, of rules and of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Intercept {
+    /// `sidetrack run`: a command in a namespace (or cgroup) of its own.
+    Run,
+    /// nft REDIRECT of local or forwarded traffic.
+    Redirect,
+    /// nft TPROXY: the kernel keeps the original destination as our local address.
+    Tproxy,
+    /// An explicit SOCKS4-refusing, SOCKS5 or SOCKS6 request.
+    Socks,
+    /// A port of ours stands for a server.
+    Reverse,
+    /// The kernel carried it by NAT; we saw it in conntrack only.
+    Kernel,
+}
+
+impl Intercept {
+    /// The word of configuration and records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Redirect => "redirect",
+            Self::Tproxy => "tproxy",
+            Self::Socks => "socks",
+            Self::Reverse => "reverse",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+/// The local process behind a flow, where it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Process id in our own pid namespace.
+    pub pid: Option<u32>,
+    /// Base name of the executable (`/proc/PID/exe`), else `comm`.
+    pub name: Option<String>,
+    /// User id that owns the socket.
+    pub uid: Option<u32>,
+}
+
+/// One intercepted connection, as policy and records see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// How it was caught.
+    pub intercept: Intercept,
+    /// Name of the listener that caught it (`[[listen]] name`, or its kind).
+    pub listener: String,
+    /// The client's address, after PROXY protocol if the listener trusts it.
+    pub client: SocketAddr,
+    /// Where the application wanted to go: name or address, before any rule.
+    pub orig_dst: Destination,
+    /// The host name, if known: from our DNS answer, a SOCKS request, SNI or the HTTP Host field.
+    pub host: Option<HostName>,
+    /// The local process, if asked for and found.
+    pub process: Option<Process>,
+    /// The SOCKS user that authenticated, if any.
+    pub user: Option<String>,
+}
+
+/// Why a flow ended. A closed list: every flow ends with exactly one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// Both sides closed in order; every byte was delivered.
+    Ok,
+    /// The client reset the connection or vanished.
+    ClientReset,
+    /// The server, or the last hop, reset the connection.
+    ServerReset,
+    /// Nothing moved for the idle time-out.
+    Idle,
+    /// The total time-out ran out.
+    Lifetime,
+    /// A rule said deny, or no rule matched and the default is deny.
+    PolicyDenied,
+    /// The destination, or a hop, refused the connection.
+    Refused,
+    /// No route to the destination or to a hop.
+    Unreachable,
+    /// Connecting, or a handshake with a hop, took longer than allowed.
+    ConnectTimeout,
+    /// The name could not be resolved.
+    Dns,
+    /// A hop broke its protocol or refused for a reason that is none of the others.
+    HopFailed,
+    /// A hop, or we, did not accept the credentials.
+    AuthFailed,
+    /// The client broke the protocol of the listener.
+    BadRequest,
+    /// The client asked for a command or address type that is not served.
+    Unsupported,
+    /// The client did not finish its handshake in time.
+    HandshakeTimeout,
+    /// The client left before the connection was made.
+    ClientGone,
+    /// A limit (descriptors, flows) was reached: shed.
+    Limit,
+    /// The flow would have come back to ourselves.
+    Loop,
+    /// Ended by `flows kill` or the admin interface.
+    Killed,
+    /// We were told to stop.
+    Shutdown,
+    /// The kernel carried it and conntrack reported its end.
+    KernelClosed,
+    /// A fault of our own; the log has the detail.
+    Internal,
+}
+
+impl EndReason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: [Self; 22] = [
+        Self::Ok,
+        Self::ClientReset,
+        Self::ServerReset,
+        Self::Idle,
+        Self::Lifetime,
+        Self::PolicyDenied,
+        Self::Refused,
+        Self::Unreachable,
+        Self::ConnectTimeout,
+        Self::Dns,
+        Self::HopFailed,
+        Self::AuthFailed,
+        Self::BadRequest,
+        Self::Unsupported,
+        Self::HandshakeTimeout,
+        Self::ClientGone,
+        Self::Limit,
+        Self::Loop,
+        Self::Killed,
+        Self::Shutdown,
+        Self::KernelClosed,
+        Self::Internal,
+    ];
+
+    /// The word in records and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::ClientReset => "client_reset",
+            Self::ServerReset => "server_reset",
+            Self::Idle => "idle",
+            Self::Lifetime => "lifetime",
+            Self::PolicyDenied => "policy_denied",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::Dns => "dns",
+            Self::HopFailed => "hop_failed",
+            Self::AuthFailed => "auth_failed",
+            Self::BadRequest => "bad_request",
+            Self::Unsupported => "unsupported",
+            Self::HandshakeTimeout => "handshake_timeout",
+            Self::ClientGone => "client_gone",
+            Self::Limit => "limit",
+            Self::Loop => "loop",
+            Self::Killed => "killed",
+            Self::Shutdown => "shutdown",
+            Self::KernelClosed => "kernel_closed",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_read_as_they_are_written() {
+        for text in ["192.0.2.1:80", "[2001:db8::1]:443", "db.example.nl:5432"] {
+            assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
+        }
+        assert_eq!("Db.Example.NL.:1".parse::<Destination>().unwrap().to_string(), "db.example.nl:1");
+        assert_eq!("[::ffff:192.0.2.1]:1".parse::<Destination>().unwrap().to_string(), "192.0.2.1:1");
+        for bad in ["", "a", "a:", "a:0", "a:65536", "2001:db8::1:80", ":80", "a b:1"] {
+            assert!(bad.parse::<Destination>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_reason_has_a_word_of_its_own() {
+        let words: std::collections::BTreeSet<_> = EndReason::ALL.iter().map(|r| r.as_str()).collect();
+        assert_eq!(words.len(), EndReason::ALL.len());
+    }
+}

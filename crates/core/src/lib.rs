@@ -1,0 +1,17 @@
+//! What Sidetrack thinks. Bytes, packets and time go in; decisions and bytes come out.
+//!
+//! No I/O, no clock, no threads, no global state, no `unsafe`. A protocol core is a plain struct with the shape
+//! `new(config, now)`, `handle(now, input)`, `poll() -> Option<Output>`, `deadline() -> Option<Instant>`: a
+//! convention, not a trait. See `ARCHITECTURE.md`.
+#![forbid(unsafe_code)]
+
+pub mod carrier;
+pub mod flow;
+pub mod http;
+pub mod limit;
+pub mod names;
+pub mod policy;
+pub mod proxy_protocol;
+pub mod socks;
+pub mod splice;
+pub mod time;

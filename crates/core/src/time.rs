@@ -1,0 +1,64 @@
+//! Time as a value. `core` never reads a clock: whoever drives it says what time it is.
+
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// A point in monotonic time: nanoseconds since an epoch that the driver chose (its own start, say).
+///
+/// Only differences mean anything. Arithmetic saturates, so no clock value can panic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The epoch itself.
+    pub const ZERO: Self = Self(0);
+
+    /// The instant `nanos` nanoseconds after the epoch.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// The instant `millis` milliseconds after the epoch.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000_000))
+    }
+
+    /// Nanoseconds since the epoch.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Time passed since `earlier`; zero if `earlier` is later.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Self;
+
+    fn add(self, rhs: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+
+    fn sub(self, rhs: Self) -> Duration {
+        self.since(rhs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_saturates() {
+        let end = Instant::from_nanos(u64::MAX);
+        assert_eq!(end + Duration::MAX, end);
+        assert_eq!(Instant::ZERO.since(end), Duration::ZERO);
+        assert_eq!(Instant::from_millis(3) - Instant::from_millis(1), Duration::from_millis(2));
+    }
+}

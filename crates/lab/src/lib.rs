@@ -1,0 +1,1 @@
+//! Networks out of namespaces, and the experiments of the seeds.

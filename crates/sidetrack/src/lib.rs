@@ -1,0 +1,2 @@
+//! Sidetrack runs: configuration, sockets, tasks and the one binary.
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! The one binary: sub-commands only.
+
+fn main() {}
