@@ -218,7 +218,9 @@ mod tests {
         assert_eq!(hop.credentials, Some(Credentials { user: "us:er".into(), password: "p@ss".into() }));
         assert!(hop.tfo && hop.optimistic && !hop.mptcp);
         assert!(!format!("{hop:?} {hop}").contains("p@ss"), "a password must not reach a log");
-        for bad in ["gw:1", "ftp://gw", "socks5://", "socks5://user@gw", "socks5://%zz:a@gw", "socks5://gw?x=1"] {
+        for bad in
+            ["gw:1", "ftp://gw", "socks5://", "socks5://user@gw", "socks5://%zz:a@gw", "socks5://gw?x=1"]
+        {
             assert!(bad.parse::<Hop>().is_err(), "{bad}");
         }
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Identifies a flow within one process; rises from 1 and is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,8 +175,7 @@ impl FromStr for Destination {
     type Err = DestinationError;
 
     fn from_str(text: &str) -> Result<Self, DestinationError> {
-        let (host, port) =
-            text.rsplit_once(':').ok_or_else(|| DestinationError::NoPort(text.to_owned()))?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| DestinationError::NoPort(text.to_owned()))?;
         let port = port
             .parse()
             .ok()
@@ -188,9 +188,9 @@ impl FromStr for Destination {
         let host = bare.unwrap_or(host);
         let host = match host.parse::<IpAddr>() {
             Ok(ip) => Host::from(ip),
-            Err(_) => Host::Name(
-                host.parse().map_err(|error| DestinationError::BadHost(host.to_owned(), error))?,
-            ),
+            Err(_) => {
+                Host::Name(host.parse().map_err(|error| DestinationError::BadHost(host.to_owned(), error))?)
+            }
         };
         Ok(Self { host, port })
     }
@@ -245,7 +245,7 @@ pub struct Flow {
     /// How it was caught.
     pub intercept: Intercept,
     /// Name of the listener that caught it (`[[listen]] name`, or its kind).
-    pub listener: String,
+    pub listener: Arc<str>,
     /// The client's address, after PROXY protocol if the listener trusts it.
     pub client: SocketAddr,
     /// Where the application wanted to go: name or address, before any rule.

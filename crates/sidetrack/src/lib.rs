@@ -1,2 +1,4 @@
 //! Sidetrack runs: configuration, sockets, tasks and the one binary.
 #![forbid(unsafe_code)]
+
+pub mod live;

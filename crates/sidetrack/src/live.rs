@@ -1,0 +1,297 @@
+//! Flows in flight, shared between the worker that moves a flow's bytes and those who look at it or end it.
+//!
+//! Each worker owns one [`Ledger`]; only the admin side and the sweep of time-outs ever contend for its lock. Byte
+//! counts are atomics that the owning worker alone writes.
+
+use sidetrack_core::flow::{EndReason, Flow, FlowId};
+use sidetrack_core::policy::Verdict;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What is known of a flow once policy has spoken; set once.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// The flow as policy saw it.
+    pub flow: Flow,
+    /// What policy said.
+    pub verdict: Verdict,
+}
+
+/// The clock every worker shares: nanoseconds since the program began, as the cores want it.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// Starts the clock.
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time now, for a core.
+    pub fn now(&self) -> sidetrack_core::time::Instant {
+        let nanos = u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        sidetrack_core::time::Instant::from_nanos(nanos)
+    }
+}
+
+/// One flow in flight.
+#[derive(Debug)]
+pub struct LiveFlow {
+    /// Its number, unique in this process.
+    pub id: FlowId,
+    /// When it was caught (wall clock, for people).
+    pub since: SystemTime,
+    /// When it was caught (for durations).
+    pub opened: Instant,
+    decided: Mutex<Option<Arc<Decided>>>,
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+    connect_us: AtomicU64,
+    first_byte_us: AtomicU64,
+    /// Milliseconds after `opened` at which bytes last moved.
+    active_ms: AtomicU64,
+    /// 0, or 1 + the index in [`EndReason::ALL`] of the reason somebody else ends it with.
+    ending: AtomicU8,
+    waker: Mutex<Option<Waker>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const UNSET: u64 = u64::MAX;
+
+impl LiveFlow {
+    /// A flow that was caught just now.
+    pub fn new(id: FlowId) -> Self {
+        Self {
+            id,
+            since: SystemTime::now(),
+            opened: Instant::now(),
+            decided: Mutex::new(None),
+            bytes_up: AtomicU64::new(0),
+            bytes_down: AtomicU64::new(0),
+            connect_us: AtomicU64::new(UNSET),
+            first_byte_us: AtomicU64::new(UNSET),
+            active_ms: AtomicU64::new(0),
+            ending: AtomicU8::new(0),
+            waker: Mutex::new(None),
+        }
+    }
+
+    /// What is known of it, once policy has spoken.
+    pub fn decided(&self) -> Option<Arc<Decided>> {
+        lock(&self.decided).clone()
+    }
+
+    /// Notes what the flow is and what policy said; a later call replaces the earlier.
+    pub fn decide(&self, decided: Decided) {
+        *lock(&self.decided) = Some(Arc::new(decided));
+    }
+
+    /// Counts bytes that went from client to server (`up`) or back, and marks the flow as active.
+    pub fn count(&self, up: u64, down: u64) {
+        if up > 0 {
+            self.bytes_up.store(self.bytes_up.load(Relaxed) + up, Relaxed);
+        }
+        if down > 0 {
+            self.bytes_down.store(self.bytes_down.load(Relaxed) + down, Relaxed);
+        }
+    }
+
+    /// Bytes from client to server, and from server to client, so far.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.bytes_up.load(Relaxed), self.bytes_down.load(Relaxed))
+    }
+
+    /// Notes that bytes moved `after` the flow was caught.
+    pub fn touch(&self, after: Duration) {
+        self.active_ms.store(u64::try_from(after.as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// For how long nothing has moved.
+    pub fn idle(&self) -> Duration {
+        self.opened.elapsed().saturating_sub(Duration::from_millis(self.active_ms.load(Relaxed)))
+    }
+
+    /// Notes that the path to the server stood, after this time.
+    pub fn connected(&self, after: Duration) {
+        self.connect_us.store(u64::try_from(after.as_micros()).unwrap_or(UNSET - 1), Relaxed);
+    }
+
+    /// Time until the path to the server stood.
+    pub fn connect_time(&self) -> Option<Duration> {
+        Some(self.connect_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    /// Notes the first byte from the server, once.
+    pub fn first_byte(&self, after: Duration) {
+        if self.first_byte_us.load(Relaxed) == UNSET {
+            self.first_byte_us.store(u64::try_from(after.as_micros()).unwrap_or(UNSET - 1), Relaxed);
+        }
+    }
+
+    /// Time until the first byte from the server.
+    pub fn first_byte_time(&self) -> Option<Duration> {
+        Some(self.first_byte_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.
+    pub fn end(&self, reason: EndReason) -> bool {
+        let code = 1 + EndReason::ALL.iter().position(|r| *r == reason).unwrap_or(0) as u8;
+        let first = self.ending.compare_exchange(0, code, Relaxed, Relaxed).is_ok();
+        if let Some(waker) = lock(&self.waker).take() {
+            waker.wake();
+        }
+        first
+    }
+
+    /// The reason somebody wished this flow to end with.
+    pub fn ending(&self) -> Option<EndReason> {
+        match self.ending.load(Relaxed) {
+            0 => None,
+            code => EndReason::ALL.get(usize::from(code) - 1).copied(),
+        }
+    }
+
+    /// Whom to wake when somebody wishes the flow to end.
+    pub fn set_waker(&self, waker: &Waker) {
+        let mut slot = lock(&self.waker);
+        if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *slot = Some(waker.clone());
+        }
+    }
+}
+
+/// A flow that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The flow, with its final counts.
+    pub flow: Arc<LiveFlow>,
+    /// The one reason.
+    pub reason: EndReason,
+    /// Which hop, step and code, in words, where there is more to say than the reason.
+    pub detail: Option<Box<str>>,
+    /// From being caught to the end.
+    pub duration: Duration,
+}
+
+/// The flows of one worker: those in flight, those that ended lately, and counts for metrics.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    inner: Mutex<LedgerInner>,
+}
+
+/// Ended flows that a worker's ledger holds between two visits of the recorder; older ones are dropped from this
+/// ring (and counted), never the flow itself held up.
+pub const ENDED_MAX: usize = 8192;
+
+#[derive(Debug, Default)]
+struct LedgerInner {
+    slots: Vec<Option<Arc<LiveFlow>>>,
+    free: Vec<u32>,
+    ended: VecDeque<Ended>,
+    dropped: u64,
+    live: usize,
+}
+
+/// A flow's place in its worker's ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot(u32);
+
+impl Ledger {
+    /// Enters a flow.
+    pub fn enter(&self, flow: Arc<LiveFlow>) -> Slot {
+        let mut inner = lock(&self.inner);
+        inner.live += 1;
+        if let Some(index) = inner.free.pop() {
+            inner.slots[index as usize] = Some(flow);
+            return Slot(index);
+        }
+        inner.slots.push(Some(flow));
+        Slot(u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    /// Moves a flow from those in flight to those that ended.
+    pub fn leave(&self, slot: Slot, ended: Ended) {
+        let mut inner = lock(&self.inner);
+        if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
+            inner.live -= 1;
+            inner.free.push(slot.0);
+        }
+        inner.push_ended(ended);
+    }
+
+    /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
+    pub fn note(&self, ended: Ended) {
+        lock(&self.inner).push_ended(ended);
+    }
+
+    /// The number of flows in flight.
+    pub fn len(&self) -> usize {
+        lock(&self.inner).live
+    }
+
+    /// Whether no flow is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The flows in flight now.
+    pub fn snapshot(&self) -> Vec<Arc<LiveFlow>> {
+        lock(&self.inner).slots.iter().flatten().cloned().collect()
+    }
+
+    /// Takes the flows that ended since the last call, and how many were dropped because nobody came in time.
+    pub fn take_ended(&self) -> (Vec<Ended>, u64) {
+        let mut inner = lock(&self.inner);
+        let dropped = std::mem::take(&mut inner.dropped);
+        (std::mem::take(&mut inner.ended).into(), dropped)
+    }
+}
+
+impl LedgerInner {
+    fn push_ended(&mut self, ended: Ended) {
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+            self.dropped += 1;
+        }
+        self.ended.push_back(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_to_end_is_kept_once() {
+        let flow = LiveFlow::new(FlowId(1));
+        assert_eq!(flow.ending(), None);
+        assert!(flow.end(EndReason::Killed));
+        assert!(!flow.end(EndReason::Idle));
+        assert_eq!(flow.ending(), Some(EndReason::Killed));
+    }
+
+    #[test]
+    fn slots_are_used_again_and_every_flow_ends_once() {
+        let ledger = Ledger::default();
+        let flows: Vec<_> = (1..4).map(|n| Arc::new(LiveFlow::new(FlowId(n)))).collect();
+        let slots: Vec<_> = flows.iter().map(|flow| ledger.enter(flow.clone())).collect();
+        let ended = |flow: &Arc<LiveFlow>| Ended {
+            flow: flow.clone(),
+            reason: EndReason::Ok,
+            detail: None,
+            duration: Duration::ZERO,
+        };
+        ledger.leave(slots[1], ended(&flows[1]));
+        assert_eq!(ledger.len(), 2);
+        let again = ledger.enter(flows[1].clone());
+        assert_eq!(again.0, slots[1].0);
+        assert_eq!(ledger.take_ended().0.len(), 1);
+        assert!(ledger.take_ended().0.is_empty());
+    }
+}
