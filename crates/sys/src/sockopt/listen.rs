@@ -1,0 +1,90 @@
+//! Listening sockets.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// How a listener is made. The default: 4096 waiting connections, `TCP_NODELAY`, nothing else.
+#[derive(Clone, Debug)]
+pub struct ListenOptions {
+    /// Most connections waiting to be accepted; the kernel caps it at `net.core.somaxconn`.
+    pub backlog: u32,
+    /// Several sockets (one per worker) share the port and the kernel spreads connections over them.
+    pub reuse_port: bool,
+    /// An IPv6 listener takes IPv4 connections too, as IPv4-mapped addresses.
+    pub dual_stack: bool,
+    /// Accept for foreign addresses, for tproxy; needs CAP_NET_ADMIN or CAP_NET_RAW.
+    pub transparent: bool,
+    /// Bind an address that no interface has yet.
+    pub freebind: bool,
+    /// Accept Multipath TCP (RFC 8684) where the kernel has it, silently plain TCP elsewhere.
+    pub mptcp: bool,
+    /// TCP Fast Open queue length; `None`: off.
+    pub fastopen_queue_len: Option<u32>,
+    /// `TCP_NODELAY`, which accepted sockets inherit: one system call less for each.
+    pub nodelay: bool,
+    /// `SO_MARK` for the listener's packets, inherited by what it accepts.
+    pub mark: Option<u32>,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self {
+            backlog: 4096,
+            reuse_port: false,
+            dual_stack: false,
+            transparent: false,
+            freebind: false,
+            mptcp: false,
+            fastopen_queue_len: None,
+            nodelay: true,
+            mark: None,
+        }
+    }
+}
+
+/// A non-blocking TCP listener on `address` (port 0: the kernel chooses), closed on exec.
+///
+/// # Errors
+/// What the system call that failed says: address in use, not ours, no permission for a port below 1024 ...
+pub fn listen(address: SocketAddr, options: &ListenOptions) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let kind = Type::STREAM.nonblocking().cloexec();
+    let socket = match options.mptcp.then(|| Socket::new(domain, kind, Some(Protocol::MPTCP))) {
+        Some(Err(error)) if !super::lacks_mptcp(&error) => return Err(error),
+        Some(Ok(socket)) => socket,
+        Some(Err(_)) | None => Socket::new(domain, kind, Some(Protocol::TCP))?,
+    };
+    prepare(&socket, address, options)?;
+    socket.bind(&address.into())?;
+    socket.listen(super::clamp(options.backlog))?;
+    Ok(socket.into())
+}
+
+fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io::Result<()> {
+    // A restarted listener must not wait for connections in TIME-WAIT.
+    socket.set_reuse_address(true)?;
+    if options.reuse_port {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(!options.dual_stack)?;
+    }
+    if options.transparent {
+        super::set_transparent(socket)?;
+    }
+    if options.freebind {
+        if address.is_ipv6() { socket.set_freebind_v6(true)? } else { socket.set_freebind_v4(true)? }
+    }
+    if options.nodelay {
+        super::set_tcp_nodelay(socket, true)?;
+    }
+    if let Some(mark) = options.mark {
+        super::set_mark(socket, mark)?;
+    }
+    if let Some(queue_len) = options.fastopen_queue_len {
+        super::set_tcp_fastopen(socket, queue_len)?;
+    }
+    Ok(())
+}
