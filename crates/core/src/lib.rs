@@ -10,6 +10,7 @@ pub mod flow;
 pub mod http;
 pub mod limit;
 pub mod names;
+pub mod net;
 pub mod policy;
 pub mod proxy_protocol;
 pub mod socks;

@@ -1,0 +1,269 @@
+//! Sets of addresses and of ports, as rules and packet filters use them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+/// A network in CIDR notation (RFC 4632, RFC 4291 Sec. 2.3). A single address is a /32 or a /128.
+///
+/// Never holds an IPv4-mapped IPv6 network: those are read as the IPv4 network they mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IpNet {
+    address: IpAddr,
+    prefix_len: u8,
+}
+
+/// Why a text is no network.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IpNetError {
+    /// The part before `/` is no address.
+    #[error("'{0}' is no network: write 192.0.2.0/24, 2001:db8::/32 or a single address")]
+    BadAddress(String),
+    /// The part after `/` is no number of bits that the family has.
+    #[error("'/{0}' is no prefix length: use 0 to {1}")]
+    BadPrefix(String, u8),
+    /// Bits beyond the prefix are set, so that the text could mean two things.
+    #[error("{0} has bits set beyond its prefix: write {1} for the network, or {2} for the one address")]
+    HostBits(String, Box<IpNet>, IpAddr),
+}
+
+impl IpNet {
+    /// The network of `prefix_len` bits that holds `address`; a longer prefix than the family has is cut to it.
+    pub fn new(address: IpAddr, prefix_len: u8) -> Self {
+        let (address, prefix_len) = match (address, address.to_canonical()) {
+            (IpAddr::V6(_), IpAddr::V4(v4)) if prefix_len >= 96 => (IpAddr::V4(v4), prefix_len - 96),
+            _ => (address, prefix_len),
+        };
+        match address {
+            IpAddr::V4(v4) => {
+                let prefix_len = prefix_len.min(32);
+                let mask = u32::MAX.checked_shl(32 - u32::from(prefix_len)).unwrap_or(0);
+                Self { address: Ipv4Addr::from(u32::from(v4) & mask).into(), prefix_len }
+            }
+            IpAddr::V6(v6) => {
+                let prefix_len = prefix_len.min(128);
+                let mask = u128::MAX.checked_shl(128 - u32::from(prefix_len)).unwrap_or(0);
+                Self { address: Ipv6Addr::from(u128::from(v6) & mask).into(), prefix_len }
+            }
+        }
+    }
+
+    /// The first address.
+    pub const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The number of leading bits that are fixed.
+    pub const fn prefix_len(&self) -> u8 {
+        self.prefix_len
+    }
+
+    /// Whether `ip` lies in it; an IPv4-mapped IPv6 address counts as the IPv4 address.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let value = match ip {
+            IpAddr::V4(v4) => u128::from(u32::from(v4)),
+            IpAddr::V6(v6) => v6.into(),
+        };
+        let range = self.range();
+        ip.is_ipv6() == self.is_v6() && range.first <= value && value <= range.last
+    }
+
+    /// Whether it is of IPv6.
+    pub const fn is_v6(&self) -> bool {
+        self.address.is_ipv6()
+    }
+
+    fn range(&self) -> Range {
+        match self.address {
+            IpAddr::V4(v4) => {
+                let first = u128::from(u32::from(v4));
+                let host = u32::MAX.checked_shr(u32::from(self.prefix_len)).unwrap_or(0);
+                Range { first, last: first | u128::from(host) }
+            }
+            IpAddr::V6(v6) => {
+                let first = u128::from(v6);
+                Range { first, last: first | u128::MAX.checked_shr(u32::from(self.prefix_len)).unwrap_or(0) }
+            }
+        }
+    }
+}
+
+impl From<IpAddr> for IpNet {
+    fn from(ip: IpAddr) -> Self {
+        Self::new(ip, if ip.is_ipv4() { 32 } else { 128 })
+    }
+}
+
+impl FromStr for IpNet {
+    type Err = IpNetError;
+
+    fn from_str(text: &str) -> Result<Self, IpNetError> {
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+        let ip: IpAddr = address.parse().map_err(|_| IpNetError::BadAddress(text.to_owned()))?;
+        let Some(prefix) = prefix else { return Ok(ip.into()) };
+        let most = if ip.is_ipv4() { 32 } else { 128 };
+        let bits = prefix
+            .parse::<u8>()
+            .ok()
+            .filter(|bits| *bits <= most && !prefix.starts_with('+'))
+            .ok_or_else(|| IpNetError::BadPrefix(prefix.to_owned(), most))?;
+        let net = Self::new(ip, bits);
+        if net.address != ip.to_canonical() && net.address != ip {
+            return Err(IpNetError::HostBits(text.to_owned(), Box::new(net), ip));
+        }
+        Ok(net)
+    }
+}
+
+impl fmt::Display for IpNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let most = if self.is_v6() { 128 } else { 32 };
+        if self.prefix_len == most {
+            self.address.fmt(f)
+        } else {
+            write!(f, "{}/{}", self.address, self.prefix_len)
+        }
+    }
+}
+
+/// Numbers from `first` to `last`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Range {
+    first: u128,
+    last: u128,
+}
+
+/// Sorts, and joins what overlaps or touches, so that a lookup is one binary search.
+fn joined(mut ranges: Vec<Range>) -> Vec<Range> {
+    ranges.sort_unstable();
+    let mut out: Vec<Range> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.first <= last.last.saturating_add(1) => last.last = last.last.max(range.last),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+fn holds(ranges: &[Range], value: u128) -> bool {
+    let after = ranges.partition_point(|range| range.first <= value);
+    after.checked_sub(1).and_then(|index| ranges.get(index)).is_some_and(|range| value <= range.last)
+}
+
+fn covers(outer: &[Range], inner: &[Range]) -> bool {
+    inner.iter().all(|small| outer.iter().any(|big| big.first <= small.first && small.last <= big.last))
+}
+
+fn overlap(a: &[Range], b: &[Range]) -> bool {
+    a.iter().any(|x| b.iter().any(|y| x.first <= y.last && y.first <= x.last))
+}
+
+/// A set of networks of both families; a lookup costs one binary search and allocates nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IpSet {
+    nets: Vec<IpNet>,
+    v4: Vec<Range>,
+    v6: Vec<Range>,
+}
+
+impl IpSet {
+    /// The networks it was made of, sorted, without doubles.
+    pub fn nets(&self) -> &[IpNet] {
+        &self.nets
+    }
+
+    /// Whether it holds no address.
+    pub fn is_empty(&self) -> bool {
+        self.nets.is_empty()
+    }
+
+    /// Whether `ip` is in it; an IPv4-mapped IPv6 address counts as the IPv4 address.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => holds(&self.v4, u32::from(v4).into()),
+            IpAddr::V6(v6) => holds(&self.v6, v6.into()),
+        }
+    }
+
+    /// Whether every address of `other` is in it.
+    pub fn covers(&self, other: &Self) -> bool {
+        covers(&self.v4, &other.v4) && covers(&self.v6, &other.v6)
+    }
+
+    /// Whether some address is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        overlap(&self.v4, &other.v4) || overlap(&self.v6, &other.v6)
+    }
+}
+
+impl FromIterator<IpNet> for IpSet {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(nets: I) -> Self {
+        let mut nets: Vec<_> = nets.into_iter().collect();
+        nets.sort_unstable();
+        nets.dedup();
+        let of = |v6: bool| joined(nets.iter().filter(|net| net.is_v6() == v6).map(IpNet::range).collect());
+        Self { v4: of(false), v6: of(true), nets }
+    }
+}
+
+impl fmt::Display for IpSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_list(f, &self.nets)
+    }
+}
+
+/// A set of TCP ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortSet {
+    ranges: Vec<Range>,
+}
+
+impl PortSet {
+    /// The ports, as ascending ranges that neither overlap nor touch; both ends included.
+    pub fn ranges(&self) -> impl Iterator<Item = (u16, u16)> + '_ {
+        let port = |value: u128| u16::try_from(value).unwrap_or(u16::MAX);
+        self.ranges.iter().map(move |range| (port(range.first), port(range.last)))
+    }
+
+    /// Whether `port` is in it.
+    pub fn contains(&self, port: u16) -> bool {
+        holds(&self.ranges, port.into())
+    }
+
+    /// Whether every port of `other` is in it.
+    pub fn covers(&self, other: &Self) -> bool {
+        covers(&self.ranges, &other.ranges)
+    }
+
+    /// Whether some port is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        overlap(&self.ranges, &other.ranges)
+    }
+}
+
+impl FromIterator<(u16, u16)> for PortSet {
+    /// Takes ranges with both ends included; one whose ends are swapped is put right.
+    fn from_iter<I: IntoIterator<Item = (u16, u16)>>(ranges: I) -> Self {
+        let range = |(a, b): (u16, u16)| Range { first: a.min(b).into(), last: a.max(b).into() };
+        Self { ranges: joined(ranges.into_iter().map(range).collect()) }
+    }
+}
+
+impl fmt::Display for PortSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |(a, b): (u16, u16)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+        write_list(f, &self.ranges().map(text).collect::<Vec<_>>())
+    }
+}
+
+fn write_list(f: &mut fmt::Formatter<'_>, items: &[impl fmt::Display]) -> fmt::Result {
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            f.write_str(", ")?;
+        }
+        item.fmt(f)?;
+    }
+    Ok(())
+}

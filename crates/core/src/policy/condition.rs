@@ -1,0 +1,235 @@
+//! What a rule asks of a flow.
+
+use super::decide::Seen;
+use crate::flow::{Flow, Host, HostName, HostNameError, Intercept};
+use crate::net::{IpSet, PortSet};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Conditions that must all hold. Without any it matches every flow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    conditions: Vec<Condition>,
+}
+
+/// One condition; a list inside it holds alternatives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// The client's address is in the set.
+    From(IpSet),
+    /// The destination's address is in the set. A destination known by name only is in no set of addresses.
+    To(IpSet),
+    /// The destination's port is in the set.
+    Port(PortSet),
+    /// One of these listeners caught the flow.
+    Listener(Vec<Arc<str>>),
+    /// It was caught in one of these ways.
+    Intercept(Vec<Intercept>),
+    /// One of these users authenticated with our SOCKS listener.
+    SocksUser(Vec<Box<str>>),
+    /// The base name of the executable is one of these; local flows only.
+    Process(Vec<Box<str>>),
+    /// The user id that owns the client's socket is one of these; local flows only.
+    Uid(Vec<u32>),
+    /// The host name is one of these. Where it is not known it is looked for in the first bytes.
+    Host(Vec<HostPattern>),
+}
+
+/// Whether a condition holds, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Truth {
+    Holds,
+    Fails,
+    NeedsProcess,
+    NeedsFirstBytes,
+}
+
+/// The host name a rule sees: what the flow knows, else the name in the destination, else that in the first bytes.
+fn known_host<'a>(flow: &'a Flow, seen: Seen<'a>) -> Option<&'a HostName> {
+    let destination = match &flow.orig_dst.host {
+        Host::Name(name) => Some(name),
+        Host::Ip(_) => None,
+    };
+    flow.host.as_ref().or(destination).or(match seen {
+        Seen::FirstBytes(name) => name,
+        Seen::Nothing => None,
+    })
+}
+
+impl Condition {
+    /// The key of `match` in the configuration.
+    pub const fn key(&self) -> &'static str {
+        match self {
+            Self::From(_) => "from",
+            Self::To(_) => "to",
+            Self::Port(_) => "port",
+            Self::Listener(_) => "listener",
+            Self::Intercept(_) => "intercept",
+            Self::SocksUser(_) => "socks_user",
+            Self::Process(_) => "process",
+            Self::Uid(_) => "user",
+            Self::Host(_) => "host",
+        }
+    }
+
+    /// Cheap and certain ones first; those that need a look at the process, then at the bytes, last.
+    const fn cost(&self) -> u8 {
+        match self {
+            Self::Listener(_) | Self::Intercept(_) => 0,
+            Self::Port(_) => 1,
+            Self::From(_) | Self::To(_) => 2,
+            Self::SocksUser(_) => 3,
+            Self::Process(_) | Self::Uid(_) => 4,
+            Self::Host(_) => 5,
+        }
+    }
+
+    pub(super) fn holds(&self, flow: &Flow, seen: Seen<'_>) -> Truth {
+        let known = match self {
+            Self::From(set) => set.contains(flow.client.ip()),
+            Self::To(set) => matches!(flow.orig_dst.host, Host::Ip(ip) if set.contains(ip)),
+            Self::Port(set) => set.contains(flow.orig_dst.port),
+            Self::Listener(names) => names.contains(&flow.listener),
+            Self::Intercept(kinds) => kinds.contains(&flow.intercept),
+            Self::SocksUser(users) => {
+                flow.user.as_deref().is_some_and(|user| users.iter().any(|one| **one == *user))
+            }
+            Self::Process(names) => match &flow.process {
+                None => return Truth::NeedsProcess,
+                Some(process) => {
+                    process.name.as_deref().is_some_and(|name| names.iter().any(|one| **one == *name))
+                }
+            },
+            Self::Uid(uids) => match &flow.process {
+                None => return Truth::NeedsProcess,
+                Some(process) => process.uid.is_some_and(|uid| uids.contains(&uid)),
+            },
+            Self::Host(patterns) => match known_host(flow, seen) {
+                Some(host) => patterns.iter().any(|pattern| pattern.matches(host)),
+                None if matches!(seen, Seen::Nothing) => return Truth::NeedsFirstBytes,
+                None => false,
+            },
+        };
+        if known { Truth::Holds } else { Truth::Fails }
+    }
+}
+
+impl Match {
+    /// A match of all of `conditions`.
+    pub fn new(mut conditions: Vec<Condition>) -> Self {
+        conditions.sort_by_key(Condition::cost);
+        Self { conditions }
+    }
+
+    /// The conditions, cheapest first.
+    pub fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
+    /// The first condition that does not hold for certain, with what it lacks. A failing one goes before one that
+    /// lacks knowledge: nobody waits for bytes that cannot change the answer.
+    pub(super) fn first_obstacle(&self, flow: &Flow, seen: Seen<'_>) -> Option<(&Condition, Truth)> {
+        let mut lacking = None;
+        for condition in &self.conditions {
+            match condition.holds(flow, seen) {
+                Truth::Holds => {}
+                Truth::Fails => return Some((condition, Truth::Fails)),
+                truth => lacking = lacking.or(Some((condition, truth))),
+            }
+        }
+        lacking
+    }
+}
+
+/// A host name, or all names under one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum HostPattern {
+    /// This name.
+    Exact(HostName),
+    /// `*.example.nl`: every name below, at any depth, not `example.nl` itself. Held as `.example.nl`.
+    Below(Box<str>),
+    /// `*`: every flow whose name is known.
+    Any,
+}
+
+/// Why a text is no host pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostPatternError {
+    /// A star is elsewhere than as the whole first label.
+    #[error("'{0}' is no host pattern: a star stands only for whole labels at the front, as in *.example.nl")]
+    Star(String),
+    /// What remains is no host name.
+    #[error("'{0}' is no host pattern: {1}")]
+    Name(String, HostNameError),
+}
+
+impl HostPattern {
+    /// Whether `host` fits.
+    pub fn matches(&self, host: &HostName) -> bool {
+        match self {
+            Self::Exact(name) => name == host,
+            Self::Below(suffix) => {
+                host.as_str().len() > suffix.len() && host.as_str().ends_with(suffix.as_ref())
+            }
+            Self::Any => true,
+        }
+    }
+
+    /// Whether every name that fits `other` fits this one.
+    pub fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Any, _) => true,
+            (_, Self::Any) => false,
+            (_, Self::Exact(name)) => self.matches(name),
+            (Self::Below(outer), Self::Below(inner)) => inner.ends_with(outer.as_ref()),
+            (Self::Exact(_), Self::Below(_)) => false,
+        }
+    }
+}
+
+impl FromStr for HostPattern {
+    type Err = HostPatternError;
+
+    fn from_str(text: &str) -> Result<Self, HostPatternError> {
+        if text == "*" {
+            return Ok(Self::Any);
+        }
+        let below = text.strip_prefix("*.");
+        let name = below.unwrap_or(text);
+        if name.contains('*') {
+            return Err(HostPatternError::Star(text.to_owned()));
+        }
+        let name: HostName = name.parse().map_err(|error| HostPatternError::Name(text.to_owned(), error))?;
+        Ok(if below.is_some() { Self::Below(format!(".{name}").into()) } else { Self::Exact(name) })
+    }
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(name) => name.fmt(f),
+            Self::Below(suffix) => write!(f, "*{suffix}"),
+            Self::Any => f.write_str("*"),
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    /// As in `from 10.0.0.0/8`; for `explain`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn list<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
+            items.iter().map(text).collect::<Vec<_>>().join(", ")
+        }
+        let value = match self {
+            Self::From(set) | Self::To(set) => set.to_string(),
+            Self::Port(set) => set.to_string(),
+            Self::Listener(names) => list(names, ToString::to_string),
+            Self::Intercept(kinds) => list(kinds, |kind| kind.as_str().to_owned()),
+            Self::SocksUser(names) | Self::Process(names) => list(names, ToString::to_string),
+            Self::Uid(uids) => list(uids, ToString::to_string),
+            Self::Host(patterns) => list(patterns, ToString::to_string),
+        };
+        write!(f, "{} {value}", self.key())
+    }
+}

@@ -1,0 +1,133 @@
+//! From a flow to a verdict.
+
+use super::condition::Truth;
+use super::{Action, Policy};
+use crate::flow::{Flow, HostName};
+use std::sync::Arc;
+
+/// What is known of the client's first bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Seen<'a> {
+    /// They were not read yet.
+    #[default]
+    Nothing,
+    /// They were read, or the wait for them ended; with the host name they hold, if any.
+    FirstBytes(Option<&'a HostName>),
+}
+
+/// The answer of [`Policy::decide`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Decide again with [`Seen::FirstBytes`], after waiting for them for at most so long.
+    NeedFirstBytes {
+        /// The rule that asks.
+        rule: Arc<str>,
+        /// Longest wait, milliseconds.
+        wait_ms: u64,
+    },
+    /// Decide again with `flow.process` filled; with `Process::default()` if there is none to be found.
+    NeedProcess {
+        /// The rule that asks.
+        rule: Arc<str>,
+    },
+    /// The verdict.
+    Verdict(Verdict),
+}
+
+/// What policy says about a flow, with its reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The rule that decided; none if the default did.
+    pub rule: Option<Arc<str>>,
+    /// Its place in the policy, from 0.
+    pub index: Option<usize>,
+    /// What happens to the flow.
+    pub action: Action,
+    /// The reason in words: `rule 'x'`, or `no rule matched; default deny`.
+    pub why: Arc<str>,
+}
+
+/// One rule's part in a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceLine {
+    /// The rule's name.
+    pub rule: Arc<str>,
+    /// Its place in the policy, from 0.
+    pub index: usize,
+    /// What became of it.
+    pub outcome: TraceOutcome,
+}
+
+/// What became of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TraceOutcome {
+    /// All its conditions hold: it decides.
+    Matched,
+    /// This condition does not hold.
+    Failed {
+        /// The condition's key and value, as in `to 10.0.0.0/8`.
+        condition: String,
+    },
+    /// All else holds, but the host name has to be looked for in the first bytes: it would be waited for.
+    NeedsFirstBytes,
+    /// All else holds, but the process has to be looked up.
+    NeedsProcess,
+    /// An earlier rule decided, or has to wait.
+    NotReached,
+}
+
+impl Policy {
+    /// Decides about a flow. Allocates nothing.
+    ///
+    /// A rule asks for first bytes, or for the process, only when all its other conditions hold.
+    pub fn decide(&self, flow: &Flow, seen: Seen<'_>) -> Decision {
+        for (index, rule) in self.rules.iter().enumerate() {
+            match rule.matcher.first_obstacle(flow, seen).map(|(_, truth)| truth) {
+                Some(Truth::Fails) => {}
+                Some(Truth::NeedsProcess) => return Decision::NeedProcess { rule: rule.name.clone() },
+                Some(Truth::NeedsFirstBytes) => {
+                    return Decision::NeedFirstBytes {
+                        rule: rule.name.clone(),
+                        wait_ms: self.first_bytes_ms,
+                    };
+                }
+                None | Some(Truth::Holds) => {
+                    return Decision::Verdict(Verdict {
+                        rule: Some(rule.name.clone()),
+                        index: Some(index),
+                        action: rule.action.clone(),
+                        why: self.whys.get(index).unwrap_or(&rule.name).clone(),
+                    });
+                }
+            }
+        }
+        Decision::Verdict(Verdict {
+            rule: None,
+            index: None,
+            action: self.default.clone(),
+            why: self.default_why.clone(),
+        })
+    }
+
+    /// What became of every rule, for `explain`.
+    pub fn trace(&self, flow: &Flow, seen: Seen<'_>) -> Vec<TraceLine> {
+        let mut decided = false;
+        let line = |(index, rule): (usize, &super::Rule)| {
+            let outcome = if decided {
+                TraceOutcome::NotReached
+            } else {
+                match rule.matcher.first_obstacle(flow, seen) {
+                    Some((condition, Truth::Fails)) => {
+                        TraceOutcome::Failed { condition: condition.to_string() }
+                    }
+                    Some((_, Truth::NeedsProcess)) => TraceOutcome::NeedsProcess,
+                    Some((_, Truth::NeedsFirstBytes)) => TraceOutcome::NeedsFirstBytes,
+                    None | Some((_, Truth::Holds)) => TraceOutcome::Matched,
+                }
+            };
+            decided |= !matches!(outcome, TraceOutcome::Failed { .. });
+            TraceLine { rule: rule.name.clone(), index, outcome }
+        };
+        self.rules.iter().enumerate().map(line).collect()
+    }
+}

@@ -1,0 +1,155 @@
+//! Policy: ordered rules, a pure function from a flow (and its first bytes, where a rule asks) to a verdict with
+//! its reason. The first rule that matches wins.
+
+mod condition;
+mod decide;
+
+pub use condition::{Condition, HostPattern, HostPatternError, Match};
+pub use decide::{Decision, Seen, TraceLine, TraceOutcome, Verdict};
+
+use crate::carrier::Carrier;
+use crate::flow::Destination;
+use std::sync::Arc;
+
+/// An immutable snapshot of all rules; a reload swaps it as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    rules: Vec<Rule>,
+    /// `rule 'x'`, one for each rule: made once so that deciding allocates nothing.
+    whys: Vec<Arc<str>>,
+    default: Action,
+    default_why: Arc<str>,
+    first_bytes_ms: u64,
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name, unique in the policy; in records, metrics and `explain`.
+    pub name: Arc<str>,
+    /// Which flows it is for.
+    pub matcher: Match,
+    /// What happens to them.
+    pub action: Action,
+}
+
+/// What happens to a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is refused, with the interceptor's own way of saying no.
+    Deny,
+    /// It is carried.
+    Carry(Arc<Carry>),
+}
+
+/// How a flow is carried. The default is: directly, to where it was going.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Carry {
+    /// Directly, or through hops.
+    pub carrier: Carrier,
+    /// A destination that takes the place of the client's.
+    pub to: Option<Destination>,
+    /// Which of the address and the name of the destination is dialled.
+    pub dial: Dial,
+    /// Who resolves a name when there are hops.
+    pub resolve: Resolve,
+    /// The server sees the client's own address (`IP_TRANSPARENT`); needs routing that brings the answers back here.
+    pub keep_client_address: bool,
+    /// The PROXY protocol header the server gets first, if any.
+    pub proxy_protocol: Option<ProxyVersion>,
+    /// Ends the flow when nothing moved for so long, milliseconds; none = the limit of the configuration.
+    pub idle_timeout_ms: Option<u64>,
+    /// Ends the flow after so long, milliseconds; none = the limit of the configuration.
+    pub lifetime_ms: Option<u64>,
+    /// Time for the connection and all handshakes with hops, milliseconds; none = the limit of the configuration.
+    pub connect_timeout_ms: Option<u64>,
+    /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes so that they travel with the
+    /// request, milliseconds. 0 = never.
+    pub initial_data_wait_ms: u64,
+    /// TCP Fast Open (RFC 7413) towards the server; only when direct.
+    pub tfo: bool,
+    /// Multipath TCP (RFC 8684) towards the server; only when direct.
+    pub mptcp: bool,
+    /// Whether the kernel may carry the flow alone.
+    pub kernel: KernelPath,
+    /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
+    pub metadata: Vec<(u16, String)>,
+}
+
+/// What is dialled when both an address and a name of the destination are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Dial {
+    /// The address the client meant; the name if that is all there is.
+    #[default]
+    Original,
+    /// The known or sniffed name: resolved anew, or sent to the proxy.
+    Name,
+}
+
+/// Who resolves a name when there are hops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Resolve {
+    /// The last hop: names travel as names.
+    #[default]
+    Proxy,
+    /// We do, before the first hop is asked.
+    Local,
+}
+
+/// Version of the PROXY protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProxyVersion {
+    /// Text.
+    V1,
+    /// Binary, with TLVs.
+    V2,
+}
+
+/// Whether a flow may be left to the kernel (NAT), with its record from conntrack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KernelPath {
+    /// Where nothing the rule asks for needs us.
+    #[default]
+    Auto,
+    /// Always through user space.
+    Never,
+}
+
+impl Default for Action {
+    /// Carried directly.
+    fn default() -> Self {
+        Self::Carry(Arc::default())
+    }
+}
+
+impl Policy {
+    /// How long a flow may wait for its first bytes unless [`Policy::with_first_bytes_ms`] says otherwise.
+    pub const FIRST_BYTES_MS: u64 = 30;
+
+    /// A policy of `rules` in order, and what happens when none matches.
+    pub fn new(rules: Vec<Rule>, default: Action) -> Self {
+        let whys = rules.iter().map(|rule| format!("rule '{}'", rule.name).into()).collect();
+        let default_why = match &default {
+            Action::Deny => "no rule matched; default deny".into(),
+            Action::Carry(carry) => format!("no rule matched; default {}", carry.carrier).into(),
+        };
+        Self { rules, whys, default, default_why, first_bytes_ms: Self::FIRST_BYTES_MS }
+    }
+
+    /// Sets how long a flow may wait for its first bytes where a rule asks for the host name, milliseconds.
+    #[must_use]
+    pub fn with_first_bytes_ms(mut self, wait_ms: u64) -> Self {
+        self.first_bytes_ms = wait_ms;
+        self
+    }
+
+    /// The rules in order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// What happens when no rule matches.
+    pub const fn default_action(&self) -> &Action {
+        &self.default
+    }
+}
