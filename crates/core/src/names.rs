@@ -1,1 +1,173 @@
-//! Not written yet.
+//! Addresses that stand for names: the table behind `run`'s private DNS.
+//!
+//! A program asks our resolver for `db.example.nl`; it gets an address of 198.18.0.0/15 (RFC 2544's benchmarking
+//! range, which nothing on the Internet uses) and connects to that. The connection's destination is mapped back,
+//! so the proxy gets the name and the name never leaves the machine as a query.
+//!
+//! A program may keep an address far longer than the answer's TTL. So a mapping is stable while it is in use, and
+//! when the table is full only the address unused for longest is given to another name, and only after
+//! [`NameTable::minimum_age`]: connecting to the wrong host would be worse than a failed lookup.
+
+use crate::flow::HostName;
+use crate::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+/// The address our own resolver listens on; never handed out.
+pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+
+/// First address of the range, 198.18.0.0.
+const BASE: u32 = u32::from_be_bytes([198, 18, 0, 0]);
+/// Length of the range's prefix.
+const PREFIX_BITS: u32 = 15;
+/// Host addresses that are handed out in each /24: all but .0 and .255, which some stacks take for a network or a
+/// broadcast address.
+const PER_BLOCK: u32 = 254;
+/// /24 blocks in the range.
+const BLOCKS: u32 = 1 << (24 - PREFIX_BITS);
+
+/// Names and the addresses that stand for them; bounded, pure, both directions in logarithmic time.
+#[derive(Debug)]
+pub struct NameTable {
+    capacity: usize,
+    minimum_age: Duration,
+    slots: Vec<Slot>,
+    by_name: BTreeMap<HostName, u32>,
+    /// Slots by last use, the one unused for longest first.
+    by_use: BTreeSet<(Instant, u32)>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: HostName,
+    last_used: Instant,
+}
+
+impl NameTable {
+    /// Most names a table can hold: every address of the range but .0 and .255 of each /24, and [`RESOLVER`].
+    pub const MAX_CAPACITY: usize = (BLOCKS * PER_BLOCK - 1) as usize;
+
+    /// How long an address must have been unused before it may stand for another name, unless set otherwise.
+    ///
+    /// Ten minutes: Java keeps an answer 30 s, browsers a minute, connection pools a few.
+    pub const DEFAULT_MINIMUM_AGE: Duration = Duration::from_secs(600);
+
+    /// An empty table for `capacity` names, at least 1 and at most [`Self::MAX_CAPACITY`] (clamped).
+    pub fn new(capacity: usize) -> Self {
+        Self::with_minimum_age(capacity, Self::DEFAULT_MINIMUM_AGE)
+    }
+
+    /// As [`Self::new`], with another minimum age before an address is used again.
+    pub fn with_minimum_age(capacity: usize, minimum_age: Duration) -> Self {
+        Self {
+            capacity: capacity.clamp(1, Self::MAX_CAPACITY),
+            minimum_age,
+            slots: Vec::new(),
+            by_name: BTreeMap::new(),
+            by_use: BTreeSet::new(),
+        }
+    }
+
+    /// The address that stands for `name`; the same one as before if it has one. Counts as a use.
+    ///
+    /// `None` if the table is full and no address has been unused for the minimum age: answer SERVFAIL, so that
+    /// the program tries again later.
+    pub fn address_for(&mut self, name: &HostName, now: Instant) -> Option<Ipv4Addr> {
+        if let Some(&index) = self.by_name.get(name) {
+            self.touch(index, now);
+            return address_of(index);
+        }
+        let index = if self.slots.len() < self.capacity {
+            let index = u32::try_from(self.slots.len()).ok()?;
+            self.slots.push(Slot { name: name.clone(), last_used: now });
+            index
+        } else {
+            self.reclaim(name, now)?
+        };
+        self.by_name.insert(name.clone(), index);
+        self.by_use.insert((now, index));
+        address_of(index)
+    }
+
+    /// The name that `address` stands for, if it does. Not a use; see [`Self::name_used`].
+    pub fn name_of(&self, address: Ipv4Addr) -> Option<HostName> {
+        let slot = self.slots.get(index_of(address)? as usize)?;
+        Some(slot.name.clone())
+    }
+
+    /// As [`Self::name_of`], for a connection made now: keeps the mapping fresh.
+    pub fn name_used(&mut self, address: Ipv4Addr, now: Instant) -> Option<HostName> {
+        let index = index_of(address)?;
+        let name = self.slots.get(index as usize)?.name.clone();
+        self.touch(index, now);
+        Some(name)
+    }
+
+    /// Whether `address` lies in 198.18.0.0/15, whether or not it stands for a name now.
+    ///
+    /// A connection to such an address without a name must be refused, never dialled.
+    pub const fn contains(address: Ipv4Addr) -> bool {
+        address.to_bits() >> (32 - PREFIX_BITS) == BASE >> (32 - PREFIX_BITS)
+    }
+
+    /// Names held now.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no name is held.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// How long an address must have been unused before it may stand for another name.
+    pub const fn minimum_age(&self) -> Duration {
+        self.minimum_age
+    }
+
+    /// Notes a use of slot `index`; a clock that went back changes nothing.
+    fn touch(&mut self, index: u32, now: Instant) {
+        if let Some(slot) = self.slots.get_mut(index as usize)
+            && slot.last_used < now
+        {
+            self.by_use.remove(&(slot.last_used, index));
+            slot.last_used = now;
+            self.by_use.insert((now, index));
+        }
+    }
+
+    /// Takes the slot unused for longest away from its name and gives it to `name`; not yet in the indexes.
+    fn reclaim(&mut self, name: &HostName, now: Instant) -> Option<u32> {
+        let &(last_used, index) = self.by_use.first()?;
+        if now < last_used || now.since(last_used) < self.minimum_age {
+            return None;
+        }
+        let slot = self.slots.get_mut(index as usize)?;
+        self.by_use.remove(&(last_used, index));
+        let old = std::mem::replace(slot, Slot { name: name.clone(), last_used: now });
+        self.by_name.remove(&old.name);
+        Some(index)
+    }
+}
+
+/// The address of slot `index`; slot 0 is 198.18.0.2.
+fn address_of(index: u32) -> Option<Ipv4Addr> {
+    // Position among all usable addresses; position 0 is the resolver's.
+    let position = index.checked_add(1)?;
+    let (block, host) = (position / PER_BLOCK, position % PER_BLOCK + 1);
+    (block < BLOCKS).then(|| Ipv4Addr::from_bits(BASE + block * 256 + host))
+}
+
+/// The slot of `address`; the inverse of [`address_of`].
+fn index_of(address: Ipv4Addr) -> Option<u32> {
+    if !NameTable::contains(address) {
+        return None;
+    }
+    let offset = address.to_bits() - BASE;
+    let (block, host) = (offset / 256, offset % 256);
+    if host == 0 || host == 255 {
+        return None;
+    }
+    (block * PER_BLOCK + host - 1).checked_sub(1)
+}

@@ -1,0 +1,139 @@
+//! Budgets, token buckets and per-source limits.
+
+use proptest::prelude::*;
+use sidetrack_core::limit::{Budget, DESCRIPTORS_PER_FLOW, DESCRIPTORS_PER_PIPE, SourceLimit, TokenBucket};
+use sidetrack_core::time::Instant;
+use std::net::IpAddr;
+use std::time::Duration;
+
+#[test]
+fn known_descriptor_limits() {
+    let maxima = |nofile, reserve| {
+        let budget = Budget::from_nofile(nofile, reserve);
+        (budget.flows().max, budget.pipes().max)
+    };
+    assert_eq!(maxima(1024, 64), (465, 15));
+    assert_eq!(maxima(20_000, 64), (9_657, 311));
+    assert_eq!(maxima(1 << 20, 64), (523_232, 1024));
+    assert_eq!(maxima(u64::MAX, 64), (Budget::MAX_FLOWS, Budget::MAX_PIPES));
+    assert_eq!(maxima(64, 64), (0, 0));
+    assert_eq!(maxima(0, u64::MAX), (0, 0));
+    assert_eq!(Budget::with_pipes(100, 0, u64::MAX).flows().max, 0);
+}
+
+#[test]
+fn what_is_shed_is_counted_and_what_is_released_can_be_had_again() {
+    let mut budget = Budget::with_pipes(6, 0, 1);
+    assert!(budget.admit() && budget.admit());
+    assert!(!budget.admit() && !budget.admit());
+    assert!(budget.admit_pipe() && !budget.admit_pipe());
+    budget.release();
+    assert!(budget.admit());
+    let flows = budget.flows();
+    assert_eq!((flows.max, flows.live, flows.peak, flows.admitted, flows.shed), (2, 2, 2, 3, 2));
+    budget.release_pipe();
+    let pipes = budget.pipes();
+    assert_eq!((pipes.live, pipes.peak, pipes.admitted, pipes.shed), (0, 1, 1, 1));
+}
+
+#[test]
+fn a_bucket_lets_a_burst_through_then_the_rate_and_says_what_it_swallowed() {
+    let at = Instant::from_millis;
+    let mut bucket = TokenBucket::new(3, 2, at(0));
+    assert_eq!([(); 4].map(|()| bucket.take(at(0))), [Some(0), Some(0), Some(0), None]);
+    assert_eq!(bucket.deadline(), Some(at(500)));
+    assert_eq!(bucket.take(Instant::from_nanos(499_999_999)), None);
+    assert_eq!(bucket.take(at(500)), Some(2));
+    assert_eq!(bucket.take(at(100)), None, "a clock that goes back gives nothing");
+    assert_eq!(bucket.take(at(3_600_000)), Some(1));
+    assert_eq!((bucket.take(at(3_600_000)), bucket.take(at(3_600_000))), (Some(0), Some(0)));
+    assert_eq!(bucket.take(at(3_600_000)), None, "an hour fills it no higher than the burst");
+}
+
+#[test]
+fn a_bucket_at_its_extremes() {
+    let mut never = TokenBucket::new(0, 0, Instant::ZERO);
+    assert_eq!(never.take(Instant::ZERO), Some(0), "a burst of 0 is 1");
+    assert_eq!(never.take(Instant::from_nanos(u64::MAX)), None);
+    assert_eq!(never.deadline(), None);
+    let mut wide = TokenBucket::new(u32::MAX, u32::MAX, Instant::ZERO);
+    assert_eq!(wide.take(Instant::from_nanos(u64::MAX)), Some(0));
+}
+
+#[test]
+fn one_source_cannot_take_all_and_the_table_is_bounded() {
+    let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+    let mut limit = SourceLimit::new(2, 2);
+    assert!(limit.admit(ip("192.0.2.1")) && limit.admit(ip("::ffff:192.0.2.1")));
+    assert!(!limit.admit(ip("192.0.2.1")), "a mapped address is the same source");
+    assert!(limit.admit(ip("2001:db8::1")) && limit.admit(ip("2001:db8::2:ffff:ffff:ffff")));
+    assert!(!limit.admit(ip("2001:db8::3")), "a /64 is one source");
+    assert!(!limit.admit(ip("2001:db8:0:1::1")), "the table is full");
+    assert_eq!((limit.sources(), limit.shed()), (2, 3));
+    limit.release(ip("192.0.2.1"));
+    limit.release(ip("192.0.2.1"));
+    assert_eq!((limit.live(ip("192.0.2.1")), limit.sources()), (0, 1));
+    assert!(limit.admit(ip("2001:db8:0:1::1")));
+}
+
+proptest! {
+    #[test]
+    fn a_budget_never_exceeds_the_descriptor_limit(nofile: u64, reserve: u64, pipes: u64) {
+        for budget in [Budget::from_nofile(nofile, reserve), Budget::with_pipes(nofile, reserve, pipes)] {
+            let used = u128::from(budget.flows().max) * u128::from(DESCRIPTORS_PER_FLOW)
+                + u128::from(budget.pipes().max) * u128::from(DESCRIPTORS_PER_PIPE);
+            prop_assert!(used <= u128::from(nofile.saturating_sub(reserve)));
+        }
+    }
+
+    #[test]
+    fn a_bucket_never_gives_more_than_burst_and_rate(
+        burst in 1u32..20,
+        per_second in 0u32..50,
+        waits_ms in prop::collection::vec(0u64..400, 1..300),
+    ) {
+        let mut bucket = TokenBucket::new(burst, per_second, Instant::ZERO);
+        let mut now = Instant::ZERO;
+        let (mut taken, mut refused, mut told) = (0u64, 0u64, 0u64);
+        for wait in waits_ms {
+            now = now + Duration::from_millis(wait);
+            match bucket.take(now) {
+                Some(swallowed) => {
+                    taken += 1;
+                    told += swallowed;
+                }
+                None => refused += 1,
+            }
+            let allowed = u64::from(burst) + now.as_nanos() / 1000 * u64::from(per_second) / 1_000_000 + 1;
+            prop_assert!(taken <= allowed, "{taken} of {allowed}");
+            prop_assert!(told <= refused);
+            if let Some(deadline) = bucket.deadline() {
+                prop_assert!(bucket.clone().take(deadline).is_some(), "a token is there at the deadline");
+            }
+        }
+    }
+
+    #[test]
+    fn a_source_limit_counts_like_a_model(
+        steps in prop::collection::vec((0u8..6, any::<bool>()), 1..200),
+    ) {
+        let mut limit = SourceLimit::new(3, 4);
+        let mut live = [0u32; 6];
+        for (source, admit) in steps {
+            let address = IpAddr::from([10, 0, 0, source]);
+            let slot = &mut live[usize::from(source)];
+            if !admit && *slot > 0 {
+                limit.release(address);
+                *slot -= 1;
+            } else if admit {
+                let count = *slot;
+                let sources = live.iter().filter(|count| **count > 0).count();
+                let expected = count < 3 && (count > 0 || sources < 4);
+                prop_assert_eq!(limit.admit(address), expected);
+                live[usize::from(source)] += u32::from(expected);
+            }
+            prop_assert_eq!(limit.live(address), live[usize::from(source)]);
+            prop_assert_eq!(limit.sources(), live.iter().filter(|count| **count > 0).count());
+        }
+    }
+}
