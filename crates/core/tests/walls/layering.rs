@@ -1,0 +1,189 @@
+//! Which stage of `crates/sidetrack` may know which, and that only `sys` acts on the system.
+//!
+//! Stages use each other only as the picture in ARCHITECTURE.md draws them; `app` alone knows all. A new stage
+//! needs a row here: that is the moment to ask whether it really has to know its neighbours.
+
+use crate::source::{Source, files, root, sources, text, words};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
+///
+/// `app`, `lib` and `main` are not rows: the first knows all, the second declares modules, the third dispatches
+/// to `cli`.
+const MAY_USE: [(&str, &[&str]); 17] = [
+    // Values every stage may read: they use nothing of ours in this crate.
+    ("live", &[]),
+    ("config", &[]),
+    ("dns", &[]),
+    // Catching, deciding, carrying, moving.
+    ("intercept", &["config", "dns", "live"]),
+    ("carry", &["config", "live"]),
+    ("session", &["carry", "config", "intercept", "live"]),
+    ("keeper", &["config"]),
+    ("reload", &["config"]),
+    // Watching: fed by `live`, never by the data path.
+    ("record", &["config", "live"]),
+    ("metrics", &["config", "live", "record"]),
+    ("admin", &["config", "live", "metrics", "record", "reload"]),
+    // Commands that move no bytes.
+    ("explain", &["config"]),
+    ("plan", &["config", "intercept", "keeper"]),
+    ("doctor", &["config"]),
+    ("cleanup", &["config"]),
+    // Argument parsing and printing; `app` for `run` and `up`.
+    ("cli", &["admin", "app", "cleanup", "config", "doctor", "explain", "live", "plan", "record", "reload"]),
+    ("main", &["cli"]),
+];
+
+/// What only `crates/sys` may do: words of code and the reason.
+const SYS_ONLY: [(&str, &str); 9] = [
+    ("AF_NETLINK", "netlink belongs to crates/sys"),
+    ("NETLINK_NETFILTER", "netlink belongs to crates/sys"),
+    ("NETLINK_ROUTE", "netlink belongs to crates/sys"),
+    ("SOCK_RAW", "raw sockets belong to crates/sys"),
+    ("AF_PACKET", "packet sockets belong to crates/sys"),
+    ("SYS_bpf", "BPF belongs to crates/sys"),
+    ("fork", "processes are started by crates/sys"),
+    ("execve", "processes are started by crates/sys"),
+    ("unshare", "namespaces are made by crates/sys"),
+];
+
+/// The stage a file of `crates/sidetrack/src` belongs to.
+fn stage(path: &str) -> &str {
+    let inside = path.strip_prefix("crates/sidetrack/src/").unwrap_or(path);
+    let first = inside.split('/').next().unwrap_or(inside);
+    first.strip_suffix(".rs").unwrap_or(first)
+}
+
+/// The stages that code names by `crate::` paths, with the offset of each.
+fn named_stages(code: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (at, word) in words(code).filter(|(_, word)| *word == "crate") {
+        let Some(rest) = code[at + word.len()..].strip_prefix("::") else { continue };
+        if let Some(list) = rest.strip_prefix('{') {
+            found.extend(top_level_names(list).into_iter().map(|name| (at, name)));
+        } else if let Some((0, name)) = words(rest).next() {
+            found.push((at, name.to_owned()));
+        }
+    }
+    found
+}
+
+/// The first names of the branches of a use tree, which begins after its brace: `a::{b, c}, d` gives `a` and `d`.
+fn top_level_names(list: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut depth = 0_i32;
+    let mut expect = true;
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => expect = true,
+            c if expect && (c.is_alphanumeric() || c == '_') => {
+                names.extend(words(&list[at..]).next().map(|(_, word)| word.to_owned()));
+                expect = false;
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+fn breaches(source: &Source, table: &BTreeMap<&str, &[&str]>) -> Vec<String> {
+    let own = stage(&source.path);
+    let Some(allowed) = table.get(own) else {
+        return vec![format!("{}: stage `{own}` has no row in MAY_USE", source.path)];
+    };
+    named_stages(&source.code)
+        .into_iter()
+        .filter(|(_, name)| name != own && !allowed.contains(&name.as_str()))
+        .map(|(at, name)| format!("{}: `{own}` may not use `{name}`", source.place(at)))
+        .collect()
+}
+
+#[test]
+fn stages_know_only_their_neighbours() {
+    let table: BTreeMap<_, _> = MAY_USE.into_iter().collect();
+    let found: Vec<_> = sources("crates/sidetrack/src")
+        .iter()
+        .filter(|source| !["app", "lib"].contains(&stage(&source.path)))
+        .flat_map(|source| breaches(source, &table))
+        .collect();
+    assert!(
+        found.is_empty(),
+        "stages that know each other (crates/core/tests/walls/layering.rs):\n{}",
+        found.join("\n")
+    );
+}
+
+#[test]
+fn a_breach_would_be_seen() {
+    let table: BTreeMap<&str, &[&str]> = BTreeMap::from([("carry", &["live"][..])]);
+    for (code, expected) in [
+        ("use crate::live::LiveFlow;", 0),
+        ("use crate::{live::{A, B}, carry::C};", 0),
+        ("use crate::{live::{A, admin}, record};", 1),
+        ("fn f() { crate::admin::serve() }", 1),
+    ] {
+        let path = "crates/sidetrack/src/carry/socks.rs".to_owned();
+        let source = Source { path, text: code.into(), code: code.into() };
+        assert_eq!(breaches(&source, &table).len(), expected, "{code}");
+    }
+    let stranger =
+        Source { path: "crates/sidetrack/src/new.rs".into(), text: String::new(), code: String::new() };
+    assert_eq!(breaches(&stranger, &table).len(), 1, "a stage without a row");
+}
+
+#[test]
+fn only_sys_acts_on_the_system() {
+    let mut found = Vec::new();
+    for source in ["crates/sidetrack/src", "crates/core/src"].into_iter().flat_map(sources) {
+        for (at, word) in words(&source.code) {
+            if let Some((_, why)) = SYS_ONLY.iter().find(|(forbidden, _)| *forbidden == word) {
+                found.push(format!("{}: `{word}`: {why}", source.place(at)));
+            }
+        }
+        let squeezed: String = source.code.split_whitespace().collect();
+        if squeezed.contains("process::Command") || squeezed.contains("Command::new(") {
+            found.push(format!("{}: starts a process: put it into crates/sys/src/exec.rs", source.path));
+        }
+    }
+    assert!(found.is_empty(), "only crates/sys touches Linux:\n{}", found.join("\n"));
+}
+
+/// The names of the workspace's own crates that a manifest lists under `[section]`.
+fn own_dependencies(manifest: &str, section: &str) -> BTreeSet<String> {
+    let mut inside = false;
+    let mut found = BTreeSet::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line.trim() == format!("[{section}]");
+        } else if inside && line.starts_with("sidetrack") {
+            found.extend(line.split([' ', '=', '.']).next().map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_depend_one_way() {
+    let expected: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("core", &[][..]),
+        ("sys", &["sidetrack-core"][..]),
+        ("sidetrack", &["sidetrack-core", "sidetrack-sys"][..]),
+        ("lab", &["sidetrack", "sidetrack-core", "sidetrack-sys"][..]),
+    ]);
+    let manifests = files("crates", "Cargo.toml");
+    assert_eq!(
+        manifests.len(),
+        expected.len(),
+        "a new crate needs a row here and a reason in ARCHITECTURE.md"
+    );
+    for (name, allowed) in expected {
+        let manifest = text(&root().join(format!("crates/{name}/Cargo.toml")));
+        let allowed: BTreeSet<_> = allowed.iter().map(|name| (*name).to_owned()).collect();
+        let actual = own_dependencies(&manifest, "dependencies");
+        assert!(actual.is_subset(&allowed), "crates/{name} depends on {actual:?}, allowed is {allowed:?}");
+    }
+}
