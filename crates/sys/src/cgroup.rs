@@ -1,1 +1,186 @@
-//! Not written yet.
+//! Control groups, version 2: a leaf of our own around one command, so that rules can match its sockets.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The cgroup2 hierarchy and our place in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Where it is mounted: /sys/fs/cgroup, or /sys/fs/cgroup/unified on a hybrid system.
+    pub mount: PathBuf,
+    /// The cgroup of this process, relative to the mount; empty: the root.
+    pub own: PathBuf,
+}
+
+impl Hierarchy {
+    /// Finds the mount and our place.
+    ///
+    /// # Errors
+    /// `NotFound` if no cgroup2 hierarchy is mounted.
+    pub fn find() -> io::Result<Self> {
+        let mount = mount_point(&fs::read_to_string("/proc/self/mountinfo")?).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                "no cgroup2 hierarchy is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified",
+            )
+        })?;
+        let own = own_path(&fs::read_to_string("/proc/self/cgroup")?);
+        Ok(Self { mount, own })
+    }
+
+    /// Makes a cgroup `name` below our own, so that limits set on us hold for it too.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `PermissionDenied` unless root or given the subtree by whoever owns it.
+    pub fn create_leaf(&self, name: &str) -> io::Result<Leaf> {
+        let path = self.own.join(name);
+        fs::create_dir(self.mount.join(&path))?;
+        Leaf::open(self.mount.clone(), path)
+    }
+}
+
+/// A cgroup of ours. Dropping it does not remove it: a guard may have to do that after a crash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    mount: PathBuf,
+    path: PathBuf,
+    id: u64,
+}
+
+impl Leaf {
+    fn open(mount: PathBuf, path: PathBuf) -> io::Result<Self> {
+        // On 64-bit kernels the inode of a cgroup's directory is its id, what `socket cgroupv2` compares.
+        let id = fs::metadata(mount.join(&path))?.ino();
+        Ok(Self { mount, path, id })
+    }
+
+    /// The kernel's id of the cgroup.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Depth below the root of the hierarchy, for `socket cgroupv2 level N`; 1 is a child of the root.
+    pub fn level(&self) -> u32 {
+        u32::try_from(self.path.components().count()).unwrap_or(u32::MAX)
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> PathBuf {
+        self.mount.join(&self.path)
+    }
+
+    /// Its path below the mount, as `nft` and `systemd-cgls` write it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Moves a process in (0: the caller); what it starts later is born inside.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without write access to both cgroups and their common ancestor; ESRCH if it is gone.
+    pub fn add(&self, pid: u32) -> io::Result<()> {
+        fs::write(self.directory().join("cgroup.procs"), pid.to_string())
+    }
+
+    /// Processes inside.
+    ///
+    /// # Errors
+    /// `NotFound` if the cgroup was removed.
+    pub fn pids(&self) -> io::Result<Vec<u32>> {
+        let text = fs::read_to_string(self.directory().join("cgroup.procs"))?;
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// `ResourceBusy` while processes are inside; `NotFound` if it was removed.
+    pub fn remove(&self) -> io::Result<()> {
+        fs::remove_dir(self.directory())
+    }
+}
+
+/// The first cgroup2 mount of a mountinfo file (proc_pid_mountinfo(5)) that shows its root.
+fn mount_point(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        (system.starts_with("cgroup2 ") && root == "/").then(|| unescape(point))
+    })
+}
+
+/// Mountinfo writes blank, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// Our path from /proc/self/cgroup: the line of hierarchy 0.
+fn own_path(cgroups: &str) -> PathBuf {
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    PathBuf::from(path.trim_start_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn both_layouts_of_mounts_are_read() {
+        let hybrid = "30 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                      31 30 0:27 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n\
+                      40 30 0:36 /sub /elsewhere rw - cgroup2 cgroup2 rw\n\
+                      41 30 0:36 / /sys/fs/cgroup/uni\\040fied rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(mount_point(hybrid), Some("/sys/fs/cgroup/uni fied".into()));
+        let unified = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(mount_point(unified), Some("/sys/fs/cgroup".into()));
+        assert_eq!(mount_point("24 1 0:1 / / rw - ext4 /dev/vda rw\n- \n"), None);
+        assert_eq!(unescape(r"a\b\0\1340"), PathBuf::from(r"a\b\0\0"));
+    }
+
+    #[test]
+    fn our_place_is_the_line_of_hierarchy_0() {
+        assert_eq!(own_path("4:memory:/a\n0::/user.slice/x\n"), PathBuf::from("user.slice/x"));
+        assert_eq!(own_path("4:memory:/a\n"), PathBuf::new());
+    }
+
+    #[test]
+    fn a_leaf_holds_a_process_and_goes_away() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let hierarchy = Hierarchy::find().unwrap();
+        let leaf = hierarchy.create_leaf(&format!("sidetrack-test-{}", std::process::id())).unwrap();
+        assert!(leaf.id() > 1 && leaf.level() >= 1);
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        leaf.add(child.id()).unwrap();
+        assert_eq!(leaf.pids().unwrap(), [child.id()]);
+        assert_eq!(leaf.remove().unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        leaf.remove().unwrap();
+        assert_eq!(leaf.pids().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,1 +1,236 @@
-//! Not written yet.
+//! Who is behind a flow: processes as /proc shows them. Best effort by nature: processes come and go.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Most processes one question looks at.
+const MAX_PROCESSES: usize = 65_536;
+/// Most descriptors looked at per process.
+const MAX_FDS: usize = 65_536;
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Process id.
+    pub pid: u32,
+    /// Parent's process id.
+    pub parent_pid: u32,
+    /// Effective user id.
+    pub uid: u32,
+    /// Base name of the executable, or `comm` (at most 15 bytes) where the executable may not be read.
+    pub name: String,
+}
+
+/// Reads what /proc says about `pid`.
+///
+/// # Errors
+/// `NotFound` if there is no such process (any more).
+pub fn process_info(pid: u32) -> io::Result<ProcessInfo> {
+    let directory = format!("/proc/{pid}");
+    let status = fs::read_to_string(format!("{directory}/status"))?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
+    let comm = || field("Name:").unwrap_or_default().to_owned();
+    Ok(ProcessInfo {
+        pid,
+        parent_pid: number(field("PPid:")).unwrap_or(0),
+        // Real, effective, saved and file system user.
+        uid: number(field("Uid:").and_then(|ids| ids.split_whitespace().nth(1)))
+            .ok_or(io::ErrorKind::InvalidData)?,
+        name: executable_name(&directory).unwrap_or_else(comm),
+    })
+}
+
+/// Base name of /proc/PID/exe, without the mark of a replaced file.
+fn executable_name(directory: &str) -> Option<String> {
+    let target = fs::read_link(format!("{directory}/exe")).ok()?;
+    let name = target.file_name()?.to_string_lossy();
+    Some(name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned())
+}
+
+/// `pid` itself, its children, their children and so on, parents before children.
+pub fn process_tree(pid: u32) -> Vec<u32> {
+    let mut tree = Vec::new();
+    let mut waiting = VecDeque::from([pid]);
+    while let Some(next) = waiting.pop_front() {
+        if tree.len() >= MAX_PROCESSES {
+            break;
+        }
+        tree.push(next);
+        waiting.extend(children(next));
+    }
+    tree
+}
+
+/// Processes started by `pid` that still run; empty if it is gone.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = numbered(Path::new(&format!("/proc/{pid}/task")));
+    let lists: Result<Vec<String>, io::Error> =
+        tasks.iter().map(|task| fs::read_to_string(format!("/proc/{pid}/task/{task}/children"))).collect();
+    match lists {
+        Ok(lists) => lists.iter().flat_map(|list| list.split_whitespace()).flat_map(str::parse).collect(),
+        // A kernel without CONFIG_PROC_CHILDREN, or a thread that just ended.
+        Err(_) => all_pids()
+            .into_iter()
+            .filter(|other| process_info(*other).is_ok_and(|info| info.parent_pid == pid))
+            .collect(),
+    }
+}
+
+/// The process that holds the socket with this inode; only `within` and its descendants are asked if given.
+///
+/// Needs the right to read the process's descriptors: its own user, or CAP_SYS_PTRACE.
+pub fn pid_of_socket(inode: u64, within: Option<u32>) -> Option<u32> {
+    let pids = within.map_or_else(all_pids, process_tree);
+    let link = format!("socket:[{inode}]");
+    pids.into_iter().find(|pid| {
+        let directory = format!("/proc/{pid}/fd");
+        numbered(Path::new(&directory)).into_iter().take(MAX_FDS).any(|fd| {
+            fs::read_link(format!("{directory}/{fd}")).is_ok_and(|target| target.as_os_str() == link.as_str())
+        })
+    })
+}
+
+/// The inode of the TCP socket with this local and remote address in the network namespace that process `pid`
+/// lives in. IPv4 addresses are found on IPv6 sockets too.
+pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {
+    ["tcp", "tcp6"].iter().find_map(|table| {
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok()?;
+        text.lines().skip(1).find_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (at, to) = (proc_address(fields.get(1)?)?, proc_address(fields.get(2)?)?);
+            let inode = fields.get(9)?.parse().ok()?;
+            (at == local && to == remote && inode != 0).then_some(inode)
+        })
+    })
+}
+
+/// `0100007F:0050` or its IPv6 kind: words of 32 bits in host order, then the port.
+fn proc_address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| {
+        let word = u32::from_str_radix(address.get(at..at + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    let ip = match address.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let mut bytes = [0; 16];
+            for (index, chunk) in bytes.chunks_exact_mut(4).enumerate() {
+                chunk.copy_from_slice(&word(index * 8)?);
+            }
+            IpAddr::from(bytes).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+/// True if the calling process has exactly one thread: only then may it fork and go on in the child.
+pub fn is_single_threaded() -> bool {
+    numbered(Path::new("/proc/self/task")).len() == 1
+}
+
+/// Inode of the namespace of `kind` (`net`, `user`, `mnt`) that process `pid` lives in: equal inodes are the
+/// same namespace.
+///
+/// # Errors
+/// `NotFound` if the process is gone, `PermissionDenied` if it is somebody else's.
+pub fn namespace_inode(pid: u32, kind: &str) -> io::Result<u64> {
+    Ok(fs::metadata(format!("/proc/{pid}/ns/{kind}"))?.ino())
+}
+
+fn all_pids() -> Vec<u32> {
+    numbered(Path::new("/proc"))
+}
+
+/// Entries of a directory whose names are numbers.
+fn numbered(directory: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .take(MAX_PROCESSES)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::process::{Child, Command, Stdio};
+
+    /// A shell whose child is `cat`, waiting for its input to end.
+    fn shell_with_child() -> Child {
+        Command::new("sh")
+            .args(["-c", "cat; exit 0"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    #[test]
+    fn we_are_our_own_executable() {
+        let info = process_info(std::process::id()).unwrap();
+        assert!(info.name.starts_with("sidetrack_sys-"), "{}", info.name);
+        assert_eq!(info.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(Some(info.parent_pid), std::os::unix::process::parent_id().into());
+        assert_eq!(process_info(u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn grandchildren_are_in_the_tree() {
+        let mut shell = shell_with_child();
+        let grandchild = (0..10_000)
+            .find_map(|_| {
+                let tree = process_tree(std::process::id());
+                tree.into_iter().find(|pid| {
+                    process_info(*pid).is_ok_and(|info| info.parent_pid == shell.id() && info.name == "cat")
+                })
+            })
+            .expect("cat is in the tree");
+        assert!(process_tree(shell.id()).contains(&grandchild));
+        assert_eq!(children(grandchild), []);
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+    }
+
+    #[test]
+    fn a_socket_leads_to_its_process() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (local, remote) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            let inode = tcp_socket_inode(std::process::id(), local, remote).unwrap();
+            assert_eq!(inode, rustix::fs::fstat(client.as_fd()).unwrap().st_ino);
+            assert_eq!(pid_of_socket(inode, Some(std::process::id())), Some(std::process::id()));
+            assert_eq!(pid_of_socket(inode, None), Some(std::process::id()));
+            let mut other = shell_with_child();
+            assert_eq!(pid_of_socket(inode, Some(other.id())), None);
+            drop(other.stdin.take());
+            other.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn proc_addresses_are_read_in_host_order() {
+        if cfg!(target_endian = "little") {
+            let four = proc_address("0100007F:0050").unwrap();
+            assert_eq!(four.to_string(), "127.0.0.1:80");
+            let six = proc_address("B80D0120000000000000000001000000:01BB").unwrap();
+            assert_eq!(six.to_string(), "[2001:db8::1]:443");
+            let mapped = proc_address("0000000000000000FFFF00000100007F:0016").unwrap();
+            assert_eq!(mapped.to_string(), "127.0.0.1:22");
+        }
+        for bad in ["", "0100007F", "0100007F:", "00:0050", "xx00007F:0050", "é0007F:0050"] {
+            assert_eq!(proc_address(bad), None, "{bad}");
+        }
+    }
+}

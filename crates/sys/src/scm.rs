@@ -1,1 +1,147 @@
-//! Not written yet.
+//! Descriptors handed from one process to another: `SCM_RIGHTS` over a `SOCK_SEQPACKET` pair.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// Most bytes of one message.
+pub const MAX_BYTES: usize = 4096;
+/// Most descriptors of one message.
+pub const MAX_FDS: usize = 64;
+
+/// One message: at least one byte, and the descriptors that came with it (closed on exec).
+#[derive(Debug)]
+pub struct Message {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// The descriptors, in the order they were sent.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Two connected ends that keep the bounds of messages; both are closed on exec.
+///
+/// # Errors
+/// What socketpair(2) says.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one message.
+///
+/// # Errors
+/// `InvalidInput` for no bytes, more than [`MAX_BYTES`] or more than [`MAX_FDS`]; `BrokenPipe` if the other
+/// end is closed; `WouldBlock` on a non-blocking end.
+pub fn send(end: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if bytes.is_empty() || bytes.len() > MAX_BYTES || fds.len() > MAX_FDS {
+        // No bytes would read as the end of the stream at the other side.
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a message has 1 to 4096 bytes, up to 64 fds",
+        ));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    loop {
+        match sendmsg(&end, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Receives one message; `None` when the other end is closed.
+///
+/// # Errors
+/// `InvalidData` if the message was larger than the limits (its descriptors are closed); `WouldBlock` on a
+/// non-blocking end.
+pub fn receive(end: impl AsFd) -> io::Result<Option<Message>> {
+    let mut bytes = vec![0; MAX_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(&end, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message was cut: too large, or no fds left",
+        ));
+    }
+    bytes.truncate(received.bytes);
+    Ok((received.bytes > 0).then_some(Message { bytes, fds }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn descriptors_arrive_in_order_with_their_bytes() {
+        let (near, far) = pair().unwrap();
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        send(&near, b"first", &[reader.as_fd(), writer.as_fd()]).unwrap();
+        send(&near, b"second", &[]).unwrap();
+        drop(near);
+        let first = receive(&far).unwrap().unwrap();
+        assert_eq!((first.bytes.as_slice(), first.fds.len()), (&b"first"[..], 2));
+        let [copy_of_reader, copy_of_writer] = <[OwnedFd; 2]>::try_from(first.fds).unwrap();
+        File::from(copy_of_writer).write_all(b"a").unwrap();
+        writer.write_all(b"b").unwrap();
+        let mut one = [0; 1];
+        reader.read_exact(&mut one).unwrap();
+        assert_eq!(&one, b"a");
+        File::from(copy_of_reader).read_exact(&mut one).unwrap();
+        assert_eq!(&one, b"b");
+        let second = receive(&far).unwrap().unwrap();
+        assert_eq!((second.bytes.as_slice(), second.fds.len()), (&b"second"[..], 0));
+        assert!(receive(&far).unwrap().is_none());
+    }
+
+    #[test]
+    fn received_descriptors_close_on_exec() {
+        let (near, far) = pair().unwrap();
+        send(&near, b"x", &[near.as_fd()]).unwrap();
+        let message = receive(&far).unwrap().unwrap();
+        let flags = rustix::io::fcntl_getfd(&message.fds[0]).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn limits_are_kept_on_both_ends() {
+        let (near, far) = pair().unwrap();
+        for (bytes, fds) in [(&b""[..], 0), (&[0; MAX_BYTES + 1][..], 0), (b"x", MAX_FDS + 1)] {
+            let fds = vec![near.as_fd(); fds];
+            assert_eq!(send(&near, bytes, &fds).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+        send(&near, &[1; MAX_BYTES], &[near.as_fd(); MAX_FDS]).unwrap();
+        let message = receive(&far).unwrap().unwrap();
+        assert_eq!((message.bytes.len(), message.fds.len()), (MAX_BYTES, MAX_FDS));
+        rustix::net::send(&near, &[1; MAX_BYTES + 1], SendFlags::empty()).unwrap();
+        assert_eq!(receive(&far).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        drop(far);
+        assert_eq!(send(&near, b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}
