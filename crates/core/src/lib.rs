@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod carrier;
+pub mod filter;
 pub mod flow;
 pub mod http;
 pub mod limit;

@@ -1,0 +1,154 @@
+//! The filter language: one small way to say which flows are meant, on the command line, over the admin interface and
+//! in scripts.
+//!
+//! ```text
+//! proc == curl and dst in 10.0.0.0/8 and port in [443, 8000-8100]
+//! host ~ "*.example" and not (reason == ok or state == live)
+//! bytes > 1MiB and age > 10s
+//! ```
+//!
+//! * `and`, `or`, `not` (also `&&`, `||`, `!`) and parentheses; `and` binds tighter than `or`.
+//! * Words: `proc`, `user`, `rule`, `carrier`, `listener`, `intercept`, `reason`, `state` (`live` or `ended`) and `host`
+//!   take `==`, `!=`, `in [a, b]` and, with `*` and `?`, `~` and `!~`.
+//! * Addresses: `src` and `dst` take `==` and `!=` (address or name), `in` (a network, or a list) and `~` (a pattern).
+//! * Numbers: `id`, `port`, `sport`; sizes: `bytes`, `up`, `down` (`1500`, `64KiB`, `1.5MB`); times: `age`, `connect`,
+//!   `first_byte` (`250ms`, `10s`, `5m`, `1h`): `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`.
+//! * What is not known of a flow matches nothing: both `host == a` and `host != a` are false for a flow without a host
+//!   name (and `not host == a` is true).
+
+mod error;
+mod glob;
+mod lexer;
+mod parser;
+mod test;
+mod value;
+
+pub use error::FilterError;
+
+use crate::flow::{Destination, EndReason, Intercept};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+use test::Test;
+
+/// What a filter can ask about a flow; `None` is "not known (yet)".
+#[derive(Clone, Debug, Default)]
+pub struct FlowFacts<'a> {
+    /// `id`: the flow's number.
+    pub id: u64,
+    /// `src`, `sport`: the client's address.
+    pub client: Option<SocketAddr>,
+    /// `dst`, `port`: where the application wanted to go.
+    pub dst: Option<&'a Destination>,
+    /// `host`: the host name.
+    pub host: Option<&'a str>,
+    /// `proc`: base name of the local program.
+    pub process: Option<&'a str>,
+    /// `user`: who opened the flow.
+    pub user: Option<&'a str>,
+    /// `rule`: the rule that decided.
+    pub rule: Option<&'a str>,
+    /// `carrier`: how it is carried.
+    pub carrier: Option<&'a str>,
+    /// `listener`: who caught it.
+    pub listener: Option<&'a str>,
+    /// `intercept`: how it was caught.
+    pub intercept: Option<Intercept>,
+    /// `reason`: how it ended; `None` is a flow in flight (`state == live`).
+    pub reason: Option<EndReason>,
+    /// `up`: bytes from client to server (`bytes` is the sum of both).
+    pub bytes_up: u64,
+    /// `down`: bytes from server to client.
+    pub bytes_down: u64,
+    /// `age`: from being caught until now, or to the end.
+    pub age: Duration,
+    /// `connect`: until the path to the server stood.
+    pub connect: Option<Duration>,
+    /// `first_byte`: until the server's first byte.
+    pub first_byte: Option<Duration>,
+}
+
+/// A parsed filter. The empty text is the filter that matches every flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    source: Box<str>,
+    root: Node,
+}
+
+/// A node of the expression; its depth is bounded by [`parser::DEPTH_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Node {
+    /// True if all are (so, empty, the filter for everything).
+    All(Vec<Node>),
+    /// True if one is.
+    Any(Vec<Node>),
+    Not(Box<Node>),
+    Test(Test),
+}
+
+impl Filter {
+    /// Longest filter text, in bytes.
+    pub const TEXT_MAX: usize = 4096;
+
+    /// The filter that matches every flow.
+    pub fn everything() -> Self {
+        Self { source: "".into(), root: Node::All(Vec::new()) }
+    }
+
+    /// Reads a filter.
+    ///
+    /// # Errors
+    /// Says what is wrong, where in the text, and what would be right.
+    pub fn parse(text: &str) -> Result<Self, FilterError> {
+        if text.len() > Self::TEXT_MAX {
+            let message =
+                format!("a filter has at most {} bytes, this one has {}", Self::TEXT_MAX, text.len());
+            return Err(FilterError::new(0..0, message));
+        }
+        if text.trim().is_empty() {
+            return Ok(Self::everything());
+        }
+        Ok(Self { source: text.into(), root: parser::parse(text)? })
+    }
+
+    /// Whether this filter lets every flow through because it says nothing.
+    pub fn is_everything(&self) -> bool {
+        self.root == Node::All(Vec::new())
+    }
+
+    /// The text this filter was read from.
+    pub fn as_str(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether the flow is one of those meant.
+    pub fn matches(&self, flow: &FlowFacts<'_>) -> bool {
+        self.root.matches(flow)
+    }
+}
+
+impl Node {
+    fn matches(&self, flow: &FlowFacts<'_>) -> bool {
+        match self {
+            Self::All(nodes) => nodes.iter().all(|node| node.matches(flow)),
+            Self::Any(nodes) => nodes.iter().any(|node| node.matches(flow)),
+            Self::Not(node) => !node.matches(flow),
+            Self::Test(test) => test.matches(flow),
+        }
+    }
+}
+
+impl FromStr for Filter {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.source)
+    }
+}

@@ -1,0 +1,346 @@
+//! One comparison: a field, an operator and what it is compared with, checked when the filter is read.
+
+use super::error::{FilterError, nearest};
+use super::value::{self, Net};
+use super::{FlowFacts, glob};
+use crate::flow::{EndReason, Host, Intercept};
+use std::net::IpAddr;
+use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
+
+/// An operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Eq,
+    Ne,
+    Fits,
+    FitsNot,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    In,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Process,
+    User,
+    Rule,
+    Carrier,
+    Listener,
+    Intercept,
+    Reason,
+    State,
+    Host,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Src,
+    Dst,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Number {
+    Id,
+    Port,
+    ClientPort,
+    Bytes,
+    Up,
+    Down,
+    Age,
+    Connect,
+    FirstByte,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Word(Word),
+    Address(Address),
+    Number(Number),
+}
+
+/// The names of the fields, with second names that the records use.
+const FIELDS: [(&str, Field); 27] = [
+    ("proc", Field::Word(Word::Process)),
+    ("process", Field::Word(Word::Process)),
+    ("user", Field::Word(Word::User)),
+    ("rule", Field::Word(Word::Rule)),
+    ("carrier", Field::Word(Word::Carrier)),
+    ("listener", Field::Word(Word::Listener)),
+    ("intercept", Field::Word(Word::Intercept)),
+    ("reason", Field::Word(Word::Reason)),
+    ("state", Field::Word(Word::State)),
+    ("host", Field::Word(Word::Host)),
+    ("src", Field::Address(Address::Src)),
+    ("client", Field::Address(Address::Src)),
+    ("dst", Field::Address(Address::Dst)),
+    ("orig_dst", Field::Address(Address::Dst)),
+    ("id", Field::Number(Number::Id)),
+    ("flow", Field::Number(Number::Id)),
+    ("port", Field::Number(Number::Port)),
+    ("dport", Field::Number(Number::Port)),
+    ("sport", Field::Number(Number::ClientPort)),
+    ("bytes", Field::Number(Number::Bytes)),
+    ("up", Field::Number(Number::Up)),
+    ("bytes_up", Field::Number(Number::Up)),
+    ("down", Field::Number(Number::Down)),
+    ("bytes_down", Field::Number(Number::Down)),
+    ("age", Field::Number(Number::Age)),
+    ("connect", Field::Number(Number::Connect)),
+    ("first_byte", Field::Number(Number::FirstByte)),
+];
+
+/// What an address may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AddressWant {
+    Net(Net),
+    /// A name or a pattern for one, lower case.
+    Pattern(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Want {
+    Words(Word, Vec<String>),
+    Patterns(Word, Vec<String>),
+    Addresses(Address, Vec<AddressWant>),
+    Ranges(Number, Vec<RangeInclusive<u64>>),
+}
+
+/// One comparison. What is not known satisfies neither it nor its negation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Test {
+    want: Want,
+    negated: bool,
+}
+
+/// Whether there is a field of this name, and if not, which may have been meant.
+pub(super) fn field(name: &str, at: Range<usize>) -> Result<Field, FilterError> {
+    let found = FIELDS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, field)| *field).ok_or_else(|| unknown_field(name, at))
+}
+
+type Spanned<T> = (T, Range<usize>);
+
+impl Test {
+    /// Checks field, operator and values against each other.
+    pub(super) fn new(
+        (name, field): (&str, Field),
+        (op, op_at): Spanned<Op>,
+        values: &[Spanned<String>],
+    ) -> Result<Self, FilterError> {
+        let does_not_go = |ops: &str| {
+            FilterError::new(op_at.clone(), format!("'{name}' cannot be compared so: it takes {ops}"))
+        };
+        let want = match (field, op) {
+            (Field::Word(word), Op::Eq | Op::Ne | Op::In) => Want::Words(word, words(word, values)?),
+            (Field::Word(word), Op::Fits | Op::FitsNot) => {
+                Want::Patterns(word, values.iter().map(|(text, _)| folded(word, text)).collect())
+            }
+            (Field::Word(_), _) => return Err(does_not_go("== != ~ !~ in")),
+            (Field::Address(_), Op::Lt | Op::Le | Op::Gt | Op::Ge) => {
+                return Err(does_not_go("== != in ~ !~"));
+            }
+            (Field::Address(address), _) => Want::Addresses(address, addresses(op, values)?),
+            (Field::Number(_), Op::Fits | Op::FitsNot) => return Err(does_not_go("== != < <= > >= in")),
+            (Field::Number(number), _) => Want::Ranges(number, ranges(number, op, values)?),
+        };
+        Ok(Self { want, negated: matches!(op, Op::Ne | Op::FitsNot) })
+    }
+
+    pub(super) fn matches(&self, flow: &FlowFacts<'_>) -> bool {
+        let found = match &self.want {
+            Want::Words(word, words) => word.of(flow).map(|text| words.iter().any(|want| want == text)),
+            Want::Patterns(word, patterns) => {
+                word.of(flow).map(|text| patterns.iter().any(|pattern| glob::fits(pattern, text)))
+            }
+            Want::Addresses(address, wants) => {
+                address.of(flow).map(|host| wants.iter().any(|want| want.is(&host)))
+            }
+            Want::Ranges(number, ranges) => {
+                number.of(flow).map(|value| ranges.iter().any(|range| range.contains(&value)))
+            }
+        };
+        found.is_some_and(|found| found != self.negated)
+    }
+}
+
+fn unknown_field(name: &str, at: Range<usize>) -> FilterError {
+    let message = match nearest(name, FIELDS.iter().map(|(known, _)| *known)) {
+        Some(near) => format!("there is no field '{name}': did you mean '{near}'?"),
+        None => format!(
+            "there is no field '{name}': there are proc, user, rule, carrier, listener, intercept, reason, state, \
+             host, src, dst, id, port, sport, bytes, up, down, age, connect and first_byte"
+        ),
+    };
+    FilterError::new(at, message)
+}
+
+/// Host names are kept in lower case (RFC 4343); everything else is as it is.
+fn folded(word: Word, text: &str) -> String {
+    if word == Word::Host { text.trim_end_matches('.').to_lowercase() } else { text.to_owned() }
+}
+
+const INTERCEPTS: [Intercept; 6] = [
+    Intercept::Run,
+    Intercept::Redirect,
+    Intercept::Tproxy,
+    Intercept::Socks,
+    Intercept::Reverse,
+    Intercept::Kernel,
+];
+
+/// Words to compare with; those of a closed list must be on it.
+fn words(word: Word, values: &[Spanned<String>]) -> Result<Vec<String>, FilterError> {
+    let closed: Vec<&str> = match word {
+        Word::Reason => EndReason::ALL.iter().map(|reason| reason.as_str()).collect(),
+        Word::Intercept => INTERCEPTS.iter().map(|kind| kind.as_str()).collect(),
+        Word::State => vec!["live", "ended"],
+        _ => return Ok(values.iter().map(|(text, _)| folded(word, text)).collect()),
+    };
+    for (text, at) in values {
+        if closed.contains(&text.as_str()) {
+            continue;
+        }
+        let message = match nearest(text, closed.iter().copied()) {
+            Some(near) => format!("'{text}' is none of its words: did you mean '{near}'?"),
+            None => format!("'{text}' is none of its words: {}", closed.join(", ")),
+        };
+        return Err(FilterError::new(at.clone(), message));
+    }
+    Ok(values.iter().map(|(text, _)| text.clone()).collect())
+}
+
+fn addresses(op: Op, values: &[Spanned<String>]) -> Result<Vec<AddressWant>, FilterError> {
+    let read = |(text, at): &Spanned<String>| {
+        let pattern = || AddressWant::Pattern(text.trim_end_matches('.').to_lowercase());
+        if matches!(op, Op::Fits | Op::FitsNot) {
+            return Ok(pattern());
+        }
+        if let Some(net) = Net::read(text) {
+            return Ok(AddressWant::Net(net));
+        }
+        if text.contains(['/', ':', '*', '?']) {
+            let message = format!(
+                "'{text}' is no address, network or name: write 10.0.0.1, 10.0.0.0/8, 2001:db8::/32 or db.example; \
+                 the port is a field of its own (port == 443), patterns go with ~"
+            );
+            return Err(FilterError::new(at.clone(), message));
+        }
+        Ok(pattern())
+    };
+    values.iter().map(read).collect()
+}
+
+fn ranges(
+    number: Number,
+    op: Op,
+    values: &[Spanned<String>],
+) -> Result<Vec<RangeInclusive<u64>>, FilterError> {
+    let read = |(text, at): &Spanned<String>| {
+        let range = match number {
+            Number::Bytes | Number::Up | Number::Down => value::size(text).map(|size| size..=size),
+            Number::Age | Number::Connect | Number::FirstByte => value::time_us(text).map(|time| time..=time),
+            Number::Id | Number::Port | Number::ClientPort if op == Op::In => value::number_or_range(text),
+            Number::Id | Number::Port | Number::ClientPort => text.parse().ok().map(|number| number..=number),
+        };
+        let range = range.ok_or_else(|| FilterError::new(at.clone(), number.expected(text)))?;
+        Ok(compared(op, range))
+    };
+    values.iter().map(read).collect()
+}
+
+/// The values that stand in relation `op` to the one of `range`.
+fn compared(op: Op, range: RangeInclusive<u64>) -> RangeInclusive<u64> {
+    // An empty range, for "less than nothing".
+    #[expect(clippy::reversed_empty_ranges, reason = "matches nothing")]
+    const NONE: RangeInclusive<u64> = 1..=0;
+    let value = *range.start();
+    match op {
+        Op::Lt => value.checked_sub(1).map_or(NONE, |below| 0..=below),
+        Op::Le => 0..=value,
+        Op::Gt => value.checked_add(1).map_or(NONE, |above| above..=u64::MAX),
+        Op::Ge => value..=u64::MAX,
+        Op::Eq | Op::Ne | Op::In | Op::Fits | Op::FitsNot => range,
+    }
+}
+
+impl Word {
+    fn of<'a>(self, flow: &FlowFacts<'a>) -> Option<&'a str> {
+        match self {
+            Self::Process => flow.process,
+            Self::User => flow.user,
+            Self::Rule => flow.rule,
+            Self::Carrier => flow.carrier,
+            Self::Listener => flow.listener,
+            Self::Intercept => flow.intercept.map(Intercept::as_str),
+            Self::Reason => flow.reason.map(EndReason::as_str),
+            Self::State => Some(if flow.reason.is_some() { "ended" } else { "live" }),
+            Self::Host => flow.host,
+        }
+    }
+}
+
+/// An address or a name of a flow.
+enum FlowHost<'a> {
+    Ip(IpAddr),
+    Name(&'a str),
+}
+
+impl Address {
+    fn of<'a>(self, flow: &FlowFacts<'a>) -> Option<FlowHost<'a>> {
+        match self {
+            Self::Src => flow.client.map(|client| FlowHost::Ip(client.ip().to_canonical())),
+            Self::Dst => flow.dst.map(|dst| match &dst.host {
+                Host::Ip(ip) => FlowHost::Ip(*ip),
+                Host::Name(name) => FlowHost::Name(name.as_str()),
+            }),
+        }
+    }
+}
+
+impl AddressWant {
+    fn is(&self, host: &FlowHost<'_>) -> bool {
+        match (self, host) {
+            (Self::Net(net), FlowHost::Ip(ip)) => net.contains(*ip),
+            (Self::Net(_), FlowHost::Name(_)) => false,
+            (Self::Pattern(pattern), FlowHost::Name(name)) => glob::fits(pattern, name),
+            (Self::Pattern(pattern), FlowHost::Ip(ip)) => glob::fits(pattern, &ip.to_string()),
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Number {
+    fn of(self, flow: &FlowFacts<'_>) -> Option<u64> {
+        match self {
+            Self::Id => Some(flow.id),
+            Self::Port => flow.dst.map(|dst| dst.port.into()),
+            Self::ClientPort => flow.client.map(|client| client.port().into()),
+            Self::Bytes => Some(flow.bytes_up.saturating_add(flow.bytes_down)),
+            Self::Up => Some(flow.bytes_up),
+            Self::Down => Some(flow.bytes_down),
+            Self::Age => Some(micros(flow.age)),
+            Self::Connect => flow.connect.map(micros),
+            Self::FirstByte => flow.first_byte.map(micros),
+        }
+    }
+
+    fn expected(self, text: &str) -> String {
+        match self {
+            Self::Id | Self::Port | Self::ClientPort => {
+                format!("'{text}' is no number: write 443, or with 'in' also 8000-8100")
+            }
+            Self::Bytes | Self::Up | Self::Down => {
+                format!("'{text}' is no size: write bytes (1500) or a unit (64KiB, 1.5MB)")
+            }
+            Self::Age | Self::Connect | Self::FirstByte => {
+                format!("'{text}' is no time: write a number and a unit (250ms, 10s, 5m, 1h, 2d)")
+            }
+        }
+    }
+}
