@@ -102,7 +102,8 @@ fn every_field_and_operator_does_what_it_says() {
 #[test]
 fn a_destination_that_is_a_name_is_matched_by_name() {
     let dst: Destination = "db.example:5432".parse().unwrap();
-    let flow = curl(&dst);
+    let flow = FlowFacts { host: None, ..curl(&dst) };
+    assert!(says("host == db.example", &flow), "a destination that is a name is a known host name");
     assert!(says("dst == DB.example and dst ~ *.example and dst in [db.example, 10.0.0.0/8]", &flow));
     assert!(!says("dst in 0.0.0.0/0", &flow));
     assert!(!says("dst in ::/0", &flow));
@@ -122,6 +123,7 @@ fn mistakes_are_pointed_at() {
         "host < a",
         "dst > 10.0.0.1",
         "dst in 10.0.0.0/33",
+        "dst in 10.0.0.1/8",
         "dst == 10.0.0.1:443",
         "reason == okay",
         "reason == sleepy",

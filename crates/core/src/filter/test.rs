@@ -1,9 +1,10 @@
 //! One comparison: a field, an operator and what it is compared with, checked when the filter is read.
 
 use super::error::{FilterError, nearest};
-use super::value::{self, Net};
+use super::value;
 use super::{FlowFacts, glob};
 use crate::flow::{EndReason, Host, Intercept};
+use crate::net::{IpNet, IpNetError};
 use std::net::IpAddr;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
@@ -95,7 +96,7 @@ const FIELDS: [(&str, Field); 27] = [
 /// What an address may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AddressWant {
-    Net(Net),
+    Net(IpNet),
     /// A name or a pattern for one, lower case.
     Pattern(String),
 }
@@ -218,8 +219,12 @@ fn addresses(op: Op, values: &[Spanned<String>]) -> Result<Vec<AddressWant>, Fil
         if matches!(op, Op::Fits | Op::FitsNot) {
             return Ok(pattern());
         }
-        if let Some(net) = Net::read(text) {
-            return Ok(AddressWant::Net(net));
+        match text.parse::<IpNet>() {
+            Ok(net) => return Ok(AddressWant::Net(net)),
+            Err(error @ (IpNetError::BadPrefix(..) | IpNetError::HostBits(..))) => {
+                return Err(FilterError::new(at.clone(), error.to_string()));
+            }
+            Err(IpNetError::BadAddress(_)) => {}
         }
         if text.contains(['/', ':', '*', '?']) {
             let message = format!(
@@ -277,7 +282,11 @@ impl Word {
             Self::Intercept => flow.intercept.map(Intercept::as_str),
             Self::Reason => flow.reason.map(EndReason::as_str),
             Self::State => Some(if flow.reason.is_some() { "ended" } else { "live" }),
-            Self::Host => flow.host,
+            // As for policy: a destination that is a name is a known host name.
+            Self::Host => flow.host.or(flow.dst.and_then(|dst| match &dst.host {
+                Host::Name(name) => Some(name.as_str()),
+                Host::Ip(_) => None,
+            })),
         }
     }
 }
