@@ -13,4 +13,5 @@ pub mod scm;
 pub mod sockdiag;
 pub mod sockopt;
 pub mod splice;
+pub mod udp;
 pub mod undo;

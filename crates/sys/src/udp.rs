@@ -1,0 +1,207 @@
+//! Datagrams together with the local address they were sent to, so that an answer leaves from the address that
+//! was asked (`IP_PKTINFO` of ip(7), `IPV6_PKTINFO` of RFC 3542). A socket on the unspecified address would
+//! answer from an address of its own choice, and the asker would drop it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+
+use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+
+use crate::sockopt::set_int;
+
+/// Room for one control message of either kind, aligned as `cmsghdr` wants it.
+const CONTROL_WORDS: usize = 8;
+
+/// One datagram's size and addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Bytes received; those beyond the buffer are lost.
+    pub len: usize,
+    /// Where it came from, as the socket's family writes it: an answer goes there.
+    pub from: SocketAddr,
+    /// The local address it was sent to; IPv4-mapped on a dual-stack socket.
+    pub to: IpAddr,
+}
+
+/// A non-blocking UDP socket on `address` that tells destination addresses; an IPv6 one takes IPv4 too.
+///
+/// # Errors
+/// What the system call that failed says: address in use, no permission for a port below 1024 ...
+pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let kind = Type::DGRAM.nonblocking().cloexec();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+        set_int(&socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    } else {
+        set_int(&socket, libc::SOL_IP, libc::IP_PKTINFO, 1)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+/// Receives one datagram on a socket of [`bind`].
+///
+/// # Errors
+/// `WouldBlock` if there is none; `InvalidData` if the kernel did not tell where it was sent to.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Datagram> {
+    let mut control = [0_u64; CONTROL_WORDS];
+    let mut storage = SockAddrStorage::zeroed();
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut message = empty_message();
+    message.msg_name = (&raw mut storage).cast();
+    message.msg_namelen = storage.size_of();
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of::<[u64; CONTROL_WORDS]>() as _;
+    // SAFETY: every pointer in `message` is to a live local or to `buffer`, with its true size.
+    let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, 0) };
+    let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the kernel wrote an address of `msg_namelen` bytes into `storage`.
+    let from = unsafe { SockAddr::new(storage, message.msg_namelen) };
+    let missing = || io::Error::new(io::ErrorKind::InvalidData, "a datagram without addresses");
+    let from = from.as_socket().ok_or_else(missing)?;
+    let to = destination(&message).ok_or_else(missing)?;
+    Ok(Datagram { len, from, to })
+}
+
+/// Sends `bytes` to `to` with the source address `from`, both as [`receive`] told them.
+///
+/// # Errors
+/// `WouldBlock`; `AddrNotAvailable` or EINVAL if `from` is not a local address; the peer's ICMP refusal of an
+/// earlier datagram.
+pub fn send(socket: impl AsFd, bytes: &[u8], to: SocketAddr, from: IpAddr) -> io::Result<usize> {
+    let mut control = [0_u64; CONTROL_WORDS];
+    let name = SockAddr::from(to);
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut message = empty_message();
+    message.msg_name = name.as_ptr().cast_mut().cast();
+    message.msg_namelen = name.len();
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of::<[u64; CONTROL_WORDS]>() as _;
+    match (from, to) {
+        (IpAddr::V4(ip), SocketAddr::V4(_)) => put(&mut message, libc::SOL_IP, libc::IP_PKTINFO, info_v4(ip)),
+        (ip, SocketAddr::V6(_)) => {
+            let ip = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            put(&mut message, libc::SOL_IPV6, libc::IPV6_PKTINFO, info_v6(ip));
+        }
+        (IpAddr::V6(_), SocketAddr::V4(_)) => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    // SAFETY: every pointer in `message` is to a live local or to `bytes`, with its true size; sendmsg only
+    // reads through them.
+    let sent = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn empty_message() -> libc::msghdr {
+    // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+fn info_v4(ip: Ipv4Addr) -> libc::in_pktinfo {
+    let ip = libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+    libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: ip, ipi_addr: libc::in_addr { s_addr: 0 } }
+}
+
+fn info_v6(ip: Ipv6Addr) -> libc::in6_pktinfo {
+    libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 }
+}
+
+/// Writes one control message, the only one, and sets the length of the control buffer to it.
+fn put<T>(message: &mut libc::msghdr, level: libc::c_int, kind: libc::c_int, value: T) {
+    let size = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
+    // SAFETY: CMSG_SPACE and CMSG_LEN only compute. The control buffer has CONTROL_WORDS * 8 = 64 bytes, more
+    // than CMSG_SPACE of either struct (28 and 40), so CMSG_FIRSTHDR is not null and CMSG_DATA has room for T.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(size) as _;
+        let header = libc::CMSG_FIRSTHDR(message);
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(size) as _;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+    }
+}
+
+/// The destination address out of the control messages that recvmsg filled in.
+fn destination(message: &libc::msghdr) -> Option<IpAddr> {
+    // SAFETY: `message` was filled in by recvmsg and its control buffer lives; CMSG_FIRSTHDR and CMSG_NXTHDR
+    // stay within `msg_controllen`, and the kernel wrote a whole struct behind each header of these kinds.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::SOL_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    return Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                }
+                (libc::SOL_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    return Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                _ => header = libc::CMSG_NXTHDR(message, header),
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn wait(socket: &UdpSocket) {
+        let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap(), 1);
+    }
+
+    fn ask(server: &UdpSocket, target: SocketAddr, asked: IpAddr) {
+        let client = UdpSocket::bind(if target.is_ipv6() { "[::1]:0" } else { "127.0.0.1:0" }).unwrap();
+        // A connected socket drops answers from any other address: what programs do.
+        client.connect(target).unwrap();
+        client.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        client.send(b"question").unwrap();
+        wait(server);
+        let mut buffer = [0; 64];
+        let datagram = receive(server, &mut buffer).unwrap();
+        assert_eq!(&buffer[..datagram.len], b"question");
+        assert_eq!(datagram.to, asked);
+        assert_eq!(send(server, b"answer", datagram.from, datagram.to).unwrap(), 6);
+        let len = client.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..len], b"answer");
+    }
+
+    #[test]
+    fn answers_leave_from_the_address_asked() {
+        let server = bind("[::]:0".parse().unwrap()).unwrap();
+        let port = server.local_addr().unwrap().port();
+        ask(
+            &server,
+            SocketAddr::new("127.0.0.9".parse().unwrap(), port),
+            "::ffff:127.0.0.9".parse().unwrap(),
+        );
+        ask(&server, SocketAddr::new("::1".parse().unwrap(), port), "::1".parse().unwrap());
+        let server = bind("0.0.0.0:0".parse().unwrap()).unwrap();
+        let port = server.local_addr().unwrap().port();
+        ask(&server, SocketAddr::new("127.0.0.7".parse().unwrap(), port), "127.0.0.7".parse().unwrap());
+    }
+
+    #[test]
+    fn an_empty_socket_would_block() {
+        let server = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        assert_eq!(receive(&server, &mut [0; 16]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let to = server.local_addr().unwrap();
+        let error = send(&server, b"x", to, "::1".parse().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+}
