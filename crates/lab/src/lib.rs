@@ -1,1 +1,15 @@
-//! Networks out of namespaces, and the experiments of the seeds.
+//! Networks out of namespaces, and the experiments of the seeds with the peers beside us.
+//!
+//! Everything here runs on one machine: [`topology`] makes hosts out of network namespaces, [`load`] drives
+//! them, [`peers`] starts other people's proxies (and ours) between client and server, and [`experiments`]
+//! turn that into tables. All of it ends by itself and leaves nothing behind, also when killed.
+
+pub mod cpu;
+
+pub mod launch;
+pub mod load;
+pub mod machine;
+
+pub mod service;
+
+pub mod topology;

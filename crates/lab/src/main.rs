@@ -1,3 +1,46 @@
 //! `sidetrack-lab`: one command per table or figure of the seeds.
 
-fn main() {}
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use sidetrack_lab::launch::NodeExec;
+use sidetrack_lab::load;
+
+/// Networks out of namespaces, and the experiments with the peers beside us.
+#[derive(Parser)]
+#[command(name = "sidetrack-lab", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Job,
+}
+
+#[derive(Subcommand)]
+enum Job {
+    /// Run a program inside a node (used by the lab itself).
+    #[command(hide = true)]
+    NodeExec(NodeExec),
+    /// Generate load (used by the lab itself).
+    #[command(hide = true)]
+    Load {
+        /// The job, as JSON.
+        spec: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("sidetrack-lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode> {
+    match arguments.command {
+        Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
+        Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
+    }
+}

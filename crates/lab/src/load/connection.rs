@@ -1,0 +1,244 @@
+//! One connection of the generator: walks through the script as far as the socket lets it.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::histogram::Histogram;
+use super::script::Script;
+use super::wire;
+use super::{Spec, Work};
+
+/// `MSG_FASTOPEN` (tcp(7)), which rustix does not name.
+const SEND_IN_SYN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
+/// Longest head or SOCKS reply that we buffer, in bytes.
+const INPUT_LIMIT: usize = 64 * 1024;
+/// Reads of one event in bulk work, so that one stream cannot starve the others.
+const READS_PER_EVENT: u32 = 8;
+
+/// Why a connection failed, as the report names it.
+pub type Failure = Cow<'static, str>;
+
+/// What is counted over all connections.
+#[derive(Debug)]
+pub struct Tally {
+    /// Complete answers.
+    pub requests: u64,
+    /// Bytes of answers.
+    pub bytes: u64,
+    /// Times to the last byte of an answer.
+    pub latencies: Histogram,
+}
+
+impl Tally {
+    /// Nothing counted yet.
+    pub fn new() -> Self {
+        Self { requests: 0, bytes: 0, latencies: Histogram::new() }
+    }
+
+    fn answer(&mut self, took: Duration) {
+        self.requests += 1;
+        self.latencies.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+/// How a connection stands after an event.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It waits for the next event.
+    Open,
+    /// It has done its one request and the stream has ended.
+    Done,
+}
+
+/// A connection and its place in the script.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    /// Number of the step, see [`Script::step`].
+    step: usize,
+    /// Bytes of the step written.
+    sent: usize,
+    /// Replies of the step read.
+    replies: usize,
+    input: Vec<u8>,
+    body_left: u64,
+    /// Has its answer and wants no other ([`Work::NewConnection`], [`Work::Idle`]).
+    answered: bool,
+    asked_at: Instant,
+    progress_at: Instant,
+}
+
+impl Connection {
+    /// Starts to connect; the first event of the socket tells how that went.
+    ///
+    /// # Errors
+    /// No socket, or the address is refused at once.
+    pub fn open(spec: &Spec, script: &Script) -> Result<Self, Failure> {
+        let family = if spec.dial.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+            .map_err(|e| failure("socket", e))?;
+        rustix::net::sockopt::set_tcp_nodelay(&socket, true).map_err(|e| failure("socket", e))?;
+        let sent = connect(&socket, spec.dial, spec.fast_open.then(|| script.step(0).send.as_slice()))
+            .map_err(|error| failure("connect", error))?;
+        let now = Instant::now();
+        Ok(Self {
+            socket,
+            step: 0,
+            sent,
+            replies: 0,
+            input: Vec::new(),
+            body_left: 0,
+            answered: false,
+            asked_at: now,
+            progress_at: now,
+        })
+    }
+
+    /// Whether it has its answer and waits for nothing but the end.
+    pub fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Whether nothing has moved for `limit` although something should have.
+    pub fn is_stuck(&self, now: Instant, limit: Duration, work: Work) -> bool {
+        !(self.answered && work == Work::Idle) && now.duration_since(self.progress_at) > limit
+    }
+
+    /// Does what an event allows. `ended`: the peer has closed or failed, so read to the end.
+    ///
+    /// # Errors
+    /// The kind of failure; the connection is useless then.
+    pub fn advance(
+        &mut self,
+        script: &Script,
+        work: Work,
+        ended: bool,
+        scratch: &mut [u8],
+        tally: &mut Tally,
+    ) -> Result<Outcome, Failure> {
+        for _ in 0..READS_PER_EVENT {
+            self.write(script)?;
+            let discard = self.body_left > 0 && self.input.is_empty();
+            let wanted = if discard {
+                scratch.len().min(usize::try_from(self.body_left).unwrap_or(usize::MAX))
+            } else {
+                scratch.len()
+            };
+            let flags = if discard { RecvFlags::TRUNC } else { RecvFlags::empty() };
+            let Some(buffer) = scratch.get_mut(..wanted) else { return Ok(Outcome::Open) };
+            let count = match rustix::net::recv(&self.socket, &mut *buffer, flags) {
+                Ok((_, count)) => count,
+                Err(Errno::AGAIN) => return Ok(Outcome::Open),
+                Err(error) => return Err(failure("read", error)),
+            };
+            if count == 0 {
+                return if self.answered && work == Work::NewConnection {
+                    Ok(Outcome::Done)
+                } else {
+                    Err("closed early".into())
+                };
+            }
+            self.progress_at = Instant::now();
+            if discard {
+                self.take_body(count as u64, tally);
+            } else {
+                self.input.extend_from_slice(buffer.get(..count).unwrap_or_default());
+            }
+            self.understand(script, work, tally)?;
+            if count < wanted && !ended {
+                self.write(script)?;
+                return Ok(Outcome::Open);
+            }
+        }
+        Ok(Outcome::Open)
+    }
+
+    fn write(&mut self, script: &Script) -> Result<(), Failure> {
+        let rest = script.step(self.step).send.get(self.sent..).unwrap_or_default();
+        if rest.is_empty() || self.answered {
+            return Ok(());
+        }
+        match rustix::net::send(&self.socket, rest, SendFlags::NOSIGNAL) {
+            Ok(count) => self.sent += count,
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(failure("write", error)),
+        }
+        Ok(())
+    }
+
+    fn take_body(&mut self, count: u64, tally: &mut Tally) {
+        let taken = count.min(self.body_left);
+        self.body_left -= taken;
+        tally.bytes += taken;
+    }
+
+    /// Consumes the input as far as it is complete.
+    fn understand(&mut self, script: &Script, work: Work, tally: &mut Tally) -> Result<(), Failure> {
+        loop {
+            if self.body_left > 0 {
+                let count = self.input.len();
+                self.take_body(count as u64, tally);
+                // Answers are never pipelined, so nothing can follow the body.
+                self.input.clear();
+            }
+            if self.body_left > 0 {
+                return Ok(());
+            }
+            let step = script.step(self.step);
+            let Some(expect) = step.expect.get(self.replies) else {
+                self.finish_step(script, work, tally);
+                return Ok(());
+            };
+            let Some(reply) = wire::parse(*expect, &self.input).map_err(|malformed| malformed.0)? else {
+                return if self.input.len() > INPUT_LIMIT { Err("reply too long".into()) } else { Ok(()) };
+            };
+            self.input.drain(..reply.length);
+            self.replies += 1;
+            self.body_left = reply.body;
+            if *expect == wire::Expect::HttpHead {
+                tally.bytes += reply.length as u64;
+            }
+        }
+    }
+
+    fn finish_step(&mut self, script: &Script, work: Work, tally: &mut Tally) {
+        if self.step + 1 >= script.opening.len() {
+            let now = Instant::now();
+            tally.answer(now.duration_since(self.asked_at));
+            self.asked_at = now;
+            self.answered = matches!(work, Work::NewConnection | Work::Idle);
+        }
+        self.step += 1;
+        self.sent = 0;
+        self.replies = 0;
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Connects without waiting, with `first` in the SYN where a Fast Open cookie is known; gives the bytes sent.
+fn connect(socket: &OwnedFd, dial: SocketAddr, first: Option<&[u8]>) -> Result<usize, Errno> {
+    let result = match first {
+        Some(first) => rustix::net::sendto(socket, first, SEND_IN_SYN | SendFlags::NOSIGNAL, &dial),
+        None => rustix::net::connect(socket, &dial).map(|()| 0),
+    };
+    match result {
+        // No cookie yet: the SYN went without data and the bytes are still ours to send.
+        Err(Errno::INPROGRESS) => Ok(0),
+        other => other,
+    }
+}
+
+fn failure(call: &str, error: Errno) -> Failure {
+    format!("{call}: {}", std::io::Error::from(error)).into()
+}

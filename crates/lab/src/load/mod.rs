@@ -1,0 +1,211 @@
+//! The load generator: one thread, epoll, non-blocking sockets, pinned, in a process of its own inside the
+//! client's namespace, so that what it costs is never counted for the proxy.
+//!
+//! The parent gives a [`Spec`] and reads two lines: `window` when the warm-up is over (the moment to read the
+//! proxy's counters) and the [`Report`] as JSON when the window ends.
+
+mod connection;
+mod engine;
+mod histogram;
+mod script;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+pub use engine::run;
+pub use script::Script;
+pub use wire::{Expect, Malformed};
+
+/// The line by which the generator says that its window begins.
+const WINDOW_LINE: &str = "window";
+
+/// What the connections do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// One request a connection (`Connection: close`), then a new one; a slot is free again at the end of stream.
+    NewConnection,
+    /// Requests one after the other on connections that stay.
+    KeepAlive,
+    /// A large file again and again; the bytes are counted and discarded in the kernel (`MSG_TRUNC`).
+    Bulk,
+    /// One request on each connection, then nothing until the window ends.
+    Idle,
+}
+
+/// What a connection speaks to what it dials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// The server's own protocol at once.
+    Plain,
+    /// SOCKS5 without authentication, every step awaited (RFC 1928).
+    Socks5,
+    /// SOCKS6 in the draft's layout; with the request line as initial data or after the Operation Reply.
+    Socks6Draft {
+        /// Send the HTTP request in the same write as the SOCKS request.
+        initial_data: bool,
+    },
+    /// SOCKS6 in the layout of the socksx crate.
+    Socks6Socksx {
+        /// As above; announced in option kind 2.
+        initial_data: bool,
+    },
+}
+
+/// One job for the generator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// What the connections do.
+    pub work: Work,
+    /// How many at a time.
+    pub connections: u32,
+    /// What they dial.
+    pub dial: SocketAddr,
+    /// What they speak there.
+    pub via: Via,
+    /// The server they want, named inside SOCKS requests.
+    pub destination: SocketAddr,
+    /// Path of the file to ask for.
+    pub path: String,
+    /// Send the first bytes in the SYN (TCP Fast Open, RFC 7413) where a cookie is known.
+    pub fast_open: bool,
+    /// Time before counting starts, in milliseconds.
+    pub warmup_ms: u64,
+    /// Time counted, in milliseconds.
+    pub window_ms: u64,
+    /// Stop after so many requests, warm-up included; `u64::MAX`: by time only.
+    pub max_requests: u64,
+}
+
+/// What came of a job, warm-up excluded.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Complete, correct answers.
+    pub requests: u64,
+    /// Connections that failed, by kind.
+    pub errors: BTreeMap<String, u64>,
+    /// Bytes of answers, heads included, SOCKS replies excluded.
+    pub bytes: u64,
+    /// Length of the window as it was, in nanoseconds.
+    pub window_ns: u64,
+    /// Median time from connect (or request, when kept alive) to the last byte, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile of the same.
+    pub p99_ns: u64,
+    /// Connections open at the end of the window.
+    pub open: u32,
+}
+
+impl Report {
+    /// Requests per second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        per(self.requests as f64, self.window_ns as f64 / 1e9)
+    }
+
+    /// Gigabits of answers per second.
+    #[must_use]
+    pub fn gbit_per_second(&self) -> f64 {
+        per(self.bytes as f64 * 8.0, self.window_ns as f64)
+    }
+
+    /// How many connections failed.
+    #[must_use]
+    pub fn error_count(&self) -> u64 {
+        self.errors.values().sum()
+    }
+}
+
+fn per(amount: f64, time: f64) -> f64 {
+    if time > 0.0 { amount / time } else { 0.0 }
+}
+
+/// A generator at work in a process of its own.
+#[derive(Debug)]
+pub struct Generator {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Generator {
+    /// Starts the generator; `command` runs the lab's own program in the client's node.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start(mut command: Command, spec: &Spec) -> Result<Self> {
+        command.arg("load").arg(serde_json::to_string(spec)?);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().context("cannot start the load generator")?;
+        let stdout = child.stdout.take().context("the load generator has no standard output")?;
+        Ok(Self { child, lines: BufReader::new(stdout) })
+    }
+
+    /// Waits for the end of the warm-up.
+    ///
+    /// # Errors
+    /// The generator ended before that.
+    pub fn wait_window(&mut self) -> Result<()> {
+        let line = self.line()?;
+        if line.trim() != WINDOW_LINE {
+            bail!("the load generator said {line:?} instead of {WINDOW_LINE:?}");
+        }
+        Ok(())
+    }
+
+    /// Waits for the report.
+    ///
+    /// # Errors
+    /// The generator failed; it has said why on standard error.
+    pub fn report(mut self) -> Result<Report> {
+        let line = self.line()?;
+        self.child.wait()?;
+        serde_json::from_str(&line)
+            .with_context(|| format!("the load generator's report is not JSON: {line:?}"))
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line)? == 0 {
+            bail!("the load generator ended without a report ({})", self.child.wait()?);
+        }
+        Ok(line)
+    }
+}
+
+impl Drop for Generator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `sidetrack-lab load SPEC`: the child's side of [`Generator`].
+///
+/// # Errors
+/// The specification is not one, or epoll cannot be used.
+pub fn main(spec: &str) -> Result<()> {
+    let spec: Spec = serde_json::from_str(spec).context("the load specification is not valid")?;
+    let report = run(&spec, || {
+        // Nobody reading any more means that the parent has ended; the death signal ends us, too.
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "{WINDOW_LINE}").and_then(|()| out.flush());
+    })?;
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// The path of the lab's own program, for [`Generator::start`].
+///
+/// # Errors
+/// It does not exist.
+pub fn program(launcher: &Path) -> Result<&str> {
+    launcher.to_str().context("the path of sidetrack-lab is not UTF-8")
+}

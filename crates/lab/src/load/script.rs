@@ -1,0 +1,79 @@
+//! A connection's conversation as data: what to write, then what to wait for, step by step.
+
+use super::wire::{self, Expect};
+use super::{Spec, Via, Work};
+
+/// One step: bytes to write, replies to await.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Written at once.
+    pub send: Vec<u8>,
+    /// Awaited in this order.
+    pub expect: Vec<Expect>,
+}
+
+/// The whole conversation of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// From connect to the first complete answer.
+    pub opening: Vec<Step>,
+    /// One further request on the same connection.
+    pub again: Step,
+}
+
+impl Script {
+    /// The conversation `spec` asks for.
+    #[must_use]
+    pub fn new(spec: &Spec) -> Self {
+        let connection = if spec.work == Work::NewConnection { "close" } else { "keep-alive" };
+        let request = format!(
+            "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n\r\n",
+            spec.path, spec.destination
+        );
+        let request = request.into_bytes();
+        let again = Step { send: request.clone(), expect: vec![Expect::HttpHead] };
+        Self { opening: opening(spec, request), again }
+    }
+
+    /// Step number `position` of a connection; after the opening, the same request for ever.
+    #[must_use]
+    pub fn step(&self, position: usize) -> &Step {
+        self.opening.get(position).unwrap_or(&self.again)
+    }
+}
+
+fn opening(spec: &Spec, request: Vec<u8>) -> Vec<Step> {
+    let step = |send: Vec<u8>, expect: &[Expect]| Step { send, expect: expect.to_vec() };
+    match spec.via {
+        Via::Plain => vec![step(request, &[Expect::HttpHead])],
+        Via::Socks5 => vec![
+            step(wire::SOCKS5_GREETING.to_vec(), &[Expect::Socks5Method]),
+            step(wire::socks5_connect(spec.destination), &[Expect::Socks5Reply]),
+            step(request, &[Expect::HttpHead]),
+        ],
+        Via::Socks6Draft { initial_data } => socks6(initial_data, Expect::Socks6Operation, request, |n| {
+            wire::socks6_connect(spec.destination, n)
+        }),
+        Via::Socks6Socksx { initial_data } => {
+            socks6(initial_data, Expect::Socks6SocksxOperation, request, |n| {
+                wire::socksx_connect(spec.destination, n)
+            })
+        }
+    }
+}
+
+fn socks6(
+    initial: bool,
+    operation: Expect,
+    request: Vec<u8>,
+    connect: impl Fn(usize) -> Vec<u8>,
+) -> Vec<Step> {
+    if initial {
+        let send = [connect(request.len()), request].concat();
+        return vec![Step { send, expect: vec![Expect::Socks6Auth, operation, Expect::HttpHead] }];
+    }
+    vec![
+        Step { send: connect(0), expect: vec![Expect::Socks6Auth, operation] },
+        Step { send: request, expect: vec![Expect::HttpHead] },
+    ]
+}

@@ -1,0 +1,157 @@
+//! What the figures were taken on, and how disturbed the machine was meanwhile.
+
+use std::fs;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// The machine a table was measured on.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Machine {
+    /// UTC date, `YYYY-MM-DD`.
+    pub date: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model and count.
+    pub cpu: String,
+    /// TCP congestion control of new connections.
+    pub congestion_control: String,
+    /// Load average over one minute at the start.
+    pub load: f64,
+}
+
+impl Machine {
+    /// Reads what can be read; what cannot is named `unknown`.
+    #[must_use]
+    pub fn probe() -> Self {
+        let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).ok();
+        let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
+        let count = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+        Self {
+            date: today(),
+            kernel: read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".into()),
+            cpu: format!("{count} x {}", model.unwrap_or("unknown").trim()),
+            congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control")
+                .unwrap_or_else(|| "unknown".into()),
+            load: load_average(),
+        }
+    }
+}
+
+/// Load average over one minute.
+#[must_use]
+pub fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+/// How much others took from us during a sample.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disturbance {
+    /// Time the hypervisor gave to others, in percent of all CPU time.
+    pub steal_percent: f64,
+    /// Time in which some task waited for a CPU, in percent of the sample (`/proc/pressure/cpu`).
+    pub pressure_percent: f64,
+}
+
+/// Counters at the start of a sample.
+#[derive(Debug)]
+pub struct DisturbanceMeter {
+    since: Instant,
+    steal_ticks: u64,
+    all_ticks: u64,
+    pressure_us: u64,
+}
+
+impl DisturbanceMeter {
+    /// Starts counting.
+    #[must_use]
+    pub fn start() -> Self {
+        let (steal_ticks, all_ticks) = cpu_ticks();
+        Self { since: Instant::now(), steal_ticks, all_ticks, pressure_us: pressure_us() }
+    }
+
+    /// What happened since [`Self::start`].
+    #[must_use]
+    pub fn stop(&self) -> Disturbance {
+        let (steal, all) = cpu_ticks();
+        let elapsed_us = self.since.elapsed().as_micros() as f64;
+        Disturbance {
+            steal_percent: percent((steal - self.steal_ticks) as f64, (all - self.all_ticks) as f64),
+            pressure_percent: percent((pressure_us() - self.pressure_us) as f64, elapsed_us),
+        }
+    }
+}
+
+fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
+}
+
+/// Steal and total ticks of all CPUs, from the first line of `/proc/stat` (proc_stat(5)).
+fn cpu_ticks() -> (u64, u64) {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields: Vec<u64> = text
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .take(8) // guest time is already in user time
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    (fields.get(7).copied().unwrap_or(0), fields.iter().sum())
+}
+
+fn pressure_us() -> u64 {
+    let text = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let total = text.lines().next().and_then(|line| line.rsplit("total=").next());
+    total.and_then(|total| total.parse().ok()).unwrap_or(0)
+}
+
+fn today() -> String {
+    let seconds =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |age| age.as_secs());
+    civil_date(seconds / 86_400)
+}
+
+/// Days since 1970-01-01 as a date of the proleptic Gregorian calendar.
+fn civil_date(days: u64) -> String {
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut left) = (1970, days);
+    while left >= 365 + u64::from(is_leap(year)) {
+        left -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    format!("{year:04}-{month:02}-{:02}", left + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::civil_date;
+
+    #[test]
+    fn dates_at_the_edges_of_months_and_leap_years() {
+        for (days, date) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_454, "2026-01-01"),
+            (20_818, "2026-12-31"),
+        ] {
+            assert_eq!(civil_date(days), date);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A long-running program of the lab: started in a node, awaited until it listens, ended with its children.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+
+use crate::cpu;
+use crate::topology::Node;
+
+/// How long a program may take until it listens.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+/// How often we look whether it does.
+const READY_POLL: Duration = Duration::from_millis(3);
+/// How much of a failed program's log an error shows, in bytes.
+const LOG_TAIL_BYTES: usize = 600;
+
+/// A running program; dropping it kills its whole session.
+#[derive(Debug)]
+pub struct Service {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Service {
+    /// Starts `command` (from [`Node::command_at`]) with its output in `DIRECTORY/NAME.log`.
+    ///
+    /// # Errors
+    /// The log cannot be written or the launcher cannot be started.
+    pub fn start(name: &str, mut command: Command, directory: &Path) -> Result<Self> {
+        let log = directory.join(format!("{name}.log"));
+        let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let errors = output.try_clone()?;
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+        let child = child.with_context(|| format!("cannot start {name}"))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// Waits until something in `node` listens on TCP `port`.
+    ///
+    /// # Errors
+    /// The program ended or did not listen within ten seconds; the message shows the end of its log.
+    pub fn wait_listening(&mut self, node: &Node, port: u16) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            if node.listens_on(port)? {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!(
+                    "{} ended ({status}) before it listened on port {port}: {}",
+                    self.name,
+                    self.log_tail()
+                );
+            }
+            if since.elapsed() > READY_WITHIN {
+                bail!(
+                    "{} does not listen on port {port} after {READY_WITHIN:?}: {}",
+                    self.name,
+                    self.log_tail()
+                );
+            }
+            std::thread::sleep(READY_POLL);
+        }
+    }
+
+    /// The process id, which is also its session and process group.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// CPU time used so far by the program and its children, in nanoseconds.
+    #[must_use]
+    pub fn cpu_ns(&self) -> u64 {
+        cpu::session_cpu_ns(self.pid())
+    }
+
+    /// Resident memory of the program and its children, in bytes.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        cpu::session_resident_bytes(self.pid())
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends a signal to the program itself, not to its children.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid().cast_signed()).context("a process id is not zero")?;
+        rustix::process::kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Everything it wrote so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let start = log.char_indices().map(|(at, _)| at).find(|at| log.len() - at <= LOG_TAIL_BYTES);
+        log.get(start.unwrap_or(0)..).unwrap_or_default().trim().to_owned()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let members = cpu::session_members(self.pid());
+        let _ = self.child.kill();
+        // Workers keep the session of the leader whatever process group they chose.
+        for pid in members.into_iter().filter(|pid| *pid != self.child.id()) {
+            if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+        }
+        let _ = self.child.wait();
+    }
+}

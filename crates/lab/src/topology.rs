@@ -1,0 +1,253 @@
+//! Hosts out of network namespaces, joined by veth pairs.
+//!
+//! A node is an anonymous namespace held open by a process that waits for the end of its standard input.
+//! Nothing has a name in the host and no interface is ever created there, so there is nothing to clean up:
+//! when the lab ends, however it ends, the pipe closes, the holder ends and the kernel removes the rest.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::launch::{self, Placement};
+
+/// One host: a network namespace and the process that holds it.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    launcher: PathBuf,
+    holder: Child,
+    /// Closing it ends the holder; kept only for that.
+    _stdin: ChildStdin,
+}
+
+/// One end of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// IPv4 address, in a /24.
+    pub v4: Ipv4Addr,
+    /// IPv6 address, in a /64.
+    pub v6: Ipv6Addr,
+}
+
+/// A veth pair between two nodes with its addresses.
+#[derive(Debug, Clone)]
+pub struct Link {
+    /// Address at the first node.
+    pub a: End,
+    /// Address at the second node.
+    pub b: End,
+    /// Interface name, the same at both ends.
+    pub interface: String,
+}
+
+impl Node {
+    /// Makes an empty host whose loopback interface is up.
+    ///
+    /// # Errors
+    /// No right to make a namespace (root is needed), or `unshare` and `ip` are not installed.
+    pub fn new(name: &str, launcher: &Path) -> Result<Self> {
+        let mut command = launch::command(launcher, &Placement::default(), "unshare");
+        command.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut holder = command.spawn().with_context(|| format!("cannot start {}", launcher.display()))?;
+        let mut stdin = holder.stdin.take().context("the holder has no standard input")?;
+        // `cat` answers only once `unshare` has succeeded, so the echo is the readiness signal.
+        let answered = stdin.write_all(b"\n").and_then(|()| {
+            let mut echo = [0u8; 1];
+            holder.stdout.as_mut().map_or(Ok(()), |out| out.read_exact(&mut echo))
+        });
+        if answered.is_err() {
+            drop(stdin);
+            let output = holder.wait_with_output()?;
+            bail!(
+                "cannot make the namespace of {name}: {}",
+                String::from_utf8_lossy(&output.stderr).trim().to_owned()
+            );
+        }
+        let node = Self { name: name.to_owned(), launcher: launcher.to_owned(), holder, _stdin: stdin };
+        node.run("ip", &["link", "set", "lo", "up"])?;
+        node.sysctl("net/ipv6/conf/all/accept_dad", "0")?;
+        node.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+        Ok(node)
+    }
+
+    /// The name given at creation.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace as a path; valid as long as the node lives.
+    #[must_use]
+    pub fn netns(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
+    }
+
+    /// A command that will run in this node; add arguments and spawn it.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        self.command_at(program, &Placement::default())
+    }
+
+    /// A command that will run in this node on the CPU and with the nice value of `placement`.
+    #[must_use]
+    pub fn command_at(&self, program: &str, placement: &Placement) -> Command {
+        let placement = Placement { netns: Some(self.netns()), ..placement.clone() };
+        launch::command(&self.launcher, &placement, program)
+    }
+
+    /// Runs a short command to its end and gives its standard output.
+    ///
+    /// # Errors
+    /// It cannot be started or fails; the message holds what it wrote to standard error.
+    pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        self.run_with_input(program, arguments, "")
+    }
+
+    /// [`Self::run`] with something on standard input.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_with_input(&self, program: &str, arguments: &[&str], input: &str) -> Result<String> {
+        let mut command = self.command(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes()).or_else(ignore_broken_pipe)?;
+        }
+        let output = child.wait_with_output()?;
+        ensure!(
+            output.status.success(),
+            "{program} {} in {} failed: {}",
+            arguments.join(" "),
+            self.name,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs `work` on a thread that has entered this node: sockets made there belong to the node.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or `work` failed.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let netns = self.netns();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                launch::join_netns(&netns)?;
+                work()
+            });
+            thread.join().map_err(|_| anyhow!("the thread inside {} panicked", self.name))?
+        })
+    }
+
+    /// Sets a kernel parameter of this node; `key` is the path below `/proc/sys`.
+    ///
+    /// # Errors
+    /// The parameter does not exist in a namespace or refuses the value.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        let path = Path::new("/proc/sys").join(key);
+        self.enter(|| {
+            std::fs::write(&path, value)
+                .with_context(|| format!("cannot set {key} = {value} in {}", self.name))
+        })
+    }
+
+    /// Loads an nft ruleset; it goes with the node, or with [`Self::delete_table`].
+    ///
+    /// # Errors
+    /// `nft` refuses it.
+    pub fn nft(&self, ruleset: &str) -> Result<()> {
+        self.run_with_input("nft", &["-f", "-"], ruleset).map(|_| ())
+    }
+
+    /// Deletes a table, such as `ip lab`, with all its rules.
+    ///
+    /// # Errors
+    /// There is no such table.
+    pub fn delete_table(&self, table: &str) -> Result<()> {
+        self.nft(&format!("delete table {table}\n"))
+    }
+
+    /// Whether something in this node listens on TCP `port`, on any address and family.
+    ///
+    /// # Errors
+    /// The socket table cannot be read.
+    pub fn listens_on(&self, port: u16) -> Result<bool> {
+        self.enter(|| {
+            let v4 = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
+            let v6 = std::fs::read_to_string("/proc/thread-self/net/tcp6").unwrap_or_default();
+            Ok(is_listening(&v4, port) || is_listening(&v6, port))
+        })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Joins two nodes; `subnet` (1 to 254) numbers the link: 10.77.SUBNET.0/24 and fd77:SUBNET::/64, `a` gets .1.
+///
+/// # Errors
+/// `ip` refuses, for example because the same link exists already.
+pub fn link(a: &Node, b: &Node, subnet: u8) -> Result<Link> {
+    let interface = format!("link{subnet}");
+    let (pid_a, pid_b) = (a.holder.id().to_string(), b.holder.id().to_string());
+    let pair = ["link", "add", &interface, "netns", &pid_a, "type", "veth", "peer", "name", &interface];
+    a.run("ip", &[&pair[..], &["netns", &pid_b]].concat())?;
+    let end = |host: u8| End {
+        v4: Ipv4Addr::new(10, 77, subnet, host),
+        v6: Ipv6Addr::new(0xfd77, subnet.into(), 0, 0, 0, 0, 0, host.into()),
+    };
+    let link = Link { a: end(1), b: end(2), interface };
+    for (node, end) in [(a, link.a), (b, link.b)] {
+        let (v4, v6) = (format!("{}/24", end.v4), format!("{}/64", end.v6));
+        node.run("ip", &["addr", "add", &v4, "dev", &link.interface])?;
+        node.run("ip", &["addr", "add", &v6, "dev", &link.interface, "nodad"])?;
+        node.run("ip", &["link", "set", &link.interface, "up"])?;
+    }
+    Ok(link)
+}
+
+/// Adds a default route, of the family of `via`.
+///
+/// # Errors
+/// `ip` refuses.
+pub fn default_route(node: &Node, via: IpAddr) -> Result<()> {
+    let family = if via.is_ipv4() { "-4" } else { "-6" };
+    node.run("ip", &[family, "route", "add", "default", "via", &via.to_string()]).map(|_| ())
+}
+
+fn ignore_broken_pipe(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
+}
+
+/// Looks for `port` in state LISTEN (0A) in the text of `/proc/net/tcp` or `tcp6`.
+fn is_listening(table: &str, port: u16) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next().and_then(|address| address.rsplit(':').next());
+        local.and_then(|hex| u16::from_str_radix(hex, 16).ok()) == Some(port) && fields.nth(1) == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_listening;
+
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue\n   \
+        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   \
+        1: 0100007F:0050 0100007F:C350 01 00000000:00000000\n";
+
+    #[test]
+    fn a_listener_is_told_from_a_connection() {
+        assert!(is_listening(TABLE, 8080));
+        assert!(!is_listening(TABLE, 80), "port 80 is connected, not listening");
+        assert!(!is_listening(TABLE, 50000), "the remote port is not ours");
+    }
+}
