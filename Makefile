@@ -1,0 +1,75 @@
+# Two commands for a fresh checkout: `make run` (the main job, on real namespaces) and `make test` (everything).
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+
+# command:package pairs of Debian 12; only what is missing is installed.
+DEPS_BUILD := cc:gcc
+DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq
+DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd \
+	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
+	danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping
+DEPS_BENCH := $(DEPS_TEST) conntrack:conntrack
+
+# Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run
+# through sudo; without sudo they say "skipped" and are counted.
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
+AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
+
+.PHONY: help run test lab fuzz fuzz-replay bench-relay deny format deps-run deps-test deps-bench need-cargo
+
+help: ## Says what there is
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null || { \
+	  echo "error: cargo is missing; Sidetrack is built with Rust 1.95 (Debian 12's own is older)" >&2; \
+	  echo "help: install rustup (https://www.rust-lang.org/tools/install), open a new shell, try again;" >&2; \
+	  echo "      rustup then takes the version that rust-toolchain.toml names" >&2; \
+	  exit 1; }
+
+deps-run: need-cargo
+	@.ci/apt-install $(DEPS_RUN)
+
+deps-test: need-cargo
+	@.ci/apt-install $(DEPS_TEST)
+
+deps-bench: need-cargo
+	@.ci/apt-install $(DEPS_BENCH)
+
+run: deps-run ## Builds the release binary and runs the main job on real namespaces
+	$(CARGO) build --release --locked --package sidetrack
+	SIDETRACK=$(abspath $(TARGET_DIR))/release/sidetrack examples/main-job/run.sh
+
+test: deps-test ## Formatting, clippy, every test tier with the namespace tests, replay of the fuzz seeds
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) build --locked --workspace
+	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
+	$(MAKE) --no-print-directory fuzz-replay
+
+lab: deps-test ## The real programs across namespaces; a skip is a failure
+	$(CARGO) build --locked --workspace
+	SIDETRACK_REQUIRE_ALL=1 $(AS_ROOT) $(CARGO) test --locked --package sidetrack-lab -- --nocapture
+
+fuzz-replay: deps-test ## Every fuzz target over its committed seeds (no nightly needed)
+	fuzz/replay.sh
+
+fuzz: deps-test ## Fuzzes every target for 30 seconds (SECONDS_EACH=n changes that)
+	fuzz/run.sh $(or $(SECONDS_EACH),30)
+
+bench-relay: deps-bench ## The bars of SPECIFICATION.md: we, the peers and the limits, interleaved (root)
+	$(CARGO) build --release --locked --workspace
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') $(TARGET_DIR)/release/sidetrack-lab relay $(RELAY)
+
+deny: need-cargo ## Licences, advisories and sources of every dependency
+	@command -v cargo-deny >/dev/null || { \
+	  echo "error: cargo-deny is missing" >&2; echo "help: cargo install --locked cargo-deny" >&2; exit 1; }
+	$(CARGO) deny check
+
+format: need-cargo ## Formats the sources
+	$(CARGO) fmt --all

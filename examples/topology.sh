@@ -1,0 +1,153 @@
+# Hosts out of network namespaces, for the examples. Source it; it is no program.
+#
+# Everything lives in a mount namespace of its own with a private /run: when the script ends, however it ends, the
+# kernel takes the hosts, the wires between them and every program started by `start` away. Nothing on this
+# machine is changed and nothing has to be cleaned up.
+#
+#   isolate "$@"          re-runs the script in namespaces of its own (as root, or as an ordinary user where the
+#                         kernel lets one make user namespaces)
+#   host NAME             a host
+#   wire A ADDR4 ADDR6 B ADDR4 ADDR6    joins two hosts; addresses with prefix lengths
+#   on HOST CMD...        runs a command there
+#   start NAME HOST CMD...    runs a program there until the script ends; its output goes to $work/NAME.log
+#   wait_for NAME HOST ADDR PORT    returns once something listens there, or says what NAME wrote and fails
+#   say, show, fail       what the script tells the person
+set -euo pipefail
+
+examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(dirname "$examples")
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+show() { printf '  $ %s\n' "$*"; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# The program under test: $SIDETRACK, else a release build, else a debug build of this repository.
+sidetrack_binary() {
+    local target=${CARGO_TARGET_DIR:-$repository/target} candidate
+    for candidate in "${SIDETRACK:-}" "$target/release/sidetrack" "$target/debug/sidetrack"; do
+        if [ -n "$candidate" ] && [ -x "$candidate" ]; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    fail "there is no sidetrack binary yet: run 'cargo build --release', or set SIDETRACK=/path/to/sidetrack"
+}
+
+need() {
+    local command
+    for command in "$@"; do
+        command -v "$command" >/dev/null || fail "'$command' is not installed: run 'make deps-run' first"
+    done
+}
+
+isolate() {
+    PATH=$PATH:/usr/sbin:/sbin
+    need ip ss unshare nsenter setpriv
+    if [ "${SIDETRACK_EXAMPLE_ISOLATED:-}" != yes ]; then
+        export SIDETRACK_EXAMPLE_ISOLATED=yes
+        if [ "$(id -u)" = 0 ]; then
+            exec unshare --mount --net -- "$BASH" "$0" "$@"
+        fi
+        unshare --user --map-root-user --net true 2>/dev/null || fail "this kernel does not let an ordinary user \
+make namespaces: run this script with sudo. ('sidetrack doctor' names the setting that forbids it.)"
+        exec unshare --user --map-root-user --mount --net -- "$BASH" "$0" "$@"
+    fi
+    mount --make-rprivate /
+    mount -t tmpfs -o mode=0755 sidetrack-example /run
+    mkdir -p /run/netns
+    work=/run/work
+    mkdir "$work"
+    started=()
+    trap finish EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+# Ends what was started, and only that. What escapes (a SIGKILL of this script) ends by its parent-death signal.
+finish() {
+    local status=$? pid
+    trap - EXIT
+    for pid in "${started[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+    for pid in "${started[@]}"; do wait "$pid" 2>/dev/null || true; done
+    exit "$status"
+}
+
+host() {
+    ip netns add "$1"
+    ip -n "$1" link set lo up
+}
+
+wire() {
+    local a=$1 a4=$2 a6=$3 b=$4 b4=$5 b6=$6
+    ip link add "to-$b" netns "$a" type veth peer name "to-$a" netns "$b"
+    ip -n "$a" address add "$a4" dev "to-$b"
+    ip -n "$b" address add "$b4" dev "to-$a"
+    ip -n "$a" address add "$a6" dev "to-$b" nodad
+    ip -n "$b" address add "$b6" dev "to-$a" nodad
+    ip -n "$a" link set "to-$b" up
+    ip -n "$b" link set "to-$a" up
+}
+
+on() {
+    local where=$1
+    shift
+    nsenter --net="/run/netns/$where" -- "$@"
+}
+
+start() {
+    local name=$1 where=$2
+    shift 2
+    nsenter --net="/run/netns/$where" -- setpriv --pdeathsig KILL -- "$@" >"$work/$name.log" 2>&1 &
+    started+=($!)
+}
+
+# Polls, bounded: 100 tries, each at most a tenth of a second.
+wait_for() {
+    local name=$1 where=$2 address=$3 port=$4 try
+    for ((try = 0; try < 100; try++)); do
+        if [ -n "$(on "$where" ss -Hltn "src $address and sport = :$port")" ]; then return; fi
+        read -rt 0.1 <> <(:) || true
+    done
+    printf '%s did not come up at %s:%s. It wrote:\n' "$name" "$address" "$port" >&2
+    cat "$work/$name.log" >&2
+    exit 1
+}
+
+# A real nginx that serves one page; its access log tells who asked.
+web_server() {
+    local where=$1 address=$2 page=$3 tag=${4:-web}
+    local folder="$work/$tag"
+    mkdir -p "$folder/html" "$folder/logs"
+    printf '%s\n' "$page" >"$folder/html/index.html"
+    cat >"$folder/nginx.conf" <<NGINX
+user root;
+daemon off;
+master_process off;
+pid $folder/nginx.pid;
+error_log stderr warn;
+events { worker_connections 64; }
+http {
+    access_log $folder/logs/access.log;
+    client_body_temp_path $folder/logs/body;
+    proxy_temp_path $folder/logs/proxy;
+    fastcgi_temp_path $folder/logs/fastcgi;
+    uwsgi_temp_path $folder/logs/uwsgi;
+    scgi_temp_path $folder/logs/scgi;
+    default_type text/html;
+    server { listen $address; root $folder/html; }
+}
+NGINX
+    start "$tag" "$where" nginx -e stderr -p "$folder" -c "$folder/nginx.conf"
+}
+
+# The records of flows, one line each: the fields that answer "who, where to, how, how much, how did it end".
+records() {
+    if command -v jq >/dev/null; then
+        jq -r '"    \(.client) -> \(.host // "")\(if .host then " " else "" end)\(.orig_dst)  by \(.carrier)\n" +
+            "      rule \(.rule // "(default)"), caught by \(.intercept), \(.bytes_up) bytes up, " +
+            "\(.bytes_down) bytes down, \(.duration_seconds) s, ended: \(.reason)"' "$1"
+    else
+        sed 's/^/    /' "$1"
+    fi
+}
