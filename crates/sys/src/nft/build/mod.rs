@@ -1,0 +1,5 @@
+//! The tables Sidetrack uses, built from what a person configures.
+
+mod run;
+
+pub use run::run_namespace;
