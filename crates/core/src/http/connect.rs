@@ -1,1 +1,284 @@
-//! Not written yet.
+//! The client side of HTTP CONNECT (RFC 9110 Sec. 9.3.6): a tunnel through a proxy.
+//!
+//! One write (the request), one answer (a response head), then bytes. Strict about what ends the handshake, lenient
+//! about what proxies put into it: interim responses are skipped, any 2xx opens the tunnel, and Content-Length and
+//! Transfer-Encoding of a 2xx mean nothing.
+
+use crate::carrier::Credentials;
+use crate::flow::{Destination, EndReason, Host};
+use crate::time::Instant;
+use data_encoding::BASE64;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Most bytes of all response heads together, interim ones included.
+pub const MAX_HEAD: usize = 16 * 1024;
+
+/// Most header fields of one response head.
+pub const MAX_FIELDS: usize = 128;
+
+/// Most interim (1xx) responses before the final one.
+pub const MAX_INTERIM: usize = 8;
+
+/// Most bytes of a proxy's own words in a detail.
+const MAX_QUOTE: usize = 120;
+
+/// What to ask of the proxy.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the tunnel is to lead. Give the name if it is known: the proxy then resolves it.
+    pub destination: Destination,
+    /// Sent as Basic (RFC 7617) with the request, without waiting for a 407.
+    pub credentials: Option<Credentials>,
+    /// Sent behind the request in the same write, before the proxy has agreed (optimistic); empty to wait. Lost if
+    /// the proxy refuses, and some proxies drop it: ask the user first.
+    pub initial_data: Vec<u8>,
+    /// How long the proxy may take for its answer, which includes its own connecting.
+    pub timeout: Duration,
+}
+
+/// What happened to the connection with the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input<'a> {
+    /// These bytes came; any split of the stream gives the same result.
+    Bytes(&'a [u8]),
+    /// The proxy closed its side.
+    End,
+    /// The clock reached [`Client::deadline`].
+    Tick,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Write this to the proxy, in one write.
+    Send(Vec<u8>),
+    /// The tunnel is open; hand no more bytes to the machine.
+    Connected {
+        /// First bytes of the destination, which came behind the answer.
+        leftover: Vec<u8>,
+    },
+    /// There will be no tunnel: close the connection.
+    Failed {
+        /// Why, for the record.
+        reason: EndReason,
+        /// The same for a person: status, and the proxy's own words.
+        detail: String,
+    },
+}
+
+/// The machine; see the module.
+#[derive(Debug)]
+pub struct Client {
+    received: Vec<u8>,
+    /// `None` once the handshake is over.
+    deadline: Option<Instant>,
+    timeout: Duration,
+    outputs: VecDeque<Output>,
+}
+
+impl Client {
+    /// Starts the handshake: the first output is the request, or a failure if HTTP cannot express it.
+    pub fn new(config: Config, now: Instant) -> Self {
+        let mut client = Self {
+            received: Vec::new(),
+            deadline: Some(now + config.timeout),
+            timeout: config.timeout,
+            outputs: VecDeque::new(),
+        };
+        match request(&config) {
+            Ok(bytes) => client.outputs.push_back(Output::Send(bytes)),
+            Err((reason, detail)) => client.fail(reason, detail),
+        }
+        client
+    }
+
+    /// Takes one event. After [`Output::Connected`] or [`Output::Failed`] nothing has an effect.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        let Some(deadline) = self.deadline else { return };
+        match input {
+            Input::Bytes(bytes) => {
+                self.received.extend_from_slice(bytes);
+                self.advance();
+            }
+            Input::End => self.fail(
+                EndReason::HopFailed,
+                "the proxy closed the connection before it answered CONNECT".to_owned(),
+            ),
+            Input::Tick if now >= deadline => {
+                let detail =
+                    format!("the proxy did not answer CONNECT within {} ms", self.timeout.as_millis());
+                self.fail(EndReason::ConnectTimeout, detail);
+            }
+            Input::Tick => {}
+        }
+    }
+
+    /// The next thing to do; `None` when there is nothing until the next event.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call [`Self::handle`] with [`Input::Tick`]; `None` once the handshake is over.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Reads the response heads that are whole, from the start: interim ones are few and stay in `received`, where
+    /// they count towards [`MAX_HEAD`].
+    fn advance(&mut self) {
+        let mut start = 0;
+        for _ in 0..=MAX_INTERIM {
+            let end = self.received.len().min(MAX_HEAD);
+            match read_response(self.received.get(start..end).unwrap_or_default()) {
+                Response::Partial if end == MAX_HEAD => {
+                    return self.broken("its answer is longer than 16 KiB");
+                }
+                Response::Partial => return,
+                Response::Broken(what) => return self.broken(what),
+                Response::Interim { length } => start += length,
+                Response::Open { length } => {
+                    let leftover = self.received.split_off(start + length);
+                    return self.finish(Output::Connected { leftover });
+                }
+                Response::Refused { reason, detail } => return self.fail(reason, detail),
+            }
+        }
+        self.broken("it sends interim responses without end");
+    }
+
+    fn broken(&mut self, what: &str) {
+        self.fail(EndReason::HopFailed, format!("the proxy did not answer CONNECT as HTTP/1: {what}"));
+    }
+
+    fn fail(&mut self, reason: EndReason, detail: String) {
+        self.finish(Output::Failed { reason, detail });
+    }
+
+    fn finish(&mut self, output: Output) {
+        self.deadline = None;
+        self.received = Vec::new();
+        self.outputs.push_back(output);
+    }
+}
+
+/// The request, with initial data behind it; or why HTTP cannot carry the wish.
+fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
+    let target = &config.destination;
+    if let Host::Name(name) = &target.host
+        && !name
+            .as_str()
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    {
+        let detail = format!("'{name}' is no DNS name in ASCII, so HTTP CONNECT cannot ask for it");
+        return Err((EndReason::BadRequest, detail));
+    }
+    let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n").into_bytes();
+    if let Some(Credentials { user, password }) = &config.credentials {
+        // RFC 7617 Sec. 2: the first colon ends the user name.
+        if user.contains(':') {
+            let detail = "a user name with a colon cannot be sent to an HTTP proxy (RFC 7617)".to_owned();
+            return Err((EndReason::AuthFailed, detail));
+        }
+        let token = BASE64.encode(format!("{user}:{password}").as_bytes());
+        request.extend_from_slice(format!("Proxy-Authorization: Basic {token}\r\n").as_bytes());
+    }
+    request.extend_from_slice(b"\r\n");
+    request.extend_from_slice(&config.initial_data);
+    Ok(request)
+}
+
+/// One response head.
+enum Response {
+    Partial,
+    Broken(&'static str),
+    /// 1xx; the final one follows.
+    Interim {
+        length: usize,
+    },
+    /// 2xx: bytes of the tunnel follow.
+    Open {
+        length: usize,
+    },
+    Refused {
+        reason: EndReason,
+        detail: String,
+    },
+}
+
+fn read_response(bytes: &[u8]) -> Response {
+    // A SOCKS or TLS server would otherwise be waited for until the time-out.
+    if bytes.iter().zip(b"HTTP/1.").any(|(byte, wanted)| byte != wanted) {
+        return Response::Broken("it does not speak HTTP/1 there");
+    }
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut response = httparse::Response::new(&mut fields);
+    let length = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Response::Partial,
+        Err(httparse::Error::TooManyHeaders) => {
+            return Response::Broken("its answer has more than 128 fields");
+        }
+        Err(_) => return Response::Broken("a line of its answer is malformed"),
+    };
+    match response.code.unwrap_or_default() {
+        101 => Response::Broken("it switched protocols, which nobody asked for"),
+        100..200 => Response::Interim { length },
+        200..300 => Response::Open { length },
+        status => refused(status, &response),
+    }
+}
+
+/// Reason and detail of a final answer that is no 2xx.
+fn refused(status: u16, response: &httparse::Response<'_, '_>) -> Response {
+    let mut detail = format!("the proxy answered {status}");
+    let phrase = quote(response.reason.unwrap_or_default().as_bytes());
+    if !phrase.is_empty() {
+        detail = format!("{detail} {phrase}");
+    }
+    let field = |name: &str| {
+        response.headers.iter().find(|field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+    };
+    let said = ["proxy-status", "x-squid-error"].into_iter().find_map(field);
+    if let Some(said) = said {
+        detail = format!("{detail} ({})", quote(said));
+    }
+    if status == 407 {
+        let scheme = field("proxy-authenticate").map_or_else(|| "no method".to_owned(), quote);
+        detail = format!("{detail}: it asks for {scheme}; give user and password (Basic) in the hop's URL");
+        return Response::Refused { reason: EndReason::AuthFailed, detail };
+    }
+    let reason = said.and_then(reason_said).unwrap_or(match status {
+        502 | 503 => EndReason::Unreachable,
+        408 | 504 => EndReason::ConnectTimeout,
+        _ => EndReason::HopFailed,
+    });
+    Response::Refused { reason, detail }
+}
+
+/// What went wrong behind the proxy, where it says so: `error=` of Proxy-Status (RFC 9209 Sec. 2.3), or Squid's
+/// `X-Squid-Error: NAME ERRNO`. A status alone does not tell a refusal from a missing route.
+fn reason_said(value: &[u8]) -> Option<EndReason> {
+    let text = std::str::from_utf8(value).ok()?;
+    let error = text.split([';', ',']).find_map(|part| part.trim().strip_prefix("error="));
+    match error.unwrap_or(text).trim() {
+        "dns_timeout" | "dns_error" => Some(EndReason::Dns),
+        "connection_refused" => Some(EndReason::Refused),
+        "connection_timeout" => Some(EndReason::ConnectTimeout),
+        "destination_not_found" | "destination_unavailable" | "destination_ip_unroutable" => {
+            Some(EndReason::Unreachable)
+        }
+        squid if squid.starts_with("ERR_DNS_FAIL") => Some(EndReason::Dns),
+        "ERR_CONNECT_FAIL 111" => Some(EndReason::Refused),
+        "ERR_CONNECT_FAIL 110" => Some(EndReason::ConnectTimeout),
+        squid if squid.starts_with("ERR_CONNECT_FAIL") => Some(EndReason::Unreachable),
+        _ => None,
+    }
+}
+
+/// A peer's words, fit for a log: printable ASCII, cut short.
+fn quote(bytes: &[u8]) -> String {
+    let printable = |byte: &u8| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '?' };
+    bytes.trim_ascii().iter().take(MAX_QUOTE).map(printable).collect()
+}
