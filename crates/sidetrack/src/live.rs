@@ -51,6 +51,7 @@ pub struct LiveFlow {
     bytes_down: AtomicU64,
     connect_us: AtomicU64,
     first_byte_us: AtomicU64,
+    sniff_us: AtomicU64,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
     /// 0, or 1 + the index in [`EndReason::ALL`] of the reason somebody else ends it with.
@@ -76,6 +77,7 @@ impl LiveFlow {
             bytes_down: AtomicU64::new(0),
             connect_us: AtomicU64::new(UNSET),
             first_byte_us: AtomicU64::new(UNSET),
+            sniff_us: AtomicU64::new(UNSET),
             active_ms: AtomicU64::new(0),
             ending: AtomicU8::new(0),
             waker: Mutex::new(None),
@@ -137,6 +139,16 @@ impl LiveFlow {
     /// Time until the first byte from the server.
     pub fn first_byte_time(&self) -> Option<Duration> {
         Some(self.first_byte_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    /// Notes for how long the flow was held so that a rule could see its first bytes.
+    pub fn sniffed(&self, wait: Duration) {
+        self.sniff_us.store(u64::try_from(wait.as_micros()).unwrap_or(UNSET - 1), Relaxed);
+    }
+
+    /// For how long the flow was held for its first bytes, if a rule asked for them.
+    pub fn sniff_wait(&self) -> Option<Duration> {
+        Some(self.sniff_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
     }
 
     /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.
@@ -255,6 +267,8 @@ impl Ledger {
 
 impl LedgerInner {
     fn push_ended(&mut self, ended: Ended) {
+        // A waker keeps its task's memory; the record of an ended flow may live for long.
+        *lock(&ended.flow.waker) = None;
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
             self.dropped += 1;

@@ -1,0 +1,187 @@
+//! Records: one JSON line for every flow, a window on the latest of them, and those who follow along.
+//!
+//! Everything here runs on the control thread or on the writer's own thread; the data path only puts a flow that
+//! ended into its worker's [`Ledger`](crate::live::Ledger).
+
+mod feed;
+mod recorder;
+mod text;
+mod writer;
+
+pub use feed::{FOLLOWERS_MAX, Feed, Follow, TooManyFollowers};
+pub use recorder::{Observer, Recorder, VISIT_EVERY};
+pub use text::Timestamp;
+pub use writer::{BUFFER_MAX, RecordWriter, Target};
+
+use crate::live::{Decided, Ended, LiveFlow};
+use serde::{Deserialize, Serialize};
+use sidetrack_core::carrier::Carrier;
+use sidetrack_core::filter::FlowFacts;
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept, Process};
+use sidetrack_core::policy::Action;
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// What is recorded of a flow. The names, their order and their meaning are fixed: `docs/records.md`.
+///
+/// A field that is not known is `null`; none is ever left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowRecord<'a> {
+    /// When the flow was caught: RFC 3339, UTC, milliseconds. The end is `ts` + `duration_seconds`.
+    pub ts: Timestamp,
+    /// The flow's number, unique in one process, rising from 1.
+    pub flow: u64,
+    /// Name of the rule that decided; `null` if the default did, or policy was never asked.
+    pub rule: Option<Cow<'a, str>>,
+    /// Names of the functions the flow passed, in order; empty if the rule names none.
+    pub chain: Vec<Cow<'a, str>>,
+    /// How it was carried: `direct`, `kernel`, or the hops in order, as in `socks6://gw:1080 -> http://b:3128`; never
+    /// with credentials. `null` if it was not carried.
+    pub carrier: Option<Cow<'a, str>>,
+    /// Name of the listener that caught it.
+    pub listener: Option<Cow<'a, str>>,
+    /// How it was caught.
+    pub intercept: Option<Intercept>,
+    /// The client's address, after PROXY protocol where that is trusted.
+    pub client: Option<SocketAddr>,
+    /// Where the application wanted to go, before any rule: `address:port` or `name:port`.
+    #[serde(with = "text::option")]
+    pub orig_dst: Option<Cow<'a, Destination>>,
+    /// The host name, if known: of our DNS answer, a SOCKS request, SNI or the HTTP Host field; else the name in
+    /// `orig_dst`.
+    pub host: Option<Cow<'a, str>>,
+    /// Base name of the local program, if it was asked for and found; `pid:N` if it has none.
+    pub process: Option<Cow<'a, str>>,
+    /// The SOCKS user that authenticated; else, for a local program, `uid:N`.
+    pub user: Option<Cow<'a, str>>,
+    /// Payload bytes from client to server.
+    pub bytes_up: u64,
+    /// Payload bytes from server to client.
+    pub bytes_down: u64,
+    /// From being caught until the path to the server stood; `null` if it never did.
+    pub connect_seconds: Option<f64>,
+    /// From being caught to the server's first byte; `null` if there was none.
+    pub first_byte_seconds: Option<f64>,
+    /// From being caught to the end, or until now.
+    pub duration_seconds: f64,
+    /// Whether its bytes went past us by an entry that we installed.
+    pub shunted: bool,
+    /// The one reason it ended; `null` only while it is in flight.
+    pub reason: Option<EndReason>,
+    /// More than the reason says: which hop, step and code.
+    pub detail: Option<Cow<'a, str>>,
+}
+
+/// Seconds, exact to the microsecond and no longer than that when written.
+fn seconds(time: Duration) -> f64 {
+    // Below 2^53 microseconds (285 years) this is exact.
+    time.as_micros() as f64 / 1e6
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+impl<'a> FlowRecord<'a> {
+    /// The record of a flow in flight, as of now. `decided` is that of the flow.
+    pub fn live(flow: &LiveFlow, decided: Option<&'a Decided>) -> Self {
+        let (bytes_up, bytes_down) = flow.bytes();
+        let known = decided.map(|decided| &decided.flow);
+        let process = known.and_then(|known| known.process.as_ref());
+        Self {
+            ts: Timestamp::from(flow.since),
+            flow: flow.id.0,
+            rule: decided.and_then(|decided| decided.verdict.rule.as_deref()).map(Cow::Borrowed),
+            chain: Vec::new(),
+            carrier: decided.and_then(carrier),
+            listener: known.map(|known| Cow::Borrowed(&*known.listener)),
+            intercept: known.map(|known| known.intercept),
+            client: known.map(|known| known.client),
+            orig_dst: known.map(|known| Cow::Borrowed(&known.orig_dst)),
+            host: known.and_then(host),
+            process: process.and_then(program),
+            user: known
+                .and_then(|known| known.user.as_deref())
+                .map(Cow::Borrowed)
+                .or_else(|| process?.uid.map(|uid| Cow::Owned(format!("uid:{uid}")))),
+            bytes_up,
+            bytes_down,
+            connect_seconds: flow.connect_time().map(seconds),
+            first_byte_seconds: flow.first_byte_time().map(seconds),
+            duration_seconds: seconds(flow.opened.elapsed()),
+            shunted: known.is_some_and(|known| known.intercept == Intercept::Kernel),
+            reason: None,
+            detail: None,
+        }
+    }
+
+    /// The record of a flow that ended. `decided` is that of the flow.
+    pub fn ended(ended: &'a Ended, decided: Option<&'a Decided>) -> Self {
+        Self {
+            duration_seconds: seconds(ended.duration),
+            reason: Some(ended.reason),
+            detail: ended.detail.as_deref().map(Cow::Borrowed),
+            ..Self::live(&ended.flow, decided)
+        }
+    }
+
+    /// What a filter can ask about it.
+    pub fn facts(&self) -> FlowFacts<'_> {
+        FlowFacts {
+            id: self.flow,
+            client: self.client,
+            dst: self.orig_dst.as_deref(),
+            host: self.host.as_deref(),
+            process: self.process.as_deref(),
+            user: self.user.as_deref(),
+            rule: self.rule.as_deref(),
+            carrier: self.carrier.as_deref(),
+            listener: self.listener.as_deref(),
+            intercept: self.intercept,
+            reason: self.reason,
+            bytes_up: self.bytes_up,
+            bytes_down: self.bytes_down,
+            age: duration(self.duration_seconds),
+            connect: self.connect_seconds.map(duration),
+            first_byte: self.first_byte_seconds.map(duration),
+        }
+    }
+
+    /// Appends the record as one line of JSON.
+    pub fn write_line(&self, out: &mut Vec<u8>) {
+        // Neither can a Vec refuse bytes, nor has a record a map key or number that JSON cannot hold.
+        if serde_json::to_writer(&mut *out, self).is_ok() {
+            out.push(b'\n');
+        }
+    }
+}
+
+/// The host name; a destination that is a name is one, too.
+fn host(flow: &Flow) -> Option<Cow<'_, str>> {
+    let name = flow.host.as_ref().or(match &flow.orig_dst.host {
+        Host::Name(name) => Some(name),
+        Host::Ip(_) => None,
+    });
+    name.map(|name| Cow::Borrowed(name.as_str()))
+}
+
+/// The carrier in words; none for a flow that was denied.
+fn carrier(decided: &Decided) -> Option<Cow<'_, str>> {
+    match &decided.verdict.action {
+        Action::Deny => None,
+        Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some("kernel".into()),
+        Action::Carry(carry) => Some(match &carry.carrier {
+            Carrier::Direct => "direct".into(),
+            hops @ Carrier::Hops(_) => hops.to_string().into(),
+        }),
+    }
+}
+
+fn program(process: &Process) -> Option<Cow<'_, str>> {
+    match (&process.name, process.pid) {
+        (Some(name), _) => Some(name.into()),
+        (None, Some(pid)) => Some(format!("pid:{pid}").into()),
+        (None, None) => None,
+    }
+}

@@ -1,0 +1,120 @@
+//! The task that collects ended flows from all workers.
+
+use super::{Feed, FlowRecord, RecordWriter};
+use crate::live::{Decided, Ended, Ledger};
+use sidetrack_core::flow::FlowId;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+/// How often every worker's ledger is visited: the latest that a record is late.
+pub const VISIT_EVERY: Duration = Duration::from_millis(50);
+
+/// How long the last lines may take to be written when we stop.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// Who else wants to see every flow that ended (the metrics).
+pub trait Observer: Send + Sync {
+    /// A flow ended.
+    fn ended(&self, ended: &Ended, decided: Option<&Decided>);
+    /// So many records were lost: no room, or not writable.
+    fn lost(&self, records: u64);
+}
+
+/// Visits the ledgers and hands on what it finds: to the writer, the feed and the observer.
+pub struct Recorder {
+    ledgers: Vec<Arc<Ledger>>,
+    feed: Arc<Feed>,
+    writer: Option<RecordWriter>,
+    observer: Arc<dyn Observer>,
+    /// Flows in flight that followers have been told of.
+    told: BTreeSet<FlowId>,
+    lines: Vec<u8>,
+}
+
+impl Recorder {
+    /// A recorder of these workers. Without a writer no lines are written.
+    pub fn new(
+        ledgers: Vec<Arc<Ledger>>,
+        feed: Arc<Feed>,
+        writer: Option<RecordWriter>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        Self { ledgers, feed, writer, observer, told: BTreeSet::new(), lines: Vec::new() }
+    }
+
+    /// Visits the ledgers until `stop` becomes true (or its sender goes), then once more, and waits for the last
+    /// lines to be written, though not for ever. Stop the workers first, so that no flow ends later.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut tick = tokio::time::interval(VISIT_EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => self.visit(),
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        self.finish().await;
+    }
+
+    /// The last visit.
+    async fn finish(mut self) {
+        self.visit();
+        self.feed.close();
+        let Some(writer) = self.writer.take() else { return };
+        // The wait is that of another thread's disk: not on this one, which may serve others.
+        let lost = tokio::task::spawn_blocking(move || writer.close(LAST_LINES)).await.unwrap_or(0);
+        self.observer.lost(lost);
+    }
+
+    /// One visit.
+    pub fn visit(&mut self) {
+        self.tell_opened();
+        for ledger in self.ledgers.clone() {
+            let (all, dropped) = ledger.take_ended();
+            if dropped > 0 {
+                self.observer.lost(dropped);
+            }
+            for ended in all {
+                self.take(ended);
+            }
+        }
+        if let Some(writer) = &self.writer {
+            writer.push(&self.lines);
+            self.lines.clear();
+            self.observer.lost(writer.take_lost());
+        }
+    }
+
+    fn take(&mut self, ended: Ended) {
+        let decided = ended.flow.decided();
+        self.observer.ended(&ended, decided.as_deref());
+        let record = FlowRecord::ended(&ended, decided.as_deref());
+        if self.writer.is_some() {
+            record.write_line(&mut self.lines);
+        }
+        self.feed.tell_ended(&record);
+        drop(record);
+        self.feed.keep(ended);
+    }
+
+    fn tell_opened(&mut self) {
+        if !self.feed.wants_opened() {
+            self.told.clear();
+            return;
+        }
+        let mut live = BTreeSet::new();
+        for flow in self.ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
+            if flow.decided().is_none() {
+                continue;
+            }
+            if !self.told.contains(&flow.id) {
+                self.feed.tell_opened(&flow);
+            }
+            live.insert(flow.id);
+        }
+        self.told = live;
+    }
+}
