@@ -1,1 +1,293 @@
-//! Not written yet.
+//! The splice core: which bytes may move next between the two sides of a flow, and how the flow ends.
+//!
+//! It **counts bytes and never touches them**: read and write, `splice(2)` or any other way to move them are drivers
+//! of the same core. The driver asks [`Splice::poll`] what to do, does it, and reports with [`Splice::handle`].
+//!
+//! Rules it keeps, whatever the driver reports (explored exhaustively in `tests/splice.rs`):
+//! - a FIN goes to a side only after the last byte for it was written;
+//! - no read is asked for that could take a direction above its limit ([`Config::limit`], [`Input::Limit`]);
+//! - a reset is passed on as a reset, never turned into an orderly end; the bytes that came before it go first;
+//! - exactly one [`Output::Close`], and nothing after it.
+
+use crate::flow::{EndReason, Side};
+use crate::time::Instant;
+use std::time::Duration;
+
+/// Bounds of one flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Most bytes held per direction, at least 1.
+    pub limit: u32,
+    /// The flow ends when nothing moved for this long.
+    pub idle: Option<Duration>,
+    /// The flow ends this long after it began.
+    pub lifetime: Option<Duration>,
+    /// How long the bytes before a reset may take to leave.
+    pub linger: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { limit: 65_536, idle: None, lifetime: None, linger: Duration::from_secs(2) }
+    }
+}
+
+/// What the driver tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The server side is there (late binding); before this nothing is asked of it.
+    Bound,
+    /// So many bytes (more than 0) were read from this side.
+    Read(Side, u32),
+    /// This side sent FIN.
+    Eof(Side),
+    /// So many bytes were written to this side.
+    Written(Side, u32),
+    /// FIN was sent to this side.
+    FinSent(Side),
+    /// Reading from this side would block.
+    ReadBlocked(Side),
+    /// Writing to this side would block.
+    WriteBlocked(Side),
+    /// From now on so many bytes may be held of the direction from this side (it changed to a pipe, say). A smaller
+    /// number than are held takes effect as they leave.
+    Limit(Side, u32),
+    /// Something may be possible again: ask everything anew.
+    Woken,
+    /// This side is gone: reset, timed out, unreachable.
+    Failed(Side),
+    /// Somebody wishes the flow to end.
+    End(EndReason),
+    /// The deadline may have passed.
+    Tick,
+}
+
+/// What the driver is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Read at most so many bytes from this side.
+    Read(Side, u32),
+    /// Write the bytes held for this side: so many.
+    Write(Side, u32),
+    /// Send FIN to this side.
+    Fin(Side),
+    /// Close both sides. The flow is over.
+    Close {
+        /// The one reason.
+        reason: EndReason,
+        /// Whether the sides get a reset instead of an orderly end.
+        reset: bool,
+    },
+}
+
+/// One direction, named by the side it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Direction {
+    limit: u32,
+    held: u32,
+    eof: bool,
+    fin_sent: bool,
+    read_blocked: bool,
+    write_blocked: bool,
+}
+
+impl Direction {
+    const fn new(limit: u32) -> Self {
+        Self { limit, held: 0, eof: false, fin_sent: false, read_blocked: false, write_blocked: false }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    /// The server is not there yet.
+    Unbound,
+    Open,
+    /// This side failed; the bytes it sent before are still on their way to the other.
+    Draining(Side, EndReason, Instant),
+    Closing(EndReason, bool),
+    Closed,
+}
+
+/// The core. See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Splice {
+    config: Config,
+    phase: Phase,
+    /// Client to server, server to client.
+    up: Direction,
+    down: Direction,
+    active: Instant,
+    end: Option<Instant>,
+}
+
+impl Splice {
+    /// A flow whose client is there and whose server is not (tell [`Input::Bound`]).
+    pub fn new(config: Config, now: Instant) -> Self {
+        let limit = config.limit.max(1);
+        Self {
+            config,
+            phase: Phase::Unbound,
+            up: Direction::new(limit),
+            down: Direction::new(limit),
+            active: now,
+            end: config.lifetime.map(|lifetime| now + lifetime),
+        }
+    }
+
+    /// Bytes read from this side and not yet written to the other.
+    pub fn held(&self, from: Side) -> u32 {
+        self.from(from).held
+    }
+
+    /// When something last moved.
+    pub fn active(&self) -> Instant {
+        self.active
+    }
+
+    /// Whether [`Output::Close`] was given.
+    pub fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    /// When to call `handle(now, Input::Tick)`.
+    pub fn deadline(&self) -> Option<Instant> {
+        let idle = self.config.idle.map(|idle| self.active + idle);
+        let drain = match self.phase {
+            Phase::Draining(_, _, until) => Some(until),
+            Phase::Closed => return None,
+            _ => None,
+        };
+        [idle, self.end, drain].into_iter().flatten().min()
+    }
+
+    /// Tells one event. What makes no sense in this state is ignored.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        if matches!(self.phase, Phase::Closing(..) | Phase::Closed) {
+            return;
+        }
+        match input {
+            Input::Bound if self.phase == Phase::Unbound => self.phase = Phase::Open,
+            Input::Bound => {}
+            Input::Read(side, n) => self.read(now, side, n),
+            Input::Eof(side) => {
+                self.from_mut(side).eof = true;
+                self.active = now;
+            }
+            Input::Written(side, n) => {
+                let direction = self.from_mut(side.other());
+                direction.held = direction.held.saturating_sub(n);
+                direction.read_blocked = false;
+                self.active = now;
+            }
+            Input::FinSent(side) => self.from_mut(side.other()).fin_sent = true,
+            Input::ReadBlocked(side) => self.from_mut(side).read_blocked = true,
+            Input::WriteBlocked(side) => self.from_mut(side.other()).write_blocked = true,
+            Input::Limit(side, limit) => self.from_mut(side).limit = limit.max(1),
+            Input::Woken => {
+                for direction in [&mut self.up, &mut self.down] {
+                    direction.read_blocked = false;
+                    direction.write_blocked = false;
+                }
+            }
+            Input::Failed(side) => self.failed(now, side),
+            Input::End(reason) => self.phase = Phase::Closing(reason, true),
+            Input::Tick => self.tick(now),
+        }
+        self.settle();
+    }
+
+    /// What to do next; `None`: wait for an event.
+    pub fn poll(&mut self) -> Option<Output> {
+        match self.phase {
+            Phase::Closed => None,
+            Phase::Closing(reason, reset) => {
+                self.phase = Phase::Closed;
+                Some(Output::Close { reason, reset })
+            }
+            Phase::Draining(from, ..) => self.poll_write(from),
+            Phase::Unbound => self.poll_read(Side::Client),
+            // Server to client first: answers are what somebody waits for. Writes before reads free what is held.
+            Phase::Open => self
+                .poll_write(Side::Server)
+                .or_else(|| self.poll_write(Side::Client))
+                .or_else(|| self.poll_read(Side::Server))
+                .or_else(|| self.poll_read(Side::Client)),
+        }
+    }
+
+    fn from(&self, side: Side) -> &Direction {
+        match side {
+            Side::Client => &self.up,
+            Side::Server => &self.down,
+        }
+    }
+
+    fn from_mut(&mut self, side: Side) -> &mut Direction {
+        match side {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        }
+    }
+
+    fn read(&mut self, now: Instant, side: Side, n: u32) {
+        let direction = self.from_mut(side);
+        direction.held = direction.held.saturating_add(n);
+        direction.write_blocked = false;
+        self.active = now;
+    }
+
+    fn failed(&mut self, now: Instant, side: Side) {
+        let reason = match side {
+            Side::Client => EndReason::ClientReset,
+            Side::Server => EndReason::ServerReset,
+        };
+        self.phase = match self.phase {
+            // The other side failed before: nobody is left to write to.
+            Phase::Draining(_, first, _) => Phase::Closing(first, true),
+            Phase::Open if self.from(side).held > 0 => {
+                Phase::Draining(side, reason, now + self.config.linger)
+            }
+            _ => Phase::Closing(reason, true),
+        };
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if let Phase::Draining(_, reason, until) = self.phase
+            && until <= now
+        {
+            self.phase = Phase::Closing(reason, true);
+        } else if self.end.is_some_and(|end| end <= now) {
+            self.phase = Phase::Closing(EndReason::Lifetime, true);
+        } else if self.config.idle.is_some_and(|idle| self.active + idle <= now) {
+            self.phase = Phase::Closing(EndReason::Idle, true);
+        }
+    }
+
+    /// Ends what has nothing left to do.
+    fn settle(&mut self) {
+        match self.phase {
+            Phase::Open if self.up.fin_sent && self.down.fin_sent => {
+                self.phase = Phase::Closing(EndReason::Ok, false);
+            }
+            Phase::Draining(side, reason, _) if self.from(side).held == 0 => {
+                self.phase = Phase::Closing(reason, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn poll_read(&self, side: Side) -> Option<Output> {
+        let direction = self.from(side);
+        let room = direction.limit.saturating_sub(direction.held);
+        (!direction.eof && !direction.read_blocked && room > 0).then_some(Output::Read(side, room))
+    }
+
+    fn poll_write(&self, from: Side) -> Option<Output> {
+        let direction = self.from(from);
+        if direction.held > 0 {
+            (!direction.write_blocked).then_some(Output::Write(from.other(), direction.held))
+        } else {
+            (direction.eof && !direction.fin_sent).then_some(Output::Fin(from.other()))
+        }
+    }
+}

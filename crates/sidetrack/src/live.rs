@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Decided {
     /// The flow as policy saw it.
     pub flow: Flow,
-    /// What policy said.
-    pub verdict: Verdict,
+    /// What policy said; none if the flow ended before it was asked.
+    pub verdict: Option<Verdict>,
 }
 
 /// The clock every worker shares: nanoseconds since the program began, as the cores want it.
@@ -54,6 +54,9 @@ pub struct LiveFlow {
     sniff_us: AtomicU64,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
+    /// When the owner wants to be woken, on the workers' clock.
+    deadline: AtomicU64,
+    due_reason: AtomicU8,
     /// 0, or 1 + the index in [`EndReason::ALL`] of the reason somebody else ends it with.
     ending: AtomicU8,
     waker: Mutex<Option<Waker>>,
@@ -64,6 +67,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 const UNSET: u64 = u64::MAX;
+
+fn code_of(reason: EndReason) -> u8 {
+    let index = EndReason::ALL.iter().position(|other| *other == reason).unwrap_or(0);
+    u8::try_from(index + 1).unwrap_or(u8::MAX)
+}
+
+fn reason_of(code: u8) -> Option<EndReason> {
+    EndReason::ALL.get(usize::from(code).checked_sub(1)?).copied()
+}
 
 impl LiveFlow {
     /// A flow that was caught just now.
@@ -79,6 +91,8 @@ impl LiveFlow {
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
             active_ms: AtomicU64::new(0),
+            deadline: AtomicU64::new(UNSET),
+            due_reason: AtomicU8::new(0),
             ending: AtomicU8::new(0),
             waker: Mutex::new(None),
         }
@@ -153,20 +167,34 @@ impl LiveFlow {
 
     /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.
     pub fn end(&self, reason: EndReason) -> bool {
-        let code = 1 + EndReason::ALL.iter().position(|r| *r == reason).unwrap_or(0) as u8;
-        let first = self.ending.compare_exchange(0, code, Relaxed, Relaxed).is_ok();
+        let first = self.ending.compare_exchange(0, code_of(reason), Relaxed, Relaxed).is_ok();
+        self.wake();
+        first
+    }
+
+    /// Wakes the owner.
+    pub fn wake(&self) {
         if let Some(waker) = lock(&self.waker).take() {
             waker.wake();
         }
-        first
+    }
+
+    /// When the sweep is to wake the owner, and the reason the flow ends with if nothing else has come by then. The
+    /// sweep comes up to one of its periods late.
+    pub fn set_deadline(&self, deadline: Option<sidetrack_core::time::Instant>, reason: EndReason) {
+        self.due_reason.store(code_of(reason), Relaxed);
+        self.deadline.store(deadline.map_or(UNSET, |at| at.as_nanos()), Relaxed);
+    }
+
+    /// The reason of the deadline, if it has passed.
+    pub fn overdue(&self, now: sidetrack_core::time::Instant) -> Option<EndReason> {
+        let due = self.deadline.load(Relaxed) <= now.as_nanos();
+        due.then(|| reason_of(self.due_reason.load(Relaxed))).flatten()
     }
 
     /// The reason somebody wished this flow to end with.
     pub fn ending(&self) -> Option<EndReason> {
-        match self.ending.load(Relaxed) {
-            0 => None,
-            code => EndReason::ALL.get(usize::from(code) - 1).copied(),
-        }
+        reason_of(self.ending.load(Relaxed))
     }
 
     /// Whom to wake when somebody wishes the flow to end.
@@ -255,6 +283,13 @@ impl Ledger {
     /// The flows in flight now.
     pub fn snapshot(&self) -> Vec<Arc<LiveFlow>> {
         lock(&self.inner).slots.iter().flatten().cloned().collect()
+    }
+
+    /// Wakes the owners of flows whose deadline has passed.
+    pub fn wake_due(&self, now: sidetrack_core::time::Instant) {
+        for flow in lock(&self.inner).slots.iter().flatten().filter(|flow| flow.overdue(now).is_some()) {
+            flow.wake();
+        }
     }
 
     /// Takes the flows that ended since the last call, and how many were dropped because nobody came in time.
