@@ -1,0 +1,50 @@
+//! User name and password (RFC 1929), in the stream of version 5 and -11, and inside options of version 6.
+
+use super::reader::{Reader, Stop};
+use crate::carrier::Credentials;
+
+/// Method number: no authentication.
+pub(crate) const METHOD_NONE: u8 = 0;
+/// Method number: user name and password.
+pub(crate) const METHOD_PASSWORD: u8 = 2;
+/// Method number: none of the offered ones.
+pub(crate) const METHOD_UNACCEPTABLE: u8 = 0xff;
+/// Version byte of the sub-negotiation.
+pub(crate) const VERSION: u8 = 1;
+
+/// Writes `01 ulen user plen password`. `None` if a part is empty or longer than 255 bytes.
+pub(crate) fn put_request(out: &mut Vec<u8>, user: &[u8], password: &[u8]) -> Option<()> {
+    let len = |part: &[u8]| u8::try_from(part.len()).ok().filter(|len| *len > 0);
+    let (user_len, password_len) = (len(user)?, len(password)?);
+    out.extend_from_slice(&[VERSION, user_len]);
+    out.extend_from_slice(user);
+    out.push(password_len);
+    out.extend_from_slice(password);
+    Some(())
+}
+
+/// Reads `01 ulen user plen password`; the caller judges the version byte, which comes first.
+pub(crate) fn read_request<'a>(reader: &mut Reader<'a>) -> Result<(u8, &'a [u8], &'a [u8]), Stop> {
+    let version = reader.u8()?;
+    let user_len = reader.u8()?;
+    let user = reader.take(usize::from(user_len))?;
+    let password_len = reader.u8()?;
+    Ok((version, user, reader.take(usize::from(password_len))?))
+}
+
+/// Compares without telling by its duration where the difference is.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (x, y)| difference | (x ^ y)) == 0
+}
+
+/// The account that these belong to. Looks at every account, whatever matches.
+pub(crate) fn account<'a>(
+    accounts: &'a [Credentials],
+    user: &[u8],
+    password: &[u8],
+) -> Option<&'a Credentials> {
+    accounts.iter().fold(None, |found, account| {
+        let matches = same(account.user.as_bytes(), user) & same(account.password.as_bytes(), password);
+        if matches { Some(account) } else { found }
+    })
+}

@@ -1,0 +1,284 @@
+//! The client's end of version 5.
+
+use super::super::address::{self, NameLayout};
+use super::super::client::{Connected, Input, Output};
+use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
+use super::super::reader::{Reader, Stop};
+use super::super::reply::ReplyCode;
+use super::super::v6::SessionReport;
+use super::{CONNECT, VERSION, put_message};
+use crate::carrier::Credentials;
+use crate::flow::{Destination, EndReason};
+use crate::time::Instant;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// One CONNECT through a version 5 proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// Where the proxy is to connect. A name is sent as a name.
+    pub destination: Destination,
+    /// What to authenticate with. Without it no password method is offered.
+    pub credentials: Option<Credentials>,
+    /// Send greeting, password, request and initial data in one write, without waiting for answers. Saves one round
+    /// trip, with a password two, and one more for the data. Breaks with servers that drop bytes they did not wait for.
+    pub optimistic: bool,
+    /// The first bytes for the destination; not optimistic: sent when the proxy has connected.
+    pub initial_data: Vec<u8>,
+    /// From `new` until the proxy has connected.
+    pub handshake_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Method,
+    Status,
+    Reply,
+    Over,
+}
+
+impl State {
+    const fn awaited(self) -> &'static str {
+        match self {
+            Self::Method => "method selection",
+            Self::Status => "answer to the password",
+            Self::Reply | Self::Over => "reply to CONNECT",
+        }
+    }
+}
+
+/// Speaks to one version 5 proxy.
+#[derive(Debug)]
+pub struct Client {
+    config: ClientConfig,
+    state: State,
+    buffer: Vec<u8>,
+    outputs: VecDeque<Output>,
+    deadline: Instant,
+    initial_data_sent: usize,
+}
+
+impl Client {
+    /// Begins; the first [`Client::poll`] gives the opening bytes.
+    pub fn new(mut config: ClientConfig, now: Instant) -> Self {
+        let initial_data = std::mem::take(&mut config.initial_data);
+        let deadline = now + config.handshake_timeout;
+        let (buffer, outputs) = (Vec::new(), VecDeque::new());
+        let mut client =
+            Self { config, state: State::Method, buffer, outputs, deadline, initial_data_sent: 0 };
+        client.open(initial_data);
+        client
+    }
+
+    fn open(&mut self, initial_data: Vec<u8>) {
+        let optimistic = self.config.optimistic;
+        let mut opening = match (&self.config.credentials, optimistic) {
+            (None, _) => vec![VERSION, 1, METHOD_NONE],
+            // A server that asks for no password saves the round trip.
+            (Some(_), false) => vec![VERSION, 2, METHOD_NONE, METHOD_PASSWORD],
+            // What follows is fixed, so the method must be too.
+            (Some(_), true) => vec![VERSION, 1, METHOD_PASSWORD],
+        };
+        if let Some(credentials) = &self.config.credentials {
+            let mut message = Vec::new();
+            let (user, password) = (credentials.user.as_bytes(), credentials.password.as_bytes());
+            if password::put_request(&mut message, user, password).is_none() {
+                let detail = "user and password for a SOCKS5 hop must have 1 to 255 bytes each";
+                return self.fail(EndReason::AuthFailed, detail.into());
+            }
+            if optimistic {
+                opening.append(&mut message);
+            }
+        }
+        if optimistic {
+            put_message(&mut opening, CONNECT, &self.config.destination);
+            opening.extend_from_slice(&initial_data);
+            self.initial_data_sent = initial_data.len();
+        } else {
+            self.config.initial_data = initial_data;
+        }
+        self.send(opening);
+    }
+
+    /// Takes one event.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        if self.state == State::Over {
+            return;
+        }
+        match input {
+            Input::Bytes(bytes) => {
+                self.buffer.extend_from_slice(bytes);
+                self.advance();
+            }
+            Input::Eof => {
+                let detail = format!("the proxy closed before its {}", self.state.awaited());
+                self.fail(EndReason::HopFailed, detail);
+            }
+            Input::Tick if now >= self.deadline => {
+                let detail = format!("no {} from the proxy in time", self.state.awaited());
+                self.fail(EndReason::ConnectTimeout, detail);
+            }
+            Input::Tick => {}
+        }
+    }
+
+    /// The next output, until `None`.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to hand in [`Input::Tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.state != State::Over).then_some(self.deadline)
+    }
+
+    /// As [`super::super::Client::initial_data_sent`].
+    pub fn initial_data_sent(&self) -> usize {
+        self.initial_data_sent
+    }
+
+    fn advance(&mut self) {
+        while self.state != State::Over {
+            let buffer = std::mem::take(&mut self.buffer);
+            let mut reader = Reader::new(&buffer);
+            let step = match self.state {
+                State::Method => self.method(&mut reader),
+                State::Status => self.status(&mut reader),
+                State::Reply => self.reply(&mut reader),
+                State::Over => return,
+            };
+            match step {
+                Ok(()) => self.buffer = reader.rest().to_vec(),
+                Err(Stop::Incomplete) => {
+                    self.buffer = buffer;
+                    return;
+                }
+                Err(Stop::Address(error)) => {
+                    return self
+                        .fail(EndReason::HopFailed, format!("the proxy's reply is malformed: {error}"));
+                }
+            }
+        }
+    }
+
+    fn version(&mut self, reader: &mut Reader<'_>) -> Result<bool, Stop> {
+        let version = reader.u8()?;
+        if version != VERSION {
+            let seems = match version {
+                0 => " (it seems to speak SOCKS4)",
+                6 => " (it seems to speak SOCKS6)",
+                b'H' => " (it seems to speak HTTP)",
+                _ => "",
+            };
+            let awaited = self.state.awaited();
+            self.fail(
+                EndReason::HopFailed,
+                format!("the proxy's {awaited} begins with 0x{version:02x} instead of 05{seems}"),
+            );
+        }
+        Ok(version == VERSION)
+    }
+
+    fn method(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        if !self.version(reader)? {
+            return Ok(());
+        }
+        let has_credentials = self.config.credentials.is_some();
+        match reader.u8()? {
+            METHOD_NONE if !(has_credentials && self.config.optimistic) => self.request(),
+            METHOD_PASSWORD if has_credentials => {
+                self.state = State::Status;
+                if !self.config.optimistic {
+                    self.send_password();
+                }
+            }
+            METHOD_UNACCEPTABLE if has_credentials => {
+                self.fail(EndReason::AuthFailed, "the proxy accepts no user name and password".into());
+            }
+            METHOD_UNACCEPTABLE => self.fail(
+                EndReason::AuthFailed,
+                "the proxy asks for authentication: give user:password@ in the hop".into(),
+            ),
+            other => self.fail(
+                EndReason::HopFailed,
+                format!("the proxy selected method {other}, which was not offered"),
+            ),
+        }
+        Ok(())
+    }
+
+    fn send_password(&mut self) {
+        let mut message = Vec::new();
+        if let Some(credentials) = &self.config.credentials {
+            let (user, password) = (credentials.user.as_bytes(), credentials.password.as_bytes());
+            // Their lengths were checked when the client was made.
+            let _ = password::put_request(&mut message, user, password);
+        }
+        self.send(message);
+    }
+
+    fn status(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        // Some servers answer with version 05, so the version byte means nothing here.
+        reader.u8()?;
+        match reader.u8()? {
+            0 => self.request(),
+            status => self.fail(
+                EndReason::AuthFailed,
+                format!("the proxy did not accept user name and password (status {status})"),
+            ),
+        }
+        Ok(())
+    }
+
+    /// The way is free for the request, which an optimistic client has sent already.
+    fn request(&mut self) {
+        self.state = State::Reply;
+        if !self.config.optimistic {
+            let mut message = Vec::new();
+            put_message(&mut message, CONNECT, &self.config.destination);
+            self.send(message);
+        }
+    }
+
+    fn reply(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        if !self.version(reader)? {
+            return Ok(());
+        }
+        let code = ReplyCode::from_wire(reader.u8()?);
+        if code != ReplyCode::Succeeded {
+            // The rest is not waited for: many servers cut a failure short.
+            let destination = &self.config.destination;
+            let detail = format!("the proxy answered CONNECT to {destination}: {code}");
+            self.fail(code.end_reason(), detail);
+            return Ok(());
+        }
+        reader.u8()?;
+        let atyp = reader.u8()?;
+        let host = address::read_bound(reader, atyp, NameLayout::Bare)?;
+        let bound = Destination { host, port: reader.u16()? };
+        let rest = std::mem::take(&mut self.config.initial_data);
+        if !rest.is_empty() {
+            self.initial_data_sent += rest.len();
+            self.send(rest);
+        }
+        self.state = State::Over;
+        self.outputs.push_back(Output::Connected(Box::new(Connected {
+            bound,
+            stack: Vec::new(),
+            metadata: Vec::new(),
+            session: SessionReport::default(),
+            leftover: reader.rest().to_vec(),
+        })));
+        Ok(())
+    }
+
+    fn send(&mut self, bytes: Vec<u8>) {
+        self.outputs.push_back(Output::Send(bytes));
+    }
+
+    fn fail(&mut self, reason: EndReason, detail: String) {
+        self.state = State::Over;
+        self.buffer = Vec::new();
+        self.outputs.push_back(Output::Failed { reason, detail });
+    }
+}

@@ -1,0 +1,277 @@
+//! The server's end of version 5.
+
+use super::super::address::{self, AddressError, NameLayout};
+use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
+use super::super::reader::{Reader, Stop};
+use super::super::reply::ReplyCode;
+use super::super::server::{Input, MAX_PIPELINED_LEN, Output, Reply, Request, ServerConfig, Version};
+use super::{CONNECT, VERSION, put_message};
+use crate::flow::{Destination, EndReason};
+use crate::time::Instant;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Greeting,
+    Password,
+    Request,
+    /// The driver dials.
+    Dialing,
+    Over,
+}
+
+impl State {
+    const fn waits_for(self) -> &'static str {
+        match self {
+            Self::Greeting => "its greeting",
+            Self::Password => "its user name and password",
+            Self::Request | Self::Dialing | Self::Over => "its request",
+        }
+    }
+}
+
+/// Serves one version 5 connection. Greeting, password if accounts are configured, CONNECT.
+///
+/// BIND and UDP ASSOCIATE are answered with code 7, GSSAPI is never chosen (it would wrap all later data).
+#[derive(Debug)]
+pub struct Server {
+    config: Arc<ServerConfig>,
+    state: State,
+    /// Received and not yet understood; while dialling: for the destination.
+    buffer: Vec<u8>,
+    user: Option<String>,
+    outputs: VecDeque<Output>,
+    deadline: Instant,
+}
+
+impl Server {
+    /// A new connection.
+    pub fn new(config: Arc<ServerConfig>, now: Instant) -> Self {
+        let deadline = now + config.handshake_timeout;
+        Self::until(config, deadline)
+    }
+
+    /// A connection whose handshake ends at `deadline`.
+    pub(in crate::socks) fn until(config: Arc<ServerConfig>, deadline: Instant) -> Self {
+        let (buffer, outputs) = (Vec::new(), VecDeque::new());
+        Self { config, state: State::Greeting, buffer, user: None, outputs, deadline }
+    }
+
+    /// Takes one event.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        match (self.state, input) {
+            (State::Over, _) | (_, Input::Session(_)) | (State::Dialing, Input::Eof | Input::Tick) => {}
+            (State::Dialing, Input::Bytes(bytes)) => self.hold(bytes),
+            (State::Dialing, Input::Reply(reply)) => self.reply(&reply),
+            (_, Input::Bytes(bytes)) => {
+                self.buffer.extend_from_slice(bytes);
+                self.advance();
+            }
+            (state, Input::Eof) => {
+                self.fail(EndReason::ClientGone, format!("the client closed before {}", state.waits_for()));
+            }
+            (state, Input::Tick) if now >= self.deadline => {
+                let detail = format!("the client did not finish {} in time", state.waits_for());
+                self.fail(EndReason::HandshakeTimeout, detail);
+            }
+            (_, Input::Tick | Input::Reply(_)) => {}
+        }
+    }
+
+    /// The next output, until `None`.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to hand in [`Input::Tick`]; none once the request is out.
+    pub fn deadline(&self) -> Option<Instant> {
+        (!matches!(self.state, State::Dialing | State::Over)).then_some(self.deadline)
+    }
+
+    /// May the driver read from the client? See [`MAX_PIPELINED_LEN`].
+    pub fn wants_bytes(&self) -> bool {
+        self.state != State::Over && self.buffer.len() < MAX_PIPELINED_LEN
+    }
+
+    /// As [`super::super::Server::take_pipelined`].
+    pub fn take_pipelined(&mut self) -> Vec<u8> {
+        if self.state == State::Dialing { std::mem::take(&mut self.buffer) } else { Vec::new() }
+    }
+
+    fn hold(&mut self, bytes: &[u8]) {
+        if self.buffer.len() >= MAX_PIPELINED_LEN {
+            let detail = "more client bytes than are held while dialling: the driver must heed wants_bytes";
+            self.fail(EndReason::Limit, detail.into());
+        } else {
+            self.buffer.extend_from_slice(bytes);
+        }
+    }
+
+    /// Understands as many messages as are complete.
+    fn advance(&mut self) {
+        loop {
+            let buffer = std::mem::take(&mut self.buffer);
+            let mut reader = Reader::new(&buffer);
+            let step = match self.state {
+                State::Greeting => self.greeting(&mut reader),
+                State::Password => self.password(&mut reader),
+                State::Request => self.request(&mut reader),
+                State::Dialing | State::Over => Err(Stop::Incomplete),
+            };
+            match step {
+                Ok(()) => self.buffer = reader.rest().to_vec(),
+                Err(Stop::Incomplete) => {
+                    self.buffer = buffer;
+                    break;
+                }
+                Err(Stop::Address(error)) => return self.refuse_address(error),
+            }
+        }
+        if self.state == State::Dialing {
+            self.emit_first_bytes();
+        }
+    }
+
+    fn greeting(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        let version = reader.u8()?;
+        if version != VERSION {
+            self.fail(EndReason::BadRequest, format!("version byte 0x{version:02x} instead of 05"));
+            return Ok(());
+        }
+        let count = reader.u8()?;
+        let methods = reader.take(usize::from(count))?;
+        let offers = |method| methods.contains(&method);
+        let needs_password = !self.config.accounts.is_empty();
+        let method = if !needs_password && offers(METHOD_NONE) {
+            METHOD_NONE
+        } else if offers(METHOD_PASSWORD) {
+            // Without accounts a client that offers nothing but a password is let in with any.
+            METHOD_PASSWORD
+        } else {
+            METHOD_UNACCEPTABLE
+        };
+        self.send(vec![VERSION, method]);
+        match method {
+            METHOD_NONE => self.state = State::Request,
+            METHOD_PASSWORD => self.state = State::Password,
+            _ if needs_password => self.fail(
+                EndReason::AuthFailed,
+                "the client offers no user name and password, which this listener asks for".into(),
+            ),
+            _ => self.fail(
+                EndReason::AuthFailed,
+                format!("the client offers none of the methods 0 (none) and 2 (password): {methods:02x?}"),
+            ),
+        }
+        Ok(())
+    }
+
+    fn password(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        // Judged before the rest, so that a client which speaks something else does not wait for its length.
+        if let Some(&version) = reader.rest().first().filter(|version| **version != password::VERSION) {
+            self.send(vec![password::VERSION, 1]);
+            self.fail(EndReason::BadRequest, format!("RFC 1929 version byte 0x{version:02x} instead of 01"));
+            return Ok(());
+        }
+        let (_, user, password) = password::read_request(reader)?;
+        let account = password::account(&self.config.accounts, user, password);
+        if account.is_none() && !self.config.accounts.is_empty() {
+            self.send(vec![password::VERSION, 1]);
+            let user = String::from_utf8_lossy(user);
+            self.fail(EndReason::AuthFailed, format!("wrong password or unknown user {user:?}"));
+            return Ok(());
+        }
+        self.user = account.map(|account| account.user.clone());
+        self.send(vec![password::VERSION, 0]);
+        self.state = State::Request;
+        Ok(())
+    }
+
+    fn request(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
+        let version = reader.u8()?;
+        if version != VERSION {
+            self.refuse(
+                ReplyCode::GeneralFailure,
+                EndReason::BadRequest,
+                format!("the request has version byte 0x{version:02x} instead of 05"),
+            );
+            return Ok(());
+        }
+        let command = reader.u8()?;
+        reader.u8()?;
+        let atyp = reader.u8()?;
+        let host = address::read_host(reader, atyp, NameLayout::Bare)?;
+        let destination = Destination { host, port: reader.u16()? };
+        if command != CONNECT {
+            let name = match command {
+                2 => "BIND",
+                3 => "UDP ASSOCIATE",
+                _ => "unknown",
+            };
+            self.refuse(
+                ReplyCode::CommandNotSupported,
+                EndReason::Unsupported,
+                format!("command {command} ({name}) to {destination} is not served, CONNECT only"),
+            );
+            return Ok(());
+        }
+        self.state = State::Dialing;
+        self.outputs.push_back(Output::Request(Box::new(Request {
+            version: Version::V5,
+            destination,
+            user: self.user.take(),
+            stack: Vec::new(),
+            metadata: Vec::new(),
+            session: None,
+            announced_len: 0,
+            first_bytes: Vec::new(),
+        })));
+        Ok(())
+    }
+
+    fn emit_first_bytes(&mut self) {
+        if let Some(Output::Request(request)) = self.outputs.back_mut() {
+            request.first_bytes = std::mem::take(&mut self.buffer);
+        }
+    }
+
+    fn reply(&mut self, reply: &Reply) {
+        let bound = reply.bound.map_or(address::UNSPECIFIED, Destination::from);
+        let mut message = Vec::with_capacity(22);
+        put_message(&mut message, reply.code.v5(), &bound);
+        self.send(message);
+        if reply.code == ReplyCode::Succeeded {
+            let leftover = std::mem::take(&mut self.buffer);
+            self.outputs.push_back(Output::Done { leftover });
+            self.state = State::Over;
+        } else {
+            self.fail(reply.code.end_reason(), format!("refused the client: {}", reply.code));
+        }
+    }
+
+    fn refuse_address(&mut self, error: AddressError) {
+        let (code, reason) = match error {
+            AddressError::Type(_) => (ReplyCode::AddressTypeNotSupported, EndReason::Unsupported),
+            AddressError::Name(_) => (ReplyCode::GeneralFailure, EndReason::BadRequest),
+        };
+        self.refuse(code, reason, error.to_string());
+    }
+
+    fn refuse(&mut self, code: ReplyCode, reason: EndReason, detail: String) {
+        let mut message = Vec::with_capacity(10);
+        put_message(&mut message, code.v5(), &address::UNSPECIFIED);
+        self.send(message);
+        self.fail(reason, detail);
+    }
+
+    fn send(&mut self, bytes: Vec<u8>) {
+        self.outputs.push_back(Output::Send(bytes));
+    }
+
+    fn fail(&mut self, reason: EndReason, detail: String) {
+        self.state = State::Over;
+        self.buffer = Vec::new();
+        self.outputs.push_back(Output::Failed { reason, detail });
+    }
+}

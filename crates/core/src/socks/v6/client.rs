@@ -1,0 +1,408 @@
+//! The client's end of version 6: one write, one round trip.
+
+use super::super::address;
+use super::super::client::{Connected, Input, Output};
+use super::super::password::{self, METHOD_PASSWORD};
+use super::super::reader::{Reader, Stop};
+use super::super::reply::ReplyCode;
+use super::message::{AuthReply, Command, OperationReply, Request};
+use super::metadata::Metadata;
+use super::options::{AuthData, AuthMethods, Options};
+use super::session::{SessionId, SessionReport};
+use super::stack::StackOption;
+use super::{DecodeError, MAX_INITIAL_DATA_LEN, VERSION};
+use crate::carrier::{Credentials, Socks6Dialect};
+use crate::flow::{Destination, EndReason};
+use crate::time::Instant;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What a client asks the proxy for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientCommand {
+    /// Connect there. A name is sent as a name.
+    Connect(Destination),
+    /// Nothing: fetch or end a session, fetch tokens. `Connected` is then the end; close.
+    Noop,
+}
+
+/// What a client does about sessions. Not sent in the `socksx` layouts, which have none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SessionUse {
+    /// Nothing.
+    #[default]
+    None,
+    /// Begin one, bound to the credentials.
+    Begin {
+        /// Also ask for a window of this many tokens.
+        token_request: Option<u32>,
+    },
+    /// Be part of one; credentials are not sent.
+    Resume {
+        /// Its id.
+        id: SessionId,
+        /// Ask for a window of this many tokens, if there is none yet.
+        token_request: Option<u32>,
+        /// Spend this token, so that the request is carried out once only.
+        token_spend: Option<u32>,
+    },
+    /// End one. The request counts as outside it, so credentials are sent.
+    TearDown {
+        /// Its id.
+        id: SessionId,
+    },
+}
+
+/// One request to a version 6 proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// What for.
+    pub command: ClientCommand,
+    /// The layout the proxy speaks. Either `socksx` layout reads the replies of both generations.
+    pub dialect: Socks6Dialect,
+    /// What to authenticate with. Not sent in the `socksx` layouts, where passwords do not work.
+    pub credentials: Option<Credentials>,
+    /// Metadata of the chain.
+    pub metadata: Vec<Metadata>,
+    /// What is asked of the proxy's stack. Not sent in the `socksx` layouts.
+    pub stack: Vec<StackOption>,
+    /// The first bytes for the destination, sent with the request. With credentials, and in the `socksx` layouts, that
+    /// is the first [`MAX_INITIAL_DATA_LEN`] bytes; the rest follows the successful Authentication Reply.
+    pub initial_data: Vec<u8>,
+    /// What to do about sessions.
+    pub session: SessionUse,
+    /// From `new` until the proxy has connected.
+    pub handshake_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for the first Authentication Reply.
+    Authentication,
+    /// Waits for the answer to a password in the stream (-11).
+    Status,
+    /// Waits for the second Authentication Reply.
+    SecondAuthentication,
+    /// Waits for the Operation Reply.
+    Operation,
+    Over,
+}
+
+impl State {
+    const fn awaited(self) -> &'static str {
+        match self {
+            Self::Authentication | Self::SecondAuthentication => "Authentication Reply",
+            Self::Status => "answer to the password",
+            Self::Operation | Self::Over => "Operation Reply",
+        }
+    }
+}
+
+/// Speaks to one version 6 proxy.
+#[derive(Debug)]
+pub struct Client {
+    dialect: Socks6Dialect,
+    destination: Option<Destination>,
+    credentials: Option<Credentials>,
+    /// Initial data not sent yet.
+    rest: Vec<u8>,
+    state: State,
+    buffer: Vec<u8>,
+    report: SessionReport,
+    outputs: VecDeque<Output>,
+    deadline: Instant,
+    initial_data_sent: usize,
+}
+
+impl Client {
+    /// Begins; the first [`Client::poll`] gives request and initial data in one write.
+    pub fn new(config: ClientConfig, now: Instant) -> Self {
+        let ClientConfig { command, dialect, credentials, .. } = &config;
+        let destination = match command {
+            ClientCommand::Connect(destination) => Some(destination.clone()),
+            ClientCommand::Noop => None,
+        };
+        let sends_credentials =
+            *dialect == Socks6Dialect::Draft && !matches!(config.session, SessionUse::Resume { .. });
+        let mut client = Self {
+            dialect: *dialect,
+            destination,
+            credentials: credentials.clone().filter(|_| sends_credentials),
+            rest: Vec::new(),
+            state: State::Authentication,
+            buffer: Vec::new(),
+            report: SessionReport::default(),
+            outputs: VecDeque::new(),
+            deadline: now + config.handshake_timeout,
+            initial_data_sent: 0,
+        };
+        client.open(config);
+        client
+    }
+
+    fn open(&mut self, config: ClientConfig) {
+        let mut initial_data = config.initial_data;
+        if self.destination.is_none() {
+            initial_data.clear();
+        }
+        // Without kind 2 no authentication can follow, so data may follow at once ("false start"). The socksx servers
+        // want kind 2 in any case, and know their initial data by it.
+        let advertises = self.credentials.is_some() || self.dialect != Socks6Dialect::Draft;
+        if advertises && initial_data.len() > MAX_INITIAL_DATA_LEN {
+            self.rest = initial_data.split_off(MAX_INITIAL_DATA_LEN);
+        }
+        let mut options = Options { metadata: config.metadata, stack: config.stack, ..Options::default() };
+        if advertises {
+            let methods = self.credentials.iter().map(|_| METHOD_PASSWORD).collect();
+            // Cut to 2^14 just before.
+            let initial_data_len = u16::try_from(initial_data.len()).unwrap_or(u16::MAX);
+            options.auth_methods = Some(AuthMethods { initial_data_len, methods });
+        }
+        if let Some(Credentials { user, password }) = &self.credentials {
+            let (user, password) = (user.as_bytes().to_vec(), password.as_bytes().to_vec());
+            options.auth_data.push(AuthData::Password { user, password });
+        }
+        match config.session {
+            SessionUse::None => {}
+            SessionUse::Begin { token_request } => {
+                options.session_request = true;
+                options.token_request = token_request;
+            }
+            SessionUse::Resume { id, token_request, token_spend } => {
+                options.session_id = Some(id);
+                options.token_request = token_request;
+                options.token_spend = token_spend;
+            }
+            SessionUse::TearDown { id } => {
+                options.session_id = Some(id);
+                options.session_teardown = true;
+            }
+        }
+        let command = if self.destination.is_some() { Command::Connect } else { Command::Noop };
+        let destination = self.destination.clone().unwrap_or(address::UNSPECIFIED);
+        match (Request { command, destination, options }).encode(self.dialect) {
+            Ok(mut bytes) => {
+                bytes.extend_from_slice(&initial_data);
+                self.initial_data_sent = initial_data.len();
+                self.outputs.push_back(Output::Send(bytes));
+            }
+            Err(error) => {
+                self.fail(EndReason::HopFailed, format!("the SOCKS6 request cannot be sent: {error}"))
+            }
+        }
+    }
+
+    /// Takes one event.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        if self.state == State::Over {
+            return;
+        }
+        match input {
+            Input::Bytes(bytes) => {
+                self.buffer.extend_from_slice(bytes);
+                self.advance();
+            }
+            Input::Eof => self.eof(),
+            Input::Tick if now >= self.deadline => {
+                let detail = format!("no {} from the proxy in time", self.state.awaited());
+                self.fail(EndReason::ConnectTimeout, detail);
+            }
+            Input::Tick => {}
+        }
+    }
+
+    /// The next output, until `None`.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to hand in [`Input::Tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.state != State::Over).then_some(self.deadline)
+    }
+
+    /// As [`super::super::Client::initial_data_sent`].
+    pub fn initial_data_sent(&self) -> usize {
+        self.initial_data_sent
+    }
+
+    /// What the proxy has said about session and tokens, also when the request failed.
+    pub fn session_report(&self) -> &SessionReport {
+        &self.report
+    }
+
+    fn eof(&mut self) {
+        let (reason, detail) = match (self.state, self.buffer.as_slice()) {
+            (State::Authentication, [VERSION]) => {
+                let detail = "the proxy does not take our request for SOCKS6 (version mismatch reply)";
+                (EndReason::HopFailed, detail.into())
+            }
+            (State::Operation, []) if self.dialect != Socks6Dialect::Draft => {
+                // How socksx says that it could not connect, for whatever reason.
+                (
+                    EndReason::Refused,
+                    "the proxy closed instead of an Operation Reply: it could not connect".into(),
+                )
+            }
+            (state, _) => (
+                EndReason::HopFailed,
+                format!("the proxy closed before its {} was complete", state.awaited()),
+            ),
+        };
+        self.fail(reason, detail);
+    }
+
+    fn advance(&mut self) {
+        loop {
+            let used = match self.state {
+                State::Authentication | State::SecondAuthentication => self.authentication(),
+                State::Status => self.status(),
+                State::Operation => self.operation(),
+                State::Over => break,
+            };
+            match used {
+                Ok(Some(used)) if self.state != State::Over => drop(self.buffer.drain(..used)),
+                Ok(Some(_)) => self.buffer = Vec::new(),
+                Ok(None) => break,
+                Err(error) => self.malformed(error),
+            }
+        }
+    }
+
+    fn malformed(&mut self, error: DecodeError) {
+        let seems = match error {
+            DecodeError::Version(5) => " (it seems to speak SOCKS5)",
+            DecodeError::Version(0) => " (it seems to speak SOCKS4)",
+            DecodeError::Version(b'H') => " (it seems to speak HTTP)",
+            DecodeError::Type(_) if self.dialect != Socks6Dialect::Draft => " (over its connection limit?)",
+            _ => "",
+        };
+        let detail = format!("the proxy's {} is malformed: {error}{seems}", self.state.awaited());
+        self.fail(EndReason::HopFailed, detail);
+    }
+
+    fn authentication(&mut self) -> Result<Option<usize>, DecodeError> {
+        let Some((AuthReply { success, options }, used)) = AuthReply::decode(&self.buffer)? else {
+            return Ok(None);
+        };
+        self.report_session(&options);
+        if success {
+            self.state = State::Operation;
+            self.send_rest();
+        } else if let Some(detail) = self.refusal(&options) {
+            self.fail(EndReason::AuthFailed, detail);
+        } else {
+            // -11: the password once more, in the stream. Data may follow the client's last message at once.
+            self.state = State::Status;
+            self.send_password();
+            self.send_rest();
+        }
+        Ok(Some(used))
+    }
+
+    /// Why a failed Authentication Reply is final; `None`: the password is wanted in the stream.
+    fn refusal(&self, options: &Options) -> Option<String> {
+        let status = options.auth_data.iter().find_map(|data| match data {
+            AuthData::PasswordStatus(status) if *status != 0 => Some(status),
+            _ => None,
+        });
+        if options.session_invalid {
+            Some("the proxy does not know the session".into())
+        } else if options.token_rejected {
+            Some("the proxy rejected the token: it was spent before, or left the window".into())
+        } else if let Some(status) = status {
+            Some(format!("the proxy did not accept user name and password (status {status})"))
+        } else if self.state == State::SecondAuthentication {
+            Some("the proxy did not accept user name and password".into())
+        } else {
+            match (options.auth_selection, &self.credentials) {
+                (Some(METHOD_PASSWORD), Some(_)) => None,
+                (Some(method), Some(_)) if method != password::METHOD_UNACCEPTABLE => {
+                    Some(format!("the proxy wants authentication method {method}, which is not known here"))
+                }
+                (_, Some(_)) => Some("the proxy did not accept user name and password".into()),
+                (_, None) => Some("the proxy asks for authentication: give user:password@ in the hop".into()),
+            }
+        }
+    }
+
+    fn send_password(&mut self) {
+        let mut message = Vec::new();
+        if let Some(Credentials { user, password }) = &self.credentials {
+            // Their lengths were checked when the request was encoded.
+            let _ = password::put_request(&mut message, user.as_bytes(), password.as_bytes());
+        }
+        self.outputs.push_back(Output::Send(message));
+    }
+
+    fn send_rest(&mut self) {
+        let rest = std::mem::take(&mut self.rest);
+        if !rest.is_empty() {
+            self.initial_data_sent += rest.len();
+            self.outputs.push_back(Output::Send(rest));
+        }
+    }
+
+    fn status(&mut self) -> Result<Option<usize>, DecodeError> {
+        let mut reader = Reader::new(&self.buffer);
+        let mut read = || -> Result<u8, Stop> {
+            reader.u8()?;
+            reader.u8()
+        };
+        match read() {
+            Err(_) => return Ok(None),
+            Ok(0) => self.state = State::SecondAuthentication,
+            Ok(status) => {
+                let detail = format!("the proxy did not accept user name and password (status {status})");
+                self.fail(EndReason::AuthFailed, detail);
+            }
+        }
+        Ok(Some(2))
+    }
+
+    fn operation(&mut self) -> Result<Option<usize>, DecodeError> {
+        let Some((OperationReply { code, bound, options }, used)) =
+            OperationReply::decode(&self.buffer, self.dialect)?
+        else {
+            return Ok(None);
+        };
+        self.report_session(&options);
+        if code == ReplyCode::Succeeded {
+            let leftover = self.buffer.split_off(used);
+            self.state = State::Over;
+            self.outputs.push_back(Output::Connected(Box::new(Connected {
+                bound,
+                stack: options.stack,
+                metadata: options.metadata,
+                session: self.report.clone(),
+                leftover,
+            })));
+        } else {
+            let detail = match &self.destination {
+                Some(destination) => format!("the proxy answered CONNECT to {destination}: {code}"),
+                None => format!("the proxy answered NOOP: {code}"),
+            };
+            self.fail(code.end_reason(), detail);
+        }
+        Ok(Some(used))
+    }
+
+    fn report_session(&mut self, options: &Options) {
+        let report = &mut self.report;
+        if let Some(id) = &options.session_id {
+            report.id = Some(id.clone());
+        }
+        report.ok |= options.session_ok;
+        report.invalid |= options.session_invalid;
+        report.window = options.token_window.or(report.window);
+        if options.token_accepted || options.token_rejected {
+            report.token_accepted = Some(options.token_accepted);
+        }
+    }
+
+    fn fail(&mut self, reason: EndReason, detail: String) {
+        self.state = State::Over;
+        self.buffer = Vec::new();
+        self.outputs.push_back(Output::Failed { reason, detail });
+    }
+}

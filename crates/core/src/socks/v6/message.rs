@@ -1,0 +1,283 @@
+//! The three messages of version 6: Request, Authentication Reply, Operation Reply, in all layouts.
+
+use super::super::address::{self, NameLayout};
+use super::super::reader::{Reader, Stop};
+use super::super::reply::ReplyCode;
+use super::options::{Options, Place};
+use super::{DecodeError, EncodeError, MAX_OPTIONS_LEN, VERSION};
+use crate::carrier::Socks6Dialect;
+use crate::flow::Destination;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// 0: nothing but replies (authentication, sessions, tokens).
+    Noop,
+    /// 1: a TCP connection.
+    Connect,
+    /// 2: a listening TCP port.
+    Bind,
+    /// 3: a UDP port.
+    UdpAssociate,
+    /// Any other byte.
+    Other(u8),
+}
+
+impl Command {
+    const fn from_wire(byte: u8) -> Self {
+        match byte {
+            0 => Self::Noop,
+            1 => Self::Connect,
+            2 => Self::Bind,
+            3 => Self::UdpAssociate,
+            other => Self::Other(other),
+        }
+    }
+
+    const fn wire(self) -> u8 {
+        match self {
+            Self::Noop => 0,
+            Self::Connect => 1,
+            Self::Bind => 2,
+            Self::UdpAssociate => 3,
+            Self::Other(byte) => byte,
+        }
+    }
+}
+
+/// A request, without the initial data that may follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What for.
+    pub command: Command,
+    /// CONNECT: where to. BIND, UDP ASSOCIATE: the wished local address, zeros are any. NOOP: zeros.
+    pub destination: Destination,
+    /// Its options.
+    pub options: Options,
+}
+
+/// An Authentication Reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthReply {
+    /// Type 0, success; else type 1: failed, or to go on with the selected method.
+    pub success: bool,
+    /// Its options.
+    pub options: Options,
+}
+
+/// An Operation Reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperationReply {
+    /// How it went.
+    pub code: ReplyCode,
+    /// The address the proxy uses towards the destination.
+    pub bound: Destination,
+    /// Its options.
+    pub options: Options,
+}
+
+/// The one Operation Reply that both generations of `socksx` read the same way: both ignore the address.
+const COMMON_SOCKSX_REPLY: [u8; 10] = [0x00, 0x01, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00];
+
+/// A message and how many bytes it took, or `None` when more bytes are needed.
+type Decoded<T> = Result<Option<(T, usize)>, DecodeError>;
+
+/// Why a decoder stops.
+enum Halt {
+    Incomplete,
+    Wrong(DecodeError),
+}
+
+impl From<Stop> for Halt {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Incomplete => Self::Incomplete,
+            Stop::Address(error) => Self::Wrong(error.into()),
+        }
+    }
+}
+
+impl From<DecodeError> for Halt {
+    fn from(error: DecodeError) -> Self {
+        Self::Wrong(error)
+    }
+}
+
+fn decoded<T>(bytes: &[u8], decode: impl FnOnce(&mut Reader<'_>) -> Result<T, Halt>) -> Decoded<T> {
+    let mut reader = Reader::new(bytes);
+    match decode(&mut reader) {
+        Ok(message) => Ok(Some((message, reader.position()))),
+        Err(Halt::Incomplete) => Ok(None),
+        Err(Halt::Wrong(error)) => Err(error),
+    }
+}
+
+fn read_version(reader: &mut Reader<'_>) -> Result<(), Halt> {
+    match reader.u8()? {
+        VERSION => Ok(()),
+        other => Err(DecodeError::Version(other).into()),
+    }
+}
+
+/// Reads the options' length, refused before any of the options is waited for.
+fn read_options_len(reader: &mut Reader<'_>) -> Result<usize, Halt> {
+    let len = usize::from(reader.u16()?);
+    if len > MAX_OPTIONS_LEN { Err(DecodeError::OptionsTooLong(len).into()) } else { Ok(len) }
+}
+
+fn read_options(
+    reader: &mut Reader<'_>,
+    len: usize,
+    place: Place,
+    dialect: Socks6Dialect,
+) -> Result<Options, Halt> {
+    Ok(Options::decode(reader.take(len)?, place, dialect)?)
+}
+
+fn put_options_len(out: &mut Vec<u8>, options: &[u8]) {
+    // Options::encode keeps to MAX_OPTIONS_LEN, which fits.
+    out.extend_from_slice(&u16::try_from(options.len()).unwrap_or(u16::MAX).to_be_bytes());
+}
+
+/// Options length, port, zero, address type and address: how requests and replies of the draft go on.
+fn put_draft_body(out: &mut Vec<u8>, address: &Destination, options: &[u8]) {
+    put_options_len(out, options);
+    out.extend_from_slice(&address.port.to_be_bytes());
+    out.extend_from_slice(&[0, address::atyp(&address.host)]);
+    address::put_host(out, &address.host, NameLayout::Padded);
+    out.extend_from_slice(options);
+}
+
+impl Request {
+    /// Writes the request.
+    ///
+    /// # Errors
+    /// Options that do not fit.
+    pub fn encode(&self, dialect: Socks6Dialect) -> Result<Vec<u8>, EncodeError> {
+        let options = self.options.encode(dialect)?;
+        let mut out = vec![VERSION, self.command.wire()];
+        if dialect == Socks6Dialect::Draft {
+            put_draft_body(&mut out, &self.destination, &options);
+        } else {
+            out.push(address::atyp(&self.destination.host));
+            address::put_host(&mut out, &self.destination.host, NameLayout::Bare);
+            out.extend_from_slice(&self.destination.port.to_be_bytes());
+            out.push(0);
+            put_options_len(&mut out, &options);
+            out.extend_from_slice(&options);
+        }
+        Ok(out)
+    }
+
+    /// Reads a request from the beginning of `bytes`.
+    ///
+    /// # Errors
+    /// No further bytes can make a request of these.
+    pub fn decode(bytes: &[u8], dialect: Socks6Dialect) -> Decoded<Self> {
+        decoded(bytes, |reader| {
+            read_version(reader)?;
+            let command = Command::from_wire(reader.u8()?);
+            let (destination, options_len) = if dialect == Socks6Dialect::Draft {
+                let options_len = read_options_len(reader)?;
+                let port = reader.u16()?;
+                reader.u8()?;
+                let atyp = reader.u8()?;
+                let host = address::read_host(reader, atyp, NameLayout::Padded)?;
+                (Destination { host, port }, options_len)
+            } else {
+                let atyp = reader.u8()?;
+                let host = address::read_host(reader, atyp, NameLayout::Bare)?;
+                let port = reader.u16()?;
+                reader.u8()?;
+                (Destination { host, port }, read_options_len(reader)?)
+            };
+            let options = read_options(reader, options_len, Place::Request, dialect)?;
+            Ok(Self { command, destination, options })
+        })
+    }
+}
+
+impl AuthReply {
+    /// Writes the reply; alike in all layouts.
+    ///
+    /// # Errors
+    /// Options that do not fit.
+    pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
+        let options = self.options.encode(Socks6Dialect::Draft)?;
+        let mut out = vec![VERSION, u8::from(!self.success)];
+        put_options_len(&mut out, &options);
+        out.extend_from_slice(&options);
+        Ok(out)
+    }
+
+    /// Reads a reply from the beginning of `bytes`.
+    ///
+    /// # Errors
+    /// No further bytes can make a reply of these.
+    pub fn decode(bytes: &[u8]) -> Decoded<Self> {
+        decoded(bytes, |reader| {
+            read_version(reader)?;
+            let success = match reader.u8()? {
+                0 => true,
+                1 => false,
+                other => return Err(DecodeError::Type(other).into()),
+            };
+            let len = read_options_len(reader)?;
+            let options = read_options(reader, len, Place::AuthReply, Socks6Dialect::Draft)?;
+            Ok(Self { success, options })
+        })
+    }
+}
+
+impl OperationReply {
+    /// Writes the reply. For both `socksx` layouts this is the one reply both accept, which carries the code alone.
+    ///
+    /// # Errors
+    /// Options that do not fit.
+    pub fn encode(&self, dialect: Socks6Dialect) -> Result<Vec<u8>, EncodeError> {
+        let mut out = vec![VERSION, self.code.v6()];
+        if dialect == Socks6Dialect::Draft {
+            put_draft_body(&mut out, &self.bound, &self.options.encode(dialect)?);
+        } else {
+            out.extend_from_slice(&COMMON_SOCKSX_REPLY);
+        }
+        Ok(out)
+    }
+
+    /// Reads a reply from the beginning of `bytes`. The two `socksx` layouts are told apart by the reply itself.
+    ///
+    /// # Errors
+    /// No further bytes can make a reply of these.
+    pub fn decode(bytes: &[u8], dialect: Socks6Dialect) -> Decoded<Self> {
+        decoded(bytes, |reader| {
+            read_version(reader)?;
+            let code = ReplyCode::from_wire(reader.u8()?);
+            let (bound, options_len) = if dialect == Socks6Dialect::Draft {
+                let options_len = read_options_len(reader)?;
+                let port = reader.u16()?;
+                reader.u8()?;
+                let atyp = reader.u8()?;
+                let host = address::read_bound(reader, atyp, NameLayout::Padded)?;
+                (Destination { host, port }, options_len)
+            } else {
+                (read_socksx_bound(reader)?, read_options_len(reader)?)
+            };
+            let options = read_options(reader, options_len, Place::OperationReply, dialect)?;
+            Ok(Self { code, bound, options })
+        })
+    }
+}
+
+/// `00 atyp address port` from 0.1.1 on, `port 00 atyp address` in 0.1.0.
+fn read_socksx_bound(reader: &mut Reader<'_>) -> Result<Destination, Halt> {
+    let (byte_2, byte_3) = (reader.u8()?, reader.u8()?);
+    if super::dialect::of_socksx_reply(byte_2, byte_3) == Socks6Dialect::Socksx {
+        let host = address::read_bound(reader, byte_3, NameLayout::Bare)?;
+        Ok(Destination { host, port: reader.u16()? })
+    } else {
+        reader.u8()?;
+        let atyp = reader.u8()?;
+        let host = address::read_bound(reader, atyp, NameLayout::Bare)?;
+        Ok(Destination { host, port: u16::from_be_bytes([byte_2, byte_3]) })
+    }
+}

@@ -1,0 +1,510 @@
+//! The server's end of version 6.
+//!
+//! Request, then at most one Authentication Reply (two when a -11 client sends its password in the stream), then, for
+//! CONNECT and NOOP, one Operation Reply. When the client could not have acted on the Authentication Reply (it advertised
+//! no method, so it is free to send data at once), both replies go out in one write.
+
+use super::super::address::{self, AddressError};
+use super::super::password::{self, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
+use super::super::reader::{Reader, Stop};
+use super::super::reply::ReplyCode;
+use super::super::server::{self as driver, Input, MAX_PIPELINED_LEN, Output, Reply, ServerConfig, Version};
+use super::message::{AuthReply, Command, OperationReply, Request};
+use super::options::{AuthData, Options};
+use super::session::{SessionAction, SessionAnswer, SessionId, SessionQuery};
+use super::stack::StackOption;
+use super::{DecodeError, dialect};
+use crate::carrier::Socks6Dialect;
+use crate::flow::{Destination, EndReason, Host};
+use crate::time::Instant;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+#[derive(Debug)]
+enum State {
+    /// Waits for the whole request.
+    Request,
+    /// Waits for initial data and the password message behind it (-11).
+    Exchange(Box<Request>),
+    /// The driver asks the session table.
+    Session(Box<Pending>),
+    /// Holds a request that wants its initial data in the SYN.
+    InitialData(Box<driver::Request>, Instant),
+    /// The driver dials.
+    Dialing,
+    Over,
+}
+
+/// A request between its authentication and the answer of the session table.
+#[derive(Debug)]
+struct Pending {
+    request: Request,
+    auth: Authenticated,
+}
+
+/// How far a request has come in proving who sent it.
+#[derive(Debug, Default)]
+struct Authenticated {
+    user: Option<String>,
+    /// What the Authentication Reply says about it.
+    reply: Options,
+    session: Option<SessionId>,
+}
+
+/// Serves one version 6 connection.
+///
+/// BIND and UDP ASSOCIATE are answered with code 7. The `socksx` layouts get the one reply both generations accept.
+#[derive(Debug)]
+pub struct Server {
+    config: Arc<ServerConfig>,
+    state: State,
+    dialect: Socks6Dialect,
+    /// Received and not yet understood; while dialling: for the destination.
+    buffer: Vec<u8>,
+    /// An Authentication Reply that goes out with the Operation Reply.
+    held_reply: Vec<u8>,
+    /// Stack options the client asked for.
+    asked: Vec<StackOption>,
+    outputs: VecDeque<Output>,
+    deadline: Instant,
+    now: Instant,
+}
+
+impl Server {
+    /// A new connection.
+    pub fn new(config: Arc<ServerConfig>, now: Instant) -> Self {
+        let deadline = now + config.handshake_timeout;
+        Self::until(config, deadline)
+    }
+
+    /// A connection whose handshake ends at `deadline`.
+    pub(in crate::socks) fn until(config: Arc<ServerConfig>, deadline: Instant) -> Self {
+        Self {
+            config,
+            state: State::Request,
+            dialect: Socks6Dialect::Draft,
+            buffer: Vec::new(),
+            held_reply: Vec::new(),
+            asked: Vec::new(),
+            outputs: VecDeque::new(),
+            deadline,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Takes one event.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        self.now = now;
+        match input {
+            Input::Bytes(bytes) => self.bytes(bytes),
+            Input::Eof => self.eof(),
+            Input::Session(answer) => self.session(answer),
+            Input::Reply(reply) => self.reply(reply),
+            Input::Tick => self.tick(),
+        }
+    }
+
+    /// The next output, until `None`.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to hand in [`Input::Tick`]; none once the request is out.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Request | State::Exchange(_) | State::Session(_) => Some(self.deadline),
+            State::InitialData(_, until) => Some(*until),
+            State::Dialing | State::Over => None,
+        }
+    }
+
+    /// May the driver read from the client? See [`MAX_PIPELINED_LEN`].
+    pub fn wants_bytes(&self) -> bool {
+        !matches!(self.state, State::Over) && self.buffer.len() < MAX_PIPELINED_LEN
+    }
+
+    /// As [`super::super::Server::take_pipelined`].
+    pub fn take_pipelined(&mut self) -> Vec<u8> {
+        if matches!(self.state, State::Dialing) { std::mem::take(&mut self.buffer) } else { Vec::new() }
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        match self.state {
+            State::Over => return,
+            State::Dialing | State::Session(_) if self.buffer.len() >= MAX_PIPELINED_LEN => {
+                let detail =
+                    "more client bytes than are held while dialling: the driver must heed wants_bytes";
+                return self.fail(EndReason::Limit, detail.into());
+            }
+            _ => self.buffer.extend_from_slice(bytes),
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Request => self.request(),
+            State::Exchange(request) => self.exchange(request),
+            State::InitialData(request, until) => self.initial_data(request, until),
+            other => self.state = other,
+        }
+    }
+
+    fn eof(&mut self) {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Request => {
+                self.fail(EndReason::ClientGone, "the client closed before its request was complete".into());
+            }
+            State::Exchange(_) => {
+                self.fail(EndReason::ClientGone, "the client closed before its password".into());
+            }
+            // No more data will come, so there is nothing to hold for.
+            State::InitialData(request, _) => self.emit(request),
+            other => self.state = other,
+        }
+    }
+
+    fn tick(&mut self) {
+        if self.deadline().is_none_or(|deadline| self.now < deadline) {
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::InitialData(request, _) => self.emit(request),
+            State::Exchange(_) => {
+                self.fail(EndReason::HandshakeTimeout, "the client's password did not come in time".into());
+            }
+            _ => {
+                let detail = "the client's request was not complete in time";
+                self.fail(EndReason::HandshakeTimeout, detail.into());
+            }
+        }
+    }
+
+    fn request(&mut self) {
+        self.state = State::Request;
+        match dialect::of_request(self.config.dialect, &self.buffer) {
+            Ok(dialect) => self.dialect = dialect,
+            Err(_) => return,
+        }
+        match Request::decode(&self.buffer, self.dialect) {
+            Ok(None) => {}
+            Ok(Some((request, len))) => {
+                self.buffer.drain(..len);
+                self.asked.clone_from(&request.options.stack);
+                self.authenticate(Box::new(request));
+            }
+            Err(DecodeError::Version(_)) => {
+                // The version mismatch reply.
+                self.send(vec![super::VERSION]);
+                self.fail(EndReason::BadRequest, "the client does not speak SOCKS6".into());
+            }
+            Err(error) => {
+                let (code, reason) = match error {
+                    DecodeError::Address(AddressError::Type(_)) => {
+                        (ReplyCode::AddressTypeNotSupported, EndReason::Unsupported)
+                    }
+                    _ => (ReplyCode::GeneralFailure, EndReason::BadRequest),
+                };
+                self.reply_auth(true, Options::default());
+                self.operation_reply(code, None, Options::default());
+                self.fail(reason, format!("the client's SOCKS6 request: {error}"));
+            }
+        }
+    }
+
+    /// Sessions first: a request inside one needs no credentials, and given ones are ignored.
+    fn authenticate(&mut self, request: Box<Request>) {
+        match &request.options.session_id {
+            Some(_) if !self.config.sessions => self.refuse_session("sessions are not offered here"),
+            Some(id) => {
+                let action = if request.options.session_teardown {
+                    SessionAction::TearDown(id.clone())
+                } else {
+                    SessionAction::Resume(id.clone())
+                };
+                self.ask(action, *request, Authenticated::default());
+            }
+            None => self.check_password(request),
+        }
+    }
+
+    fn check_password(&mut self, request: Box<Request>) {
+        if self.config.accounts.is_empty() {
+            return self.authenticated(*request, Authenticated::default());
+        }
+        let given = request.options.auth_data.iter().find_map(|data| match data {
+            AuthData::Password { user, password } => Some((user, password)),
+            _ => None,
+        });
+        if let Some((user, password)) = given {
+            let account = password::account(&self.config.accounts, user, password);
+            let mut reply = Options::default();
+            reply.auth_data.push(AuthData::PasswordStatus(u8::from(account.is_none())));
+            match account.map(|account| account.user.clone()) {
+                Some(user) => {
+                    self.authenticated(*request, Authenticated { user: Some(user), reply, session: None });
+                }
+                None => {
+                    let user = String::from_utf8_lossy(user).into_owned();
+                    self.refuse_password(&user, reply);
+                }
+            }
+            return;
+        }
+        let methods = request.options.auth_methods.as_ref().map(|advertised| &advertised.methods);
+        let in_stream = methods.is_some_and(|methods| methods.contains(&METHOD_PASSWORD));
+        let method = if in_stream { METHOD_PASSWORD } else { METHOD_UNACCEPTABLE };
+        self.reply_auth(false, Options { auth_selection: Some(method), ..Options::default() });
+        if in_stream {
+            self.send_held();
+            self.exchange(request);
+        } else {
+            let detail = "the client sent no user name and password, which this listener asks for";
+            self.fail(EndReason::AuthFailed, detail.into());
+        }
+    }
+
+    /// The password message in the stream, behind the initial data (-11).
+    fn exchange(&mut self, request: Box<Request>) {
+        let announced = request.options.auth_methods.as_ref().map_or(0, |methods| methods.initial_data_len);
+        let initial_len = usize::from(announced);
+        let mut reader = Reader::new(self.buffer.get(initial_len..).unwrap_or_default());
+        let (version, user, password) = match password::read_request(&mut reader) {
+            Ok(message) => message,
+            Err(Stop::Incomplete | Stop::Address(_)) => {
+                self.state = State::Exchange(request);
+                return;
+            }
+        };
+        let account = password::account(&self.config.accounts, user, password);
+        let user_name = account.map(|account| account.user.clone());
+        let claimed = String::from_utf8_lossy(user).into_owned();
+        let end = initial_len + reader.position();
+        let accepted = version == password::VERSION && account.is_some();
+        self.send(vec![password::VERSION, u8::from(!accepted)]);
+        if !accepted {
+            return self.refuse_password(&claimed, Options::default());
+        }
+        self.buffer.drain(initial_len..end);
+        self.authenticated(*request, Authenticated { user: user_name, ..Authenticated::default() });
+    }
+
+    fn refuse_password(&mut self, user: &str, reply: Options) {
+        self.reply_auth(false, reply);
+        self.fail(EndReason::AuthFailed, format!("wrong password or unknown user {user:?}"));
+    }
+
+    fn refuse_session(&mut self, why: &str) {
+        self.reply_auth(false, Options { session_invalid: true, ..Options::default() });
+        self.fail(EndReason::AuthFailed, format!("the client's session is invalid: {why}"));
+    }
+
+    fn ask(&mut self, action: SessionAction, request: Request, auth: Authenticated) {
+        let SessionAction::TearDown(_) = action else {
+            let (token_request, token_spend) = (request.options.token_request, request.options.token_spend);
+            return self.query(SessionQuery { action, token_request, token_spend }, request, auth);
+        };
+        // Outside any session, tokens mean nothing.
+        self.query(SessionQuery { action, token_request: None, token_spend: None }, request, auth);
+    }
+
+    fn query(&mut self, query: SessionQuery, request: Request, auth: Authenticated) {
+        self.outputs.push_back(Output::Session(query));
+        self.state = State::Session(Box::new(Pending { request, auth }));
+    }
+
+    /// The credentials are good, or none are needed.
+    fn authenticated(&mut self, request: Request, auth: Authenticated) {
+        if request.options.session_request && self.config.sessions {
+            let action = SessionAction::Begin(auth.user.clone());
+            self.ask(action, request, auth);
+        } else {
+            self.operate(request, auth);
+        }
+    }
+
+    fn session(&mut self, answer: SessionAnswer) {
+        let State::Session(pending) = &mut self.state else { return };
+        let (begins, request) = (pending.request.options.session_request, pending.request.clone());
+        let mut auth = std::mem::take(&mut pending.auth);
+        self.state = State::Over;
+        match answer {
+            SessionAnswer::Declined => self.operate(request, auth),
+            // The request counts as outside any session: it has to prove itself.
+            SessionAnswer::TornDown => self.check_password(Box::new(request)),
+            SessionAnswer::Invalid => self.refuse_session("unknown or expired"),
+            SessionAnswer::Active { user, .. } if !self.knows(user.as_deref()) => {
+                self.refuse_session("its user is no longer known");
+            }
+            SessionAnswer::Active { id, user, window, token_accepted } => {
+                if begins {
+                    auth.reply.session_id = Some(id.clone());
+                } else {
+                    auth.reply.session_ok = true;
+                }
+                auth.reply.token_accepted = token_accepted == Some(true);
+                if token_accepted == Some(false) {
+                    let reply = Options { token_rejected: true, ..auth.reply };
+                    // A failed reply carries no session: the request was not carried out.
+                    self.reply_auth(false, Options { session_id: None, session_ok: false, ..reply });
+                    let detail = "the client's token was spent before, or is outside its window (a replay?)";
+                    return self.fail(EndReason::AuthFailed, detail.into());
+                }
+                auth.reply.token_window = window;
+                (auth.user, auth.session) = (user, Some(id));
+                self.operate(request, auth);
+            }
+        }
+    }
+
+    /// Would this user still be let in? Accounts may have changed since the session began.
+    fn knows(&self, user: Option<&str>) -> bool {
+        let accounts = &self.config.accounts;
+        accounts.is_empty() || user.is_some_and(|user| accounts.iter().any(|account| account.user == user))
+    }
+
+    /// Sends the successful Authentication Reply and does what was asked.
+    fn operate(&mut self, request: Request, auth: Authenticated) {
+        let Request { command, destination, options } = request;
+        let may_wait = options.auth_methods.is_none() || self.dialect != Socks6Dialect::Draft;
+        self.reply_auth(true, auth.reply);
+        match command {
+            Command::Noop => {
+                self.operation_reply(ReplyCode::Succeeded, None, Options::default());
+                self.state = State::Over;
+                self.outputs.push_back(Output::Finished);
+            }
+            Command::Connect if asks_for_dns(&destination) => {
+                let detail = format!("CONNECT to {destination} asks for DNS, which is not offered");
+                self.refuse(ReplyCode::ConnectionRefused, EndReason::Unsupported, detail);
+            }
+            Command::Connect => {
+                if !may_wait {
+                    self.send_held();
+                }
+                let request = Box::new(driver::Request {
+                    version: match self.dialect {
+                        Socks6Dialect::Draft => Version::V6,
+                        Socks6Dialect::Socksx010 | Socks6Dialect::Socksx => Version::V6Socksx,
+                    },
+                    destination,
+                    user: auth.user,
+                    stack: options.stack,
+                    metadata: options.metadata,
+                    session: auth.session,
+                    announced_len: options.auth_methods.map_or(0, |methods| methods.initial_data_len),
+                    first_bytes: Vec::new(),
+                });
+                self.initial_data(request, self.now + self.config.initial_data_wait);
+            }
+            Command::Bind | Command::UdpAssociate | Command::Other(_) => {
+                let detail =
+                    format!("command {command:?} with {destination} is not served, CONNECT and NOOP only");
+                self.refuse(ReplyCode::CommandNotSupported, EndReason::Unsupported, detail);
+            }
+        }
+    }
+
+    /// Emits the request, unless it is worth waiting for its initial data.
+    fn initial_data(&mut self, request: Box<driver::Request>, until: Instant) {
+        let wants_syn_data = request.stack.iter().any(|option| matches!(option, StackOption::Tfo(_)));
+        let missing = self.buffer.len() < usize::from(request.announced_len);
+        if wants_syn_data && missing && self.now < until {
+            self.state = State::InitialData(request, until);
+        } else {
+            self.emit(request);
+        }
+    }
+
+    fn emit(&mut self, mut request: Box<driver::Request>) {
+        request.first_bytes = std::mem::take(&mut self.buffer);
+        self.state = State::Dialing;
+        self.outputs.push_back(Output::Request(request));
+    }
+
+    fn reply(&mut self, reply: Reply) {
+        if !matches!(self.state, State::Dialing) {
+            return;
+        }
+        let Reply { code, bound, stack, metadata } = reply;
+        let stack = self.stack_answers(stack);
+        self.operation_reply(
+            code,
+            bound.map(Destination::from),
+            Options { stack, metadata, ..Options::default() },
+        );
+        if code == ReplyCode::Succeeded {
+            let leftover = std::mem::take(&mut self.buffer);
+            self.outputs.push_back(Output::Done { leftover });
+            self.state = State::Over;
+        } else {
+            self.fail(code.end_reason(), format!("refused the client: {code}"));
+        }
+    }
+
+    /// The driver's answers, and a "no" to what was asked and not answered.
+    fn stack_answers(&self, mut answers: Vec<StackOption>) -> Vec<StackOption> {
+        for asked in &self.asked {
+            let no = match asked {
+                StackOption::Tfo(_) => StackOption::Tfo(0),
+                StackOption::Multipath(_) => StackOption::Multipath(false),
+                StackOption::HappyEyeballs(_) => StackOption::HappyEyeballs(false),
+                _ => continue,
+            };
+            if !answers.iter().any(|answer| answer.overlaps(no)) {
+                answers.push(no);
+            }
+        }
+        answers
+    }
+
+    fn refuse(&mut self, code: ReplyCode, reason: EndReason, detail: String) {
+        self.operation_reply(code, None, Options::default());
+        self.fail(reason, detail);
+    }
+
+    /// Writes an Authentication Reply to be sent with what follows, or by `send_held`.
+    fn reply_auth(&mut self, success: bool, options: Options) {
+        match (AuthReply { success, options }).encode() {
+            Ok(bytes) => self.held_reply.extend_from_slice(&bytes),
+            // Its options are few and short.
+            Err(error) => self.fail(EndReason::Internal, format!("authentication reply: {error}")),
+        }
+    }
+
+    fn operation_reply(&mut self, code: ReplyCode, bound: Option<Destination>, options: Options) {
+        let bound = bound.unwrap_or(address::UNSPECIFIED);
+        let mut reply = OperationReply { code, bound, options };
+        let bytes = reply.encode(self.dialect).or_else(|_| {
+            // Metadata for the client that does not fit is no reason to fail a flow.
+            reply.options.metadata.clear();
+            reply.encode(self.dialect)
+        });
+        match bytes {
+            Ok(bytes) => {
+                self.held_reply.extend_from_slice(&bytes);
+                self.send_held();
+            }
+            Err(error) => self.fail(EndReason::Internal, format!("operation reply: {error}")),
+        }
+    }
+
+    fn send_held(&mut self) {
+        if !self.held_reply.is_empty() {
+            let bytes = std::mem::take(&mut self.held_reply);
+            self.send(bytes);
+        }
+    }
+
+    fn send(&mut self, bytes: Vec<u8>) {
+        self.outputs.push_back(Output::Send(bytes));
+    }
+
+    fn fail(&mut self, reason: EndReason, detail: String) {
+        self.send_held();
+        self.state = State::Over;
+        self.buffer = Vec::new();
+        self.outputs.push_back(Output::Failed { reason, detail });
+    }
+}
+
+/// CONNECT to the unspecified address and port 53 means the proxy's own DNS service.
+fn asks_for_dns(destination: &Destination) -> bool {
+    matches!(destination.host, Host::Ip(ip) if ip.is_unspecified()) && destination.port == 53
+}
