@@ -2,4 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod live;
+pub mod metrics;
 pub mod record;

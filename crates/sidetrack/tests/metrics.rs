@@ -1,0 +1,83 @@
+//! Metrics: what is counted, under which names, and that counters never fall.
+
+mod support;
+
+use sidetrack::live::{Ledger, LiveFlow};
+use sidetrack::metrics::{Metrics, Surroundings};
+use sidetrack::record::Observer;
+use sidetrack_core::flow::{EndReason, FlowId, Intercept};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{carried, denied, ended, enter, flow, full, live};
+
+/// As the recorder does.
+fn record(metrics: &Metrics, flow: &Arc<LiveFlow>, reason: EndReason) {
+    metrics.ended(&ended(flow, reason), flow.decided().as_deref());
+}
+
+fn value(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|line| line.starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no {name} in\n{text}"));
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+#[test]
+fn everything_at_a_glance() {
+    let metrics = Metrics::new();
+    let sniffed = live(2, flow("10.9.8.7:80"), carried(None, &[]));
+    sniffed.sniffed(Duration::from_millis(7));
+    sniffed.count(10, 20);
+    let mut fast = flow("10.9.8.7:22");
+    fast.intercept = Intercept::Kernel;
+    let fast = live(3, fast, carried(Some("fast"), &[]));
+    fast.count(5, 6);
+    record(&metrics, &full(1), EndReason::Ok);
+    record(&metrics, &sniffed, EndReason::Idle);
+    record(&metrics, &fast, EndReason::KernelClosed);
+    record(&metrics, &live(4, flow("10.9.8.7:25"), denied(Some("no mail"))), EndReason::PolicyDenied);
+    record(&metrics, &Arc::new(LiveFlow::new(FlowId(5))), EndReason::Limit);
+    metrics.lost(3);
+    let ledger = Arc::new(Ledger::default());
+    enter(&ledger, &full(6));
+    enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));
+    let surroundings = Surroundings {
+        fds_in_use: 17,
+        fds_limit: 20_000,
+        config_generation: 2,
+        config_last_reload_success: true,
+    };
+    let text = metrics.text(&[ledger], surroundings);
+    // The order of series inside one name is that of a hash table.
+    let mut names: Vec<Vec<&str>> = Vec::new();
+    for line in text.lines() {
+        match names.last_mut() {
+            Some(series) if !line.starts_with('#') => series.push(line),
+            _ => names.push(vec![line]),
+        }
+    }
+    for series in names.iter_mut().filter(|series| !series.iter().any(|line| line.contains("{le=\""))) {
+        series[1..].sort_unstable();
+    }
+    insta::assert_snapshot!(names.concat().join("\n"));
+}
+
+#[test]
+fn bytes_of_flows_in_flight_count_and_never_count_twice() {
+    let metrics = Metrics::new();
+    let ledgers = [Arc::new(Ledger::default())];
+    let up = || {
+        value(&metrics.text(&ledgers, Surroundings::default()), "sidetrack_flow_bytes_total{direction=\"up\"")
+    };
+    let flow = live(1, flow("10.9.8.7:80"), carried(None, &[]));
+    let slot = enter(&ledgers[0], &flow);
+    flow.count(100, 0);
+    assert_eq!(up(), 100, "while it runs");
+    flow.count(50, 0);
+    ledgers[0].leave(slot, ended(&flow, EndReason::Ok));
+    assert_eq!(up(), 100, "left, not recorded yet: a counter never falls");
+    record(&metrics, &flow, EndReason::Ok);
+    assert_eq!(up(), 150);
+    assert_eq!(up(), 150);
+    let text = metrics.text(&ledgers, Surroundings::default());
+    assert_eq!(value(&text, "sidetrack_flows_active{listener=\"out\"}"), 0, "none is a number, too");
+}
