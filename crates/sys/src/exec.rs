@@ -1,1 +1,170 @@
-//! Not written yet.
+//! Starts one command in a network of its own, or in a control group of its own.
+//!
+//! [`spawn_isolated`] needs no privilege: the command gets a user, a network and a mount namespace. In that
+//! network every address is local and every TCP connection is redirected to one listener, which is handed out
+//! to the caller together with the socket that receives DNS questions. The caller accepts there and dials from
+//! its own network, so nothing can pass it by, nothing is left on the host, and everything ends with the
+//! command.
+//!
+//! What happens, in order (namespaces(7), user_namespaces(7), ip-route(8) "local"):
+//!
+//! | who | does | without privilege | as root |
+//! |---|---|---|---|
+//! | child | new namespaces | user, network, mount; user 0 is the caller | network, mount |
+//! | child | `lo` up, local default routes, nft redirect, listener, UDP socket | | |
+//! | child | private `resolv.conf`, `nsswitch.conf`, masked resolver sockets | | |
+//! | child | sends the sockets to the parent | | |
+//! | child | a nested user namespace, in which no capability over that network is held | own id mapped back | all ids mapped as they are, by the parent |
+//! | child | dies with the parent from here on, then exec | | |
+//!
+//! Limits, all by nature of user namespaces: set-user-id programs get no privilege inside (without root); a
+//! server that listens inside is not reachable from outside.
+#![allow(unsafe_code)]
+
+mod child;
+mod error;
+mod files;
+mod idmap;
+mod report;
+mod signals;
+mod wait;
+
+pub use error::{LaunchError, Step, user_namespace_obstacle};
+pub use files::PrivateFiles;
+pub use signals::{ForwardedSignals, ReceivedSignal};
+pub use wait::ChildProcess;
+
+use std::ffi::OsString;
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use crate::cgroup::Leaf;
+use report::{Report, Reports};
+
+/// A program to execute, as the caller of `exec` gives it.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The program (looked up in `PATH` if it has no slash) and its arguments.
+    pub argv: Vec<OsString>,
+    /// Variables to set, or with `None` to remove, in an environment otherwise inherited.
+    pub env: Vec<(OsString, Option<OsString>)>,
+    /// Working directory; `None`: the caller's.
+    pub directory: Option<PathBuf>,
+    /// Soft limit of open descriptors to give it; `None`: the caller's.
+    pub open_files_limit: Option<u64>,
+}
+
+/// A program and the network made for it.
+#[derive(Clone, Debug)]
+pub struct IsolatedCommand {
+    /// What to execute.
+    pub program: Program,
+    /// Files only it sees: `resolv.conf` and the like.
+    pub files: PrivateFiles,
+    /// TCP port of the listener inside the namespace. A program that listens on the same port inside fails.
+    pub redirect_port: u16,
+}
+
+/// A command that runs in a network of its own.
+#[derive(Debug)]
+pub struct Isolated {
+    /// Gets every TCP connection the command makes, IPv4 as IPv4-mapped; non-blocking.
+    pub listener: TcpListener,
+    /// Gets every datagram to port 53 of any address; made by [`crate::udp::bind`], non-blocking.
+    pub dns: UdpSocket,
+    /// The command.
+    pub child: ChildProcess,
+}
+
+/// Starts a command in a network of its own.
+///
+/// # Errors
+/// Says which step failed and what to do about it; nothing is left behind.
+///
+/// # Panics
+/// If the process has more than one thread: a fork copies only the calling one.
+pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError> {
+    let privileged = child::is_privileged();
+    let (child, fds) =
+        spawn(&command.program, privileged, |reports| child::isolate(command, privileged, reports))?;
+    let [listener, dns] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LaunchError::ChildVanished)?;
+    Ok(Isolated { listener: listener.into(), dns: dns.into(), child })
+}
+
+/// Starts a command in the caller's network but inside a control group, with private files. Needs root.
+///
+/// # Errors
+/// Says which step failed and what to do about it.
+///
+/// # Panics
+/// If the process has more than one thread.
+pub fn spawn_in_cgroup(
+    program: &Program,
+    files: &PrivateFiles,
+    leaf: &Leaf,
+) -> Result<ChildProcess, LaunchError> {
+    let (child, _none) = spawn(program, false, |reports| child::join(leaf, files, reports))?;
+    Ok(child)
+}
+
+/// Forks; the child prepares itself and executes, the parent serves it until then.
+fn spawn(
+    program: &Program,
+    privileged: bool,
+    prepare: impl FnOnce(&Reports) -> Result<(), child::Failure>,
+) -> Result<(ChildProcess, Vec<OwnedFd>), LaunchError> {
+    assert!(crate::process::is_single_threaded(), "a command is started before any thread");
+    if program.argv.is_empty() {
+        return Err(LaunchError::NoCommand);
+    }
+    let (ours, theirs) = report::pair().map_err(LaunchError::Fork)?;
+    let signals = ForwardedSignals::block().map_err(LaunchError::Fork)?;
+    let parent = rustix::process::getpid();
+    // SAFETY: there is one thread (asserted above), so no lock is held by anybody else in the child's copy of
+    // memory, and the child may allocate and call anything; it never returns from `child::run`.
+    match unsafe { libc::fork() } {
+        -1 => Err(LaunchError::Fork(std::io::Error::last_os_error())),
+        0 => {
+            drop(ours);
+            child::run(program, &theirs, &signals, parent, prepare)
+        }
+        pid => {
+            drop(theirs);
+            let child = ChildProcess::new(pid, signals)?;
+            match serve(&ours, pid, privileged, program) {
+                Ok(fds) => Ok((child, fds)),
+                Err(error) => {
+                    child.kill_and_reap();
+                    Err(error)
+                }
+            }
+        }
+    }
+}
+
+/// Does what the child asks for until it has executed its program, and returns the sockets it made.
+fn serve(
+    reports: &Reports,
+    pid: i32,
+    privileged: bool,
+    program: &Program,
+) -> Result<Vec<OwnedFd>, LaunchError> {
+    let mut sockets = None;
+    loop {
+        match reports.receive() {
+            Ok(Some(Report::MapIds)) if privileged => {
+                idmap::map_all(pid).map_err(|error| LaunchError::step(Step::IdMap, &error))?;
+                reports.send(&Report::Mapped, &[]).map_err(|_| LaunchError::ChildVanished)?;
+            }
+            Ok(Some(Report::Ready(fds))) => sockets = Some(fds),
+            Ok(Some(Report::Failed { step, errno, text })) => {
+                return Err(LaunchError::reported(step, errno, text, program));
+            }
+            Ok(Some(Report::MapIds | Report::Mapped)) => return Err(LaunchError::ChildVanished),
+            // Its end closes on exec, and that is how we know.
+            Ok(None) => return sockets.ok_or(LaunchError::ChildVanished),
+            Err(error) => return Err(LaunchError::Wait(error)),
+        }
+    }
+}

@@ -1,1 +1,221 @@
-//! Not written yet.
+//! Network namespaces (network_namespaces(7)): naming them, entering them, and a network in which everything
+//! is local.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::UnmountFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+use crate::netlink::{Protocol, Socket};
+use crate::{netlink, nft, route};
+
+/// Where `ip netns` keeps names.
+pub const NAMED: &str = "/run/netns";
+
+/// An open network namespace: it lives at least as long as this.
+#[derive(Debug)]
+pub struct NetNs(OwnedFd);
+
+impl NetNs {
+    /// The calling thread's.
+    ///
+    /// # Errors
+    /// What open(2) says.
+    pub fn current() -> io::Result<Self> {
+        Self::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// That of a process.
+    ///
+    /// # Errors
+    /// `NotFound` if the process is gone, `PermissionDenied` if it is somebody else's.
+    pub fn of_process(pid: u32) -> io::Result<Self> {
+        Self::open(Path::new(&format!("/proc/{pid}/ns/net")))
+    }
+
+    /// One that `ip netns add` or [`Self::create_named`] made.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the name is none; `NotFound` if there is no such namespace.
+    pub fn named(name: &str) -> io::Result<Self> {
+        Self::open(&path_of(name)?)
+    }
+
+    fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self(File::open(path)?.into()))
+    }
+
+    /// Makes a new, empty namespace that `ip netns` lists as `name`. Needs CAP_SYS_ADMIN.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `InvalidInput` if the name is none; `PermissionDenied`.
+    pub fn create_named(name: &str) -> io::Result<Self> {
+        let path = path_of(name)?;
+        fs::create_dir_all(NAMED)?;
+        File::create_new(&path)?;
+        let made = in_own_thread({
+            let path = path.clone();
+            move || {
+                unshare_net()?;
+                rustix::mount::mount_bind("/proc/thread-self/ns/net", &path)?;
+                Self::current()
+            }
+        });
+        if made.is_err() {
+            // The empty file would look like a namespace; that it stays is the smaller trouble.
+            let _ = fs::remove_file(&path);
+        }
+        made
+    }
+
+    /// Takes a name away; the namespace goes with its last process, socket and descriptor.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such name; `PermissionDenied`.
+    pub fn delete_named(name: &str) -> io::Result<()> {
+        let path = path_of(name)?;
+        rustix::mount::unmount(&path, UnmountFlags::DETACH)?;
+        fs::remove_file(path)
+    }
+
+    /// Moves the calling thread, and no other, into this namespace. Sockets stay where they were opened.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without CAP_SYS_ADMIN over it.
+    pub fn enter(&self) -> io::Result<()> {
+        Ok(rustix::thread::move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?)
+    }
+
+    /// Runs `work` in this namespace, in a thread of its own: to open a socket there, say.
+    ///
+    /// # Errors
+    /// As [`Self::enter`], or what `work` says.
+    ///
+    /// # Panics
+    /// If `work` does.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        in_own_thread(|| {
+            self.enter()?;
+            work()
+        })
+    }
+}
+
+impl AsFd for NetNs {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Makes a network namespace of its own for the calling thread.
+pub(crate) fn unshare_net() -> io::Result<()> {
+    // SAFETY: CLONE_NEWNET changes which network later sockets belong to, and no memory or descriptor.
+    Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?)
+}
+
+/// What [`catch_all`] was doing when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CatchStep {
+    /// `lo` up.
+    Loopback,
+    /// Local default routes.
+    Route,
+    /// The nft redirect.
+    Redirect,
+}
+
+/// Makes every address of the calling thread's network local and redirects every TCP connection to `port`:
+/// for a fresh namespace only. Needs CAP_NET_ADMIN there.
+///
+/// # Errors
+/// The step, and what the kernel said.
+pub fn catch_all(port: u16) -> Result<(), (CatchStep, netlink::Error)> {
+    route::link_up("lo").map_err(|error| (CatchStep::Loopback, error))?;
+    route::add_local_default("lo").map_err(|error| (CatchStep::Route, error))?;
+    Socket::open(Protocol::Netfilter)
+        .and_then(|mut socket| nft::run_namespace(port).apply(&mut socket))
+        .map_err(|error| (CatchStep::Redirect, error))
+}
+
+/// Namespaces belong to threads, so what changes them gets one that ends afterwards.
+fn in_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+fn path_of(name: &str) -> io::Result<PathBuf> {
+    if name.is_empty() || name.len() > 255 || name.contains(['/', '\0']) || name.starts_with('.') {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the name of a namespace is 1 to 255 bytes without '/', not starting with '.'",
+        ));
+    }
+    Ok(Path::new(NAMED).join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn names_cannot_leave_the_directory() {
+        for bad in ["", ".", "..", "a/b", "../x", "nul\0"] {
+            assert_eq!(path_of(bad).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{bad:?}");
+        }
+        assert_eq!(path_of("st-a").unwrap(), Path::new("/run/netns/st-a"));
+    }
+
+    #[test]
+    fn a_named_namespace_is_made_entered_and_deleted() {
+        if !crate::caps::is_network_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let name = format!("sidetrack-test-{}", std::process::id());
+        let space = NetNs::create_named(&name).unwrap();
+        assert_eq!(NetNs::create_named(&name).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let inode = |space: &NetNs| rustix::fs::fstat(space).unwrap().st_ino;
+        assert_eq!(inode(&NetNs::named(&name).unwrap()), inode(&space));
+        let ours = NetNs::current().unwrap();
+        assert_ne!(inode(&space), inode(&ours));
+        // `lo` is down in a new namespace: only there does a listener's own address not answer.
+        let listener = space.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(space.run(move || std::net::TcpStream::connect(address)).is_err());
+        assert_eq!(inode(&NetNs::current().unwrap()), inode(&ours));
+        NetNs::delete_named(&name).unwrap();
+        assert_eq!(NetNs::named(&name).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(NetNs::delete_named(&name).is_err());
+    }
+
+    #[test]
+    fn everything_is_caught_in_a_network_of_its_own() {
+        if !crate::caps::is_network_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        in_own_thread(|| {
+            unshare_net().unwrap();
+            catch_all(9).unwrap();
+            let options = crate::sockopt::ListenOptions {
+                dual_stack: true,
+                ..crate::sockopt::ListenOptions::default()
+            };
+            let listener = crate::sockopt::listen("[::]:9".parse().unwrap(), &options).unwrap();
+            listener.set_nonblocking(false).unwrap();
+            for target in ["192.0.2.1:80", "[2001:db8::1]:443", "127.0.0.1:22", "198.18.0.1:53"] {
+                let client = std::net::TcpStream::connect(target).unwrap();
+                let (accepted, _peer) = listener.accept().unwrap();
+                assert_eq!(crate::sockopt::original_dst(&accepted).unwrap().to_string(), target);
+                drop(client);
+            }
+        });
+    }
+}

@@ -35,6 +35,8 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
+        // An address that is local by its route only (AnyIP) is no source for IPv6 otherwise.
+        socket.set_freebind_v6(true)?;
         set_int(&socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
     } else {
         set_int(&socket, libc::SOL_IP, libc::IP_PKTINFO, 1)?;

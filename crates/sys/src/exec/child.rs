@@ -1,0 +1,173 @@
+//! The child between fork and exec.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::panic::AssertUnwindSafe;
+use std::process::Command;
+
+use rustix::process::{DumpableBehavior, Pid, Signal};
+use rustix::thread::UnshareFlags;
+
+use super::error::Step;
+use super::report::{Report, Reports};
+use super::signals::ForwardedSignals;
+use super::{IsolatedCommand, PrivateFiles, Program, idmap};
+use crate::caps::{self, CapabilitySet};
+use crate::cgroup::Leaf;
+use crate::netns::CatchStep;
+use crate::sockopt::ListenOptions;
+use crate::{netlink, netns, sockopt, udp};
+
+/// A step that failed.
+pub(super) struct Failure {
+    step: Step,
+    errno: i32,
+    text: String,
+}
+
+impl Failure {
+    pub(super) fn new(step: Step, error: &io::Error) -> Self {
+        Self { step, errno: error.raw_os_error().unwrap_or(0), text: error.to_string() }
+    }
+
+    fn catching(step: CatchStep, error: &netlink::Error) -> Self {
+        let step = match step {
+            CatchStep::Loopback => Step::Loopback,
+            CatchStep::Route => Step::Route,
+            CatchStep::Redirect => Step::Redirect,
+        };
+        Self { step, errno: error.errno().unwrap_or(0), text: error.to_string() }
+    }
+}
+
+trait AtStep<T> {
+    /// Names the step for an error.
+    fn at(self, step: Step) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
+    fn at(self, step: Step) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(step, &error.into()))
+    }
+}
+
+/// True if the process may make namespaces and map all ids without a user namespace around them.
+pub(super) fn is_privileged() -> bool {
+    caps::holds(
+        CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID,
+    )
+}
+
+/// Prepares and executes; never returns into the copy of the parent's stack.
+pub(super) fn run(
+    program: &Program,
+    reports: &Reports,
+    signals: &ForwardedSignals,
+    parent: Pid,
+    prepare: impl FnOnce(&Reports) -> Result<(), Failure>,
+) -> ! {
+    let attempt = AssertUnwindSafe(|| {
+        prepare(reports)?;
+        execute(program, signals, parent)
+    });
+    let failure = match std::panic::catch_unwind(attempt) {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure { step: Step::Process, errno: 0, text: "panicked: please report it".to_owned() },
+    };
+    let Failure { step, errno, text } = failure;
+    // If the parent is gone nobody wants to know.
+    let _ = reports.send(&Report::Failed { step, errno, text }, &[]);
+    // SAFETY: _exit ends the process at once; the parent's buffers and exit functions are not run twice.
+    unsafe { libc::_exit(125) }
+}
+
+/// Limits, mask, death with the parent; then exec.
+fn execute(
+    program: &Program,
+    signals: &ForwardedSignals,
+    parent: Pid,
+) -> Result<std::convert::Infallible, Failure> {
+    if let Some(limit) = program.open_files_limit {
+        caps::set_open_files_limit(limit).at(Step::Process)?;
+    }
+    // The last change of credentials is behind us: it would clear this.
+    if !caps::signal_on_parent_death(Signal::KILL, parent).at(Step::Process)? {
+        return Err(Failure { step: Step::Process, errno: 0, text: "the parent has ended".to_owned() });
+    }
+    let Some((name, arguments)) = program.argv.split_first() else {
+        return Err(Failure::new(Step::Exec, &io::ErrorKind::NotFound.into()));
+    };
+    let mut command = Command::new(name);
+    command.args(arguments);
+    for (variable, value) in &program.env {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+    }
+    if let Some(directory) = &program.directory {
+        std::env::set_current_dir(directory).map_err(|error| Failure {
+            text: format!("working directory {}: {error}", directory.display()),
+            ..Failure::new(Step::Process, &error)
+        })?;
+    }
+    signals.restore_mask().at(Step::Process)?;
+    Err(Failure::new(Step::Exec, &command.exec()))
+}
+
+/// Makes the command's network, hands its sockets out, and gives up the capabilities over it.
+pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Reports) -> Result<(), Failure> {
+    let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let spaces = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
+    if privileged {
+        unshare(spaces).at(Step::Namespaces)?;
+    } else {
+        // A process that has changed its user is not dumpable, and its files in /proc, the id maps among them,
+        // belong to root.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::UserNamespace)?;
+        unshare(spaces | UnshareFlags::NEWUSER).at(Step::UserNamespace)?;
+        // User 0, not the own one: only then do programs started here keep capabilities over exec.
+        idmap::map_one((0, 0), ids).at(Step::IdMap)?;
+    }
+    let (listener, dns) = make_network(command.redirect_port)?;
+    command.files.mount().at(Step::Files)?;
+    reports.send(&Report::Ready(Vec::new()), &[listener.as_fd(), dns.as_fd()]).at(Step::Handover)?;
+    drop((listener, dns));
+    unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;
+    if privileged { map_by_parent(reports) } else { idmap::map_one(ids, (0, 0)).at(Step::NestedNamespace) }
+}
+
+fn map_by_parent(reports: &Reports) -> Result<(), Failure> {
+    reports.send(&Report::MapIds, &[]).at(Step::IdMap)?;
+    match reports.receive().at(Step::IdMap)? {
+        Some(Report::Mapped) => Ok(()),
+        _ => Err(Failure::new(Step::IdMap, &io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn make_network(port: u16) -> Result<(std::net::TcpListener, std::net::UdpSocket), Failure> {
+    netns::catch_all(port).map_err(|(step, error)| Failure::catching(step, &error))?;
+    let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let options = ListenOptions { dual_stack: true, ..ListenOptions::default() };
+    let listener = sockopt::listen(any(port), &options).at(Step::Listener)?;
+    let dns = udp::bind(any(53)).at(Step::Resolver)?;
+    Ok((listener, dns))
+}
+
+/// Joins a control group and mounts private files, in the caller's network.
+pub(super) fn join(leaf: &Leaf, files: &PrivateFiles, reports: &Reports) -> Result<(), Failure> {
+    leaf.add(0).at(Step::Cgroup)?;
+    unshare(UnshareFlags::NEWNS).at(Step::Namespaces)?;
+    files.mount().at(Step::Files)?;
+    reports.send(&Report::Ready(Vec::new()), &[]).at(Step::Handover)
+}
+
+fn unshare(spaces: UnshareFlags) -> io::Result<()> {
+    // SAFETY: none of the flags given here is CLONE_FILES, the one that makes unshare unsafe: descriptors stay
+    // shared with nobody anyway in a process with one thread.
+    Ok(unsafe { rustix::thread::unshare_unsafe(spaces) }?)
+}

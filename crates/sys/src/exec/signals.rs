@@ -1,0 +1,99 @@
+//! Signals that the parent passes on to the command (signalfd(2)).
+//!
+//! The command stays in the parent's process group, so the terminal signals it (Ctrl-C, Ctrl-\, hang-up)
+//! together with us, and Ctrl-Z stops both. What another process sends to us alone has to be passed on.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// What is passed on.
+const FORWARDED: [libc::c_int; 6] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+
+/// These signals, blocked in this process (in all threads it starts later, too) and readable here. Dropping it
+/// lets them through again, in the calling thread.
+#[derive(Debug)]
+pub struct ForwardedSignals {
+    fd: OwnedFd,
+    before: libc::sigset_t,
+}
+
+/// One signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedSignal {
+    /// Its number.
+    pub signal: i32,
+    /// True if a process sent it, to us; false if the kernel did, to the whole foreground group.
+    pub from_process: bool,
+}
+
+impl ForwardedSignals {
+    /// Blocks the signals and opens the descriptor, which does not block.
+    pub(super) fn block() -> io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigemptyset initialises `set`, the others read it; sigprocmask writes `before` on success and
+        // is called by a process with one thread. signalfd returns a descriptor that nobody else owns.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in FORWARDED {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            let fd = libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
+            if fd == -1 {
+                return Err(io::Error::last_os_error());
+            }
+            let fd = OwnedFd::from_raw_fd(fd);
+            if libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr()) == -1 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self { fd, before: before.assume_init() })
+        }
+    }
+
+    /// The signal mask as it was before: what the command is to start with.
+    pub(super) fn restore_mask(&self) -> io::Result<()> {
+        // SAFETY: `before` was written by sigprocmask; no old mask is asked for.
+        let result =
+            unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The next signal that came; `None` if none did.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn next(&self) -> io::Result<Option<ReceivedSignal>> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: `info` has room for `size` bytes; any bytes are a valid `signalfd_siginfo`, all integers.
+        let (read, info) = unsafe {
+            let read = libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size);
+            (read, info.assume_init())
+        };
+        if read == -1 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        // SI_USER, SI_QUEUE and SI_TKILL are zero or negative, SI_KERNEL is 128 (sigaction(2)).
+        Ok(Some(ReceivedSignal {
+            signal: i32::try_from(info.ssi_signo).unwrap_or(0),
+            from_process: info.ssi_code <= 0,
+        }))
+    }
+}
+
+impl AsFd for ForwardedSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for ForwardedSignals {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure, and there is none with a valid mask.
+        let _ = self.restore_mask();
+    }
+}
