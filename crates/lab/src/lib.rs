@@ -5,11 +5,12 @@
 //! turn that into tables. All of it ends by itself and leaves nothing behind, also when killed.
 
 pub mod cpu;
-
+pub mod experiments;
 pub mod launch;
 pub mod load;
 pub mod machine;
-
+pub mod peers;
+pub mod progress;
 pub mod service;
-
+pub mod site;
 pub mod topology;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use sidetrack_lab::experiments::relay;
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -17,6 +18,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Job {
+    /// What a hop through each relay costs, ours beside its peers; fails when a bar is missed.
+    Relay(relay::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
+        Job::Relay(options) => relay::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }

@@ -15,10 +15,12 @@ use crate::topology::Node;
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// How often we look whether it does.
 const READY_POLL: Duration = Duration::from_millis(3);
+/// How long a program may take to end when asked; afterwards it is killed.
+const ENDS_WITHIN: Duration = Duration::from_millis(700);
 /// How much of a failed program's log an error shows, in bytes.
 const LOG_TAIL_BYTES: usize = 600;
 
-/// A running program; dropping it kills its whole session.
+/// A running program; dropping it ends its whole session.
 #[derive(Debug)]
 pub struct Service {
     name: String,
@@ -31,10 +33,23 @@ impl Service {
     ///
     /// # Errors
     /// The log cannot be written or the launcher cannot be started.
-    pub fn start(name: &str, mut command: Command, directory: &Path) -> Result<Self> {
+    pub fn start(name: &str, command: Command, directory: &Path) -> Result<Self> {
+        Self::spawn(name, command, directory, false)
+    }
+
+    /// [`Self::start`] for a program that prints a line per connection: only its errors are kept, so that
+    /// writing them does not count as its work.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_muted(name: &str, command: Command, directory: &Path) -> Result<Self> {
+        Self::spawn(name, command, directory, true)
+    }
+
+    fn spawn(name: &str, mut command: Command, directory: &Path, muted: bool) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
-        let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = output.try_clone()?;
+        let errors = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let output = if muted { Stdio::null() } else { errors.try_clone()?.into() };
         let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
         let child = child.with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name: name.to_owned(), child, log })
@@ -113,8 +128,24 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Asks the program to end and gives it [`ENDS_WITHIN`]; then its workers are its own to wait for.
+    fn ask_to_end(&mut self) {
+        let since = Instant::now();
+        if self.signal(Signal::TERM).is_err() {
+            return;
+        }
+        while self.is_running() && since.elapsed() < ENDS_WITHIN {
+            std::thread::sleep(READY_POLL);
+        }
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
+        if self.is_running() {
+            self.ask_to_end();
+        }
         let members = cpu::session_members(self.pid());
         let _ = self.child.kill();
         // Workers keep the session of the leader whatever process group they chose.

@@ -1,0 +1,3 @@
+//! The tables and figures of the seeds, one module each.
+
+pub mod relay;

@@ -1,0 +1,204 @@
+//! What ours must reach against whom, and whether it did.
+
+use super::results::Spread;
+use super::{Cell, Results, Sample};
+
+/// The relays without a handshake that count as the best of the field.
+const RELAYS: &[&str] = &["nginx stream", "HAProxy tcp", "HAProxy splice"];
+
+/// Which cells a bar is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cells {
+    New,
+    KeepAlive,
+    Bulk,
+    BulkAt(u32),
+}
+
+impl Cells {
+    fn contain(self, cell: Cell) -> bool {
+        match self {
+            Self::New => matches!(cell, Cell::New(_)),
+            Self::KeepAlive => matches!(cell, Cell::KeepAlive(_)),
+            Self::Bulk => cell.is_bulk(),
+            Self::BulkAt(count) => cell == Cell::Bulk(count),
+        }
+    }
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Metric {
+    /// Requests per second or Gbit/s; at least.
+    Speed,
+    /// CPU per connection of the fastest of the others; at most.
+    CostOfFastest,
+    /// CPU per gigabyte of the cheapest of the others; at most.
+    Cost,
+}
+
+/// One demand.
+struct Bar {
+    cells: Cells,
+    ours: &'static str,
+    /// The best of these counts.
+    others: &'static [&'static str],
+    metric: Metric,
+    bound: f64,
+}
+
+const fn bar(
+    cells: Cells,
+    ours: &'static str,
+    others: &'static [&'static str],
+    metric: Metric,
+    bound: f64,
+) -> Bar {
+    Bar { cells, ours, others, metric, bound }
+}
+
+/// Like against like: a hop without a handshake against relays, SOCKS against SOCKS, pairs against pairs.
+const BARS: &[Bar] = &[
+    bar(Cells::New, "ours reverse", RELAYS, Metric::Speed, 0.97),
+    bar(Cells::New, "ours reverse", RELAYS, Metric::CostOfFastest, 1.03),
+    bar(Cells::New, "ours S5", &["socksx 0.1.0 S5", "socksx 0.1.1 S5"], Metric::Speed, 1.3),
+    bar(Cells::New, "ours S5", &["dante S5"], Metric::Speed, 3.0),
+    bar(Cells::New, "ours S6", &["socksx 0.1.0 S6", "socksx 0.1.1 S6"], Metric::Speed, 1.3),
+    bar(
+        Cells::New,
+        "ours S6 + data",
+        &["socksx 0.1.0 S6 + data", "socksx 0.1.1 S6 + data"],
+        Metric::Speed,
+        1.3,
+    ),
+    bar(
+        Cells::New,
+        "ours S6 + data, socksx dialect",
+        &["socksx 0.1.0 S6 + data", "socksx 0.1.1 S6 + data"],
+        Metric::Speed,
+        1.3,
+    ),
+    bar(Cells::New, "ours pair S5", &["socksx 0.1.0 pair S5"], Metric::Speed, 1.5),
+    bar(Cells::New, "ours pair S5", &["redsocks + dante"], Metric::Speed, 1.5),
+    bar(Cells::New, "ours pair S6", &["socksx 0.1.0 pair S6"], Metric::Speed, 1.5),
+    bar(Cells::New, "ours pair S6", &["redsocks + dante"], Metric::Speed, 1.5),
+    bar(Cells::KeepAlive, "ours reverse", RELAYS, Metric::Speed, 1.0),
+    bar(Cells::BulkAt(1), "ours reverse", &["HAProxy splice"], Metric::Speed, 1.0),
+    bar(Cells::BulkAt(8), "ours reverse", &["nginx stream"], Metric::Speed, 1.3),
+    bar(Cells::Bulk, "ours reverse", RELAYS, Metric::Cost, 1.0),
+    bar(Cells::New, "ours kernel path", &["nft DNAT"], Metric::Speed, 0.93),
+    bar(Cells::Bulk, "ours kernel path", &["nft DNAT"], Metric::Speed, 0.97),
+];
+
+/// How a bar came out in a cell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// Our row.
+    pub ours: &'static str,
+    /// The row that counted as the best of the others.
+    pub other: &'static str,
+    /// Speed or cost.
+    pub what: &'static str,
+    /// The column.
+    pub cell: Cell,
+    /// Ratio ours to theirs.
+    pub ratio: Option<Spread>,
+    /// At least this for speed, at most this for cost.
+    pub bound: f64,
+    /// Whether more is better.
+    pub at_least: bool,
+    /// Why there is no ratio, when there is none.
+    pub missing: Option<String>,
+}
+
+impl Verdict {
+    /// Whether the median ratio is on the right side of the bound.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        let right_side = |ratio: Spread| {
+            if self.at_least { ratio.median >= self.bound } else { ratio.median <= self.bound }
+        };
+        self.ratio.is_some_and(right_side)
+    }
+
+    /// Whether the run fails for it: measured and missed, ours does not work, or everything is required.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        let is_required = std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1");
+        let ours_missing = self.missing.as_ref().is_some_and(|reason| reason.starts_with(self.ours));
+        if self.ratio.is_some() { !self.holds() } else { ours_missing || is_required }
+    }
+
+    /// `ok`, `FAIL`, or why it was not measured.
+    #[must_use]
+    pub fn result(&self) -> String {
+        match (&self.missing, self.is_failure()) {
+            (Some(reason), true) => format!("**FAIL**, not measured: {reason}"),
+            (Some(reason), false) => format!("not measured: {reason}"),
+            (None, true) => "**FAIL**".into(),
+            (None, false) => "ok".into(),
+        }
+    }
+}
+
+/// Holds every bar against every measured cell. A bar none of whose rows was asked for says nothing.
+#[must_use]
+pub fn judge(results: &Results) -> Vec<Verdict> {
+    let cells = results.cells();
+    let pairs = BARS.iter().flat_map(|bar| cells.iter().map(move |cell| (bar, *cell)));
+    pairs
+        .filter(|(bar, cell)| bar.cells.contain(*cell))
+        .filter_map(|(bar, cell)| bar.judge(results, cell))
+        .collect()
+}
+
+impl Bar {
+    fn judge(&self, results: &Results, cell: Cell) -> Option<Verdict> {
+        let was_asked = |peer: &&str| {
+            results.why_missing(cell, peer).is_some()
+                || results.spread(cell, peer, |sample| Some(sample.speed(cell))).is_some()
+        };
+        if !was_asked(&self.ours) || !self.others.iter().any(was_asked) {
+            return None;
+        }
+        let other = self.best_other(results, cell);
+        let value = |sample: &Sample| {
+            if self.metric == Metric::Speed { Some(sample.speed(cell)) } else { sample.cost(cell) }
+        };
+        let ratio = other.and_then(|other| results.ratio(cell, self.ours, other, value));
+        Some(Verdict {
+            ours: self.ours,
+            other: other.or(self.others.first().copied()).unwrap_or_default(),
+            what: if self.metric == Metric::Speed { "speed" } else { "CPU" },
+            cell,
+            ratio,
+            bound: self.bound,
+            at_least: self.metric == Metric::Speed,
+            missing: ratio.is_none().then(|| self.why_missing(results, cell)),
+        })
+    }
+
+    /// The fastest, or for cost alone the cheapest, of the others by median.
+    fn best_other(&self, results: &Results, cell: Cell) -> Option<&'static str> {
+        let score = |other: &&&str| {
+            let spread = match self.metric {
+                Metric::Cost => results.spread(cell, other, |sample| sample.cost(cell).map(|cost| -cost)),
+                Metric::Speed | Metric::CostOfFastest => {
+                    results.spread(cell, other, |sample| Some(sample.speed(cell)))
+                }
+            };
+            spread.map(|spread| spread.median)
+        };
+        let scored = self.others.iter().filter_map(|other| Some((score(&other)?, *other)));
+        scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other)
+    }
+
+    fn why_missing(&self, results: &Results, cell: Cell) -> String {
+        let mut rows = std::iter::once(&self.ours).chain(self.others);
+        let missing = rows.find_map(|row| results.why_missing(cell, row));
+        missing.map_or_else(|| "every round was disturbed".into(), ToString::to_string)
+    }
+}
+
+#[cfg(test)]
+mod tests;

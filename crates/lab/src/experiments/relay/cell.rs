@@ -1,0 +1,82 @@
+//! The columns: kind of work and number of connections.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::load::Work;
+use crate::site::{BIG_FILE, SMALL_FILE};
+
+/// One column of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cell {
+    /// A new connection per request, so many at a time.
+    New(u32),
+    /// Requests on so many connections that stay.
+    KeepAlive(u32),
+    /// So many large downloads at a time.
+    Bulk(u32),
+}
+
+/// Length of a sample.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Timing {
+    /// Not counted, in milliseconds.
+    pub warmup_ms: u64,
+    /// Counted, in milliseconds.
+    pub window_ms: u64,
+}
+
+impl Timing {
+    /// For figures.
+    pub const FULL: Self = Self { warmup_ms: 250, window_ms: 1000 };
+    /// For a look.
+    pub const QUICK: Self = Self { warmup_ms: 150, window_ms: 400 };
+}
+
+impl Cell {
+    /// The columns of a run; an empty `kinds` means all kinds.
+    #[must_use]
+    pub fn chosen(quick: bool, kinds: &[String]) -> Vec<Self> {
+        let full =
+            [Self::New(8), Self::New(32), Self::New(64), Self::KeepAlive(32), Self::Bulk(1), Self::Bulk(8)];
+        let short = [Self::New(32), Self::KeepAlive(32), Self::Bulk(1), Self::Bulk(8)];
+        let all = if quick { &short[..] } else { &full[..] };
+        let wanted = |cell: &&Self| kinds.is_empty() || kinds.iter().any(|kind| kind == cell.kind());
+        all.iter().filter(wanted).copied().collect()
+    }
+
+    /// How `--work` names it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::New(_) => "new",
+            Self::KeepAlive(_) => "keep-alive",
+            Self::Bulk(_) => "bulk",
+        }
+    }
+
+    /// What the load generator does, on how many connections, for which file.
+    #[must_use]
+    pub fn load(&self) -> (Work, u32, &'static str) {
+        match *self {
+            Self::New(count) => (Work::NewConnection, count, SMALL_FILE),
+            Self::KeepAlive(count) => (Work::KeepAlive, count, SMALL_FILE),
+            Self::Bulk(count) => (Work::Bulk, count, BIG_FILE),
+        }
+    }
+
+    /// Whether bytes and not requests are compared.
+    #[must_use]
+    pub fn is_bulk(&self) -> bool {
+        matches!(self, Self::Bulk(_))
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::New(count) | Self::KeepAlive(count) | Self::Bulk(count)) = self;
+        write!(formatter, "{} at {count}", self.kind())
+    }
+}

@@ -1,0 +1,131 @@
+//! `relay`: what a hop through each program costs, and whether ours holds its bars.
+//!
+//! Peers take turns in slices of about a second, A B C, C B A, in one run; ratios are taken within a round and
+//! their median counts, because figures taken minutes apart on a shared machine do not compare.
+
+mod bars;
+mod cell;
+mod results;
+mod sample;
+mod table;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine::{self, Machine};
+use crate::peers::{self, Peer, Unavailable};
+use crate::progress::Progress;
+use crate::site::Site;
+
+pub use cell::{Cell, Timing};
+pub use results::Results;
+pub use sample::Sample;
+
+/// Attempts at a sample before a disturbed one is given up.
+const ATTEMPTS: u32 = 3;
+/// A sample with more steal than this, in percent, is dropped.
+const STEAL_LIMIT_PERCENT: f64 = 2.0;
+
+/// Options of `sidetrack-lab relay`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// About two minutes: one connection count, short slices, three rounds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds per cell [default: 5, with --quick 3].
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Only peers whose name contains this; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Only this kind of work; may be given several times.
+    #[arg(long, value_name = "KIND", value_parser = ["new", "keep-alive", "bulk"])]
+    pub work: Vec<String>,
+    /// Write every sample there, too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the table there, too.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+/// Measures, prints the table and says whether all bars hold.
+///
+/// # Errors
+/// The site cannot be built (root and nginx are needed), or a file cannot be written.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let chosen = choose(&options.only)?;
+    let cells = Cell::chosen(options.quick, &options.work);
+    let timing = if options.quick { Timing::QUICK } else { Timing::FULL };
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 }).max(1);
+    let machine = Machine::probe();
+    let site = Site::new()?;
+    let mut results = Results::new(machine, rounds, timing);
+    let progress = Progress::new();
+    for cell in cells {
+        measure_cell(&site, cell, &chosen, &mut results, &progress);
+    }
+    results.load_at_end = machine::load_average();
+    let verdicts = bars::judge(&results);
+    let text = table::render(&results, &chosen, &verdicts);
+    print!("{text}");
+    if let Some(path) = &options.markdown {
+        fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &options.json {
+        let json = serde_json::to_string_pretty(&results)?;
+        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(if verdicts.iter().any(bars::Verdict::is_failure) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn choose(only: &[String]) -> Result<Vec<Peer>> {
+    let wanted = |peer: &Peer| only.is_empty() || only.iter().any(|part| peer.name.contains(part.as_str()));
+    let chosen: Vec<Peer> = peers::ALL.iter().copied().filter(wanted).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = peers::ALL.iter().map(|peer| peer.name).collect();
+        bail!("no peer has {only:?} in its name; there are: {}", names.join(", "));
+    }
+    Ok(chosen)
+}
+
+/// All rounds of one cell: forwards, backwards, forwards...
+fn measure_cell(site: &Site, cell: Cell, chosen: &[Peer], results: &mut Results, progress: &Progress) {
+    for round in 0..results.rounds {
+        let mut order: Vec<Peer> = chosen.to_vec();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for peer in order {
+            if results.why_missing(cell, peer.name).is_some() {
+                continue;
+            }
+            progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
+            match measure(site, peer, cell, results) {
+                Ok(sample) => results.add(cell, peer.name, round, sample),
+                Err(reason) => progress.say(&results.unavailable(peer.name, cell, &reason)),
+            }
+        }
+    }
+    progress.say(&format!("{cell}: done"));
+}
+
+/// One sample; a disturbed one is taken again.
+fn measure(
+    site: &Site,
+    peer: Peer,
+    cell: Cell,
+    results: &mut Results,
+) -> Result<Option<Sample>, Unavailable> {
+    for _ in 0..ATTEMPTS {
+        let sample = sample::take(site, peer, cell, results.timing)?;
+        if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT {
+            return Ok(Some(sample));
+        }
+        results.dropped += 1;
+    }
+    Ok(None)
+}

@@ -1,0 +1,182 @@
+//! All samples of a run, and the statistics over them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Cell, Sample, Timing};
+use crate::machine::Machine;
+use crate::peers::Unavailable;
+
+/// A median with its quartiles.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// First quartile.
+    pub low: f64,
+    /// Median.
+    pub median: f64,
+    /// Third quartile.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of a list of values; `None` when there are none.
+    #[must_use]
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let position = share * (values.len().checked_sub(1)? as f64);
+            let (below, above) =
+                (values.get(position.floor() as usize)?, values.get(position.ceil() as usize)?);
+            Some(below + (above - below) * position.fract())
+        };
+        Some(Self { low: at(0.25)?, median: at(0.5)?, high: at(0.75)? })
+    }
+}
+
+/// The samples of one peer in one cell, by round; a round without one was disturbed.
+#[derive(Debug, Serialize)]
+struct Series {
+    cell: Cell,
+    peer: &'static str,
+    samples: BTreeMap<u32, Sample>,
+}
+
+/// A peer without figures, and why.
+#[derive(Debug, Serialize)]
+pub struct Missing {
+    /// The row.
+    pub peer: &'static str,
+    /// The column, or every one where it is absent.
+    pub cell: Option<Cell>,
+    /// What is missing or went wrong, on one line.
+    pub reason: String,
+}
+
+/// A run.
+#[derive(Debug, Serialize)]
+pub struct Results {
+    /// Where and when.
+    pub machine: Machine,
+    /// Load average when it ended.
+    pub load_at_end: f64,
+    /// Rounds asked for.
+    pub rounds: u32,
+    /// Length of the samples.
+    pub timing: Timing,
+    /// Samples dropped because others took more than 2 % of the CPU.
+    pub dropped: u32,
+    missing: Vec<Missing>,
+    series: Vec<Series>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cell {
+            Some(cell) => write!(formatter, "{}, {cell}: {}", self.peer, self.reason),
+            None => write!(formatter, "{}: {}", self.peer, self.reason),
+        }
+    }
+}
+
+impl Results {
+    /// Nothing measured yet.
+    #[must_use]
+    pub fn new(machine: Machine, rounds: u32, timing: Timing) -> Self {
+        let (missing, series) = (Vec::new(), Vec::new());
+        Self { machine, load_at_end: 0.0, rounds, timing, dropped: 0, missing, series }
+    }
+
+    /// Keeps a sample; `None` is a round that stayed disturbed.
+    pub fn add(&mut self, cell: Cell, peer: &'static str, round: u32, sample: Option<Sample>) {
+        let Some(sample) = sample else { return };
+        match self.series.iter_mut().find(|series| series.cell == cell && series.peer == peer) {
+            Some(series) => {
+                series.samples.insert(round, sample);
+            }
+            None => self.series.push(Series { cell, peer, samples: BTreeMap::from([(round, sample)]) }),
+        }
+    }
+
+    /// Notes that a peer is absent or does not do this work, and gives the line for people.
+    pub fn unavailable(&mut self, peer: &'static str, cell: Cell, reason: &Unavailable) -> String {
+        let reason_line = reason.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let cell = matches!(reason, Unavailable::Failed(_)).then_some(cell);
+        self.missing.push(Missing { peer, cell, reason: reason_line });
+        self.missing.last().map(Missing::to_string).unwrap_or_default()
+    }
+
+    /// Every peer without figures.
+    #[must_use]
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
+    /// Why a peer has no figures in a cell, if it has none.
+    #[must_use]
+    pub fn why_missing(&self, cell: Cell, peer: &str) -> Option<&Missing> {
+        self.missing
+            .iter()
+            .find(|missing| missing.peer == peer && missing.cell.is_none_or(|failed| failed == cell))
+    }
+
+    /// The cells that have samples, in the order they were measured.
+    #[must_use]
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells: Vec<Cell> = self.series.iter().map(|series| series.cell).collect();
+        cells.sort();
+        cells.dedup();
+        cells
+    }
+
+    /// A value of every sample of a peer in a cell, summed up.
+    #[must_use]
+    pub fn spread(&self, cell: Cell, peer: &str, value: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.samples(cell, peer)?.values().filter_map(value).collect())
+    }
+
+    /// The ratio `ours / theirs` of a value, taken within each round.
+    #[must_use]
+    pub fn ratio(
+        &self,
+        cell: Cell,
+        ours: &str,
+        theirs: &str,
+        value: impl Fn(&Sample) -> Option<f64>,
+    ) -> Option<Spread> {
+        let (ours, theirs) = (self.samples(cell, ours)?, self.samples(cell, theirs)?);
+        let pair = |(round, sample): (&u32, &Sample)| {
+            let divisor = value(theirs.get(round)?)?;
+            (divisor > 0.0).then_some(value(sample)? / divisor)
+        };
+        Spread::of(ours.iter().filter_map(pair).collect())
+    }
+
+    /// The largest share of a second in which tasks waited for a CPU, in percent, over all samples.
+    #[must_use]
+    pub fn median_pressure_percent(&self) -> f64 {
+        let all = self.series.iter().flat_map(|series| series.samples.values());
+        Spread::of(all.map(|sample| sample.disturbance.pressure_percent).collect())
+            .map_or(0.0, |all| all.median)
+    }
+
+    fn samples(&self, cell: Cell, peer: &str) -> Option<&BTreeMap<u32, Sample>> {
+        let series = self.series.iter().find(|series| series.cell == cell && series.peer == peer)?;
+        Some(&series.samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn quartiles_interpolate() {
+        assert_eq!(Spread::of(Vec::new()), None);
+        assert_eq!(Spread::of(vec![2.0]), Some(Spread { low: 2.0, median: 2.0, high: 2.0 }));
+        let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
+        assert_eq!(spread, Some(Spread { low: 2.0, median: 3.0, high: 4.0 }));
+        assert_eq!(Spread::of(vec![1.0, 2.0]).map(|spread| spread.median), Some(1.5));
+    }
+}

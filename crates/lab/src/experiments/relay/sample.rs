@@ -1,0 +1,120 @@
+//! One sample: a peer is started, driven for a second, read out and ended.
+
+use anyhow::anyhow;
+use serde::{Deserialize, Serialize};
+
+use super::{Cell, Timing};
+use crate::load::{Report, Spec};
+use crate::machine::{Disturbance, DisturbanceMeter};
+use crate::peers::{Peer, Unavailable};
+use crate::site::Site;
+
+/// More failed connections than this share of the answers make a sample worthless.
+const FAILED_SHARE_LIMIT: f64 = 0.01;
+
+/// What was measured in one slice.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Sample {
+    /// What the client saw.
+    pub report: Report,
+    /// CPU time of the peer's programs in the window, in nanoseconds; `None` where it has none.
+    pub cpu_ns: Option<u64>,
+    /// What others took meanwhile.
+    pub disturbance: Disturbance,
+}
+
+impl Sample {
+    /// Requests per second, or Gbit/s in bulk cells.
+    #[must_use]
+    pub fn speed(&self, cell: Cell) -> f64 {
+        if cell.is_bulk() { self.report.gbit_per_second() } else { self.report.rate() }
+    }
+
+    /// CPU microseconds per request, or CPU seconds per gigabyte (10^9) in bulk cells.
+    #[must_use]
+    pub fn cost(&self, cell: Cell) -> Option<f64> {
+        let cpu_ns = self.cpu_ns? as f64;
+        let (amount, scale) = if cell.is_bulk() {
+            (self.report.bytes as f64, 1.0)
+        } else {
+            (self.report.requests as f64, 1e-3)
+        };
+        (amount > 0.0).then(|| cpu_ns * scale / amount)
+    }
+}
+
+/// Takes one sample.
+///
+/// # Errors
+/// The peer is absent or does not do its work; the message says what the client saw.
+pub fn take(site: &Site, peer: Peer, cell: Cell, timing: Timing) -> Result<Sample, Unavailable> {
+    let mut running = peer.start(site)?;
+    let (work, connections, path) = cell.load();
+    let spec = Spec {
+        work,
+        connections,
+        dial: running.dial,
+        via: running.via,
+        destination: running.destination,
+        path: path.to_owned(),
+        fast_open: false,
+        warmup_ms: timing.warmup_ms,
+        window_ms: timing.window_ms,
+        max_requests: u64::MAX,
+    };
+    let mut generator = site.generate(&spec)?;
+    generator.wait_window()?;
+    let (cpu_before, meter) = (running.cpu_ns(), DisturbanceMeter::start());
+    let report = generator.report()?;
+    let cpu_ns = running.has_programs().then(|| running.cpu_ns().saturating_sub(cpu_before));
+    let disturbance = meter.stop();
+    if !running.is_running() {
+        return Err(Unavailable::Failed(anyhow!("{} ended under load: {}", peer.name, tail(&running.log()))));
+    }
+    check(&report, cell).map_err(|error| anyhow!("{}: {error}", peer.name))?;
+    Ok(Sample { report, cpu_ns, disturbance })
+}
+
+/// Refuses a report that would compare failures with answers.
+fn check(report: &Report, cell: Cell) -> anyhow::Result<()> {
+    let errors = report.error_count() as f64;
+    let answers = if cell.is_bulk() { report.bytes } else { report.requests } as f64;
+    let tolerated = if cell.is_bulk() { 0.0 } else { answers * FAILED_SHARE_LIMIT };
+    if answers == 0.0 || errors > tolerated {
+        return Err(anyhow!("{cell}: {answers} answers or bytes, failed connections {:?}", report.errors));
+    }
+    Ok(())
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().rev().take(3).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(requests: u64, bytes: u64, cpu_ns: Option<u64>) -> Sample {
+        let report = Report { requests, bytes, window_ns: 2_000_000_000, ..Report::default() };
+        Sample { report, cpu_ns, disturbance: Disturbance::default() }
+    }
+
+    #[test]
+    fn units_are_those_of_the_headings() {
+        let sample = sample(1000, 4_000_000_000, Some(80_000_000));
+        assert_eq!(sample.speed(Cell::New(8)), 500.0);
+        assert_eq!(sample.speed(Cell::Bulk(1)), 16.0);
+        assert_eq!(sample.cost(Cell::New(8)), Some(80.0), "microseconds each");
+        assert_eq!(sample.cost(Cell::Bulk(1)), Some(0.02), "seconds a gigabyte");
+    }
+
+    #[test]
+    fn failures_are_not_averaged_away() {
+        let mut report = sample(1000, 1, None).report;
+        assert!(check(&report, Cell::New(8)).is_ok());
+        report.errors.insert("read: reset".into(), 11);
+        assert!(check(&report, Cell::New(8)).is_err());
+        assert!(check(&Report::default(), Cell::New(8)).is_err(), "nothing answered");
+    }
+}

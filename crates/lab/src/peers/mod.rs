@@ -1,0 +1,263 @@
+//! The programs that are compared: other people's relays and ours, each started from a generated configuration.
+//!
+//! A [`Peer`] is a row of the table; starting it gives a [`Running`], which says what the client has to dial and
+//! speak, and which ends the programs and removes their rules when it is dropped.
+
+mod haproxy;
+mod kernel;
+mod nginx;
+mod ours;
+mod pairs;
+mod socks;
+mod socksx;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::launch;
+use crate::load::Via;
+use crate::service::Service;
+use crate::site::Site;
+use crate::topology::Node;
+
+/// Port on which the proxies listen that forward to a fixed server.
+const RELAY_PORT: u16 = 9080;
+/// Connections a peer may hold where it wants a number; half of 20,000 descriptors, with room for its own.
+const FLOW_LIMIT: u32 = 9_900;
+
+/// What a peer is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// No relay at all: the limit.
+    Limit,
+    /// One program between client and server.
+    OneHop,
+    /// A redirector beside the client and a proxy.
+    Pair,
+    /// The kernel forwards.
+    Kernel,
+}
+
+/// One row: a program, or several that work together, in one role.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    /// Name in tables and for `--only`.
+    pub name: &'static str,
+    /// Whether it is ours.
+    pub is_ours: bool,
+    /// What it is compared with.
+    pub class: Class,
+    start: for<'s> fn(&'s Site) -> Start<'s>,
+}
+
+/// The result of starting a peer.
+pub type Start<'s> = Result<Running<'s>, Unavailable>;
+
+/// Why a peer has no figures.
+#[derive(Debug)]
+pub enum Unavailable {
+    /// It is not installed; the text names what is missing and how to get it.
+    Absent(String),
+    /// It is there and did not start.
+    Failed(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Unavailable {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent(what) => write!(formatter, "absent: {what}"),
+            Self::Failed(error) => write!(formatter, "failed: {error:#}"),
+        }
+    }
+}
+
+/// A started peer.
+#[derive(Debug)]
+pub struct Running<'s> {
+    services: Vec<Service>,
+    /// Only to remove the rules when dropped.
+    _tables: Vec<Table<'s>>,
+    /// What the client dials.
+    pub dial: SocketAddr,
+    /// What it speaks there.
+    pub via: Via,
+    /// The server it asks for.
+    pub destination: SocketAddr,
+}
+
+impl Running<'_> {
+    /// CPU time of all its programs, in nanoseconds.
+    #[must_use]
+    pub fn cpu_ns(&self) -> u64 {
+        self.services.iter().map(Service::cpu_ns).sum()
+    }
+
+    /// Resident memory of all its programs, in bytes.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.services.iter().map(Service::resident_bytes).sum()
+    }
+
+    /// Whether it has programs of its own, so that CPU and memory mean something.
+    #[must_use]
+    pub fn has_programs(&self) -> bool {
+        !self.services.is_empty()
+    }
+
+    /// Whether all its programs still run.
+    pub fn is_running(&mut self) -> bool {
+        self.services.iter_mut().all(Service::is_running)
+    }
+
+    /// What its programs have written, for error messages.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.services.iter().map(Service::log).collect()
+    }
+}
+
+impl Peer {
+    /// Starts it and waits until it listens.
+    ///
+    /// # Errors
+    /// It is absent or does not work.
+    pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
+        (self.start)(site)
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name)
+    }
+}
+
+macro_rules! peers {
+    ($($name:literal $class:ident $ours:literal $start:expr;)*) => {
+        &[$(Peer { name: $name, class: Class::$class, is_ours: $ours, start: $start }),*]
+    };
+}
+
+/// Every row, in the order of the tables.
+pub const ALL: &[Peer] = peers![
+    "direct" Limit false kernel::direct;
+    "nft DNAT" Kernel false kernel::dnat;
+    "ours kernel path" Kernel true ours::kernel_path;
+    "nginx stream" OneHop false nginx::stream;
+    "HAProxy tcp" OneHop false haproxy::copy;
+    "HAProxy splice" OneHop false haproxy::splice;
+    "ours reverse" OneHop true ours::reverse;
+    "dante S5" OneHop false socks::dante;
+    "microsocks S5" OneHop false socks::microsocks;
+    "socksx 0.1.0 S5" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, Via::Socks5);
+    "socksx 0.1.1 S5" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, Via::Socks5);
+    "ours S5" OneHop true |site| ours::socks(site, Via::Socks5);
+    "socksx 0.1.0 S6" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, socksx::S6);
+    "socksx 0.1.1 S6" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, socksx::S6);
+    "ours S6" OneHop true |site| ours::socks(site, Via::Socks6Draft { initial_data: false });
+    "socksx 0.1.0 S6 + data" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, socksx::S6_DATA);
+    "socksx 0.1.1 S6 + data" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, socksx::S6_DATA);
+    "ours S6 + data" OneHop true |site| ours::socks(site, Via::Socks6Draft { initial_data: true });
+    "ours S6 + data, socksx dialect" OneHop true |site| ours::socks(site, socksx::S6_DATA);
+    "redsocks + dante" Pair false pairs::redsocks_dante;
+    "socksx 0.1.0 pair S5" Pair false |site| pairs::socksx(site, "5");
+    "socksx 0.1.0 pair S6" Pair false |site| pairs::socksx(site, "6");
+    "ours pair S5" Pair true |site| ours::pair(site, "socks5");
+    "ours pair S6" Pair true |site| ours::pair(site, "socks6");
+];
+
+/// The peer of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<Peer> {
+    ALL.iter().copied().find(|peer| peer.name == name)
+}
+
+/// An nft table in a node that is deleted with the peer that needed it.
+#[derive(Debug)]
+struct Table<'s> {
+    node: &'s Node,
+    name: &'static str,
+}
+
+impl<'s> Table<'s> {
+    /// Loads `table NAME { BODY }`; the name holds the family, such as `ip lab`.
+    fn load(node: &'s Node, name: &'static str, body: &str) -> Result<Self> {
+        node.nft(&format!("table {name} {{\n{body}\n}}\n"))?;
+        Ok(Self { node, name })
+    }
+
+    /// Redirects the client's own connections to the origin to a local port, as socksx's and redsocks' manuals do.
+    fn redirect(site: &'s Site, port: u16) -> Result<Self> {
+        let origin = site.origin();
+        let body = format!(
+            "chain output {{ type nat hook output priority -100; \
+             ip daddr {} tcp dport {} redirect to :{port}; }}",
+            origin.ip(),
+            origin.port()
+        );
+        Self::load(&site.client, "ip lab", &body)
+    }
+}
+
+impl Drop for Table<'_> {
+    fn drop(&mut self) {
+        // A table that is already gone is what we want.
+        let _ = self.node.delete_table(self.name);
+    }
+}
+
+/// The path of an installed program.
+fn installed(program: &str) -> Result<PathBuf, Unavailable> {
+    let absent = || Unavailable::Absent(format!("{program} is not installed; bench/peers.sh installs it"));
+    launch::find_program(program).ok_or_else(absent)
+}
+
+/// A program in the proxy's node that takes a configuration file, started and listening.
+fn configured(
+    site: &Site,
+    program: &str,
+    config: &str,
+    flags: &[&str],
+    port: u16,
+) -> Result<Service, Unavailable> {
+    installed(program)?;
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let path = site.directory.path().join(format!("{name}.conf"));
+    std::fs::write(&path, config)?;
+    let mut command = site.proxy.command_at(program, &site.proxy_placement());
+    command.args(flags).arg(&path);
+    let mut service = Service::start(name, command, site.directory.path())?;
+    service.wait_listening(&site.proxy, port)?;
+    Ok(service)
+}
+
+/// A relay with a fixed server behind [`RELAY_PORT`].
+fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
+    Running {
+        services: vec![service],
+        _tables: Vec::new(),
+        dial: site.proxy_address(RELAY_PORT),
+        via: Via::Plain,
+        destination: site.origin(),
+    }
+}
+
+/// A SOCKS proxy on `port`.
+fn socks_proxy<'s>(site: &'s Site, service: Service, port: u16, via: Via) -> Running<'s> {
+    let dial = site.proxy_address(port);
+    Running { services: vec![service], _tables: Vec::new(), dial, via, destination: site.origin() }
+}
+
+/// A redirector beside the client and its proxy: the client dials the origin and knows nothing.
+fn redirected<'s>(site: &'s Site, services: Vec<Service>, tables: Vec<Table<'s>>) -> Running<'s> {
+    Running { services, _tables: tables, dial: site.origin(), via: Via::Plain, destination: site.origin() }
+}

@@ -1,0 +1,30 @@
+//! nginx as a TCP relay (module `stream`).
+
+use std::path::Path;
+
+use super::{RELAY_PORT, Start, Unavailable, configured, relay};
+use crate::site::Site;
+
+/// Where Debian's package puts the module; elsewhere it may be built in.
+const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+/// One worker, `proxy_pass` to the origin.
+pub fn stream(site: &Site) -> Start<'_> {
+    if !Path::new(MODULE).is_file() {
+        return Err(Unavailable::Absent(
+            "libnginx-mod-stream is not installed; bench/peers.sh installs it".into(),
+        ));
+    }
+    let (listen, origin) = (site.proxy_address(RELAY_PORT), site.origin());
+    let directory = site.directory.path().display();
+    let config = format!(
+        "load_module {MODULE};
+daemon off; user root; worker_processes 1; worker_rlimit_nofile 65536;
+pid {directory}/nginx-stream.pid; error_log {directory}/nginx-stream-error.log warn;
+events {{ worker_connections 19990; multi_accept on; }}
+stream {{ server {{ listen {listen} backlog=8192; tcp_nodelay on; proxy_timeout 1h; proxy_pass {origin}; }} }}
+"
+    );
+    let service = configured(site, "nginx", &config, &["-e", "stderr", "-c"], RELAY_PORT)?;
+    Ok(relay(site, service))
+}

@@ -1,0 +1,205 @@
+//! The place where relays are compared: client, proxy and server, each pair with a link, and a real nginx as
+//! the origin.
+//!
+//! ```text
+//!   client --1-- proxy --2-- server        the client's way to the server's address on link 2 leads
+//!     |                        |           through the proxy; link 3 is the direct way
+//!     +-----------3------------+
+//! ```
+//! Client and server share the first CPU, the proxy has the second for itself.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::launch::{self, Placement};
+use crate::load::{Generator, Spec};
+use crate::service::Service;
+use crate::topology::{self, Link, Node};
+
+/// Port of the origin.
+pub const ORIGIN_PORT: u16 = 80;
+/// The file of a small answer: 130 bytes.
+pub const SMALL_FILE: &str = "/small";
+/// The file of bulk work: 1 GiB of holes on a memory file system.
+pub const BIG_FILE: &str = "/big";
+
+const SMALL_BYTES: usize = 130;
+const BIG_BYTES: u64 = 1 << 30;
+/// Nice value of everything that is measured.
+const NICE: i32 = -19;
+
+/// Client, proxy, server and origin, ready for use.
+#[derive(Debug)]
+pub struct Site {
+    origin: Service,
+    /// Where the load comes from.
+    pub client: Node,
+    /// Where the measured program runs.
+    pub proxy: Node,
+    /// Where the origin runs.
+    pub server: Node,
+    /// Link 1, `a` is the client.
+    pub client_proxy: Link,
+    /// Link 2, `a` is the proxy.
+    pub proxy_server: Link,
+    /// Link 3, `a` is the client.
+    pub client_server: Link,
+    /// Scratch space on a memory file system, removed with the site.
+    pub directory: TempDir,
+    /// The lab's own program.
+    pub launcher: PathBuf,
+}
+
+impl Site {
+    /// Builds nodes and links and starts the origin.
+    ///
+    /// # Errors
+    /// Not root, or `ip`, `unshare` or `nginx` is missing; the message says which.
+    pub fn new() -> Result<Self> {
+        let launcher = launch::launcher()?;
+        let memory = PathBuf::from("/dev/shm");
+        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let directory = tempfile::Builder::new().prefix("sidetrack-lab-").tempdir_in(parent)?;
+        let client = Node::new("client", &launcher)?;
+        let proxy = Node::new("proxy", &launcher)?;
+        let server = Node::new("server", &launcher)?;
+        let client_proxy = topology::link(&client, &proxy, 1)?;
+        let proxy_server = topology::link(&proxy, &server, 2)?;
+        let client_server = topology::link(&client, &server, 3)?;
+        for node in [&client, &proxy, &server] {
+            tune(node)?;
+        }
+        route(&client, 2, client_proxy.b)?;
+        route(&server, 1, proxy_server.a)?;
+        let origin = start_origin(&server, &directory)?;
+        let site = Self {
+            origin,
+            client,
+            proxy,
+            server,
+            client_proxy,
+            proxy_server,
+            client_server,
+            directory,
+            launcher,
+        };
+        Ok(site)
+    }
+
+    /// The origin as the proxy reaches it.
+    #[must_use]
+    pub fn origin(&self) -> SocketAddr {
+        (self.proxy_server.b.v4, ORIGIN_PORT).into()
+    }
+
+    /// The origin over the direct link.
+    #[must_use]
+    pub fn origin_direct(&self) -> SocketAddr {
+        (self.client_server.b.v4, ORIGIN_PORT).into()
+    }
+
+    /// An address of the proxy as the client reaches it.
+    #[must_use]
+    pub fn proxy_address(&self, port: u16) -> SocketAddr {
+        (self.client_proxy.b.v4, port).into()
+    }
+
+    /// Where clients run: the first CPU.
+    #[must_use]
+    pub fn client_placement(&self) -> Placement {
+        Placement { netns: None, cpu: Some(0), nice: Some(NICE) }
+    }
+
+    /// Where proxies run: the second CPU.
+    #[must_use]
+    pub fn proxy_placement(&self) -> Placement {
+        Placement { netns: None, cpu: Some(last_cpu().min(1)), nice: Some(NICE) }
+    }
+
+    /// Starts a load generator in the client.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn generate(&self, spec: &Spec) -> Result<Generator> {
+        let program = self.launcher.to_str().context("the path of sidetrack-lab is not UTF-8")?;
+        Generator::start(self.client.command_at(program, &self.client_placement()), spec)
+    }
+
+    /// Whether the origin still runs; a figure taken without it means nothing.
+    pub fn origin_is_running(&mut self) -> bool {
+        self.origin.is_running()
+    }
+}
+
+fn last_cpu() -> usize {
+    available_parallelism().map_or(0, |count| count.get() - 1)
+}
+
+/// The kernel parameters of all figures: enough ports, long queues, Fast Open both ways, forwarding.
+fn tune(node: &Node) -> Result<()> {
+    for (key, value) in [
+        ("net/ipv4/ip_local_port_range", "1024 65535"),
+        ("net/ipv4/tcp_tw_reuse", "1"),
+        ("net/ipv4/tcp_fastopen", "3"),
+        ("net/ipv4/tcp_max_syn_backlog", "8192"),
+        ("net/core/somaxconn", "8192"),
+        ("net/ipv4/ip_forward", "1"),
+        ("net/ipv6/conf/all/forwarding", "1"),
+        ("net/ipv4/conf/all/rp_filter", "0"),
+    ] {
+        node.sysctl(key, value)?;
+    }
+    // Entries of ended connections would fill the conntrack table within seconds of this load.
+    let _ = node.sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "1");
+    Ok(())
+}
+
+fn route(node: &Node, subnet: u8, via: topology::End) -> Result<()> {
+    for (network, gateway) in [
+        (format!("10.77.{subnet}.0/24"), IpAddr::V4(via.v4)),
+        (format!("fd77:{subnet}::/64"), IpAddr::V6(via.v6)),
+    ] {
+        node.run("ip", &["route", "add", &network, "via", &gateway.to_string()])?;
+    }
+    Ok(())
+}
+
+fn start_origin(server: &Node, directory: &TempDir) -> Result<Service> {
+    let root = directory.path().join("www");
+    std::fs::create_dir(&root)?;
+    std::fs::write(root.join(SMALL_FILE.trim_start_matches('/')), "x".repeat(SMALL_BYTES))?;
+    std::fs::File::create(root.join(BIG_FILE.trim_start_matches('/')))?.set_len(BIG_BYTES)?;
+    let config = directory.path().join("origin.conf");
+    std::fs::write(&config, origin_config(&directory.path().display().to_string()))?;
+    launch::find_program("nginx").context("the origin needs nginx; bench/peers.sh installs it")?;
+    let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
+    let mut command = server.command_at("nginx", &placement);
+    command.arg("-e").arg("stderr").arg("-c").arg(&config);
+    let mut origin = Service::start("origin", command, directory.path())?;
+    origin.wait_listening(server, ORIGIN_PORT)?;
+    Ok(origin)
+}
+
+fn origin_config(directory: &str) -> String {
+    format!(
+        "daemon off; user root; worker_processes 1; worker_rlimit_nofile 65536;
+pid {directory}/origin.pid; error_log {directory}/origin-error.log warn;
+events {{ worker_connections 16000; multi_accept on; }}
+http {{
+  access_log off; sendfile on; keepalive_requests 1000000000; keepalive_timeout 3600;
+  open_file_cache max=16 inactive=1h; default_type application/octet-stream;
+  client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+  fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+  server {{
+    listen {ORIGIN_PORT} backlog=8192 fastopen=256;
+    listen [::]:{ORIGIN_PORT} backlog=8192 fastopen=256;
+    root {directory}/www;
+  }}
+}}
+"
+    )
+}
