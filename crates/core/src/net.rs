@@ -161,7 +161,7 @@ fn overlap(a: &[Range], b: &[Range]) -> bool {
 }
 
 /// A set of networks of both families; a lookup costs one binary search and allocates nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct IpSet {
     nets: Vec<IpNet>,
     v4: Vec<Range>,
@@ -208,6 +208,12 @@ impl FromIterator<IpNet> for IpSet {
     }
 }
 
+impl fmt::Debug for IpSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpSet({self})")
+    }
+}
+
 impl fmt::Display for IpSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_list(f, &self.nets)
@@ -215,7 +221,7 @@ impl fmt::Display for IpSet {
 }
 
 /// A set of TCP ports.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct PortSet {
     ranges: Vec<Range>,
 }
@@ -248,6 +254,12 @@ impl FromIterator<(u16, u16)> for PortSet {
     fn from_iter<I: IntoIterator<Item = (u16, u16)>>(ranges: I) -> Self {
         let range = |(a, b): (u16, u16)| Range { first: a.min(b).into(), last: a.max(b).into() };
         Self { ranges: joined(ranges.into_iter().map(range).collect()) }
+    }
+}
+
+impl fmt::Debug for PortSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PortSet({self})")
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sidetrack runs: configuration, sockets, tasks and the one binary.
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod live;
 pub mod metrics;
 pub mod record;

@@ -85,6 +85,28 @@ impl Condition {
         }
     }
 
+    /// Whether this one holds for every flow for which `other` holds.
+    fn covers(&self, other: &Self) -> bool {
+        fn within<T: PartialEq>(outer: &[T], inner: &[T]) -> bool {
+            inner.iter().all(|item| outer.contains(item))
+        }
+        match (self, other) {
+            (Self::From(outer), Self::From(inner)) | (Self::To(outer), Self::To(inner)) => {
+                outer.covers(inner)
+            }
+            (Self::Port(outer), Self::Port(inner)) => outer.covers(inner),
+            (Self::Listener(outer), Self::Listener(inner)) => within(outer, inner),
+            (Self::Intercept(outer), Self::Intercept(inner)) => within(outer, inner),
+            (Self::SocksUser(outer), Self::SocksUser(inner))
+            | (Self::Process(outer), Self::Process(inner)) => within(outer, inner),
+            (Self::Uid(outer), Self::Uid(inner)) => within(outer, inner),
+            (Self::Host(outer), Self::Host(inner)) => {
+                inner.iter().all(|one| outer.iter().any(|pattern| pattern.covers(one)))
+            }
+            _ => false,
+        }
+    }
+
     pub(super) fn holds(&self, flow: &Flow, seen: Seen<'_>) -> Truth {
         let known = match self {
             Self::From(set) => set.contains(flow.client.ip()),
@@ -125,6 +147,11 @@ impl Match {
     /// The conditions, cheapest first.
     pub fn conditions(&self) -> &[Condition] {
         &self.conditions
+    }
+
+    /// Whether every flow that `other` matches is matched by this one too, as far as the conditions alone tell.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.conditions.iter().all(|outer| other.conditions.iter().any(|inner| outer.covers(inner)))
     }
 
     /// The first condition that does not hold for certain, with what it lacks. A failing one goes before one that

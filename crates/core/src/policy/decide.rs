@@ -2,7 +2,8 @@
 
 use super::condition::Truth;
 use super::{Action, Policy};
-use crate::flow::{Flow, HostName};
+use crate::flow::{Flow, HostName, Process};
+use std::fmt;
 use std::sync::Arc;
 
 /// What is known of the client's first bytes.
@@ -76,23 +77,83 @@ pub enum TraceOutcome {
     NotReached,
 }
 
+impl Verdict {
+    /// What happens and why, in one line: `carried direct (rule 'x')`.
+    pub fn summary(&self) -> String {
+        match &self.action {
+            Action::Deny => format!("denied ({})", self.why),
+            Action::Carry(carry) => match &carry.to {
+                Some(to) => format!("carried {} to {to} ({})", carry.carrier, self.why),
+                None => format!("carried {} ({})", carry.carrier, self.why),
+            },
+        }
+    }
+}
+
+impl fmt::Display for TraceLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}. '{}': ", self.index + 1, self.rule)?;
+        match &self.outcome {
+            TraceOutcome::Matched => f.write_str("matches"),
+            TraceOutcome::Failed { condition } => write!(f, "no: not {condition}"),
+            TraceOutcome::NeedsFirstBytes => f.write_str("has to see the first bytes"),
+            TraceOutcome::NeedsProcess => f.write_str("has to know the process"),
+            TraceOutcome::NotReached => f.write_str("not reached"),
+        }
+    }
+}
+
+/// A decision played through without any traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Each rule's part in it.
+    pub trace: Vec<TraceLine>,
+    /// The rule for which the flow would be held until its first bytes are there, and for how long at most,
+    /// milliseconds.
+    pub waits: Option<(Arc<str>, u64)>,
+}
+
 impl Policy {
+    /// Plays the decision through: first bytes that are asked for hold `host`, a process that is asked for is the
+    /// one in `flow`, or none.
+    pub fn explain(&self, flow: &Flow, host: Option<&HostName>) -> Explanation {
+        let mut flow = flow.clone();
+        flow.process.get_or_insert_with(Process::default);
+        let mut seen = Seen::Nothing;
+        let mut waits = None;
+        let verdict = match self.decide(&flow, seen) {
+            Decision::NeedFirstBytes { rule, wait_ms } => {
+                waits = Some((rule, wait_ms));
+                seen = Seen::FirstBytes(host);
+                self.first_match(&flow, seen).unwrap_or_else(|_| self.default_verdict())
+            }
+            Decision::Verdict(verdict) => verdict,
+            Decision::NeedProcess { .. } => self.default_verdict(),
+        };
+        Explanation { verdict, trace: self.trace(&flow, seen), waits }
+    }
+
     /// Decides about a flow. Allocates nothing.
     ///
     /// A rule asks for first bytes, or for the process, only when all its other conditions hold.
     pub fn decide(&self, flow: &Flow, seen: Seen<'_>) -> Decision {
+        self.first_match(flow, seen).map_or_else(|need| need, Decision::Verdict)
+    }
+
+    /// The verdict, or what is needed for one.
+    fn first_match(&self, flow: &Flow, seen: Seen<'_>) -> Result<Verdict, Decision> {
         for (index, rule) in self.rules.iter().enumerate() {
             match rule.matcher.first_obstacle(flow, seen).map(|(_, truth)| truth) {
                 Some(Truth::Fails) => {}
-                Some(Truth::NeedsProcess) => return Decision::NeedProcess { rule: rule.name.clone() },
+                Some(Truth::NeedsProcess) => return Err(Decision::NeedProcess { rule: rule.name.clone() }),
                 Some(Truth::NeedsFirstBytes) => {
-                    return Decision::NeedFirstBytes {
-                        rule: rule.name.clone(),
-                        wait_ms: self.first_bytes_ms,
-                    };
+                    let wait_ms = self.first_bytes_ms;
+                    return Err(Decision::NeedFirstBytes { rule: rule.name.clone(), wait_ms });
                 }
                 None | Some(Truth::Holds) => {
-                    return Decision::Verdict(Verdict {
+                    return Ok(Verdict {
                         rule: Some(rule.name.clone()),
                         index: Some(index),
                         action: rule.action.clone(),
@@ -101,12 +162,11 @@ impl Policy {
                 }
             }
         }
-        Decision::Verdict(Verdict {
-            rule: None,
-            index: None,
-            action: self.default.clone(),
-            why: self.default_why.clone(),
-        })
+        Ok(self.default_verdict())
+    }
+
+    fn default_verdict(&self) -> Verdict {
+        Verdict { rule: None, index: None, action: self.default.clone(), why: self.default_why.clone() }
     }
 
     /// What became of every rule, for `explain`.

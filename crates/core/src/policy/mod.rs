@@ -5,7 +5,7 @@ mod condition;
 mod decide;
 
 pub use condition::{Condition, HostPattern, HostPatternError, Match};
-pub use decide::{Decision, Seen, TraceLine, TraceOutcome, Verdict};
+pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
 
 use crate::carrier::Carrier;
 use crate::flow::Destination;

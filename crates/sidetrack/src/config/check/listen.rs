@@ -1,0 +1,358 @@
+//! `[[listen]]`.
+
+use super::super::problem::nearest;
+use super::super::{
+    At, DialectSetting, List, Listener, ListenerKind, Redirect, ReverseTarget, SocksListener, Tproxy, raw,
+};
+use super::Check;
+use raw::ListenKind as Kind;
+use sidetrack_core::carrier::Credentials;
+use sidetrack_core::net::IpSet;
+use sidetrack_core::policy::HostPattern;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+
+/// The word of a kind.
+const fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Socks => "socks",
+        Kind::Reverse => "reverse",
+        Kind::Redirect => "redirect",
+        Kind::Tproxy => "tproxy",
+    }
+}
+
+/// A key that only some kinds have: the key, its place if given, and the kinds.
+type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
+
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 14] {
+    const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
+    fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
+        at.as_ref().map(At::span)
+    }
+    fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
+        list.as_ref().map(List::span)
+    }
+    [
+        ("versions", list(&listen.versions), &[Kind::Socks]),
+        ("users", list(&listen.users), &[Kind::Socks, Kind::Redirect]),
+        ("dialect", at(&listen.dialect), &[Kind::Socks]),
+        ("to", at(&listen.to), &[Kind::Reverse]),
+        ("names", at(&listen.names), &[Kind::Reverse]),
+        ("default", at(&listen.default), &[Kind::Reverse]),
+        ("local", at(&listen.local), &[Kind::Redirect]),
+        ("forwarded", at(&listen.forwarded), &[Kind::Redirect]),
+        ("cgroup", at(&listen.cgroup), &[Kind::Redirect]),
+        ("interfaces", list(&listen.interfaces), CAPTURE),
+        ("src", list(&listen.src), CAPTURE),
+        ("dst", list(&listen.dst), CAPTURE),
+        ("except", list(&listen.except), CAPTURE),
+        ("ports", list(&listen.ports), CAPTURE),
+    ]
+}
+
+impl Check<'_> {
+    /// The listeners; `None` in the place of one that is wrong.
+    pub(super) fn listeners(&mut self, listens: &[At<raw::Listen>]) -> Vec<Option<Listener>> {
+        let listeners: Vec<_> = listens.iter().map(|listen| self.listener(listen)).collect();
+        let named = listens.iter().zip(&listeners).filter_map(|(listen, listener)| {
+            let span = listen.name.as_ref().map_or(listen.span(), At::span);
+            listener.as_ref().map(|listener| (&*listener.name, span))
+        });
+        self.unique(named, "listener");
+        listeners
+    }
+
+    fn listener(&mut self, listen: &At<raw::Listen>) -> Option<Listener> {
+        let Some(kind) = listen.kind.as_deref().copied() else {
+            let help = "write `kind = \"socks\"`, \"reverse\", \"redirect\" or \"tproxy\"";
+            self.error(listen.span(), "this listener lacks a kind", help);
+            return None;
+        };
+        self.keys_of_kind(listen, kind);
+        let name = listen.name.as_ref().map_or_else(|| word(kind).to_owned(), |name| self.name(name));
+        let checked = match kind {
+            Kind::Socks => Some(ListenerKind::Socks(self.socks(listen))),
+            Kind::Reverse => self.reverse(listen).map(ListenerKind::Reverse),
+            Kind::Redirect => Some(ListenerKind::Redirect(self.redirect(listen))),
+            Kind::Tproxy => Some(ListenerKind::Tproxy(self.tproxy(listen))),
+        };
+        let addresses = match (&listen.address, &checked) {
+            (Some(addresses), _) => self.addresses(addresses),
+            (None, Some(ListenerKind::Redirect(redirect))) if !redirect.forwarded => any_port(false),
+            (None, Some(ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))) => any_port(true),
+            (None, _) => {
+                let help = "write `address = \"127.0.0.1:1080\"`, or \"*:1080\" for every address";
+                self.error(listen.span(), "this listener lacks an address", help);
+                Vec::new()
+            }
+        };
+        let accept = listen.accept_proxy_protocol.as_ref();
+        let accept_proxy_protocol = accept.map(|nets| self.networks(nets)).unwrap_or_default();
+        Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol })
+    }
+
+    fn keys_of_kind(&mut self, listen: &raw::Listen, kind: Kind) {
+        for (key, span, kinds) in special_keys(listen) {
+            let Some(span) = span.filter(|_| !kinds.contains(&kind)) else { continue };
+            let owners =
+                kinds.iter().map(|kind| format!("\"{}\"", word(*kind))).collect::<Vec<_>>().join(" and ");
+            let message = format!("`{key}` is no key of kind = \"{}\"", word(kind));
+            self.error(span, message, format!("it belongs to kind = {owners}"));
+        }
+    }
+
+    fn socks(&mut self, listen: &raw::Listen) -> SocksListener {
+        let (mut v5, mut v6) = (listen.versions.is_none(), listen.versions.is_none());
+        for version in listen.versions.iter().flat_map(List::items) {
+            match **version {
+                5 => v5 = true,
+                6 => v6 = true,
+                other => {
+                    self.error(
+                        version.span(),
+                        format!("SOCKS version {other} is not served"),
+                        "use 5, 6 or both",
+                    );
+                }
+            }
+        }
+        if let Some(versions) = &listen.versions {
+            self.not_empty(versions);
+        }
+        if let (Some(dialect), false) = (&listen.dialect, v6) {
+            self.error(
+                dialect.span(),
+                "`dialect` is about version 6, which is not served",
+                "add 6 to `versions`",
+            );
+        }
+        let dialect = match listen.dialect.as_deref() {
+            None | Some(raw::Dialect::Auto) => DialectSetting::Auto,
+            Some(raw::Dialect::Draft) => DialectSetting::Draft,
+            Some(raw::Dialect::Socksx) => DialectSetting::Socksx,
+        };
+        let users = listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default();
+        SocksListener { v5, v6, users, dialect }
+    }
+
+    fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {
+        if users.items().is_empty() {
+            let help = "take the key out if everybody may use the listener";
+            self.error(users.span(), "this list is empty: nobody could log in", help);
+        }
+        let logins: Vec<_> =
+            users.items().iter().filter_map(|user| Some((self.login(user)?, user.span()))).collect();
+        self.unique(logins.iter().map(|(login, span)| (login.user.as_str(), span.clone())), "user");
+        logins.into_iter().map(|(login, _)| login).collect()
+    }
+
+    fn login(&mut self, entry: &At<raw::UserEntry>) -> Option<Credentials> {
+        let span = entry.span();
+        let raw::UserEntry::Login(login) = &**entry else {
+            let help = "write { user = \"name\", password_file = \"path\" }";
+            self.error(span, "a socks user needs a password", help);
+            return None;
+        };
+        let password = match (&login.password, &login.password_file) {
+            (Some(password), None) => password.reveal().to_owned(),
+            (None, Some(path)) => {
+                self.secret_lines(path, span.clone())?.into_iter().next().unwrap_or_default()
+            }
+            _ => {
+                let help = "give one of `password` and `password_file`";
+                self.error(span, format!("user '{}' needs exactly one password", login.user), help);
+                return None;
+            }
+        };
+        let fits = |text: &str| (1..=255).contains(&text.len());
+        if !fits(&login.user) || !fits(&password) {
+            let help = "the protocol (RFC 1929) carries 1 to 255 bytes of each";
+            self.error(span, "user name or password is empty or too long", help);
+            return None;
+        }
+        Some(Credentials { user: login.user.clone(), password })
+    }
+
+    /// The lines of a file of secrets; complains if it cannot be read, warns if everybody can.
+    pub(super) fn secret_lines(&mut self, path: &str, span: Range<usize>) -> Option<Vec<String>> {
+        match self.surroundings.secret_file(path) {
+            Ok(file) => {
+                if file.world_readable {
+                    let help = format!("chmod 600 {path}");
+                    self.warning(span, format!("every user of this machine can read '{path}'"), help);
+                }
+                Some(file.text.lines().map(str::to_owned).collect())
+            }
+            Err(error) => {
+                let help = "a relative path starts from the folder of this file";
+                self.error(span, format!("cannot read '{path}': {error}"), help);
+                None
+            }
+        }
+    }
+
+    fn reverse(&mut self, listen: &At<raw::Listen>) -> Option<ReverseTarget> {
+        match (&listen.to, &listen.names) {
+            (Some(to), None) => {
+                if let Some(default) = &listen.default {
+                    self.error(
+                        default.span(),
+                        "`default` goes with `names`; here `to` says it all",
+                        "take it out",
+                    );
+                }
+                self.destination(to).map(ReverseTarget::Fixed)
+            }
+            (None, Some(names)) => {
+                let mut servers = Vec::new();
+                for (pattern, server) in names.iter() {
+                    let pattern = self.host_pattern(pattern, server.span());
+                    servers.extend(pattern.zip(self.destination(server)));
+                }
+                servers.sort_by_key(|(pattern, _)| match pattern {
+                    HostPattern::Exact(_) => 0,
+                    HostPattern::Below(suffix) => usize::MAX - suffix.len(),
+                    HostPattern::Any => usize::MAX,
+                });
+                let default = listen.default.as_ref().map(|default| self.destination(default));
+                match default {
+                    Some(None) => None,
+                    default => Some(ReverseTarget::ByName { names: servers, default: default.flatten() }),
+                }
+            }
+            (Some(to), Some(_)) => {
+                let help = "use `names`, with `default` for flows of no known name";
+                self.error(to.span(), "`to` and `names` exclude each other", help);
+                None
+            }
+            (None, None) => {
+                let help = "write `to = \"host:port\"`, or `names = { \"a.example\" = \"host:port\" }`";
+                self.error(listen.span(), "this listener does not say which server it stands for", help);
+                None
+            }
+        }
+    }
+
+    fn redirect(&mut self, listen: &At<raw::Listen>) -> Redirect {
+        let redirect = Redirect {
+            local: listen.local.as_deref().copied().unwrap_or(true),
+            forwarded: listen.forwarded.as_deref().copied().unwrap_or(false),
+            interfaces: self.words(listen.interfaces.as_ref()),
+            src: listen.src.as_ref().map(|nets| self.networks(nets)),
+            dst: listen.dst.as_ref().map(|nets| self.networks(nets)),
+            except: self.set_or_none(listen.except.as_ref()),
+            ports: listen.ports.as_ref().map(|ports| self.ports(ports)),
+            uids: listen.users.as_ref().map(|users| self.capture_users(users)).unwrap_or_default(),
+            cgroup: listen.cgroup.as_deref().map(|path| path.trim_start_matches('/').to_owned()),
+        };
+        if !redirect.local && !redirect.forwarded {
+            let help = "write `local = true` or `forwarded = true`";
+            self.error(listen.span(), "this listener catches neither local nor forwarded connections", help);
+        }
+        if !redirect.local && (!redirect.uids.is_empty() || redirect.cgroup.is_some()) {
+            let help = "write `local = true`, or take `users` and `cgroup` out";
+            self.error(listen.span(), "`users` and `cgroup` are about programs of this host", help);
+        }
+        if let (Some(interfaces), false) = (&listen.interfaces, redirect.forwarded) {
+            let help = "write `forwarded = true`, or take `interfaces` out";
+            self.error(interfaces.span(), "`interfaces` is about forwarded connections", help);
+        }
+        let narrowed = redirect.dst.is_some()
+            || redirect.ports.is_some()
+            || redirect.src.is_some()
+            || !redirect.interfaces.is_empty()
+            || !redirect.uids.is_empty()
+            || redirect.cgroup.is_some();
+        self.catches_all(listen, narrowed);
+        redirect
+    }
+
+    fn tproxy(&mut self, listen: &At<raw::Listen>) -> Tproxy {
+        let tproxy = Tproxy {
+            interfaces: self.words(listen.interfaces.as_ref()),
+            src: listen.src.as_ref().map(|nets| self.networks(nets)),
+            dst: listen.dst.as_ref().map(|nets| self.networks(nets)),
+            except: self.set_or_none(listen.except.as_ref()),
+            ports: listen.ports.as_ref().map(|ports| self.ports(ports)),
+        };
+        let narrowed = tproxy.dst.is_some()
+            || tproxy.ports.is_some()
+            || tproxy.src.is_some()
+            || !tproxy.interfaces.is_empty();
+        self.catches_all(listen, narrowed);
+        tproxy
+    }
+
+    /// Catching everything breaks other things on the host too often to be a default.
+    fn catches_all(&mut self, listen: &At<raw::Listen>, narrowed: bool) {
+        if !narrowed {
+            let help = "narrow it with `dst`, `src`, `ports`, `interfaces`, `users` or `cgroup`; if all is meant, \
+                        write `dst = [\"0.0.0.0/0\", \"::/0\"]`";
+            self.error(listen.span(), "this listener would catch every connection", help);
+        }
+    }
+
+    fn set_or_none(&mut self, nets: Option<&List<String>>) -> IpSet {
+        nets.map(|nets| self.networks(nets)).unwrap_or_default()
+    }
+
+    fn words(&mut self, list: Option<&List<String>>) -> Vec<String> {
+        let Some(list) = list else { return Vec::new() };
+        self.not_empty(list);
+        for word in
+            list.items().iter().filter(|word| word.is_empty() || word.len() > 15 || word.contains('/'))
+        {
+            let help = "`ip link` lists the interfaces; a name has 1 to 15 bytes";
+            self.error(word.span(), format!("'{}' is no name of an interface", word.as_str()), help);
+        }
+        list.items().iter().map(|word| word.to_string()).collect()
+    }
+
+    fn capture_users(&mut self, users: &List<raw::UserEntry>) -> Vec<u32> {
+        self.not_empty(users);
+        let mut uids = Vec::new();
+        for user in users.items() {
+            let number = match &**user {
+                raw::UserEntry::Id(id) => raw::Number::Number(*id),
+                raw::UserEntry::Name(name) => raw::Number::Text(name.clone()),
+                raw::UserEntry::Login(_) => {
+                    let help = "here `users` lists names or ids of users of this host";
+                    self.error(user.span(), "a redirect listener has no logins", help);
+                    continue;
+                }
+            };
+            uids.extend(self.uid(&number, user.span()));
+        }
+        uids
+    }
+
+    /// A listener by name; complains if there is none.
+    pub(super) fn listener_named<'l>(
+        &mut self,
+        at: &At<String>,
+        listeners: &'l [Option<Listener>],
+    ) -> Option<&'l Listener> {
+        let found = listeners.iter().flatten().find(|listener| *listener.name == **at);
+        // With a listener that is wrong in itself, its name may be the one meant.
+        if found.is_none() && listeners.iter().all(Option::is_some) {
+            let names: Vec<_> = listeners.iter().flatten().map(|listener| &*listener.name).collect();
+            let help = match nearest(at, names.iter().copied()) {
+                Some(near) => format!("did you mean \"{near}\"?"),
+                None if names.is_empty() => "there is no [[listen]] in this file".to_owned(),
+                None => format!("the listeners are: {}", names.join(", ")),
+            };
+            self.error(at.span(), format!("there is no listener '{}'", at.as_str()), help);
+        }
+        found
+    }
+}
+
+/// A port that the kernel picks, on both families.
+fn any_port(everywhere: bool) -> Vec<SocketAddr> {
+    if everywhere {
+        vec![(Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv6Addr::UNSPECIFIED, 0).into()]
+    } else {
+        vec![(Ipv4Addr::LOCALHOST, 0).into(), (Ipv6Addr::LOCALHOST, 0).into()]
+    }
+}

@@ -1,0 +1,201 @@
+//! From [`raw::File`] to [`Config`]: meaning, references and contradictions. Goes on after an error so that one run
+//! reports them all.
+
+mod listen;
+mod relations;
+mod rules;
+pub(super) mod tests;
+mod values;
+
+use super::problem::{Problem, nearest};
+use super::surroundings::Surroundings;
+use super::{Admin, At, Config, Limits, OnCrash, Record, RecordTo, raw};
+use sidetrack_core::net::IpSet;
+use sidetrack_core::policy::{Action, Policy};
+use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+/// What checking needs to know and where it complains.
+struct Check<'a> {
+    surroundings: &'a dyn Surroundings,
+    problems: &'a mut Vec<Problem>,
+    /// Named sets, by name.
+    sets: BTreeMap<String, IpSet>,
+}
+
+impl Check<'_> {
+    fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.push(Problem::error(span, message, help));
+    }
+
+    fn warning(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.push(Problem::warning(span, message, help));
+    }
+
+    /// The number at `at` if it is in `range`; complains otherwise. `unit` is the word after a number.
+    fn number<T>(&mut self, at: Option<&At<T>>, range: RangeInclusive<u64>, unit: &str) -> Option<u64>
+    where
+        T: Copy + Into<u64>,
+    {
+        let at = at?;
+        let value = (**at).into();
+        if range.contains(&value) {
+            return Some(value);
+        }
+        let help = format!("use {} to {}{unit}", range.start(), range.end());
+        self.error(at.span(), format!("{value} is out of range"), help);
+        None
+    }
+
+    /// A time in milliseconds, 1 ms to about 49 days.
+    fn millis(&mut self, at: Option<&At<u64>>) -> Option<u64> {
+        self.number(at, 1..=u64::from(u32::MAX), " milliseconds")
+    }
+}
+
+/// Checks the whole file. `None` when it is of no version known here.
+pub(super) fn check(
+    file: &raw::File,
+    surroundings: &dyn Surroundings,
+    problems: &mut Vec<Problem>,
+) -> Option<Config> {
+    let mut check = Check { surroundings, problems, sets: BTreeMap::new() };
+    let version = check.version(file.version.as_ref())?;
+    check.read_sets(&file.set);
+    let admin = check.admin(&file.admin);
+    let record = check.record(&file.record);
+    let limits = check.limits(&file.limits);
+    let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
+    let listeners = check.listeners(&file.listen);
+    let rules = check.rules(&file.rule, &listeners);
+    let default = check.default_action(file);
+    check.relations(&file.listen, &listeners, &file.rule, &rules);
+    let policy = Policy::new(rules.into_iter().flatten().collect(), default)
+        .with_first_bytes_ms(limits.first_bytes_ms);
+    let tests = if check.problems.iter().any(Problem::is_error) {
+        Vec::new()
+    } else {
+        check.tests(&file.test, &listeners, &policy)
+    };
+    Some(Config {
+        version,
+        workers: usize::try_from(workers).unwrap_or(0),
+        on_crash: match file.on_crash.as_deref() {
+            Some(raw::OnCrash::Closed) => OnCrash::Closed,
+            Some(raw::OnCrash::Open) | None => OnCrash::Open,
+        },
+        admin,
+        record,
+        limits,
+        listeners: listeners.into_iter().flatten().collect(),
+        policy: Arc::new(policy),
+        tests,
+        warnings: Vec::new(),
+    })
+}
+
+impl Check<'_> {
+    fn version(&mut self, version: Option<&At<u32>>) -> Option<u32> {
+        match version {
+            Some(at) if **at == 1 => return Some(1),
+            Some(at) => self.error(
+                at.span(),
+                format!("version {} is not known to this sidetrack", **at),
+                "write `version = 1`, or use the sidetrack that the file was written for",
+            ),
+            None => self.error(
+                0..0,
+                "the version of the format is missing",
+                "write `version = 1` at the top of the file",
+            ),
+        }
+        None
+    }
+
+    fn read_sets(&mut self, sets: &BTreeMap<String, super::List<String>>) {
+        for (name, networks) in sets {
+            if networks.items().is_empty() {
+                let help = "list networks, or take the set out: a rule that uses it would match nothing";
+                self.error(networks.span(), format!("the set '{name}' is empty"), help);
+            }
+            let set = self.plain_networks(networks);
+            self.sets.insert(name.clone(), set);
+        }
+    }
+
+    fn admin(&mut self, admin: &raw::Admin) -> Admin {
+        let socket = match &admin.socket {
+            None => Admin::default().socket,
+            Some(path) if path.as_str() == "none" => None,
+            Some(path) => Some(self.path(path, &["none"])),
+        };
+        let metrics = admin.metrics.as_ref().and_then(|at| self.address(at));
+        Admin { socket, metrics }
+    }
+
+    fn record(&mut self, record: &raw::Record) -> Record {
+        let to = match record.to.as_ref().map(|to| (to, to.as_str())) {
+            None | Some((_, "stdout")) => RecordTo::Stdout,
+            Some((_, "stderr")) => RecordTo::Stderr,
+            Some((_, "none")) => RecordTo::None,
+            Some((at, _)) => RecordTo::File(self.path(at, &["stdout", "stderr", "none"])),
+        };
+        let recent = self.number(record.recent.as_ref(), 0..=1_000_000, " flows").unwrap_or(4096);
+        Record { to, recent: usize::try_from(recent).unwrap_or(4096) }
+    }
+
+    /// A path has a slash, so that a slip in a word does not become the name of a file.
+    fn path(&mut self, at: &At<String>, words: &[&str]) -> std::path::PathBuf {
+        if !at.contains('/') {
+            let near = nearest(at, words.iter().copied());
+            let hint = near.map(|near| format!("did you mean \"{near}\"? ")).unwrap_or_default();
+            let words = words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
+            let help = format!("{hint}use {words}, or a path with a slash such as \"./{}\"", at.as_str());
+            self.error(at.span(), format!("'{}' is neither a known word nor a path", at.as_str()), help);
+        }
+        self.surroundings.resolve(at)
+    }
+
+    fn limits(&mut self, raw: &raw::Limits) -> Limits {
+        let default = Limits::default();
+        let count = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        let flows = 1..=10_000_000;
+        let first_bytes = 1..=Limits::FIRST_BYTES_MAX_MS;
+        let buffer = self.number(raw.buffer_bytes.as_ref(), 4096..=16_777_216, " bytes");
+        Limits {
+            max_flows: self.number(raw.max_flows.as_ref(), flows.clone(), " flows").map(count),
+            max_flows_per_client: self.number(raw.max_flows_per_client.as_ref(), flows, " flows").map(count),
+            idle_timeout_ms: self.millis(raw.idle_timeout_ms.as_ref()).unwrap_or(default.idle_timeout_ms),
+            lifetime_ms: self.millis(raw.lifetime_ms.as_ref()),
+            connect_timeout_ms: self
+                .millis(raw.connect_timeout_ms.as_ref())
+                .unwrap_or(default.connect_timeout_ms),
+            handshake_timeout_ms: self
+                .millis(raw.handshake_timeout_ms.as_ref())
+                .unwrap_or(default.handshake_timeout_ms),
+            first_bytes_ms: self
+                .number(raw.first_bytes_ms.as_ref(), first_bytes, " milliseconds")
+                .unwrap_or(default.first_bytes_ms),
+            buffer_bytes: buffer
+                .and_then(|bytes| usize::try_from(bytes).ok())
+                .unwrap_or(default.buffer_bytes),
+        }
+    }
+
+    /// Fail-open or fail-closed is always written, never implied.
+    fn default_action(&mut self, file: &raw::File) -> Action {
+        match (file.default.as_deref(), file.rule.first()) {
+            (Some(raw::DefaultAction::Deny), _) => Action::Deny,
+            (Some(raw::DefaultAction::Direct), _) | (None, None) => Action::default(),
+            (None, Some(rule)) => {
+                self.error(
+                    rule.span(),
+                    "there are rules, but nothing says what happens to a flow that none of them matches",
+                    "write `default = \"deny\"` or `default = \"direct\"` above the first [table] of the file",
+                );
+                Action::Deny
+            }
+        }
+    }
+}

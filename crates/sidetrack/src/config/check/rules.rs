@@ -1,0 +1,322 @@
+//! `[[rule]]`.
+
+use super::super::{At, List, Listener, raw};
+use super::Check;
+use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol};
+use sidetrack_core::flow::Intercept;
+use sidetrack_core::policy::{
+    Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule,
+};
+use std::sync::Arc;
+
+/// Longest wait for the client's first bytes, milliseconds: as for the host name.
+const INITIAL_DATA_WAIT_MAX_MS: u64 = 100;
+/// Most hops of a carrier: each costs a round trip to all before it.
+const HOPS_MAX: usize = 16;
+
+impl Check<'_> {
+    /// The rules; `None` in the place of one that is wrong.
+    pub(super) fn rules(
+        &mut self,
+        rules: &[At<raw::Rule>],
+        listeners: &[Option<Listener>],
+    ) -> Vec<Option<Rule>> {
+        let named =
+            rules.iter().filter_map(|rule| rule.name.as_ref()).map(|name| (name.as_str(), name.span()));
+        self.unique(named, "rule");
+        rules.iter().map(|rule| self.rule(rule, listeners)).collect()
+    }
+
+    fn rule(&mut self, rule: &At<raw::Rule>, listeners: &[Option<Listener>]) -> Option<Rule> {
+        let name = match &rule.name {
+            Some(name) => {
+                if name.as_str() == "default" {
+                    let help = "choose another; in tests and records 'default' means that no rule matched";
+                    self.error(name.span(), "a rule cannot be named 'default'", help);
+                }
+                self.name(name)
+            }
+            None => {
+                let help = "write `name = \"…\"`: records, metrics and `explain` speak of rules by name";
+                self.error(rule.span(), "this rule lacks a name", help);
+                String::new()
+            }
+        };
+        let matcher = self.matcher(&rule.matcher, listeners);
+        let action = match (&rule.action, &rule.carrier) {
+            (Some(_), None) => {
+                self.deny_takes_no_options(rule);
+                Action::Deny
+            }
+            (None, Some(carrier)) => Action::Carry(Arc::new(self.carry(rule, carrier)?)),
+            (Some(action), Some(_)) => {
+                self.error(
+                    action.span(),
+                    "a rule either denies or carries",
+                    "take `action` or `carrier` out",
+                );
+                return None;
+            }
+            (None, None) => {
+                let help = "write `action = \"deny\"`, or `carrier = \"direct\"` or a hop such as \"socks6://gw:1080\"";
+                self.error(rule.span(), format!("the rule '{name}' does not say what to do"), help);
+                return None;
+            }
+        };
+        Some(Rule { name: name.into(), matcher, action })
+    }
+
+    fn matcher(&mut self, raw: &raw::Match, listeners: &[Option<Listener>]) -> Match {
+        let mut all = Vec::new();
+        all.extend(raw.from.as_ref().map(|nets| Condition::From(self.networks(nets))));
+        all.extend(raw.to.as_ref().map(|nets| Condition::To(self.networks(nets))));
+        all.extend(raw.port.as_ref().map(|ports| Condition::Port(self.ports(ports))));
+        all.extend(raw.host.as_ref().map(|hosts| Condition::Host(self.host_patterns(hosts))));
+        if let Some(names) = &raw.listener {
+            self.not_empty(names);
+            for name in names.items() {
+                self.listener_named(name, listeners);
+            }
+            all.push(Condition::Listener(names.items().iter().map(|name| name.as_str().into()).collect()));
+        }
+        if let Some(kinds) = &raw.intercept {
+            self.not_empty(kinds);
+            all.push(Condition::Intercept(kinds.items().iter().map(|kind| intercept(**kind)).collect()));
+        }
+        all.extend(raw.process.as_ref().map(|names| Condition::Process(self.process_names(names))));
+        all.extend(raw.user.as_ref().map(|users| Condition::Uid(self.uids(users))));
+        if let Some(users) = &raw.socks_user {
+            self.not_empty(users);
+            all.push(Condition::SocksUser(users.items().iter().map(|user| user.as_str().into()).collect()));
+        }
+        Match::new(all)
+    }
+
+    fn process_names(&mut self, names: &List<String>) -> Vec<Box<str>> {
+        self.not_empty(names);
+        for name in names.items().iter().filter(|name| name.contains('/')) {
+            let base = name.rsplit('/').next().unwrap_or_default();
+            let help = format!("processes are known by the base name of the executable: write \"{base}\"");
+            self.error(name.span(), format!("'{}' is a path", name.as_str()), help);
+        }
+        names.items().iter().map(|name| name.as_str().into()).collect()
+    }
+
+    /// Every option below is about how a flow is carried.
+    fn deny_takes_no_options(&mut self, rule: &raw::Rule) {
+        fn at<T>(at: &Option<At<T>>) -> Option<std::ops::Range<usize>> {
+            at.as_ref().map(At::span)
+        }
+        let options = [
+            ("credentials_file", at(&rule.credentials_file)),
+            ("to", at(&rule.to)),
+            ("dial", at(&rule.dial)),
+            ("resolve", at(&rule.resolve)),
+            ("keep_client_address", at(&rule.keep_client_address)),
+            ("proxy_protocol", at(&rule.proxy_protocol)),
+            ("idle_timeout_ms", at(&rule.idle_timeout_ms)),
+            ("lifetime_ms", at(&rule.lifetime_ms)),
+            ("connect_timeout_ms", at(&rule.connect_timeout_ms)),
+            ("initial_data_wait_ms", at(&rule.initial_data_wait_ms)),
+            ("tfo", at(&rule.tfo)),
+            ("mptcp", at(&rule.mptcp)),
+            ("kernel", at(&rule.kernel)),
+            ("metadata", at(&rule.metadata)),
+        ];
+        for (key, span) in options {
+            if let Some(span) = span {
+                let help = "take it out, or write `carrier = …` in place of `action = \"deny\"`";
+                self.error(span, format!("`{key}` means nothing in a rule that denies"), help);
+            }
+        }
+    }
+
+    fn carry(&mut self, rule: &raw::Rule, carrier: &List<String>) -> Option<Carry> {
+        let carrier = self.carrier(carrier, rule.credentials_file.as_ref());
+        let flag = |at: &Option<At<bool>>| at.as_deref().copied().unwrap_or(false);
+        let wait =
+            self.number(rule.initial_data_wait_ms.as_ref(), 0..=INITIAL_DATA_WAIT_MAX_MS, " milliseconds");
+        let carry = Carry {
+            to: rule.to.as_ref().and_then(|to| self.destination(to)),
+            dial: match rule.dial.as_deref() {
+                None | Some(raw::Dial::Original) => Dial::Original,
+                Some(raw::Dial::Name) => Dial::Name,
+            },
+            resolve: match rule.resolve.as_deref() {
+                None | Some(raw::Resolve::Proxy) => Resolve::Proxy,
+                Some(raw::Resolve::Local) => Resolve::Local,
+            },
+            keep_client_address: flag(&rule.keep_client_address),
+            proxy_protocol: rule.proxy_protocol.as_ref().and_then(|version| self.proxy_version(version)),
+            idle_timeout_ms: self.millis(rule.idle_timeout_ms.as_ref()),
+            lifetime_ms: self.millis(rule.lifetime_ms.as_ref()),
+            connect_timeout_ms: self.millis(rule.connect_timeout_ms.as_ref()),
+            initial_data_wait_ms: wait.unwrap_or(0),
+            tfo: flag(&rule.tfo),
+            mptcp: flag(&rule.mptcp),
+            kernel: match rule.kernel.as_deref() {
+                None | Some(raw::Kernel::Auto) => KernelPath::Auto,
+                Some(raw::Kernel::Never) => KernelPath::Never,
+            },
+            metadata: rule.metadata.as_ref().map(|metadata| self.metadata(metadata)).unwrap_or_default(),
+            carrier: carrier?,
+        };
+        self.contradictions(rule, &carry);
+        Some(carry)
+    }
+
+    fn proxy_version(&mut self, at: &At<u8>) -> Option<ProxyVersion> {
+        match **at {
+            1 => Some(ProxyVersion::V1),
+            2 => Some(ProxyVersion::V2),
+            other => {
+                self.error(at.span(), format!("there is no PROXY protocol version {other}"), "use 1 or 2");
+                None
+            }
+        }
+    }
+
+    fn metadata(&mut self, metadata: &std::collections::BTreeMap<String, At<String>>) -> Vec<(u16, String)> {
+        let mut pairs = Vec::new();
+        for (key, value) in metadata {
+            match key.parse() {
+                Ok(key) => pairs.push((key, value.to_string())),
+                Err(_) => {
+                    let message = format!("'{key}' is no metadata key");
+                    self.error(
+                        value.span(),
+                        message,
+                        "a key is a number from 0 to 65535, as in { 1000 = \"text\" }",
+                    );
+                }
+            }
+            if value.len() > METADATA_VALUE_MAX {
+                let message = format!("the value of metadata {key} has {} bytes", value.len());
+                self.error(value.span(), message, format!("at most {METADATA_VALUE_MAX} bytes fit"));
+            }
+        }
+        pairs.sort();
+        pairs
+    }
+
+    fn carrier(&mut self, texts: &List<String>, credentials: Option<&At<String>>) -> Option<Carrier> {
+        if let [only] = texts.items()
+            && only.as_str() == "direct"
+        {
+            if let Some(file) = credentials {
+                self.error(file.span(), "\"direct\" needs no credentials", "take `credentials_file` out");
+            }
+            return Some(Carrier::Direct);
+        }
+        if texts.items().is_empty() || texts.items().len() > HOPS_MAX {
+            let help = format!("use \"direct\", or 1 to {HOPS_MAX} hops");
+            self.error(texts.span(), format!("a carrier of {} hops", texts.items().len()), help);
+            return None;
+        }
+        let hops: Vec<Option<Hop>> = texts.items().iter().map(|text| self.hop(text)).collect();
+        let mut hops: Vec<Hop> = hops.into_iter().collect::<Option<_>>()?;
+        if let Some(file) = credentials {
+            self.hop_credentials(file, &mut hops);
+        }
+        for (hop, text) in hops.iter().zip(texts.items()).skip(1) {
+            if hop.tfo || hop.mptcp {
+                let help = "only the first hop is dialled by us: set it there";
+                self.error(text.span(), "`tfo` and `mptcp` of a later hop have no effect", help);
+            }
+        }
+        Some(Carrier::Hops(hops))
+    }
+
+    fn hop(&mut self, text: &At<String>) -> Option<Hop> {
+        let error = match text.parse::<Hop>() {
+            Ok(hop) => return Some(hop),
+            Err(error) => error,
+        };
+        let help = "such as \"socks5://host:1080\", \"socks6://user:password@host:1080\", \
+                    \"socks6+socksx://host\" or \"http://host:3128\"";
+        // What stands before an @ may be a password: no message repeats it.
+        let message = match error {
+            _ if text.as_str() == "direct" => "\"direct\" cannot be one of several hops".to_owned(),
+            HopError::NoScheme(_) => "this is neither \"direct\" nor a hop".to_owned(),
+            HopError::BadAddress(_) if text.contains('@') => "the address of this hop is wrong".to_owned(),
+            other => other.to_string(),
+        };
+        self.error(text.span(), message, help);
+        None
+    }
+
+    /// One line of the file for each hop: `user:password`, or `-`.
+    fn hop_credentials(&mut self, file: &At<String>, hops: &mut [Hop]) {
+        let Some(lines) = self.secret_lines(file, file.span()) else { return };
+        if lines.len() != hops.len() {
+            let message = format!("'{}' has {} lines for {} hops", file.as_str(), lines.len(), hops.len());
+            self.error(file.span(), message, "write one line for each hop: user:password, or - for none");
+            return;
+        }
+        for (index, (hop, line)) in hops.iter_mut().zip(&lines).enumerate() {
+            if line == "-" {
+                continue;
+            }
+            let fits = |part: &str| (1..=255).contains(&part.len());
+            match line.split_once(':').filter(|(user, password)| fits(user) && fits(password)) {
+                Some((user, password)) => {
+                    hop.credentials =
+                        Some(Credentials { user: user.to_owned(), password: password.to_owned() });
+                }
+                None => {
+                    let message = format!("line {} of '{}' is no user:password", index + 1, file.as_str());
+                    self.error(file.span(), message, "1 to 255 bytes each, or - for a hop without");
+                }
+            }
+        }
+    }
+
+    /// Options that cannot both be meant.
+    fn contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
+        let direct = carry.carrier == Carrier::Direct;
+        let only_direct = [
+            ("keep_client_address", &rule.keep_client_address, "a hop opens the connection to the server"),
+            ("tfo", &rule.tfo, "towards a hop write it as \"socks6://host:1080?tfo=true\""),
+            ("mptcp", &rule.mptcp, "towards a hop write it as \"socks6://host:1080?mptcp=true\""),
+        ];
+        for (key, at, help) in only_direct {
+            if let Some(at) = at.as_ref().filter(|at| !direct && ***at) {
+                self.error(at.span(), format!("`{key}` goes only with carrier = \"direct\""), help);
+            }
+        }
+        if let Some(resolve) = rule.resolve.as_ref().filter(|_| direct) {
+            let help = "take it out: with carrier = \"direct\" names are resolved here";
+            self.error(resolve.span(), "`resolve` is about carriers with hops", help);
+        }
+        let socks6 = matches!(&carry.carrier, Carrier::Hops(hops)
+            if hops.iter().any(|hop| matches!(hop.protocol, HopProtocol::Socks6(_))));
+        if let Some(metadata) = rule.metadata.as_ref().filter(|_| !socks6) {
+            self.error(
+                metadata.span(),
+                "metadata travels with SOCKS6 only",
+                "use a socks6 hop, or take it out",
+            );
+        }
+        let early = socks6
+            || carry.tfo
+            || matches!(&carry.carrier, Carrier::Hops(hops) if hops.iter().any(|hop| hop.tfo || hop.optimistic));
+        if let Some(wait) = rule.initial_data_wait_ms.as_ref().filter(|wait| ***wait > 0 && !early) {
+            let help = "use a socks6 hop, ?optimistic=true or tfo, or take it out";
+            self.error(wait.span(), "nothing here can send the client's first bytes early", help);
+        }
+    }
+}
+
+/// Longest value of one metadata option, bytes: the options of a request together have at most 16 KiB.
+const METADATA_VALUE_MAX: usize = 4096;
+
+/// The core's word for a kind.
+pub(super) const fn intercept(kind: raw::InterceptKind) -> Intercept {
+    match kind {
+        raw::InterceptKind::Run => Intercept::Run,
+        raw::InterceptKind::Redirect => Intercept::Redirect,
+        raw::InterceptKind::Tproxy => Intercept::Tproxy,
+        raw::InterceptKind::Socks => Intercept::Socks,
+        raw::InterceptKind::Reverse => Intercept::Reverse,
+    }
+}

@@ -1,0 +1,326 @@
+//! Configuration in two stages: [`raw`] is the file as it is written, [`Config`] is what the rest of the program
+//! sees: checked, resolved, immutable. Every error and warning names the exact place in the file.
+
+mod at;
+mod check;
+mod parse;
+mod problem;
+pub mod raw;
+mod redact;
+mod surroundings;
+
+pub use at::{At, List, Secret};
+pub use check::tests::{DecisionTest, Expectation};
+pub use problem::{ConfigError, Problem};
+pub use surroundings::{SecretFile, Surroundings, System};
+
+use sidetrack_core::carrier::Credentials;
+use sidetrack_core::flow::{Destination, HostName, Intercept};
+use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::policy::{HostPattern, Policy};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A checked configuration; an immutable snapshot that a reload replaces as a whole.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Version of the format; 1.
+    pub version: u32,
+    /// Worker threads; 0 = one per core.
+    pub workers: usize,
+    /// What happens to captured traffic when the process dies.
+    pub on_crash: OnCrash,
+    /// Where the running program can be asked and told things.
+    pub admin: Admin,
+    /// Where records of flows go.
+    pub record: Record,
+    /// Time-outs and bounds.
+    pub limits: Limits,
+    /// What catches flows, in the order of the file.
+    pub listeners: Vec<Listener>,
+    /// The rules.
+    pub policy: Arc<Policy>,
+    /// Decision tests of the file; all of them hold.
+    pub tests: Vec<DecisionTest>,
+    /// What is allowed but hardly meant.
+    pub warnings: Vec<Problem>,
+}
+
+/// What happens to captured traffic when the process dies without taking its rules back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCrash {
+    /// The kernel drops our table: traffic flows as if we had never been there.
+    #[default]
+    Open,
+    /// The table stays: what we captured stays blocked until we are back, or until `sidetrack cleanup`.
+    Closed,
+}
+
+/// Where the running program can be asked and told things.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// The unix socket of the admin interface; none = no admin interface.
+    pub socket: Option<PathBuf>,
+    /// An extra TCP address that serves `/metrics` and nothing else.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Where records of flows go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where the JSON lines go.
+    pub to: RecordTo,
+    /// Number of ended flows kept in memory for `sidetrack flows`.
+    pub recent: usize,
+}
+
+/// Where the JSON lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordTo {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Nowhere; `flows` and metrics still work.
+    None,
+    /// Appended to this file.
+    File(PathBuf),
+}
+
+/// Time-outs and bounds. A rule's own time-outs take precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most flows at a time; none = computed from `RLIMIT_NOFILE` at the start.
+    pub max_flows: Option<u32>,
+    /// Most flows at a time of one client address; none = no such bound.
+    pub max_flows_per_client: Option<u32>,
+    /// Ends a flow on which nothing moved for so long, milliseconds. Default [`Limits::IDLE_TIMEOUT_MS`].
+    pub idle_timeout_ms: u64,
+    /// Ends a flow after so long, milliseconds; none = never.
+    pub lifetime_ms: Option<u64>,
+    /// Time for the connection to the server, with all handshakes with hops, milliseconds.
+    pub connect_timeout_ms: u64,
+    /// Time a client has for its handshake with our listener (SOCKS, PROXY protocol), milliseconds.
+    pub handshake_timeout_ms: u64,
+    /// How long a flow may wait for its first bytes where a rule asks for them, milliseconds, 1 to 100.
+    pub first_bytes_ms: u64,
+    /// Most bytes held for one direction of a flow.
+    pub buffer_bytes: usize,
+}
+
+impl Limits {
+    /// Two hours and four minutes: the least that RFC 5382 Sec. 5 (REQ-5) allows a NAT, which is what an
+    /// interceptor is to a program that knows nothing about it. A shorter one cuts idle SSH sessions and database
+    /// pools that live on a direct path; TCP keep-alive (two hours by default) gets through.
+    pub const IDLE_TIMEOUT_MS: u64 = 7_440_000;
+    /// Ten seconds: three SYN retransmissions (1 + 2 + 4 s) and a handshake.
+    pub const CONNECT_TIMEOUT_MS: u64 = 10_000;
+    /// Ten seconds, as long as connecting may take.
+    pub const HANDSHAKE_TIMEOUT_MS: u64 = 10_000;
+    /// 64 KiB for each direction.
+    pub const BUFFER_BYTES: usize = 65_536;
+    /// Longest wait for first bytes that can be set, milliseconds: a protocol in which the server speaks first pays
+    /// it on every connection.
+    pub const FIRST_BYTES_MAX_MS: u64 = 100;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_flows: None,
+            max_flows_per_client: None,
+            idle_timeout_ms: Self::IDLE_TIMEOUT_MS,
+            lifetime_ms: None,
+            connect_timeout_ms: Self::CONNECT_TIMEOUT_MS,
+            handshake_timeout_ms: Self::HANDSHAKE_TIMEOUT_MS,
+            first_bytes_ms: Policy::FIRST_BYTES_MS,
+            buffer_bytes: Self::BUFFER_BYTES,
+        }
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { socket: Some("/run/sidetrack/admin.sock".into()), metrics: None }
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self { to: RecordTo::Stdout, recent: 4096 }
+    }
+}
+
+/// Something that catches flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Its name, unique; its kind unless the file says otherwise.
+    pub name: Arc<str>,
+    /// Where it listens; port 0 = the kernel picks one.
+    pub addresses: Vec<SocketAddr>,
+    /// How it catches flows.
+    pub kind: ListenerKind,
+    /// Neighbours whose PROXY protocol header is believed, and required. Empty = none is read.
+    pub accept_proxy_protocol: IpSet,
+}
+
+/// How a listener catches flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenerKind {
+    /// Clients ask by SOCKS.
+    Socks(SocksListener),
+    /// The port stands for a server.
+    Reverse(ReverseTarget),
+    /// The kernel redirects connections to it.
+    Redirect(Redirect),
+    /// The kernel hands it connections with their original destination as local address.
+    Tproxy(Tproxy),
+}
+
+/// A SOCKS listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocksListener {
+    /// Serves SOCKS5 (RFC 1928).
+    pub v5: bool,
+    /// Serves SOCKS6 (draft-olteanu-intarea-socks-6).
+    pub v6: bool,
+    /// Who may use it; empty = everybody, without authentication.
+    pub users: Vec<Credentials>,
+    /// Which wire layouts of SOCKS6 it accepts.
+    pub dialect: DialectSetting,
+}
+
+/// Which wire layouts of SOCKS6 a listener accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DialectSetting {
+    /// Told apart by the request.
+    #[default]
+    Auto,
+    /// The draft's only.
+    Draft,
+    /// That of `socksx` only.
+    Socksx,
+}
+
+/// Where the flows of a reverse listener go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReverseTarget {
+    /// All to one server. The flow's `orig_dst` is this server.
+    Fixed(Destination),
+    /// By the name in the first bytes (TLS SNI or HTTP Host).
+    ByName {
+        /// Patterns in the order in which they are tried: names first, then the longest pattern.
+        names: Vec<(HostPattern, Destination)>,
+        /// Where a flow goes whose name is unknown or in no pattern; none = it is refused.
+        default: Option<Destination>,
+    },
+}
+
+impl ReverseTarget {
+    /// The server for a flow whose first bytes hold `name`.
+    pub fn server_for(&self, name: Option<&HostName>) -> Option<&Destination> {
+        match self {
+            Self::Fixed(server) => Some(server),
+            Self::ByName { names, default } => name
+                .and_then(|name| names.iter().find(|(pattern, _)| pattern.matches(name)))
+                .map(|(_, server)| server)
+                .or(default.as_ref()),
+        }
+    }
+
+    /// Whether the first bytes have to be read to know the server.
+    pub const fn needs_first_bytes(&self) -> bool {
+        matches!(self, Self::ByName { .. })
+    }
+}
+
+/// What the kernel redirects to a listener. Everything given must hold; `None` and empty lists do not restrict.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redirect {
+    /// Connections that programs of this host open.
+    pub local: bool,
+    /// Connections that this host forwards.
+    pub forwarded: bool,
+    /// Interfaces by which forwarded connections come in.
+    pub interfaces: Vec<String>,
+    /// Sources.
+    pub src: Option<IpSet>,
+    /// Destinations.
+    pub dst: Option<IpSet>,
+    /// Destinations that are left alone.
+    pub except: IpSet,
+    /// Destination ports.
+    pub ports: Option<PortSet>,
+    /// User ids of local programs.
+    pub uids: Vec<u32>,
+    /// Control group of local programs, relative to the cgroup2 mount.
+    pub cgroup: Option<String>,
+}
+
+/// What the kernel hands to a tproxy listener: forwarded connections. `None` and empty lists do not restrict.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tproxy {
+    /// Interfaces by which the connections come in.
+    pub interfaces: Vec<String>,
+    /// Sources.
+    pub src: Option<IpSet>,
+    /// Destinations.
+    pub dst: Option<IpSet>,
+    /// Destinations that are left alone.
+    pub except: IpSet,
+    /// Destination ports.
+    pub ports: Option<PortSet>,
+}
+
+impl ListenerKind {
+    /// The word of configuration, records and `match.intercept`.
+    pub const fn intercept(&self) -> Intercept {
+        match self {
+            Self::Socks(_) => Intercept::Socks,
+            Self::Reverse(_) => Intercept::Reverse,
+            Self::Redirect(_) => Intercept::Redirect,
+            Self::Tproxy(_) => Intercept::Tproxy,
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// Says all that is wrong with it, each with its place; or why it cannot be read.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
+        Self::from_text(&path.display().to_string(), &text)
+    }
+
+    /// Checks a text; `name` is that of the file in messages, and relative paths in it are relative to its folder.
+    ///
+    /// # Errors
+    /// Says all that is wrong with it, each with its place.
+    pub fn from_text(name: &str, text: &str) -> Result<Self, ConfigError> {
+        let folder = Path::new(name).parent().unwrap_or(Path::new(""));
+        Self::from_text_in(name, text, &System::new(folder))
+    }
+
+    /// As [`Config::from_text`], with users and other files looked up in `surroundings`.
+    ///
+    /// # Errors
+    /// Says all that is wrong with it, each with its place.
+    pub fn from_text_in(
+        name: &str,
+        text: &str,
+        surroundings: &dyn Surroundings,
+    ) -> Result<Self, ConfigError> {
+        let raw = parse::parse(text).map_err(|problems| ConfigError::new(name, text, problems))?;
+        let mut problems = Vec::new();
+        let config = check::check(&raw, surroundings, &mut problems);
+        let (errors, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(Problem::is_error);
+        match config {
+            Some(config) if errors.is_empty() => Ok(Self { warnings, ..config }),
+            _ => Err(ConfigError::new(name, text, errors.into_iter().chain(warnings).collect())),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What is wrong with a configuration, where, and what to do.
+
+use super::redact::redact;
+use miette::{
+    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity, SourceCode,
+};
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+/// One thing that is wrong, or hardly meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    message: String,
+    help: String,
+    severity: Severity,
+    /// The place it is about, then others that explain it; each with the words beside its carets.
+    labels: Vec<(Range<usize>, String)>,
+}
+
+impl Problem {
+    /// Something that has to be put right at `span`: what is wrong, and what to do.
+    pub fn error(span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            help: help.into(),
+            severity: Severity::Error,
+            labels: vec![(span, "here".to_owned())],
+        }
+    }
+
+    /// Something that is allowed but hardly meant.
+    pub fn warning(span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(span, message, help) }
+    }
+
+    /// Points to a second place, with words beside it.
+    #[must_use]
+    pub fn and(mut self, span: Range<usize>, words: impl Into<String>) -> Self {
+        self.labels.push((span, words.into()));
+        self
+    }
+
+    /// Whether it has to be put right.
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+
+    /// What is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do.
+    pub fn help(&self) -> &str {
+        &self.help
+    }
+
+    /// Line and column (both from 1, columns in characters) of its place in `text`.
+    pub fn line_column(&self, text: &str) -> (usize, usize) {
+        let start = self.labels.first().map_or(0, |(span, _)| span.start);
+        let before = text.get(..start).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+
+    /// Takes what would show a secret out of the message.
+    fn without_secrets(mut self, text: &str, shown: &str) -> Self {
+        let secret = |span: &Range<usize>| text.get(span.clone()) != shown.get(span.clone());
+        if self.labels.first().is_some_and(|(span, _)| secret(span)) {
+            self.message = self.message.split(": ").next().unwrap_or_default().to_owned();
+        }
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl Diagnostic for Problem {
+    fn severity(&self) -> Option<Severity> {
+        Some(self.severity)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(&self.help))
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let label = |(index, (span, words)): (usize, &(Range<usize>, String))| {
+            let new =
+                if index == 0 { LabeledSpan::new_primary_with_span } else { LabeledSpan::new_with_span };
+            new(Some(words.clone()), span.clone())
+        };
+        Some(Box::new(self.labels.iter().enumerate().map(label)))
+    }
+}
+
+/// Why a configuration is not accepted. Shown by `Display` in one line, by [`ConfigError::render`] with carets.
+#[derive(Clone, Debug)]
+pub struct ConfigError {
+    name: String,
+    /// With stars for secrets.
+    text: NamedSource<String>,
+    problems: Vec<Problem>,
+}
+
+impl ConfigError {
+    /// Errors (and warnings) of the file `name`, whose places are in `text`.
+    pub(super) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+        let shown = redact(text);
+        problems.sort_by_key(|problem| {
+            (!problem.is_error(), problem.labels.first().map_or(0, |(span, _)| span.start))
+        });
+        let problems = problems.into_iter().map(|problem| problem.without_secrets(text, &shown)).collect();
+        Self { name: name.to_owned(), text: NamedSource::new(name, shown), problems }
+    }
+
+    /// Warnings of the accepted file `name`, to be rendered as errors are.
+    pub fn of_warnings(name: &str, text: &str, warnings: &[Problem]) -> Self {
+        Self::new(name, text, warnings.to_vec())
+    }
+
+    /// The file cannot be read.
+    pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
+        let name = path.display().to_string();
+        let help = match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                "give the file with -c FILE; `sidetrack schema` tells what goes into it"
+            }
+            std::io::ErrorKind::InvalidData => "the file has to be UTF-8 text",
+            _ => "check the permissions of the file and of the folders above it",
+        };
+        let mut problem = Problem::error(0..0, format!("cannot read {name}: {error}"), help);
+        problem.labels.clear();
+        Self { text: NamedSource::new(&name, String::new()), name, problems: vec![problem] }
+    }
+
+    /// The problems, errors first, each in the order of the file.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// Name of the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Every problem with its place, carets and what to do; with colours for a terminal.
+    pub fn render(&self, colours: bool) -> String {
+        let theme = if colours { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let handler = GraphicalReportHandler::new_themed(theme).with_width(110).with_links(false);
+        let mut out = String::new();
+        for problem in &self.problems {
+            let shown = Shown { problem, text: &self.text };
+            if handler.render_report(&mut out, &shown).is_err() {
+                out.push_str(&problem.message);
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.text.inner();
+        let errors = self.problems.iter().filter(|problem| problem.is_error()).count();
+        write!(f, "{}", self.name)?;
+        if let Some(first) = self.problems.first() {
+            if !first.labels.is_empty() {
+                let (line, column) = first.line_column(text);
+                write!(f, ":{line}:{column}")?;
+            }
+            write!(f, ": {} ({})", first.message, first.help)?;
+        }
+        if errors > 1 { write!(f, "; and {} more", errors - 1) } else { Ok(()) }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// A problem beside the text it is about.
+#[derive(Debug)]
+struct Shown<'a> {
+    problem: &'a Problem,
+    text: &'a NamedSource<String>,
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for Shown<'_> {}
+
+impl Diagnostic for Shown<'_> {
+    fn severity(&self) -> Option<Severity> {
+        self.problem.severity()
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Diagnostic::help(self.problem)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(self.text)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        Diagnostic::labels(self.problem)
+    }
+}
+
+/// The known word that `word` was probably meant to be.
+pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let most = (word.chars().count() / 3).clamp(1, 3);
+    known
+        .into_iter()
+        .map(|one| (strsim::damerau_levenshtein(word, one), one))
+        .filter(|(distance, one)| *distance <= most || (word.len() >= 3 && one.starts_with(word)))
+        .min()
+        .map(|(_, one)| one)
+}

@@ -1,0 +1,394 @@
+//! The file as it is written: the keys, nothing checked but their shape. `sidetrack schema` is made from these
+//! types, and `docs/configuration.md` is tested against it.
+
+use super::{At, List, Secret};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// A configuration of sidetrack.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "sidetrack configuration")]
+pub struct File {
+    /// Version of the format: 1.
+    #[schemars(required, range(min = 1, max = 1))]
+    pub version: Option<At<u32>>,
+    /// Worker threads; 0 = one per core.
+    pub workers: Option<At<u32>>,
+    /// What happens to captured traffic when sidetrack dies: "open" lets it flow as if sidetrack had never been there,
+    /// "closed" keeps it blocked.
+    pub on_crash: Option<At<OnCrash>>,
+    /// What happens to a flow that no rule matches. Required as soon as there is a rule.
+    pub default: Option<At<DefaultAction>>,
+    /// Where the running program can be asked and told things.
+    #[serde(default)]
+    pub admin: Admin,
+    /// Where records of flows go.
+    #[serde(default)]
+    pub record: Record,
+    /// Time-outs and bounds.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Named sets of networks, used as "@name" wherever networks are listed.
+    #[serde(default)]
+    pub set: BTreeMap<String, List<String>>,
+    /// What catches flows.
+    #[serde(default)]
+    pub listen: Vec<At<Listen>>,
+    /// Rules; the first that matches wins.
+    #[serde(default)]
+    pub rule: Vec<At<Rule>>,
+    /// Decision tests; a file whose tests fail is not accepted.
+    #[serde(default)]
+    pub test: Vec<At<Test>>,
+}
+
+/// What happens to captured traffic when sidetrack dies.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnCrash {
+    /// Traffic flows as if sidetrack had never been there.
+    Open,
+    /// What was captured stays blocked.
+    Closed,
+}
+
+/// What happens to a flow that no rule matches.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DefaultAction {
+    /// It is carried directly to where it was going.
+    Direct,
+    /// It is refused.
+    Deny,
+}
+
+/// Where the running program can be asked and told things.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    /// Path of the unix socket of the admin interface, or "none". Default "/run/sidetrack/admin.sock".
+    pub socket: Option<At<String>>,
+    /// A TCP address that serves /metrics and nothing else, such as "127.0.0.1:9465". Default: none.
+    pub metrics: Option<At<String>>,
+}
+
+/// Where records of flows go.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// "stdout", "stderr", "none", or the path of a file (with a "/"). Default "stdout".
+    pub to: Option<At<String>>,
+    /// Number of ended flows kept in memory for `sidetrack flows`, 0 to 1000000. Default 4096.
+    pub recent: Option<At<u32>>,
+}
+
+/// Time-outs and bounds.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Most flows at a time. Default: computed from RLIMIT_NOFILE.
+    pub max_flows: Option<At<u32>>,
+    /// Most flows at a time of one client address. Default: no such bound.
+    pub max_flows_per_client: Option<At<u32>>,
+    /// Ends a flow on which nothing moved for so long, milliseconds. Default 7440000 (RFC 5382 REQ-5).
+    pub idle_timeout_ms: Option<At<u64>>,
+    /// Ends a flow after so long, milliseconds. Default: never.
+    pub lifetime_ms: Option<At<u64>>,
+    /// Time for the connection to the server with all handshakes with hops, milliseconds. Default 10000.
+    pub connect_timeout_ms: Option<At<u64>>,
+    /// Time a client has for its handshake with a listener, milliseconds. Default 10000.
+    pub handshake_timeout_ms: Option<At<u64>>,
+    /// How long a flow may wait for its first bytes where a rule asks for the host name, milliseconds, 1 to 100.
+    /// Default 30.
+    pub first_bytes_ms: Option<At<u64>>,
+    /// Most bytes held for one direction of a flow, 4096 to 16777216. Default 65536.
+    pub buffer_bytes: Option<At<u32>>,
+}
+
+/// Something that catches flows. `kind` says how, and which of the other keys apply.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Listen {
+    /// Name in rules and records. Default: the kind.
+    pub name: Option<At<String>>,
+    /// How it catches flows.
+    #[schemars(required)]
+    pub kind: Option<At<ListenKind>>,
+    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks and
+    /// reverse; for redirect and tproxy the default is a port that the kernel picks.
+    pub address: Option<List<String>>,
+    /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
+    /// none.
+    pub accept_proxy_protocol: Option<List<String>>,
+    /// socks: versions served, of 5 and 6. Default [5, 6].
+    pub versions: Option<List<u8>>,
+    /// socks: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
+    pub users: Option<List<UserEntry>>,
+    /// socks: wire layouts of SOCKS6 accepted. Default "auto".
+    pub dialect: Option<At<Dialect>>,
+    /// reverse: the server, "host:port".
+    pub to: Option<At<String>>,
+    /// reverse: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
+    pub names: Option<At<BTreeMap<String, At<String>>>>,
+    /// reverse with names: the server of flows with another name or none. Default: they are refused.
+    pub default: Option<At<String>>,
+    /// redirect: catch connections that programs of this host open. Default true.
+    pub local: Option<At<bool>>,
+    /// redirect: catch connections that this host forwards. Default false.
+    pub forwarded: Option<At<bool>>,
+    /// redirect and tproxy: only forwarded connections that come in by these interfaces. Default: all.
+    pub interfaces: Option<List<String>>,
+    /// redirect and tproxy: only from these networks or "@set"s. Default: all.
+    pub src: Option<List<String>>,
+    /// redirect and tproxy: only to these networks or "@set"s. Default: all, where another key narrows the capture.
+    pub dst: Option<List<String>>,
+    /// redirect and tproxy: not to these networks or "@set"s. Default: none.
+    pub except: Option<List<String>>,
+    /// redirect and tproxy: only to these ports, numbers or "first-last". Default: all.
+    pub ports: Option<List<Number>>,
+    /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
+    pub cgroup: Option<At<String>>,
+}
+
+/// How a listener catches flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ListenKind {
+    /// Clients ask by SOCKS5 or SOCKS6, told apart on one port.
+    Socks,
+    /// The port stands for one server, or for several by name.
+    Reverse,
+    /// The kernel redirects connections of this host, or forwarded ones, to it.
+    Redirect,
+    /// The kernel hands it forwarded connections with their original destination.
+    Tproxy,
+}
+
+/// Which wire layouts of SOCKS6 are accepted.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Dialect {
+    /// Told apart by the request.
+    Auto,
+    /// draft-olteanu-intarea-socks-6 only.
+    Draft,
+    /// That of the `socksx` crate only.
+    Socksx,
+}
+
+/// A number, or a text: a port, a range of ports, a user id or a user name.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a number or a text")]
+pub enum Number {
+    /// As a number.
+    Number(i64),
+    /// As a text.
+    Text(String),
+}
+
+/// A user: of a socks listener with a password, of a redirect listener by name or id.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "{ user = …, password = … }, a user name or a user id")]
+pub enum UserEntry {
+    /// redirect: a user id.
+    Id(i64),
+    /// redirect: a user name.
+    Name(String),
+    /// socks: who may use the listener.
+    Login(Login),
+}
+
+/// Who may use a socks listener.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Login {
+    /// User name, 1 to 255 bytes.
+    pub user: String,
+    /// Password, 1 to 255 bytes.
+    pub password: Option<Secret>,
+    /// A file whose first line is the password, in place of `password`.
+    pub password_file: Option<String>,
+}
+
+/// One rule: whom it is for, and what happens to them.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Its name, unique; in records, metrics and `explain`.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// Which flows it is for; all keys given must hold. Default: every flow.
+    #[serde(default, rename = "match")]
+    pub matcher: Match,
+    /// "deny" refuses the flow. Either this or `carrier`.
+    pub action: Option<At<RuleAction>>,
+    /// "direct", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before. Schemes:
+    /// socks5, socks6, socks6+socksx, socks6+socksx010, http.
+    pub carrier: Option<List<String>>,
+    /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
+    pub credentials_file: Option<At<String>>,
+    /// A destination "host:port" in place of the client's.
+    pub to: Option<At<String>>,
+    /// What is dialled when both are known: "original" (the address the client meant) or "name". Default "original".
+    pub dial: Option<At<Dial>>,
+    /// Who resolves names when there are hops: "proxy" or "local". Default "proxy".
+    pub resolve: Option<At<Resolve>>,
+    /// The server sees the client's own address. Only with carrier "direct". Default false.
+    pub keep_client_address: Option<At<bool>>,
+    /// Version of the PROXY protocol header sent to the server: 1 or 2. Default: none is sent.
+    pub proxy_protocol: Option<At<u8>>,
+    /// As in [limits], for this rule, milliseconds.
+    pub idle_timeout_ms: Option<At<u64>>,
+    /// As in [limits], for this rule, milliseconds.
+    pub lifetime_ms: Option<At<u64>>,
+    /// As in [limits], for this rule, milliseconds.
+    pub connect_timeout_ms: Option<At<u64>>,
+    /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes so that they travel with the request,
+    /// milliseconds, 0 to 100. Default 0.
+    pub initial_data_wait_ms: Option<At<u64>>,
+    /// TCP Fast Open towards the server. Only with carrier "direct", and only where a replay is harmless. Default
+    /// false.
+    pub tfo: Option<At<bool>>,
+    /// Multipath TCP towards the server. Only with carrier "direct". Default false.
+    pub mptcp: Option<At<bool>>,
+    /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
+    pub kernel: Option<At<Kernel>>,
+    /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535.
+    pub metadata: Option<At<BTreeMap<String, At<String>>>>,
+}
+
+/// What a rule does if it does not carry.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleAction {
+    /// The flow is refused.
+    Deny,
+}
+
+/// What is dialled when both an address and a name are known.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Dial {
+    /// The address the client meant.
+    Original,
+    /// The name.
+    Name,
+}
+
+/// Who resolves names when there are hops.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Resolve {
+    /// The last hop.
+    Proxy,
+    /// This host.
+    Local,
+}
+
+/// Whether the kernel may carry flows alone.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernel {
+    /// Where nothing the rule asks for needs user space.
+    Auto,
+    /// Never.
+    Never,
+}
+
+/// What a rule asks of a flow. All keys given must hold; a list holds alternatives.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Match {
+    /// The client is in these networks or "@set"s.
+    pub from: Option<List<String>>,
+    /// The destination is in these networks or "@set"s. A destination known by name only is in none: use `host`.
+    pub to: Option<List<String>>,
+    /// The destination's port: numbers or "first-last".
+    pub port: Option<List<Number>>,
+    /// The host name, or "*.example" for all names below. Looked for in the first bytes where it is not known.
+    pub host: Option<List<String>>,
+    /// Names of listeners.
+    pub listener: Option<List<String>>,
+    /// How the flow was caught.
+    pub intercept: Option<List<InterceptKind>>,
+    /// Base names of executables; local flows only.
+    pub process: Option<List<String>>,
+    /// Users (names or ids) of local flows.
+    pub user: Option<List<Number>>,
+    /// Users who authenticated with a socks listener.
+    pub socks_user: Option<List<String>>,
+}
+
+/// How a flow was caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InterceptKind {
+    /// `sidetrack run`.
+    Run,
+    /// A redirect listener.
+    Redirect,
+    /// A tproxy listener.
+    Tproxy,
+    /// A socks listener.
+    Socks,
+    /// A reverse listener.
+    Reverse,
+}
+
+/// A decision test: what the rules have to say about one flow.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Test {
+    /// The flow.
+    #[schemars(required)]
+    pub flow: Option<At<TestFlow>>,
+    /// What is expected.
+    #[schemars(required)]
+    pub expect: Option<At<Expect>>,
+}
+
+/// The flow of a decision test.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TestFlow {
+    /// The client's address, with or without a port. Default "127.0.0.1".
+    pub src: Option<At<String>>,
+    /// The destination, "host:port". Default with a reverse listener: its server.
+    pub dst: Option<At<String>>,
+    /// The listener that caught it. Default: the only one, or none.
+    pub listener: Option<At<String>>,
+    /// How it was caught, where no listener says so. Default "redirect".
+    pub intercept: Option<At<InterceptKind>>,
+    /// The host name in its first bytes.
+    pub host: Option<At<String>>,
+    /// Base name of the client's executable.
+    pub process: Option<At<String>>,
+    /// The user (name or id) of the client's process.
+    pub user: Option<At<Number>>,
+    /// The user who authenticated with the socks listener.
+    pub socks_user: Option<At<String>>,
+}
+
+/// What a decision test expects.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Expect {
+    /// Name of the rule that decides; "default" if none does.
+    pub rule: Option<At<String>>,
+    /// "deny" or "carry".
+    pub action: Option<At<ExpectAction>>,
+    /// The carrier, as in a rule and without credentials.
+    pub carrier: Option<List<String>>,
+}
+
+/// Whether a decision test expects the flow to be carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpectAction {
+    /// Refused.
+    Deny,
+    /// Carried.
+    Carry,
+}

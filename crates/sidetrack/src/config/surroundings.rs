@@ -1,0 +1,67 @@
+//! What a configuration refers to outside itself: users of this machine, and files.
+
+use std::io;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// What a configuration refers to outside itself. A trait so that tests can do without a machine of their own.
+pub trait Surroundings {
+    /// The id of a user of this machine.
+    fn uid_of(&self, name: &str) -> Option<u32>;
+
+    /// The text of a file that holds secrets; a relative path is relative to the folder of the configuration.
+    ///
+    /// # Errors
+    /// As reading the file; also if it is larger than 64 KiB or no UTF-8.
+    fn secret_file(&self, path: &str) -> io::Result<SecretFile>;
+
+    /// The path as seen from the folder of the configuration.
+    fn resolve(&self, path: &str) -> PathBuf;
+}
+
+/// A file that holds secrets.
+#[derive(Clone)]
+pub struct SecretFile {
+    /// What is in it.
+    pub text: String,
+    /// Whether every user of this machine can read it.
+    pub world_readable: bool,
+}
+
+/// This machine.
+#[derive(Clone, Debug)]
+pub struct System {
+    folder: PathBuf,
+}
+
+impl System {
+    /// Relative paths are relative to `folder`.
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+}
+
+/// Largest file of secrets.
+const SECRET_FILE_MAX: u64 = 64 * 1024;
+
+impl Surroundings for System {
+    fn uid_of(&self, name: &str) -> Option<u32> {
+        nix::unistd::User::from_name(name).ok().flatten().map(|user| user.uid.as_raw())
+    }
+
+    fn secret_file(&self, path: &str) -> io::Result<SecretFile> {
+        let file = std::fs::File::open(self.resolve(path))?;
+        let world_readable = file.metadata()?.permissions().mode() & 0o004 != 0;
+        let mut text = String::new();
+        file.take(SECRET_FILE_MAX + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > SECRET_FILE_MAX {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 64 KiB"));
+        }
+        Ok(SecretFile { text, world_readable })
+    }
+
+    fn resolve(&self, path: &str) -> PathBuf {
+        self.folder.join(path)
+    }
+}
