@@ -1,11 +1,12 @@
 //! Our tables on the live kernel: real connections, and the nft tool's reading of them.
-#![allow(unsafe_code, reason = "the namespaces of tests/support")]
 
 mod support;
 
+use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_sys::sockopt::original_dst;
 use sidetrack_sys::{nft, route};
-use support::{accept, connect, flat, in_namespace, listen, original_destination};
+use support::{accept, connect, flat, in_namespace, listen};
 
 fn netfilter() -> Socket {
     Socket::open(Protocol::Netfilter).expect("netfilter socket")
@@ -24,10 +25,104 @@ fn run_namespace_catches_every_address_of_both_versions() {
         for destination in ["192.0.2.7:80", "127.0.0.1:81", "[2001:db8::7]:443", "[::1]:444"] {
             let _client = connect(destination).expect(destination);
             let (caught, _) = accept(&listener);
-            assert_eq!(original_destination(&caught).to_string(), destination);
+            assert_eq!(original_dst(&caught).expect("kept").to_string(), destination);
         }
         if let Some(listing) = support::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&table.to_string()));
+        }
+    });
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect(text)
+}
+
+/// Every builder at once, with every kind of match.
+fn full_steering() -> nft::Steering {
+    let selector = nft::Selector {
+        sources: [net("198.51.100.0/24")].into_iter().collect(),
+        destinations: [net("10.0.0.0/8"), net("192.0.2.1"), net("2001:db8::/32")].into_iter().collect(),
+        ports: [(22, 22), (5000, 5010)].into_iter().collect(),
+        ..nft::Selector::default()
+    };
+    let by_user = nft::Selector {
+        users: vec![65534],
+        ports: [(80, 80)].into_iter().collect(),
+        to_this_host: true,
+        ..nft::Selector::default()
+    };
+    let by_interface = nft::Selector {
+        interfaces: vec!["eth0".parse().expect("name"), "eth1".parse().expect("name")],
+        ..nft::Selector::default()
+    };
+    let pair = |from: &str, to: &str| (from.parse().expect(from), to.parse().expect(to));
+    nft::Steering {
+        except: nft::Except {
+            mark: Some(nft::MarkBits { value: 0x100, mask: 0xff00 }),
+            listeners: ["192.0.2.9:1080", "[2001:db8::9]:1080", "0.0.0.0:8080"]
+                .map(|a| a.parse().expect(a))
+                .to_vec(),
+            sources: [net("203.0.113.7")].into_iter().collect(),
+            destinations: [net("169.254.0.0/16"), net("fe80::/10")].into_iter().collect(),
+            users: vec![1, 2],
+            cgroups: vec![],
+        },
+        kernel_paths: vec![
+            nft::KernelPath {
+                mark: nft::MarkBits { value: 1, mask: 0xff },
+                route: nft::KernelRoute::Direct(Box::new(selector.clone())),
+            },
+            nft::KernelPath {
+                mark: nft::MarkBits { value: 2, mask: 0xff },
+                route: nft::KernelRoute::Dnat {
+                    pairs: vec![
+                        pair("192.0.2.1:80", "192.0.2.2:8080"),
+                        pair("192.0.2.1:81", "192.0.2.3:8080"),
+                        pair("0.0.0.0:82", "192.0.2.3:8080"),
+                        pair("[2001:db8::1]:80", "[2001:db8::2]:8080"),
+                        pair("127.0.0.1:80", "192.0.2.3:8080"),
+                    ],
+                    masquerade: true,
+                },
+            },
+        ],
+        tproxies: vec![nft::TProxy {
+            port: 1234,
+            v4: true,
+            v6: true,
+            selectors: vec![by_interface.clone()],
+            drop_without_listener: true,
+        }],
+        tproxy_mark: Some(nft::MarkBits { value: 0x10000, mask: 0xff0000 }),
+        redirects: vec![nft::Redirect {
+            port: 15001,
+            v4: true,
+            v6: false,
+            local: vec![by_user],
+            forwarded: vec![selector, by_interface],
+        }],
+    }
+}
+
+#[test]
+fn nft_lists_what_the_plan_shows() {
+    in_namespace(|| {
+        let table = full_steering().table("sidetrack");
+        table.apply(&mut netfilter()).expect("applied");
+        if let Some(listing) = support::nft("list table inet sidetrack") {
+            assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
+        }
+    });
+}
+
+#[test]
+fn the_probe_knows_this_kernel_and_leaves_nothing() {
+    in_namespace(|| {
+        let probe = nft::probe(&mut netfilter()).expect("probe");
+        eprintln!("{probe:?}");
+        assert!(probe.has(nft::Feature::Redirect));
+        if let Some(listing) = support::nft("list ruleset") {
+            assert_eq!(listing, "");
         }
     });
 }

@@ -24,7 +24,7 @@ pub enum Lifetime {
 }
 
 impl Lifetime {
-    const fn flags(self) -> u32 {
+    pub(super) const fn flags(self) -> u32 {
         match self {
             Self::Namespace => 0,
             Self::Socket => OWNER,

@@ -2,9 +2,8 @@
 
 use super::expression::{self as e, Compare, Lookup, REGISTER};
 use super::field::DataKind;
-use super::model::{
-    Chain, ChainKind, Element, ElementData, Hook, MapData, Policy, Rule, Set, Statement, Table, Test,
-};
+use super::model::{Chain, ChainKind, Hook, Policy, Rule, Statement, Table, Test};
+use super::set::{Element, ElementData, MapData, Set};
 use super::{Family, Field, TCP, Value};
 use crate::netlink::{AttributeWriter, Requests, flag};
 
@@ -25,6 +24,7 @@ pub(super) enum Kind {
     NewRule = 6,
     NewSet = 9,
     NewElements = 12,
+    NewFlowtable = 22,
 }
 
 impl Kind {
@@ -48,6 +48,31 @@ pub(super) fn transaction(fill: impl FnOnce(&mut Requests)) -> Requests {
     requests.acknowledge(requests.len() - 1);
     requests.push("commit an nftables transaction", BATCH_END, 0, &[0, 0, high, low], |_| {});
     requests
+}
+
+/// A transaction without its end: the kernel checks all of it and commits nothing.
+pub(super) fn dry_run(fill: impl FnOnce(&mut Requests)) -> Requests {
+    let [high, low] = SUBSYSTEM.to_be_bytes();
+    let mut requests = Requests::new();
+    requests.push("try an nftables transaction", BATCH_BEGIN, 0, &[0, 0, high, low], |_| {});
+    fill(&mut requests);
+    requests.acknowledge(requests.len() - 1);
+    requests
+}
+
+/// Adds the message that creates a flow table without devices.
+pub(super) fn new_flowtable(requests: &mut Requests, family: Family, table: &str, name: &str) {
+    const INGRESS: u32 = 0;
+    let asked = format!("create flowtable {name} in the nftables table {family} {table}");
+    requests.push(asked, Kind::NewFlowtable.number(), flag::CREATE, &header(family.number()), |w| {
+        w.text(1, table);
+        w.text(2, name);
+        w.nested(3, |w| {
+            w.u32_be(1, INGRESS);
+            w.u32_be(2, 0);
+            w.nested(3, |_| {});
+        });
+    });
 }
 
 /// Adds the messages that create `table` with these table flags, which must not exist.
@@ -156,6 +181,12 @@ fn new_set(requests: &mut Requests, table: &Table, set: &Set, id: u32) {
             }
         }
         w.u32_be(10, id);
+        if let [kind] = set.key.as_slice()
+            && kind.is_host_order()
+        {
+            // The nft tool's own note on byte order (NFTNL_UDATA_SET_KEYBYTEORDER, host), without which it lists nonsense.
+            w.bytes(13, &[&[0, 4], 1u32.to_ne_bytes().as_slice()].concat());
+        }
         if concatenated && set.interval {
             w.nested(9, |w| w.nested(2, |w| set.key.iter().for_each(|kind| part_length(w, *kind))));
         }
@@ -338,12 +369,13 @@ impl Known {
             Test::In(set) => e::lookup(w, REGISTER, set, Lookup::Contains),
             Test::NotIn(set) => e::lookup(w, REGISTER, set, Lookup::ContainsNot),
             Test::AnyOf(bits) => {
-                e::bitwise(w, REGISTER, *bits, 0);
-                e::compare(w, REGISTER, Compare::NotEqual, &[0; 4]);
+                let (mask, zero) = (bits.to_bytes(), vec![0; bits.kind().bytes()]);
+                e::bitwise(w, REGISTER, &mask, &zero);
+                e::compare(w, REGISTER, Compare::NotEqual, &zero);
             }
             Test::Masked { mask, value } => {
-                e::bitwise(w, REGISTER, *mask, 0);
-                e::compare(w, REGISTER, Compare::Equal, &value.to_ne_bytes());
+                e::bitwise(w, REGISTER, &mask.to_bytes(), &vec![0; mask.kind().bytes()]);
+                e::compare(w, REGISTER, Compare::Equal, &value.to_bytes());
             }
         }
     }
@@ -392,6 +424,6 @@ fn masked(w: &mut AttributeWriter<'_>, field: Field, value: u32, mask: u32) {
         e::immediate(w, REGISTER, &value.to_ne_bytes());
     } else {
         e::load(w, field, REGISTER);
-        e::bitwise(w, REGISTER, !mask, value & mask);
+        e::bitwise(w, REGISTER, &(!mask).to_ne_bytes(), &(value & mask).to_ne_bytes());
     }
 }

@@ -50,6 +50,7 @@ pub(super) fn load(w: &mut AttributeWriter<'_>, field: Field, register: u32) {
         Field::Ip6Destination => payload(w, NETWORK, 24, 16, register),
         Field::TcpSource => payload(w, TRANSPORT, 0, 2, register),
         Field::TcpDestination => payload(w, TRANSPORT, 2, 2, register),
+        Field::TcpFlags => payload(w, TRANSPORT, 13, 1, register),
         Field::CtState => ct_load(w, 0, register),
         Field::CtMark => ct_load(w, CT_MARK, register),
         Field::DestinationType => expression(w, "fib", |w| {
@@ -131,14 +132,14 @@ pub(super) fn compare(w: &mut AttributeWriter<'_>, register: u32, how: Compare, 
     });
 }
 
-/// `register = (register & mask) ^ xor` on one 32-bit word in host order.
-pub(super) fn bitwise(w: &mut AttributeWriter<'_>, register: u32, mask: u32, xor: u32) {
+/// `register = (register & mask) ^ xor`; both have the length of what is in the register.
+pub(super) fn bitwise(w: &mut AttributeWriter<'_>, register: u32, mask: &[u8], xor: &[u8]) {
     expression(w, "bitwise", |w| {
         w.u32_be(1, register);
         w.u32_be(2, register);
-        w.u32_be(3, 4);
-        w.nested(4, |w| w.bytes(1, &mask.to_ne_bytes()));
-        w.nested(5, |w| w.bytes(1, &xor.to_ne_bytes()));
+        w.u32_be(3, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+        w.nested(4, |w| w.bytes(1, mask));
+        w.nested(5, |w| w.bytes(1, xor));
     });
 }
 

@@ -41,6 +41,8 @@ pub enum Field {
     TcpSource,
     /// `tcp dport`.
     TcpDestination,
+    /// `tcp flags`: bits of [`super::tcp_flag`].
+    TcpFlags,
     /// `ct state`: bits of [`super::ct_state`].
     CtState,
     /// `ct mark`.
@@ -62,6 +64,8 @@ pub enum DataKind {
     Protocol,
     /// TCP port.
     Port,
+    /// TCP flag bits.
+    TcpFlags,
     /// Packet or connection mark.
     Mark,
     /// User id.
@@ -82,7 +86,7 @@ impl DataKind {
     /// Bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::NfProto | Self::Protocol | Self::Boolean => 1,
+            Self::NfProto | Self::Protocol | Self::Boolean | Self::TcpFlags => 1,
             Self::Port => 2,
             Self::Ipv4 | Self::Mark | Self::User | Self::CtState | Self::AddressType => 4,
             Self::Cgroup => 8,
@@ -95,6 +99,14 @@ impl DataKind {
         self.bytes().next_multiple_of(4)
     }
 
+    /// Whether values stand in host order; what comes from packets stands in network order.
+    pub const fn is_host_order(self) -> bool {
+        matches!(
+            self,
+            Self::Mark | Self::User | Self::CtState | Self::AddressType | Self::Cgroup | Self::InterfaceName
+        )
+    }
+
     /// The number by which the nft tool knows the type (nft's `enum datatypes`; the kernel only stores it).
     pub const fn number(self) -> u32 {
         match self {
@@ -103,6 +115,7 @@ impl DataKind {
             Self::Ipv6 => 8,
             Self::Protocol => 12,
             Self::Port => 13,
+            Self::TcpFlags => 15,
             Self::Mark => 19,
             Self::User => 24,
             Self::CtState => 26,
@@ -122,6 +135,7 @@ impl fmt::Display for DataKind {
             Self::Ipv6 => "ipv6_addr",
             Self::Protocol => "inet_proto",
             Self::Port => "inet_service",
+            Self::TcpFlags => "tcp_flag",
             Self::Mark => "mark",
             Self::User => "uid",
             Self::InterfaceName => "ifname",
@@ -147,6 +161,7 @@ impl Field {
             Self::Ip4Source | Self::Ip4Destination => DataKind::Ipv4,
             Self::Ip6Source | Self::Ip6Destination => DataKind::Ipv6,
             Self::TcpSource | Self::TcpDestination => DataKind::Port,
+            Self::TcpFlags => DataKind::TcpFlags,
             Self::CtState => DataKind::CtState,
             Self::DestinationType => DataKind::AddressType,
         }
@@ -163,7 +178,7 @@ impl Field {
 
     /// Whether the field exists in TCP segments only.
     pub const fn needs_tcp(self) -> bool {
-        matches!(self, Self::TcpSource | Self::TcpDestination)
+        matches!(self, Self::TcpSource | Self::TcpDestination | Self::TcpFlags)
     }
 }
 
@@ -185,6 +200,7 @@ impl fmt::Display for Field {
             Self::Ip6Destination => "ip6 daddr",
             Self::TcpSource => "tcp sport",
             Self::TcpDestination => "tcp dport",
+            Self::TcpFlags => "tcp flags",
             Self::CtState => "ct state",
             Self::CtMark => "ct mark",
             Self::DestinationType => "fib daddr type",
@@ -205,6 +221,8 @@ pub enum Value {
     Protocol(u8),
     /// TCP port.
     Port(u16),
+    /// TCP flag bits.
+    TcpFlags(u8),
     /// Packet or connection mark.
     Mark(u32),
     /// User id.
@@ -239,6 +257,7 @@ impl Value {
             Self::Ipv6(_) => DataKind::Ipv6,
             Self::Protocol(_) => DataKind::Protocol,
             Self::Port(_) => DataKind::Port,
+            Self::TcpFlags(_) => DataKind::TcpFlags,
             Self::Mark(_) => DataKind::Mark,
             Self::User(_) => DataKind::User,
             Self::Interface(_) => DataKind::InterfaceName,
@@ -254,7 +273,7 @@ impl Value {
         match self {
             Self::Ipv4(address) => address.octets().to_vec(),
             Self::Ipv6(address) => address.octets().to_vec(),
-            Self::NfProto(byte) | Self::Protocol(byte) => vec![byte],
+            Self::NfProto(byte) | Self::Protocol(byte) | Self::TcpFlags(byte) => vec![byte],
             Self::Boolean(yes) => vec![u8::from(yes)],
             Self::Port(port) => port.to_be_bytes().to_vec(),
             Self::Mark(word) | Self::User(word) | Self::CtState(word) | Self::AddressType(word) => {
@@ -287,6 +306,7 @@ impl fmt::Display for Value {
             Self::Ipv4(address) => address.fmt(f),
             Self::Ipv6(address) => address.fmt(f),
             Self::Port(port) => port.fmt(f),
+            Self::TcpFlags(bits) => super::tcp_flag::fmt(*bits, f),
             Self::Mark(mark) => write!(f, "{mark:#010x}"),
             Self::User(user) => user.fmt(f),
             Self::Interface(name) => write!(f, "\"{name}\""),

@@ -8,16 +8,24 @@ mod build;
 mod compile;
 mod expression;
 mod field;
+mod interface;
 mod model;
+mod owned;
+mod probe;
 mod render;
+mod set;
 
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
-pub use build::run_namespace;
-pub use field::{DataKind, Field, Value};
-pub use model::{
-    Base, Chain, ChainKind, Element, ElementData, Family, Hook, InterfaceName, MapData, Policy, Prefix,
-    PrefixError, Rule, Set, Span, Statement, Table, Test, Verdict,
+pub use build::{
+    CgroupMatch, Except, KernelPath, KernelRoute, MarkBits, NoKernelPath, Redirect, Selector, Steering,
+    TProxy, run_namespace,
 };
+pub use field::{DataKind, Field, Value};
+pub use interface::InterfaceName;
+pub use model::{Base, Chain, ChainKind, Family, Hook, Policy, Rule, Statement, Table, Test, Verdict};
+pub use owned::{OwnError, OwnedTable};
+pub use probe::{Feature, Probe, probe};
+pub use set::{Element, ElementData, MapData, Set, Span};
 
 /// `NFPROTO_IPV4`.
 pub const NFPROTO_IPV4: u8 = 2;
@@ -27,6 +35,24 @@ pub const NFPROTO_IPV6: u8 = 10;
 pub const TCP: Value = Value::Protocol(6);
 /// `RTN_LOCAL` of [`Field::DestinationType`]: an address of this host.
 pub const RTN_LOCAL: u32 = 2;
+
+/// Bits of [`Field::TcpFlags`] (RFC 9293 section 3.1).
+pub mod tcp_flag {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// Opens a connection.
+    pub const SYN: u8 = 0x02;
+    /// Resets it.
+    pub const RST: u8 = 0x04;
+    /// The acknowledgement field counts.
+    pub const ACK: u8 = 0x10;
+
+    pub(super) fn fmt(bits: u8, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = [(FIN, "fin"), (SYN, "syn"), (RST, "rst"), (ACK, "ack")];
+        let set: Vec<_> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
+        f.write_str(&set.join(","))
+    }
+}
 
 /// Priorities with a name (linux/netfilter_ipv4.h); lower runs earlier.
 pub mod priority {

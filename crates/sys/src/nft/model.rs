@@ -1,11 +1,8 @@
 //! Tables, chains, rules and sets as values: what [`super::compile`] turns into netlink and [`super::render`] into nft syntax.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
-use super::{Field, Value};
-use crate::nft::field::DataKind;
+use super::{Field, Set, Value};
 
 /// The family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -234,6 +231,22 @@ impl Statement {
         Self::Match(vec![field], Test::IsNot(value))
     }
 
+    /// `FIELD & MASK == VALUE`, or the plain comparison if the mask has every bit.
+    pub fn mark(field: Field, value: u32, mask: u32) -> Self {
+        if mask == u32::MAX {
+            return Self::is(field, Value::Mark(value));
+        }
+        Self::Match(vec![field], Test::Masked { mask: Value::Mark(mask), value: Value::Mark(value) })
+    }
+
+    /// The segment that opens a connection: SYN without ACK, RST, FIN. A connection that was there before our rules, and
+    /// that conntrack picks up in its middle, is not cut by them.
+    pub fn opens_connection() -> Self {
+        use super::tcp_flag::{ACK, FIN, RST, SYN};
+        let mask = Value::TcpFlags(FIN | SYN | RST | ACK);
+        Self::Match(vec![Field::TcpFlags], Test::Masked { mask, value: Value::TcpFlags(SYN) })
+    }
+
     /// `FIELD @SET`.
     pub fn is_in(field: Field, set: impl Into<String>) -> Self {
         Self::Match(vec![field], Test::In(set.into()))
@@ -252,13 +265,13 @@ pub enum Test {
     /// Not in the set of this name.
     NotIn(String),
     /// One of these bits is set (`ct state established,related`).
-    AnyOf(u32),
+    AnyOf(Value),
     /// The bits under the mask are equal to the value.
     Masked {
         /// The bits looked at.
-        mask: u32,
+        mask: Value,
         /// What they must be.
-        value: u32,
+        value: Value,
     },
 }
 
@@ -275,287 +288,4 @@ pub enum Verdict {
     Jump(String),
     /// Go on in a chain and do not come back.
     Goto(String),
-}
-
-/// A set, or a map if it has data.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Set {
-    /// The name, 1 to 255 bytes.
-    pub name: String,
-    /// The key: one kind, or several for a concatenation.
-    pub key: Vec<DataKind>,
-    /// Whether elements are ranges.
-    pub interval: bool,
-    /// What a map gives for a key; `None` makes it a set.
-    pub data: Option<MapData>,
-    /// The elements.
-    pub elements: Vec<Element>,
-}
-
-impl Set {
-    /// A set of single values.
-    pub fn of(name: impl Into<String>, kind: DataKind, values: impl IntoIterator<Item = Value>) -> Self {
-        let elements = values.into_iter().map(|value| Element::set(vec![Span::one(value)])).collect();
-        Self { name: name.into(), key: vec![kind], interval: false, data: None, elements }
-    }
-
-    /// A set of ranges; overlapping and neighbouring ones are joined.
-    pub fn of_spans(name: impl Into<String>, kind: DataKind, spans: impl IntoIterator<Item = Span>) -> Self {
-        let elements =
-            joined(spans.into_iter().collect()).into_iter().map(|s| Element::set(vec![s])).collect();
-        Self { name: name.into(), key: vec![kind], interval: true, data: None, elements }
-    }
-}
-
-/// Sorts spans and joins those that overlap or touch.
-fn joined(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable();
-    let mut result: Vec<Span> = Vec::with_capacity(spans.len());
-    for span in spans {
-        match result.last_mut() {
-            Some(last) if last.last.successor().is_none_or(|next| next >= span.first) => {
-                last.last = last.last.max(span.last);
-            }
-            _ => result.push(span),
-        }
-    }
-    result
-}
-
-/// Kind of data of a map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MapData {
-    /// Verdicts.
-    Verdict,
-    /// Values, concatenated if several.
-    Values(Vec<DataKind>),
-}
-
-/// An element of a set or map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element {
-    /// One span for each part of the key.
-    pub key: Vec<Span>,
-    /// The data, for maps.
-    pub data: Option<ElementData>,
-}
-
-impl Element {
-    /// An element of a set.
-    pub fn set(key: Vec<Span>) -> Self {
-        Self { key, data: None }
-    }
-}
-
-/// What an element of a map maps to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ElementData {
-    /// A verdict.
-    Verdict(Verdict),
-    /// Values.
-    Values(Vec<Value>),
-}
-
-/// An inclusive range of values of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Span {
-    /// The lowest.
-    pub first: Value,
-    /// The highest; not below `first`.
-    pub last: Value,
-}
-
-impl Span {
-    /// A single value.
-    pub const fn one(value: Value) -> Self {
-        Self { first: value, last: value }
-    }
-
-    /// Ports from `first` to `last`, both included.
-    pub const fn ports(first: u16, last: u16) -> Self {
-        Self { first: Value::Port(first), last: Value::Port(last) }
-    }
-}
-
-impl From<Prefix> for Span {
-    fn from(prefix: Prefix) -> Self {
-        Self { first: prefix.first().into(), last: prefix.last().into() }
-    }
-}
-
-/// An address prefix (CIDR block): the address has no bits behind the length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefix {
-    address: IpAddr,
-    length: u8,
-}
-
-/// A prefix length that does not fit the address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("/{length} does not fit {address}: an IPv4 prefix has at most 32 bits, an IPv6 one at most 128")]
-pub struct PrefixError {
-    address: IpAddr,
-    length: u8,
-}
-
-impl Prefix {
-    /// The block of `length` leading bits around `address`.
-    ///
-    /// # Errors
-    /// If the length is above 32 (IPv4) or 128 (IPv6).
-    pub fn new(address: IpAddr, length: u8) -> Result<Self, PrefixError> {
-        if length > width(address) {
-            return Err(PrefixError { address, length });
-        }
-        let bits = to_bits(address) & !host_bits(address, length);
-        Ok(Self { address: from_bits(bits, address), length })
-    }
-
-    /// The lowest address.
-    pub const fn first(self) -> IpAddr {
-        self.address
-    }
-
-    /// The highest address.
-    pub fn last(self) -> IpAddr {
-        from_bits(to_bits(self.address) | host_bits(self.address, self.length), self.address)
-    }
-
-    /// Leading bits that are fixed.
-    pub const fn length(self) -> u8 {
-        self.length
-    }
-
-    /// Whether it is an IPv6 prefix.
-    pub const fn is_v6(self) -> bool {
-        self.address.is_ipv6()
-    }
-}
-
-impl From<IpAddr> for Prefix {
-    fn from(address: IpAddr) -> Self {
-        Self { address, length: width(address) }
-    }
-}
-
-impl FromStr for Prefix {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no address prefix: write it like 192.0.2.0/24 or 2001:db8::/32");
-        let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let length = length.map_or(Ok(width(address)), |l| l.parse().map_err(|_| wrong()))?;
-        Self::new(address, length).map_err(|e| e.to_string())
-    }
-}
-
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
-    }
-}
-
-const fn width(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn host_bits(address: IpAddr, length: u8) -> u128 {
-    let free = u32::from(width(address).saturating_sub(length));
-    1u128.checked_shl(free).map_or(u128::MAX, |bit| bit - 1)
-}
-
-fn to_bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => u32::from(v4).into(),
-        IpAddr::V6(v6) => v6.into(),
-    }
-}
-
-/// The address of these bits, in the family of `like`.
-fn from_bits(bits: u128, like: IpAddr) -> IpAddr {
-    match like {
-        IpAddr::V4(_) => Ipv4Addr::from(u32::try_from(bits).unwrap_or(u32::MAX)).into(),
-        IpAddr::V6(_) => Ipv6Addr::from(bits).into(),
-    }
-}
-
-/// An interface name: 1 to 15 bytes, no NUL, slash or white space (the kernel's `dev_valid_name`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InterfaceName([u8; 16]);
-
-impl InterfaceName {
-    /// The name with NULs up to 16 bytes.
-    pub const fn padded(self) -> [u8; 16] {
-        self.0
-    }
-}
-
-impl FromStr for InterfaceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad =
-            |c: char| c == '/' || c == '\0' || c == ':' || c.is_whitespace() || c.is_control() || c == '"';
-        if text.is_empty() || text.len() > 15 || text.contains(bad) || text == "." || text == ".." {
-            return Err(format!(
-                "{text:?} is no interface name: 1 to 15 bytes without slash, colon or space"
-            ));
-        }
-        let mut padded = [0; 16];
-        padded.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
-        Ok(Self(padded))
-    }
-}
-
-impl fmt::Display for InterfaceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.0.iter().position(|b| *b == 0).unwrap_or(self.0.len());
-        f.write_str(&String::from_utf8_lossy(self.0.get(..end).unwrap_or_default()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prefixes_have_a_first_and_a_last_address() {
-        let range = |text: &str| {
-            let prefix: Prefix = text.parse().expect(text);
-            (prefix.first().to_string(), prefix.last().to_string())
-        };
-        assert_eq!(range("10.1.2.3/8"), ("10.0.0.0".into(), "10.255.255.255".into()));
-        assert_eq!(range("0.0.0.0/0"), ("0.0.0.0".into(), "255.255.255.255".into()));
-        assert_eq!(range("2001:db8::1"), ("2001:db8::1".into(), "2001:db8::1".into()));
-        assert_eq!(range("::/0").1, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
-        for bad in ["10.0.0.0/33", "::/129", "10.0.0.0/-1", "x", "10.0.0.0/", "/8"] {
-            assert!(bad.parse::<Prefix>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn spans_that_overlap_or_touch_are_joined() {
-        let set = Set::of_spans(
-            "s",
-            DataKind::Port,
-            [
-                Span::ports(90, 100),
-                Span::ports(80, 85),
-                Span::ports(86, 89),
-                Span::ports(65535, 65535),
-                Span::ports(7, 7),
-            ],
-        );
-        let keys: Vec<_> = set.elements.iter().map(|e| e.key[0]).collect();
-        assert_eq!(keys, [Span::ports(7, 7), Span::ports(80, 100), Span::ports(65535, 65535)]);
-    }
-
-    #[test]
-    fn interface_names_are_checked() {
-        assert_eq!("veth-a".parse::<InterfaceName>().map(|n| n.to_string()), Ok("veth-a".into()));
-        for bad in ["", "sixteen-bytes-xx", "a b", "a/b", "..", "a\"b"] {
-            assert!(bad.parse::<InterfaceName>().is_err(), "{bad}");
-        }
-    }
 }

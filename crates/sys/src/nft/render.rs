@@ -4,10 +4,8 @@ use std::fmt::{self, Write as _};
 
 use super::compile::chain_kind;
 use super::field::DataKind;
-use super::model::{
-    Base, Chain, Element, ElementData, Hook, MapData, Policy, Rule, Set, Span, Statement, Table, Test,
-    Verdict,
-};
+use super::model::{Base, Chain, Hook, Policy, Rule, Statement, Table, Test, Verdict};
+use super::set::{Element, ElementData, MapData, Set, Span};
 use super::{Family, Field, Value, ct_event, priority};
 
 impl fmt::Display for Table {
@@ -214,9 +212,9 @@ fn write_match(text: &mut String, fields: &[Field], test: &Test) -> fmt::Result 
         Test::IsNot(value) => write!(text, "!= {value}"),
         Test::In(set) => write!(text, "@{set}"),
         Test::NotIn(set) => write!(text, "!= @{set}"),
-        Test::AnyOf(bits) if fields == [Field::CtState] => write!(text, "{}", Value::CtState(*bits)),
-        Test::AnyOf(bits) => write!(text, "& {} != {}", Value::Mark(*bits), Value::Mark(0)),
-        Test::Masked { mask, value } => write!(text, "& {} == {}", Value::Mark(*mask), Value::Mark(*value)),
+        Test::AnyOf(bits) => write!(text, "{bits}"),
+        Test::Masked { mask: mask @ Value::TcpFlags(_), value } => write!(text, "{value} / {mask}"),
+        Test::Masked { mask, value } => write!(text, "& {mask} == {value}"),
     }
 }
 
@@ -224,7 +222,12 @@ fn write_set_mark(text: &mut String, what: &str, value: u32, mask: u32) -> fmt::
     if mask == u32::MAX {
         return write!(text, "{what} set {}", Value::Mark(value));
     }
-    write!(text, "{what} set {what} & {} | {}", Value::Mark(!mask), Value::Mark(value & mask))
+    // As nft writes it: bits that the "or" sets anyway stay in the mask.
+    write!(text, "{what} set {what} & {}", Value::Mark(!mask | (value & mask)))?;
+    match value & mask {
+        0 => Ok(()),
+        bits => write!(text, " | {}", Value::Mark(bits)),
+    }
 }
 
 fn events(bits: u32) -> String {

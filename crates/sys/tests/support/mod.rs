@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
@@ -27,9 +27,8 @@ pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
 
 /// Moves this thread into a new network namespace and brings its `lo` up.
 pub fn enter_new_namespace() {
-    // SAFETY: only this thread is moved; it holds no state of the old namespace.
-    let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-    assert_eq!(moved, 0, "unshare: {}", io::Error::last_os_error());
+    #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
+    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).expect("unshare");
     sidetrack_sys::route::link_up("lo").expect("lo up");
 }
 
@@ -57,25 +56,6 @@ pub fn readable(fd: impl AsFd, limit: Duration) -> bool {
 /// Connects within the limit.
 pub fn connect(to: &str) -> io::Result<TcpStream> {
     TcpStream::connect_timeout(&to.parse().expect("socket address"), LIMIT)
-}
-
-/// SO_ORIGINAL_DST, read with nothing of the crate under test.
-pub fn original_destination(stream: &TcpStream) -> SocketAddr {
-    let v4 = matches!(stream.local_addr().expect("address").ip().to_canonical(), IpAddr::V4(_));
-    let level = if v4 { libc::SOL_IP } else { libc::SOL_IPV6 };
-    let mut raw = [0u8; 28];
-    let mut length = libc::socklen_t::try_from(raw.len()).expect("small");
-    // SAFETY: `raw` is live and `length` bytes long; the kernel writes a sockaddr_in (16) or sockaddr_in6 (28).
-    let got =
-        unsafe { libc::getsockopt(stream.as_raw_fd(), level, 80, raw.as_mut_ptr().cast(), &raw mut length) };
-    assert_eq!(got, 0, "SO_ORIGINAL_DST: {}", io::Error::last_os_error());
-    let port = u16::from_be_bytes([raw[2], raw[3]]);
-    let ip = if v4 {
-        IpAddr::from([raw[4], raw[5], raw[6], raw[7]])
-    } else {
-        IpAddr::from(<[u8; 16]>::try_from(&raw[8..24]).expect("16 bytes"))
-    };
-    SocketAddr::new(ip, port)
 }
 
 /// Runs the nft tool in this thread's namespace; its output, or `None` if it is not installed.

@@ -1,5 +1,16 @@
 //! The tables Sidetrack uses, built from what a person configures.
 
+mod except;
+mod path;
 mod run;
+mod selector;
+mod steering;
 
+pub use except::Except;
+pub use path::{KernelPath, KernelRoute, NoKernelPath};
 pub use run::run_namespace;
+pub use selector::{CgroupMatch, MarkBits, Selector};
+pub use steering::{Redirect, Steering, TProxy};
+
+pub(super) use except::destination_fields;
+pub(super) use path::empty_server_map;

@@ -1,0 +1,183 @@
+//! The kernel path: connections whose verdict needs no bytes, no function and no proxy never reach user space. The kernel
+//! forwards them, by DNAT if their destination changes; their record comes from conntrack's DESTROY event.
+
+use std::net::SocketAddr;
+
+use super::except::{destination_fields, destination_kinds};
+use super::selector::{MarkBits, Origin, Selector, Versions, add};
+use crate::nft::{
+    DataKind, Element, ElementData, Field, MapData, RTN_LOCAL, Rule, Set, Span, Statement, Test, Value,
+    Verdict, ct_event,
+};
+
+/// Connections the kernel carries by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelPath {
+    /// What their connection mark becomes: it tells, in conntrack events, which rule they belong to.
+    pub mark: MarkBits,
+    /// Which, and where to.
+    pub route: KernelRoute,
+}
+
+/// Where the kernel carries connections to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelRoute {
+    /// To where they go anyway.
+    Direct(Box<Selector>),
+    /// Connections to the first address go to the second. An unspecified first address (`0.0.0.0`, `::`) means every
+    /// address of this host. Pairs for which [`KernelPath::check`] says no are left out.
+    Dnat {
+        /// Listening address and target.
+        pairs: Vec<(SocketAddr, SocketAddr)>,
+        /// Whether the server sees an address of this host instead of the client's; needed wherever its answers would not
+        /// come back through this host.
+        masquerade: bool,
+    },
+}
+
+/// Why the kernel cannot carry connections from one address to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoKernelPath {
+    /// The kernel does not translate between IP versions.
+    #[error("the listener and its server are of different IP versions")]
+    Versions,
+    /// A connection to 127.0.0.1 or ::1 cannot leave this host, and one from outside cannot be sent there.
+    #[error("only one of the listener and its server is a loopback address")]
+    Loopback,
+    /// The server has no address or port.
+    #[error("the server has no address or no port")]
+    Unspecified,
+}
+
+impl KernelPath {
+    /// Whether the kernel can carry connections to `listener` on to `server`.
+    ///
+    /// # Errors
+    /// Says why not; user space can carry them nevertheless.
+    pub fn check(listener: SocketAddr, server: SocketAddr) -> Result<(), NoKernelPath> {
+        let (from, to) = (listener.ip().to_canonical(), server.ip().to_canonical());
+        if from.is_ipv6() != to.is_ipv6() {
+            return Err(NoKernelPath::Versions);
+        }
+        if to.is_unspecified() || server.port() == 0 {
+            return Err(NoKernelPath::Unspecified);
+        }
+        if from.is_loopback() != to.is_loopback() {
+            return Err(NoKernelPath::Loopback);
+        }
+        Ok(())
+    }
+
+    /// The rules for nat chains: they mark the connection and end it, steered or left alone.
+    pub(super) fn nat_rules(&self, name: &str, origin: Origin, sets: &mut Vec<Set>) -> Vec<Rule> {
+        let marking = [
+            Statement::SetCtMark { value: self.mark.value, mask: self.mark.mask },
+            Statement::SetCtEvents(ct_event::DESTROY),
+        ];
+        let with = |(matches, end): (Vec<Statement>, Statement)| {
+            Rule::new(matches.into_iter().chain(marking.iter().cloned()).chain([end]))
+        };
+        self.ends(name, origin, sets).into_iter().map(with).collect()
+    }
+
+    /// The rules that keep these connections from tproxy, for a chain that runs before nat.
+    pub(super) fn pass_rules(&self, name: &str, sets: &mut Vec<Set>) -> Vec<Rule> {
+        let pass = |(matches, _): (Vec<Statement>, Statement)| {
+            Rule::new(matches.into_iter().chain([Statement::Verdict(Verdict::Accept)]))
+        };
+        self.ends(name, Origin::Forwarded, sets).into_iter().map(pass).collect()
+    }
+
+    /// The rule for the chain at postrouting, if sources are to be rewritten.
+    pub(super) fn masquerade_rule(&self) -> Option<Rule> {
+        let KernelRoute::Dnat { masquerade: true, .. } = &self.route else { return None };
+        let ours = Statement::mark(Field::CtMark, self.mark.value, self.mark.mask);
+        Some(Rule::new([ours, Statement::Masquerade]))
+    }
+
+    /// For each rule its matches and its last statement.
+    fn ends(&self, name: &str, origin: Origin, sets: &mut Vec<Set>) -> Vec<(Vec<Statement>, Statement)> {
+        match &self.route {
+            KernelRoute::Direct(selector) => {
+                let end = |matches: Vec<Statement>| {
+                    let matches = [Statement::opens_connection()].into_iter().chain(matches).collect();
+                    (matches, Statement::Verdict(Verdict::Accept))
+                };
+                selector.matches(name, origin, Versions::BOTH, sets).into_iter().map(end).collect()
+            }
+            KernelRoute::Dnat { pairs, .. } => {
+                [false, true].into_iter().flat_map(|v6| dnat(name, pairs, v6, sets)).collect()
+            }
+        }
+    }
+}
+
+/// The matches and the DNAT statements of one IP version: one for exact listening addresses, one for unspecified ones.
+fn dnat(
+    name: &str,
+    pairs: &[(SocketAddr, SocketAddr)],
+    v6: bool,
+    sets: &mut Vec<Set>,
+) -> Vec<(Vec<Statement>, Statement)> {
+    let usable = pairs.iter().filter(|(from, to)| KernelPath::check(*from, *to).is_ok());
+    let of_version = usable.filter(|(from, _)| from.ip().to_canonical().is_ipv6() == v6);
+    let (wild, exact): (Vec<_>, Vec<_>) =
+        of_version.copied().partition(|(from, _)| from.ip().is_unspecified());
+    let version = if v6 { 6 } else { 4 };
+    let mut ends = Vec::new();
+    if !exact.is_empty() {
+        let key = |from: SocketAddr| {
+            vec![Span::one(from.ip().to_canonical().into()), Span::one(Value::Port(from.port()))]
+        };
+        let names = (format!("{name}_listeners{version}"), format!("{name}_servers{version}"));
+        add_set_and_map(sets, &names, &destination_kinds(v6), &exact, v6, key);
+        let matches =
+            vec![Statement::opens_connection(), Statement::Match(destination_fields(v6), Test::In(names.0))];
+        ends.push((matches, Statement::DnatMap { fields: destination_fields(v6), map: names.1, v6 }));
+    }
+    if !wild.is_empty() {
+        let key = |from: SocketAddr| vec![Span::one(Value::Port(from.port()))];
+        let names = (format!("{name}_ports{version}"), format!("{name}_port_servers{version}"));
+        add_set_and_map(sets, &names, &[DataKind::Port], &wild, v6, key);
+        let nfproto = if v6 { crate::nft::NFPROTO_IPV6 } else { crate::nft::NFPROTO_IPV4 };
+        let matches = vec![
+            Statement::is(Field::NfProto, Value::NfProto(nfproto)),
+            Statement::opens_connection(),
+            Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL)),
+            Statement::is_in(Field::TcpDestination, names.0),
+        ];
+        ends.push((matches, Statement::DnatMap { fields: vec![Field::TcpDestination], map: names.1, v6 }));
+    }
+    ends
+}
+
+/// A set of the keys and a map from them to the servers. Two, because marking must come before DNAT, which ends the rule, and
+/// must not happen to connections that are not in the map.
+fn add_set_and_map(
+    sets: &mut Vec<Set>,
+    names: &(String, String),
+    kinds: &[DataKind],
+    pairs: &[(SocketAddr, SocketAddr)],
+    v6: bool,
+    key: impl Fn(SocketAddr) -> Vec<Span>,
+) {
+    let mut rows: Vec<_> = pairs.iter().map(|(from, to)| (key(*from), *to)).collect();
+    rows.sort_by(|a, b| a.0.cmp(&b.0));
+    rows.dedup_by(|later, first| later.0 == first.0);
+    let keys = rows.iter().map(|(key, _)| Element::set(key.clone())).collect();
+    let to = |(key, to): (Vec<Span>, SocketAddr)| {
+        let values = vec![to.ip().to_canonical().into(), Value::Port(to.port())];
+        Element { key, data: Some(ElementData::Values(values)) }
+    };
+    let elements = rows.into_iter().map(to).collect();
+    let (set, map) = names.clone();
+    let data = Some(MapData::Values(destination_kinds(v6)));
+    add(sets, Set { name: set, key: kinds.to_vec(), interval: false, data: None, elements: keys });
+    add(sets, Set { name: map, key: kinds.to_vec(), interval: false, data, elements });
+}
+
+/// An empty map of IPv4 address and port to the same, for trying whether the kernel has such maps.
+pub(in crate::nft) fn empty_server_map(name: &str) -> Set {
+    let (key, data) = (destination_kinds(false), Some(MapData::Values(destination_kinds(false))));
+    Set { name: name.into(), key, interval: false, data, elements: vec![] }
+}

@@ -1,0 +1,189 @@
+//! All of one node's steering in one table: the kernel path, REDIRECT and TPROXY.
+
+use super::except::{self, Except};
+use super::path::KernelPath;
+use super::selector::{MarkBits, Origin, Selector, Versions};
+use crate::nft::{
+    Chain, ChainKind, Family, Field, Hook, Rule, Set, Statement, TCP, Table, Value, Verdict, priority,
+};
+
+/// What a node steers. For each new connection, in this order: what is excepted is left alone, the kernel path takes its own,
+/// then TPROXY, then REDIRECT, each list in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Steering {
+    /// What is never steered.
+    pub except: Except,
+    /// What the kernel carries by itself.
+    pub kernel_paths: Vec<KernelPath>,
+    /// What is given to transparent listeners.
+    pub tproxies: Vec<TProxy>,
+    /// The mark that routing rules turn into local delivery, see [`crate::route::add_mark_rule`]; connections taken by TPROXY
+    /// carry it as connection mark too. Needed with `tproxies`.
+    pub tproxy_mark: Option<MarkBits>,
+    /// What is redirected.
+    pub redirects: Vec<Redirect>,
+}
+
+/// Connections that go to a local listener, which learns their original destination by SO_ORIGINAL_DST.
+///
+/// The listener must be bound to the unspecified address: connections of this host reach it on loopback, those of other hosts
+/// on the address of the interface they come in by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// The listener's port.
+    pub port: u16,
+    /// Whether it serves IPv4.
+    pub v4: bool,
+    /// Whether it serves IPv6.
+    pub v6: bool,
+    /// Which connections of this host's own processes.
+    pub local: Vec<Selector>,
+    /// Which connections that come from other hosts.
+    pub forwarded: Vec<Selector>,
+}
+
+/// Connections of other hosts that go to a local IP_TRANSPARENT listener with their addresses untouched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TProxy {
+    /// The listener's port.
+    pub port: u16,
+    /// Whether it serves IPv4.
+    pub v4: bool,
+    /// Whether it serves IPv6.
+    pub v6: bool,
+    /// Which connections.
+    pub selectors: Vec<Selector>,
+    /// What happens when nobody listens: `true` drops them, `false` lets them pass unsteered.
+    pub drop_without_listener: bool,
+}
+
+impl Steering {
+    /// The table; it replaces the one before in one transaction.
+    pub fn table(&self, name: &str) -> Table {
+        let mut sets = Vec::new();
+        let mut chains = vec![self.except.chain(&mut sets)];
+        if !self.tproxies.is_empty() {
+            // The chain jumped to must exist before the one that jumps.
+            let take = self.tproxy_chain(&mut sets);
+            chains.extend([take, self.divert_chain(&mut sets)]);
+        }
+        chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
+        chains.push(self.nat_chain(Origin::Local, &mut sets));
+        chains.extend(self.masquerade_chain());
+        Table { family: Family::Inet, name: name.into(), sets, chains }
+    }
+
+    fn nat_chain(&self, origin: Origin, sets: &mut Vec<Set>) -> Chain {
+        let (name, hook) = match origin {
+            Origin::Local => ("output", Hook::Output),
+            Origin::Forwarded => ("prerouting", Hook::Prerouting),
+        };
+        let mut chain = Chain::base(name, ChainKind::Nat, hook, priority::DSTNAT).with(jump(except::CHAIN));
+        for (index, path) in self.kernel_paths.iter().enumerate() {
+            chain.rules.extend(path.nat_rules(&path_name(index), origin, sets));
+        }
+        for (index, redirect) in self.redirects.iter().enumerate() {
+            chain.rules.extend(redirect.rules(index, origin, sets));
+        }
+        chain
+    }
+
+    /// Before nat: gives packets of connections that have a transparent socket to it, and new ones to chain `tproxy`.
+    fn divert_chain(&self, sets: &mut Vec<Set>) -> Chain {
+        let mut chain = Chain::base("divert", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
+        let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
+        // Also answers to sockets bound to a client's address. Wildcard sockets are listeners: a mere port number of ours as
+        // destination does not make a packet ours.
+        chain.rules.push(Rule::new([
+            Statement::is(Field::L4Proto, TCP),
+            Statement::is(Field::SocketTransparent, Value::Boolean(true)),
+            Statement::is(Field::SocketWildcard, Value::Boolean(false)),
+            Statement::SetMark { value: mark.value, mask: mark.mask },
+            Statement::Verdict(Verdict::Accept),
+        ]));
+        chain.rules.push(jump(except::CHAIN));
+        for (index, path) in self.kernel_paths.iter().enumerate() {
+            chain.rules.extend(path.pass_rules(&path_name(index), sets));
+        }
+        // The second segment of a handshake answered with a SYN cookie has no socket yet, but its connection is marked.
+        let taken =
+            [Statement::is(Field::L4Proto, TCP), Statement::mark(Field::CtMark, mark.value, mark.mask)];
+        let goto = Statement::Verdict(Verdict::Goto(TPROXY.into()));
+        chain.rules.push(Rule::new(taken.into_iter().chain([goto.clone()])));
+        chain.rules.push(Rule::new([Statement::opens_connection(), goto]));
+        chain
+    }
+
+    fn tproxy_chain(&self, sets: &mut Vec<Set>) -> Chain {
+        let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
+        let mut chain = Chain::regular(TPROXY);
+        for (index, tproxy) in self.tproxies.iter().enumerate() {
+            chain.rules.extend(tproxy.rules(index, mark, sets));
+        }
+        chain
+    }
+
+    fn masquerade_chain(&self) -> Option<Chain> {
+        let rules: Vec<_> = self.kernel_paths.iter().filter_map(KernelPath::masquerade_rule).collect();
+        let chain = Chain::base("postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT);
+        (!rules.is_empty()).then_some(Chain { rules, ..chain })
+    }
+}
+
+const TPROXY: &str = "tproxy";
+
+fn path_name(index: usize) -> String {
+    format!("path{}", index + 1)
+}
+
+fn jump(chain: &str) -> Rule {
+    Rule::new([Statement::Verdict(Verdict::Jump(chain.into()))])
+}
+
+impl Redirect {
+    fn rules(&self, index: usize, origin: Origin, sets: &mut Vec<Set>) -> Vec<Rule> {
+        let (selectors, word) = match origin {
+            Origin::Local => (&self.local, "local"),
+            Origin::Forwarded => (&self.forwarded, "forwarded"),
+        };
+        let mut rules = Vec::new();
+        for (place, selector) in (1..).zip(selectors) {
+            let name = format!("redirect{}_{word}{place}", index + 1);
+            for matches in selector.matches(&name, origin, Versions { v4: self.v4, v6: self.v6 }, sets) {
+                let steps = [Statement::opens_connection()].into_iter().chain(matches);
+                rules.push(Rule::new(steps.chain([Statement::Redirect { port: self.port }])));
+            }
+        }
+        rules
+    }
+}
+
+impl TProxy {
+    fn rules(&self, index: usize, mark: MarkBits, sets: &mut Vec<Set>) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for (place, selector) in (1..).zip(&self.selectors) {
+            let name = format!("tproxy{}_{place}", index + 1);
+            for v6 in (Versions { v4: self.v4, v6: self.v6 }).single() {
+                let versions = Versions { v4: !v6, v6 };
+                for matches in selector.matches(&name, Origin::Forwarded, versions, sets) {
+                    rules.extend(self.take(matches, mark, v6));
+                }
+            }
+        }
+        rules
+    }
+
+    /// Without a listener the tproxy statement ends the rule, so that what stands behind it does not happen.
+    fn take(&self, matches: Vec<Statement>, mark: MarkBits, v6: bool) -> Vec<Rule> {
+        let matches: Vec<_> = [Statement::is(Field::L4Proto, TCP)].into_iter().chain(matches).collect();
+        let steps = [
+            Statement::TProxy { v6, port: self.port },
+            Statement::SetMark { value: mark.value, mask: mark.mask },
+            Statement::SetCtMark { value: mark.value, mask: mark.mask },
+            Statement::Verdict(Verdict::Accept),
+        ];
+        let taken = Rule::new(matches.iter().cloned().chain(steps));
+        let dropped = Rule::new(matches.into_iter().chain([Statement::Verdict(Verdict::Drop)]));
+        if self.drop_without_listener { vec![taken, dropped] } else { vec![taken] }
+    }
+}

@@ -1,0 +1,131 @@
+//! A table that lives as long as we do.
+
+use super::apply::{Lifetime, find_table};
+use super::compile::{self, transaction};
+use super::{Family, Table, delete_table};
+use crate::netlink::{Error, Protocol, Socket};
+
+/// Why a table could not be had for ourselves.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnError {
+    /// Linux before 5.12.
+    #[error(
+        "this kernel cannot tie an nftables table to a process (it needs Linux 5.12): rules would stay after a crash; run `sidetrack cleanup` then"
+    )]
+    OwnerUnsupported,
+    /// Linux before 6.9.
+    #[error(
+        "this kernel cannot keep an nftables table for a successor (it needs Linux 6.9), so on_crash = \"closed\" cannot be had; use on_crash = \"open\""
+    )]
+    PersistUnsupported,
+    /// A living process has it.
+    #[error(
+        "the nftables table {family} {name} belongs to another running process (netlink port {port}): is sidetrack running already?"
+    )]
+    OwnedByAnother {
+        /// Family of the table.
+        family: Family,
+        /// Its name.
+        name: String,
+        /// The netlink port of the owner, mostly its process id.
+        port: u32,
+    },
+    /// There is nothing to adopt.
+    #[error("there is no nftables table {family} {name} without an owner to take over")]
+    NoOrphan {
+        /// Family of the table.
+        family: Family,
+        /// Its name.
+        name: String,
+    },
+    /// Everything else.
+    #[error(transparent)]
+    Netlink(#[from] Error),
+}
+
+/// A table owned by the netlink socket in here: nobody else can change it, `nft flush ruleset` of others leaves it, and it goes
+/// when the socket goes, even by SIGKILL (unless it was made to stay for a successor).
+///
+/// The descriptor is close-on-exec. A child that is forked and does not exec must close it, or the table outlives us with it.
+#[derive(Debug)]
+pub struct OwnedTable {
+    socket: Socket,
+    family: Family,
+    name: String,
+    lifetime: Lifetime,
+}
+
+impl OwnedTable {
+    /// Makes the table, in place of an orphan or an unowned one of the same name.
+    ///
+    /// # Errors
+    /// See [`OwnError`]; nothing has changed then.
+    pub fn create(table: &Table, lifetime: Lifetime) -> Result<Self, OwnError> {
+        let mut socket = Socket::open(Protocol::Netfilter)?;
+        refuse_if_owned(&mut socket, table.family, &table.name)?;
+        match table.replace(&mut socket, lifetime) {
+            Ok(()) => Ok(Self { socket, family: table.family, name: table.name.clone(), lifetime }),
+            Err(error) => Err(unsupported(&mut socket, lifetime).unwrap_or(OwnError::Netlink(error))),
+        }
+    }
+
+    /// Takes over the table that a predecessor left ([`Lifetime::SocketThenOrphan`]) as it is; its rules never pause.
+    ///
+    /// # Errors
+    /// See [`OwnError`].
+    pub fn adopt(family: Family, name: &str) -> Result<Self, OwnError> {
+        let mut socket = Socket::open(Protocol::Netfilter)?;
+        refuse_if_owned(&mut socket, family, name)?;
+        let lifetime = Lifetime::SocketThenOrphan;
+        let found = find_table(&mut socket, family, name)?;
+        if found.map(|info| info.lifetime) != Some(lifetime) {
+            return Err(OwnError::NoOrphan { family, name: name.into() });
+        }
+        let take = transaction(|requests| compile::new_table(requests, family, name, lifetime.flags(), 0));
+        socket.transact(&take)?;
+        Ok(Self { socket, family, name: name.into(), lifetime })
+    }
+
+    /// Puts new content in place of the old in one transaction; on failure the old stays.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn replace(&mut self, table: &Table) -> Result<(), Error> {
+        let table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
+        table.replace(&mut self.socket, self.lifetime)
+    }
+
+    /// How long it lives.
+    pub const fn lifetime(&self) -> Lifetime {
+        self.lifetime
+    }
+
+    /// Deletes the table, whatever its lifetime.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn delete(mut self) -> Result<(), Error> {
+        delete_table(&mut self.socket, self.family, &self.name).map(|_| ())
+    }
+}
+
+fn refuse_if_owned(socket: &mut Socket, family: Family, name: &str) -> Result<(), OwnError> {
+    match find_table(socket, family, name)?.and_then(|info| info.owner) {
+        Some(port) => Err(OwnError::OwnedByAnother { family, name: name.into(), port }),
+        None => Ok(()),
+    }
+}
+
+/// Whether the kernel lacks the lifetime itself: asked only after a failure, to say the right thing.
+fn unsupported(socket: &mut Socket, lifetime: Lifetime) -> Option<OwnError> {
+    let mut knows = |lifetime| super::probe::knows_lifetime(socket, lifetime).unwrap_or(true);
+    if lifetime == Lifetime::Namespace {
+        None
+    } else if !knows(Lifetime::Socket) {
+        Some(OwnError::OwnerUnsupported)
+    } else if lifetime == Lifetime::SocketThenOrphan && !knows(lifetime) {
+        Some(OwnError::PersistUnsupported)
+    } else {
+        None
+    }
+}
