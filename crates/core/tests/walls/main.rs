@@ -6,7 +6,9 @@
 // Reading files and starting `cargo tree` is what these tests do; core itself may not (its clippy.toml says so).
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod documents;
 mod layering;
+mod markdown;
 mod purity;
 mod shape;
 mod source;

@@ -1,4 +1,4 @@
-//! Invariant 2: `unsafe` stands in `crates/sys/src` only, in files that say so, each use with its reason.
+//! Invariant 2: `unsafe` stands in `crates/sys` only, in files that say so, each use with its reason.
 
 use crate::source::{Source, all_sources, sources, words};
 
@@ -7,7 +7,7 @@ use crate::source::{Source, all_sources, sources, words};
 const REASON_WITHIN_LINES: usize = 8;
 
 fn is_in_sys(source: &Source) -> bool {
-    source.path.starts_with("crates/sys/src/")
+    source.path.starts_with("crates/sys/")
 }
 
 /// The `unsafe` keywords of a file: byte offsets.
@@ -30,7 +30,7 @@ fn unsafe_stands_in_sys_only() {
         .filter(|source| !is_in_sys(source))
         .flat_map(|source| uses(source).map(|at| source.place(at)).collect::<Vec<_>>())
         .collect();
-    assert!(strays.is_empty(), "`unsafe` outside crates/sys/src:\n{}", strays.join("\n"));
+    assert!(strays.is_empty(), "`unsafe` outside crates/sys:\n{}", strays.join("\n"));
 }
 
 #[test]
@@ -40,12 +40,12 @@ fn the_lint_is_lifted_in_sys_only() {
         .filter(|source| source.code.contains("allow(unsafe_code)") && !is_in_sys(source))
         .map(|source| source.path)
         .collect();
-    assert!(lifted.is_empty(), "`allow(unsafe_code)` outside crates/sys/src:\n{}", lifted.join("\n"));
+    assert!(lifted.is_empty(), "`allow(unsafe_code)` outside crates/sys:\n{}", lifted.join("\n"));
 }
 
 #[test]
 fn every_unsafe_says_why_it_is_sound() {
-    let sys = sources("crates/sys/src");
+    let sys = sources("crates/sys");
     let silent: Vec<_> = sys
         .iter()
         .flat_map(|source| uses(source).filter(|at| !has_reason(source, *at)).map(|at| source.place(at)))
