@@ -23,8 +23,8 @@ const FORBIDDEN: [&str; 10] = [
     "helpers",
 ];
 
-/// Names of other crates' that we have to write as they are.
-const FOREIGN: [&str; 2] = ["hyper_util", "MietteHandlerOpts"];
+/// Names of other crates' that we have to write as they are (`MountPropagationFlags::DOWNSTREAM` is rustix' word).
+const FOREIGN: [&str; 3] = ["hyper_util", "GraphicalReportHandler", "DOWNSTREAM"];
 
 /// Every function with a body: where it begins, its name and its length in lines.
 fn functions(code: &str) -> Vec<(usize, &str, usize)> {

@@ -154,11 +154,11 @@ impl ConfigError {
     /// Every problem with its place, carets and what to do; with colours for a terminal.
     pub fn render(&self, colours: bool) -> String {
         let theme = if colours { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
-        let handler = GraphicalReportHandler::new_themed(theme).with_width(110).with_links(false);
+        let printer = GraphicalReportHandler::new_themed(theme).with_width(110).with_links(false);
         let mut out = String::new();
         for problem in &self.problems {
             let shown = Shown { problem, text: &self.text };
-            if handler.render_report(&mut out, &shown).is_err() {
+            if printer.render_report(&mut out, &shown).is_err() {
                 out.push_str(&problem.message);
             }
             out.push('\n');
