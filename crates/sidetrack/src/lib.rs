@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod dns;
 pub mod live;
 pub mod metrics;
 pub mod record;

@@ -13,6 +13,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 /// Where the files are prepared. Covered for the moment only, and only in the command's mount namespace.
 const STAGES: [&str; 4] = ["/tmp", "/run", "/mnt", "/var"];
 
+/// `MS_SLAVE | MS_REC`.
+const SLAVE: u32 = (libc::MS_SLAVE | libc::MS_REC) as u32;
+
 /// What to cover with what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrivateFiles {
@@ -32,7 +35,7 @@ impl PrivateFiles {
     /// Mounts everything in the mount namespace of the calling process, which must be its own.
     pub(super) fn mount(&self) -> io::Result<()> {
         // Mounts made here must not appear outside; those made outside may still appear here.
-        let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+        let slave = MountPropagationFlags::from_bits_retain(SLAVE);
         rustix::mount::mount_change("/", slave)?;
         if self.is_empty() {
             return Ok(());

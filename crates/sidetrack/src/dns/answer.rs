@@ -1,0 +1,156 @@
+//! One question in, one answer out (RFC 1035, RFC 6891, RFC 8499 for the words).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::{A, AAAA, PTR};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use sidetrack_core::flow::HostName;
+use sidetrack_core::names::NameTable;
+use sidetrack_core::time::Instant;
+
+/// How long an answer may be cached, in seconds: far below the time for which the table keeps an unused address.
+const TTL_SECONDS: u32 = 10;
+/// UDP payload we say we take and never exceed (DNS flag day 2020).
+const UDP_PAYLOAD_BYTES: u16 = 1232;
+/// Bytes of a message header; less is no message.
+const HEADER_BYTES: usize = 12;
+/// Firefox asks for this name and leaves names to the system's resolver, us, if it does not exist: over its own
+/// DNS over HTTPS we would see addresses only.
+const DOH_CANARY: &str = "use-application-dns.net";
+
+/// What carried the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Datagrams.
+    Udp,
+    /// A stream, each message behind its length.
+    Tcp,
+}
+
+/// The answer to one message, or `None` if it deserves none: too short, or itself an answer.
+///
+/// | question | answer |
+/// |---|---|
+/// | A, ANY | an address of 198.18.0.0/15 that stands for the name; SERVFAIL if the table is full |
+/// | AAAA, HTTPS, SVCB, any other type | no data: the name exists |
+/// | A, AAAA of `localhost` and below | the loopback address (RFC 6761 section 6.3) |
+/// | A, AAAA of an address written as a name | that address |
+/// | PTR of an address that stands for a name | the name |
+/// | PTR of any other address | NXDOMAIN: asking the world would go past the proxy |
+/// | names with bytes no host name has | NXDOMAIN |
+pub fn answer(question: &[u8], transport: Transport, names: &mut NameTable, now: Instant) -> Option<Vec<u8>> {
+    let header = question.get(..HEADER_BYTES)?;
+    let metadata = Header::read(&mut BinDecoder::new(header)).ok()?.metadata;
+    if metadata.message_type == MessageType::Response {
+        return None;
+    }
+    let mut reply = Message::response(metadata.id, metadata.op_code);
+    reply.metadata = Metadata::response_from_request(&metadata);
+    reply.metadata.recursion_available = true;
+    reply.metadata.response_code = match Message::from_vec(question) {
+        Err(_) => ResponseCode::FormErr,
+        Ok(request) => respond(&request, &mut reply, names, now),
+    };
+    let bytes = reply.to_vec().ok()?;
+    let fits = transport == Transport::Tcp || bytes.len() <= usize::from(UDP_PAYLOAD_BYTES);
+    if fits { Some(bytes) } else { reply.truncate().to_vec().ok() }
+}
+
+fn respond(request: &Message, reply: &mut Message, names: &mut NameTable, now: Instant) -> ResponseCode {
+    if let Some(edns) = &request.edns {
+        let mut ours = Edns::new();
+        ours.set_max_payload(UDP_PAYLOAD_BYTES).set_dnssec_ok(edns.flags().dnssec_ok);
+        reply.set_edns(ours);
+        if edns.version() > 0 {
+            if let Some(ours) = &mut reply.edns {
+                ours.set_rcode_high(ResponseCode::BADVERS.high());
+            }
+            return ResponseCode::BADVERS;
+        }
+    }
+    if request.metadata.op_code != OpCode::Query {
+        return ResponseCode::NotImp;
+    }
+    let [query] = request.queries.as_slice() else { return ResponseCode::FormErr };
+    reply.add_query(query.clone());
+    if !matches!(query.query_class(), DNSClass::IN | DNSClass::ANY) {
+        return ResponseCode::Refused;
+    }
+    match resolve(query, names, now) {
+        Ok(Some(data)) => {
+            reply.add_answer(Record::from_rdata(query.name().clone(), TTL_SECONDS, data));
+            ResponseCode::NoError
+        }
+        Ok(None) => ResponseCode::NoError,
+        Err(code) => code,
+    }
+}
+
+fn resolve(query: &Query, names: &mut NameTable, now: Instant) -> Result<Option<RData>, ResponseCode> {
+    let (name, kind) = (query.name(), query.query_type());
+    if name.is_root() {
+        return Ok(None);
+    }
+    let host = host_name(name).ok_or(ResponseCode::NXDomain)?;
+    if is_below(host.as_str(), "arpa") {
+        return reverse(name, kind, names);
+    }
+    if host.as_str() == DOH_CANARY {
+        return Err(ResponseCode::NXDomain);
+    }
+    if let Some(addresses) = literal(host.as_str()) {
+        return Ok(addresses.into_iter().find_map(|address| address_record(address, kind)));
+    }
+    if !matches!(kind, RecordType::A | RecordType::ANY) {
+        return Ok(None);
+    }
+    let address = names.address_for(&host, now).ok_or(ResponseCode::ServFail)?;
+    Ok(Some(RData::A(A(address))))
+}
+
+/// Names that mean fixed addresses: nothing has to stand for them.
+fn literal(host: &str) -> Option<Vec<IpAddr>> {
+    if is_below(host, "localhost") {
+        return Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+    }
+    host.parse::<IpAddr>().ok().map(|address| vec![address])
+}
+
+fn address_record(address: IpAddr, kind: RecordType) -> Option<RData> {
+    match (address, kind) {
+        (IpAddr::V4(ip), RecordType::A | RecordType::ANY) => Some(RData::A(A(ip))),
+        (IpAddr::V6(ip), RecordType::AAAA | RecordType::ANY) => Some(RData::AAAA(AAAA(ip))),
+        _ => None,
+    }
+}
+
+/// Address to name: for our own addresses only.
+fn reverse(name: &Name, kind: RecordType, names: &NameTable) -> Result<Option<RData>, ResponseCode> {
+    let network = name.parse_arpa_name().map_err(|_| ResponseCode::NXDomain)?;
+    let IpAddr::V4(address) = network.addr() else { return Err(ResponseCode::NXDomain) };
+    if network.prefix_len() != 32 {
+        return Err(ResponseCode::NXDomain);
+    }
+    let host = names.name_of(address).ok_or(ResponseCode::NXDomain)?;
+    if !matches!(kind, RecordType::PTR | RecordType::ANY) {
+        return Ok(None);
+    }
+    let labels = host.as_str().split('.').map(str::as_bytes);
+    let target = Name::from_labels(labels).map_err(|_| ResponseCode::ServFail)?;
+    Ok(Some(RData::PTR(PTR(target))))
+}
+
+/// The name as a host name: labels of one byte string each, which must hold no dot.
+fn host_name(name: &Name) -> Option<HostName> {
+    let labels: Vec<&[u8]> = name.iter().collect();
+    if labels.iter().any(|label| label.contains(&b'.')) {
+        return None;
+    }
+    HostName::from_bytes(&labels.join(&b'.')).ok()
+}
+
+fn is_below(host: &str, zone: &str) -> bool {
+    host.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
