@@ -11,7 +11,7 @@ coverage="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks"
 RUSTFLAGS=$(tr -s ' \n' ' ' <<<"$coverage") CARGO_TARGET_DIR=$built \
-    cargo build --release --target "$host" --quiet
+    cargo build --locked --release --target "$host" --quiet
 binaries=$built/$host/release
 
 # The names of the [[bin]] tables of Cargo.toml.
