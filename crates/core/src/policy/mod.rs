@@ -3,9 +3,11 @@
 
 mod condition;
 mod decide;
+mod kernel;
 
 pub use condition::{Condition, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
+pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic};
 
 use crate::carrier::Carrier;
 use crate::flow::Destination;

@@ -1,0 +1,328 @@
+//! Which verdicts the kernel can carry out alone: those that need no bytes, no process, no hop and no change that
+//! only we can make, and that addresses and ports decide. What it says is data for a packet filter.
+//!
+//! A denied flow is never left to the kernel: a dropped packet leaves nothing in conntrack, and every flow has its
+//! record.
+
+use super::{Action, Carry, Condition, Dial, KernelPath, Match, Policy};
+use crate::carrier::Carrier;
+use crate::flow::{Destination, Intercept};
+use crate::net::{IpNet, IpSet, PortSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+/// What a listener catches, as the packet filter sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capture {
+    /// Name of the listener.
+    pub listener: Arc<str>,
+    /// What it catches.
+    pub traffic: Traffic,
+}
+
+/// What a listener catches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Connections to a port that stands for one server.
+    Reverse {
+        /// Where the listener listens; an unspecified address stands for every address of this host.
+        address: SocketAddr,
+        /// The server.
+        server: SocketAddr,
+    },
+    /// Connections to anywhere, by redirect or tproxy; `None` does not restrict.
+    Anywhere {
+        /// How they are caught.
+        intercept: Intercept,
+        /// Whether forwarded connections are among them.
+        forwarded: bool,
+        /// Sources that are caught.
+        src: Option<IpSet>,
+        /// Destinations that are caught.
+        dst: Option<IpSet>,
+        /// Destination ports that are caught.
+        ports: Option<PortSet>,
+    },
+}
+
+/// One line for the packet filter; the first line that matches a packet wins, no match means user space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelRule {
+    /// Name of the policy's rule; none for its default.
+    pub rule: Option<Arc<str>>,
+    /// Its place in the policy, from 0.
+    pub index: Option<usize>,
+    /// Which packets.
+    pub matches: KernelMatch,
+    /// What happens to them.
+    pub action: KernelAction,
+    /// The source address becomes one of this host, as if we had dialled. Without, the server sees the client's.
+    pub masquerade: bool,
+}
+
+/// Which packets a line is for, within what the listener catches; `None` does not restrict.
+///
+/// For a reverse listener on an unspecified address, packets to loopback addresses are not among them: the kernel
+/// cannot lead those to a server elsewhere (`route_localnet`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelMatch {
+    /// Source addresses.
+    pub from: Option<IpSet>,
+    /// Destination addresses, before any change.
+    pub to: Option<IpSet>,
+    /// Destination ports, before any change.
+    pub port: Option<PortSet>,
+}
+
+/// What the packet filter does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelAction {
+    /// Hands the connection to the listener, as without a kernel path.
+    UserSpace,
+    /// Lets it go where it was going.
+    Accept,
+    /// Changes the destination.
+    Dnat(SocketAddr),
+}
+
+impl KernelMatch {
+    /// Whether a packet is among them.
+    pub fn contains(&self, from: IpAddr, to: SocketAddr) -> bool {
+        self.from.as_ref().is_none_or(|set| set.contains(from))
+            && self.to.as_ref().is_none_or(|set| set.contains(to.ip()))
+            && self.port.as_ref().is_none_or(|set| set.contains(to.port()))
+    }
+
+    fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        fn meet<T>(a: Option<&T>, b: Option<&T>, overlaps: impl Fn(&T, &T) -> bool) -> bool {
+            a.zip(b).is_none_or(|(a, b)| overlaps(a, b))
+        }
+        meet(self.from.as_ref(), other.from.as_ref(), IpSet::overlaps)
+            && meet(self.to.as_ref(), other.to.as_ref(), IpSet::overlaps)
+            && meet(self.port.as_ref(), other.port.as_ref(), PortSet::overlaps)
+    }
+}
+
+/// A rule in terms of addresses.
+struct Terms {
+    matches: KernelMatch,
+    /// Addresses alone do not tell whether it matches.
+    undecided: bool,
+}
+
+impl Traffic {
+    /// What a rule asks of this traffic; `None` if it can match none of it.
+    fn terms(&self, listener: &Arc<str>, matcher: &Match) -> Option<Terms> {
+        let mut terms = Terms { matches: KernelMatch::default(), undecided: false };
+        for condition in matcher.conditions() {
+            match condition {
+                Condition::Listener(names) if !names.contains(listener) => return None,
+                Condition::Intercept(kinds) if !kinds.contains(&self.intercept()) => return None,
+                Condition::Listener(_) | Condition::Intercept(_) => {}
+                // Only SOCKS knows users.
+                Condition::SocksUser(_) => return None,
+                Condition::Process(_) | Condition::Uid(_) | Condition::Host(_) => terms.undecided = true,
+                Condition::From(set) => terms.restrict_from(set),
+                Condition::To(set) => match self.server() {
+                    Some(server) if !set.contains(server.ip()) => return None,
+                    Some(_) => {}
+                    None => terms.restrict_to(set),
+                },
+                Condition::Port(set) => match self.server() {
+                    Some(server) if !set.contains(server.port()) => return None,
+                    Some(_) => {}
+                    None => terms.restrict_port(set),
+                },
+            }
+        }
+        self.catches(&terms.matches).then_some(terms)
+    }
+
+    const fn intercept(&self) -> Intercept {
+        match self {
+            Self::Reverse { .. } => Intercept::Reverse,
+            Self::Anywhere { intercept, .. } => *intercept,
+        }
+    }
+
+    /// The one destination of all flows, where there is one.
+    const fn server(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Reverse { server, .. } => Some(*server),
+            Self::Anywhere { .. } => None,
+        }
+    }
+
+    fn catches(&self, matches: &KernelMatch) -> bool {
+        match self {
+            Self::Reverse { .. } => true,
+            Self::Anywhere { src, dst, ports, .. } => {
+                KernelMatch { from: src.clone(), to: dst.clone(), port: ports.clone() }.overlaps(matches)
+            }
+        }
+    }
+
+    /// What the kernel can do for a flow carried in this way; `None` if that needs us.
+    fn action(&self, carry: &Carry) -> Option<KernelAction> {
+        if !leaves_bytes_alone(carry) {
+            return None;
+        }
+        let to = match &carry.to {
+            Some(to) => Some(to.socket_addr()?),
+            None => None,
+        };
+        match self {
+            Self::Reverse { address, server } => {
+                let server = to.unwrap_or(*server);
+                let reachable = address.is_ipv4() == server.is_ipv4()
+                    && address.ip().is_loopback() == server.ip().is_loopback();
+                reachable.then_some(KernelAction::Dnat(server))
+            }
+            Self::Anywhere { .. } => match to {
+                None => Some(KernelAction::Accept),
+                Some(to) => (!to.ip().is_loopback()).then_some(KernelAction::Dnat(to)),
+            },
+        }
+    }
+
+    fn masquerade(&self, carry: &Carry) -> bool {
+        let by_us = match self {
+            // From loopback to loopback the client's address is ours already.
+            Self::Reverse { address, .. } => !address.ip().is_loopback(),
+            Self::Anywhere { forwarded, .. } => *forwarded,
+        };
+        by_us && !carry.keep_client_address
+    }
+}
+
+/// Whether the bytes go straight to a destination, untouched, with no time-out or option of the rule's own.
+fn leaves_bytes_alone(carry: &Carry) -> bool {
+    let Carry {
+        carrier,
+        to: _,
+        dial,
+        resolve: _,
+        keep_client_address: _,
+        proxy_protocol,
+        idle_timeout_ms,
+        lifetime_ms,
+        // Connecting is the client's own affair then.
+        connect_timeout_ms,
+        initial_data_wait_ms: _,
+        tfo,
+        mptcp,
+        kernel,
+        metadata: _,
+    } = carry;
+    *carrier == Carrier::Direct
+        && *dial == Dial::Original
+        && proxy_protocol.is_none()
+        && idle_timeout_ms.is_none()
+        && lifetime_ms.is_none()
+        && connect_timeout_ms.is_none()
+        && !tfo
+        && !mptcp
+        && *kernel == KernelPath::Auto
+}
+
+impl Terms {
+    // A second set of the same kind is not intersected: the line stays wider than the rule, and in user space.
+    fn restrict_from(&mut self, set: &IpSet) {
+        self.undecided |= self.matches.from.is_some();
+        self.matches.from.get_or_insert_with(|| set.clone());
+    }
+
+    fn restrict_to(&mut self, set: &IpSet) {
+        self.undecided |= self.matches.to.is_some();
+        self.matches.to.get_or_insert_with(|| set.clone());
+    }
+
+    fn restrict_port(&mut self, set: &PortSet) {
+        self.undecided |= self.matches.port.is_some();
+        self.matches.port.get_or_insert_with(|| set.clone());
+    }
+}
+
+impl Policy {
+    /// The lines of a packet filter for one listener, earlier rules taken into account: a rule that needs user
+    /// space keeps its packets from later lines. Empty if nothing can be left to the kernel.
+    pub fn kernel_path(&self, capture: &Capture) -> Vec<KernelRule> {
+        let default = (None, Match::default(), &self.default);
+        let rules = self.rules.iter().enumerate();
+        let rules =
+            rules.map(|(index, rule)| (Some((index, &rule.name)), rule.matcher.clone(), &rule.action));
+        let mut lines = Vec::new();
+        for (rule, matcher, action) in rules.chain([default]) {
+            let Some(terms) = capture.traffic.terms(&capture.listener, &matcher) else { continue };
+            let all = terms.matches.is_all();
+            let line = |matches: KernelMatch, action: KernelAction, masquerade: bool| KernelRule {
+                rule: rule.map(|(_, name)| name.clone()),
+                index: rule.map(|(index, _)| index),
+                matches,
+                action,
+                masquerade,
+            };
+            let able = match action {
+                Action::Carry(carry) if !terms.undecided => {
+                    capture.traffic.action(carry).map(|able| (able, capture.traffic.masquerade(carry)))
+                }
+                _ => None,
+            };
+            match able {
+                Some((KernelAction::Dnat(to), masquerade)) if capture.traffic.server().is_none() => {
+                    // Addresses of the other family cannot be led there: they stay with us.
+                    let family = of_family(&terms.matches, to.is_ipv6());
+                    lines.push(line(family, KernelAction::Dnat(to), masquerade));
+                    lines.push(line(terms.matches, KernelAction::UserSpace, false));
+                }
+                Some((able, masquerade)) => lines.push(line(terms.matches, able, masquerade)),
+                None => lines.push(line(terms.matches, KernelAction::UserSpace, false)),
+            }
+            if all {
+                break;
+            }
+        }
+        without_idle_lines(lines)
+    }
+}
+
+/// The part of one address family.
+fn of_family(matches: &KernelMatch, v6: bool) -> KernelMatch {
+    let zero: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let any = IpSet::from_iter([IpNet::new(zero, 0)]);
+    let to = matches
+        .to
+        .as_ref()
+        .map_or(any, |set| set.nets().iter().copied().filter(|net| net.is_v6() == v6).collect());
+    KernelMatch { to: Some(to), ..matches.clone() }
+}
+
+/// Drops lines that change nothing: user space is what happens anyway unless a later line says otherwise.
+fn without_idle_lines(lines: Vec<KernelRule>) -> Vec<KernelRule> {
+    let mut kept: Vec<KernelRule> = Vec::new();
+    for line in lines.into_iter().rev() {
+        let user_space = line.action == KernelAction::UserSpace;
+        let matters = !user_space
+            || kept.iter().any(|later| {
+                later.action != KernelAction::UserSpace && later.matches.overlaps(&line.matches)
+            });
+        let empty = line.matches.to.as_ref().is_some_and(IpSet::is_empty);
+        if matters && !empty {
+            kept.push(line);
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+impl Capture {
+    /// The traffic of a reverse listener that stands for one server, if that is known by address.
+    pub fn reverse(listener: Arc<str>, address: SocketAddr, server: &Destination) -> Option<Self> {
+        let traffic = Traffic::Reverse { address, server: server.socket_addr()? };
+        Some(Self { listener, traffic })
+    }
+}
