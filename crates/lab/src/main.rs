@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use sidetrack_lab::experiments::relay;
+use sidetrack_lab::experiments::{flights, idle, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -20,6 +20,10 @@ struct Arguments {
 enum Job {
     /// What a hop through each relay costs, ours beside its peers; fails when a bar is missed.
     Relay(relay::Options),
+    /// Round trips from connect to the first answer byte, counted from a capture; fails when a bar is missed.
+    Flights(flights::Options),
+    /// Memory of idle flows, ours beside its peers; fails when the bar is missed.
+    Idle(idle::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -44,6 +48,8 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Job::Relay(options) => relay::run(&options),
+        Job::Flights(options) => flights::run(&options),
+        Job::Idle(options) => idle::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }

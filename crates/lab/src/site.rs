@@ -143,6 +143,8 @@ fn last_cpu() -> usize {
 fn tune(node: &Node) -> Result<()> {
     for (key, value) in [
         ("net/ipv4/ip_local_port_range", "1024 65535"),
+        // Programs without SO_REUSEADDR could not listen on a port that an earlier one dialled from.
+        ("net/ipv4/ip_local_reserved_ports", "1070-1099,9080,12345,42000-42099"),
         ("net/ipv4/tcp_tw_reuse", "1"),
         ("net/ipv4/tcp_fastopen", "3"),
         ("net/ipv4/tcp_max_syn_backlog", "8192"),

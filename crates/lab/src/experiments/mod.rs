@@ -1,3 +1,5 @@
 //! The tables and figures of the seeds, one module each.
 
+pub mod flights;
+pub mod idle;
 pub mod relay;

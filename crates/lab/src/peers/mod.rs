@@ -171,14 +171,20 @@ pub const ALL: &[Peer] = peers![
     "redsocks + dante" Pair false pairs::redsocks_dante;
     "socksx 0.1.0 pair S5" Pair false |site| pairs::socksx(site, "5");
     "socksx 0.1.0 pair S6" Pair false |site| pairs::socksx(site, "6");
-    "ours pair S5" Pair true |site| ours::pair(site, "socks5");
-    "ours pair S6" Pair true |site| ours::pair(site, "socks6");
+    "ours pair S5" Pair true |site| ours::pair(site, "socks5", "");
+    "ours pair S6" Pair true |site| ours::pair(site, "socks6", "");
+];
+
+/// Rows that only the count of flights has: they change when bytes go, not what a connection costs.
+pub const FLIGHTS_ONLY: &[Peer] = peers![
+    "ours pair S5, optimistic" Pair true |site| ours::pair(site, "socks5", "?optimistic=true");
+    "ours pair S6, TFO" Pair true |site| ours::pair(site, "socks6", "?tfo=true");
 ];
 
 /// The peer of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Peer> {
-    ALL.iter().copied().find(|peer| peer.name == name)
+    ALL.iter().chain(FLIGHTS_ONLY).copied().find(|peer| peer.name == name)
 }
 
 /// An nft table in a node that is deleted with the peer that needed it.

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use anyhow::anyhow;
+
 use super::pairs::redirector_placement;
-use super::{RELAY_PORT, Running, Start, Unavailable, redirected, relay, socks_proxy};
+use super::{RELAY_PORT, Start, Unavailable, redirected, relay, socks_proxy};
 use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
@@ -12,19 +14,23 @@ use crate::topology::Node;
 
 const SOCKS_PORT: u16 = 1090;
 const REDIRECT_PORT: u16 = 42090;
+/// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
+const INITIAL_DATA_WAIT_MS: u32 = 50;
 
-/// Everything is carried straight to its destination.
-const DIRECT_RULE: &str = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\n";
-
-/// A port that leads to the origin.
+/// A port that leads to the origin, through user space whatever the kernel could do alone.
 pub fn reverse(site: &Site) -> Start<'_> {
-    let listen = format!(
-        "[[listen]]\nkind = \"reverse\"\naddress = \"{}\"\nto = \"{}\"\n",
-        site.proxy_address(RELAY_PORT),
-        site.origin()
-    );
-    let service = start(site, &site.proxy, "reverse", &format!("{listen}{DIRECT_RULE}"), RELAY_PORT)?;
+    let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"never\""));
+    let service = start(site, &site.proxy, "reverse", &config, RELAY_PORT)?;
     Ok(relay(site, service))
+}
+
+/// The same port where the rule needs no bytes, no function and no proxy: the kernel forwards, we record.
+pub fn kernel_path(site: &Site) -> Start<'_> {
+    let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"auto\""));
+    let service = start(site, &site.proxy, "kernel", &config, RELAY_PORT)?;
+    let running = relay(site, service);
+    require_translation(site)?;
+    Ok(running)
 }
 
 /// A SOCKS listener of both versions.
@@ -33,40 +39,49 @@ pub fn socks(site: &Site, via: Via) -> Start<'_> {
     Ok(socks_proxy(site, service, SOCKS_PORT, via))
 }
 
-/// Redirector beside the client, proxy in the middle, `carrier` (`socks5` or `socks6`) between them.
-pub fn pair<'s>(site: &'s Site, carrier: &str) -> Start<'s> {
+/// Redirector beside the client, proxy in the middle; `scheme` and `options` of the hop between them, such as
+/// `socks6` and `?tfo=true`.
+pub fn pair<'s>(site: &'s Site, scheme: &str, options: &str) -> Start<'s> {
     let proxy = socks_service(site)?;
     let (gateway, origin) = (site.proxy_address(SOCKS_PORT), site.origin());
-    let config = format!(
+    let listener = format!(
         "[[listen]]\nkind = \"redirect\"\naddress = \"127.0.0.1:{REDIRECT_PORT}\"\nlocal = true\n\
-         match = {{ to = \"{}\", port = {} }}\n\
-         [[rule]]\nname = \"all\"\ncarrier = \"{carrier}://{gateway}\"\n",
+         dst = [\"{}\"]\nports = [{}]\n",
         origin.ip(),
         origin.port()
     );
+    let waits = scheme == "socks6" || !options.is_empty();
+    let wait = if waits { format!("\ninitial_data_wait_ms = {INITIAL_DATA_WAIT_MS}") } else { String::new() };
+    let config = format!("{listener}{}", rule(&format!("carrier = \"{scheme}://{gateway}{options}\"{wait}")));
     let redirector = start(site, &site.client, "redirect", &config, REDIRECT_PORT)?;
     Ok(redirected(site, vec![redirector, proxy], Vec::new()))
 }
 
-/// A rule that needs no bytes, no function and no proxy: the kernel forwards, we record.
-pub fn kernel_path(site: &Site) -> Start<'_> {
-    let running = reverse_in_kernel(site)?;
-    Ok(running)
+fn reverse_listener(site: &Site) -> String {
+    let (address, origin) = (site.proxy_address(RELAY_PORT), site.origin());
+    format!("[[listen]]\nkind = \"reverse\"\naddress = \"{address}\"\nto = \"{origin}\"\n")
 }
 
-fn reverse_in_kernel(site: &Site) -> Result<Running<'_>, Unavailable> {
-    let listen = format!(
-        "[[listen]]\nkind = \"reverse\"\naddress = \"{}\"\nto = \"{}\"\nkernel = true\n",
-        site.proxy_address(RELAY_PORT),
-        site.origin()
-    );
-    let service = start(site, &site.proxy, "kernel", &format!("{listen}{DIRECT_RULE}"), RELAY_PORT)?;
-    Ok(relay(site, service))
+fn rule(keys: &str) -> String {
+    format!("[[rule]]\nname = \"all\"\n{keys}\n")
 }
 
 fn socks_service(site: &Site) -> Result<Service, Unavailable> {
-    let listen = format!("[[listen]]\nkind = \"socks\"\naddress = \"{}\"\n", site.proxy_address(SOCKS_PORT));
-    start(site, &site.proxy, "socks", &format!("{listen}{DIRECT_RULE}"), SOCKS_PORT)
+    let address = site.proxy_address(SOCKS_PORT);
+    let listener = format!("[[listen]]\nkind = \"socks\"\naddress = \"{address}\"\n");
+    let config = format!("{listener}{}", rule("carrier = \"direct\""));
+    start(site, &site.proxy, "socks", &config, SOCKS_PORT)
+}
+
+/// The row means nothing if the flows went through user space after all.
+fn require_translation(site: &Site) -> Result<(), Unavailable> {
+    let rules = site.proxy.run("nft", &["list", "ruleset"])?;
+    if rules.contains("dnat") {
+        return Ok(());
+    }
+    Err(Unavailable::Failed(anyhow!(
+        "sidetrack has put no dnat into nft: the flows would go through user space"
+    )))
 }
 
 /// Our program: `SIDETRACK_BIN`, or the one built beside the lab.
@@ -80,11 +95,17 @@ pub fn program() -> Result<PathBuf, Unavailable> {
 
 fn start(site: &Site, node: &Node, role: &str, config: &str, port: u16) -> Result<Service, Unavailable> {
     let program = program()?;
-    let path = site.directory.path().join(format!("sidetrack-{role}.toml"));
-    std::fs::write(&path, config)?;
+    let directory = site.directory.path();
+    let path = directory.join(format!("sidetrack-{role}.toml"));
+    // One worker as the others have; records are written, because that is what the product does.
+    let head = format!(
+        "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n[record]\nto = \"{}\"\n",
+        directory.join(format!("sidetrack-{role}.jsonl")).display()
+    );
+    std::fs::write(&path, format!("{head}{config}"))?;
     let mut command = node.command_at(&program.to_string_lossy(), &redirector_placement(site));
     command.args(["up", "-c"]).arg(&path);
-    let mut service = Service::start(&format!("sidetrack-{role}"), command, site.directory.path())?;
+    let mut service = Service::start(&format!("sidetrack-{role}"), command, directory)?;
     service.wait_listening(node, port)?;
     Ok(service)
 }

@@ -1,6 +1,7 @@
 //! The seed's own programs: `proxy` and `redirector` of socksx 0.1.0, the `socksx` binary of 0.1.1.
 //!
-//! `bench/peers.sh` builds them into the directory that the environment variable `SIDETRACK_PEERS` names.
+//! `bench/peers.sh` builds them into the directory that the environment variable `SIDETRACK_PEERS` names, or
+//! `~/.cache/sidetrack/peers`.
 
 use std::path::PathBuf;
 
@@ -38,11 +39,18 @@ pub const V0_1_1: Version =
 
 /// The path of one of its programs.
 pub fn program(version: Version, name: &str) -> Result<PathBuf, Unavailable> {
-    let path = std::env::var_os("SIDETRACK_PEERS")
-        .map(|root| PathBuf::from(root).join(version.directory).join("bin").join(name))
-        .filter(|path| path.is_file());
-    path.ok_or_else(|| {
-        Unavailable::Absent(format!("{}: run bench/peers.sh and set SIDETRACK_PEERS", version.directory))
+    let path = directory().map(|root| root.join(version.directory).join("bin").join(name));
+    path.filter(|path| path.is_file()).ok_or_else(|| {
+        Unavailable::Absent(format!("{} is not built; bench/peers.sh builds it", version.directory))
+    })
+}
+
+/// Where `bench/peers.sh` puts what it builds.
+fn directory() -> Option<PathBuf> {
+    let cache = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    std::env::var_os("SIDETRACK_PEERS").map(PathBuf::from).or_else(|| {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(cache)?;
+        Some(cache.join("sidetrack/peers"))
     })
 }
 
