@@ -136,7 +136,7 @@ impl Splice {
 
     /// Bytes read from this side and not yet written to the other.
     pub fn held(&self, from: Side) -> u32 {
-        self.from(from).held
+        self.leaving(from).held
     }
 
     /// When something last moved.
@@ -170,19 +170,19 @@ impl Splice {
             Input::Bound => {}
             Input::Read(side, n) => self.read(now, side, n),
             Input::Eof(side) => {
-                self.from_mut(side).eof = true;
+                self.leaving_mut(side).eof = true;
                 self.active = now;
             }
             Input::Written(side, n) => {
-                let direction = self.from_mut(side.other());
+                let direction = self.leaving_mut(side.other());
                 direction.held = direction.held.saturating_sub(n);
                 direction.read_blocked = false;
                 self.active = now;
             }
-            Input::FinSent(side) => self.from_mut(side.other()).fin_sent = true,
-            Input::ReadBlocked(side) => self.from_mut(side).read_blocked = true,
-            Input::WriteBlocked(side) => self.from_mut(side.other()).write_blocked = true,
-            Input::Limit(side, limit) => self.from_mut(side).limit = limit.max(1),
+            Input::FinSent(side) => self.leaving_mut(side.other()).fin_sent = true,
+            Input::ReadBlocked(side) => self.leaving_mut(side).read_blocked = true,
+            Input::WriteBlocked(side) => self.leaving_mut(side.other()).write_blocked = true,
+            Input::Limit(side, limit) => self.leaving_mut(side).limit = limit.max(1),
             Input::Woken => {
                 for direction in [&mut self.up, &mut self.down] {
                     direction.read_blocked = false;
@@ -215,14 +215,14 @@ impl Splice {
         }
     }
 
-    fn from(&self, side: Side) -> &Direction {
+    fn leaving(&self, side: Side) -> &Direction {
         match side {
             Side::Client => &self.up,
             Side::Server => &self.down,
         }
     }
 
-    fn from_mut(&mut self, side: Side) -> &mut Direction {
+    fn leaving_mut(&mut self, side: Side) -> &mut Direction {
         match side {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
@@ -230,7 +230,7 @@ impl Splice {
     }
 
     fn read(&mut self, now: Instant, side: Side, n: u32) {
-        let direction = self.from_mut(side);
+        let direction = self.leaving_mut(side);
         direction.held = direction.held.saturating_add(n);
         direction.write_blocked = false;
         self.active = now;
@@ -244,7 +244,7 @@ impl Splice {
         self.phase = match self.phase {
             // The other side failed before: nobody is left to write to.
             Phase::Draining(_, first, _) => Phase::Closing(first, true),
-            Phase::Open if self.from(side).held > 0 => {
+            Phase::Open if self.leaving(side).held > 0 => {
                 Phase::Draining(side, reason, now + self.config.linger)
             }
             _ => Phase::Closing(reason, true),
@@ -269,7 +269,7 @@ impl Splice {
             Phase::Open if self.up.fin_sent && self.down.fin_sent => {
                 self.phase = Phase::Closing(EndReason::Ok, false);
             }
-            Phase::Draining(side, reason, _) if self.from(side).held == 0 => {
+            Phase::Draining(side, reason, _) if self.leaving(side).held == 0 => {
                 self.phase = Phase::Closing(reason, true);
             }
             _ => {}
@@ -277,13 +277,13 @@ impl Splice {
     }
 
     fn poll_read(&self, side: Side) -> Option<Output> {
-        let direction = self.from(side);
+        let direction = self.leaving(side);
         let room = direction.limit.saturating_sub(direction.held);
         (!direction.eof && !direction.read_blocked && room > 0).then_some(Output::Read(side, room))
     }
 
     fn poll_write(&self, from: Side) -> Option<Output> {
-        let direction = self.from(from);
+        let direction = self.leaving(from);
         if direction.held > 0 {
             (!direction.write_blocked).then_some(Output::Write(from.other(), direction.held))
         } else {
