@@ -150,7 +150,7 @@ impl StackOption {
     }
 
     /// Do both speak about the same thing on a common leg? Then they may not be in one message.
-    pub(super) const fn overlaps(self, other: Self) -> bool {
+    pub const fn overlaps(self, other: Self) -> bool {
         let (leg, level, code, _) = self.parts();
         let (other_leg, other_level, other_code, _) = other.parts();
         level == other_level && code == other_code && leg & other_leg != 0
