@@ -1,0 +1,9 @@
+//! Any bytes from a client that begins with version 6, to servers of every configuration: no panic, an orderly end, and the same result
+//! however the bytes are cut.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../../crates/core/tests/socks/drive.rs"]
+mod drive;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| drive::any_bytes_to_servers_v6(bytes));
