@@ -55,7 +55,7 @@ make namespaces: run this script with sudo. ('sidetrack doctor' names the settin
     mount --make-rprivate /
     mount -t tmpfs -o mode=0755 sidetrack-example /run
     mkdir -p /run/netns
-    work=/run/work
+    work=/run/example
     mkdir "$work"
     started=()
     trap finish EXIT

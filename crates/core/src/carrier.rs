@@ -16,7 +16,7 @@ pub enum HopProtocol {
     Http,
 }
 
-/// Which wire layout of SOCKS6 a peer speaks (`facts/socks.md` Sec. 3.2).
+/// Which wire layout of SOCKS6 a peer speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Socks6Dialect {
     /// The draft's own layout (-11 and -12).
