@@ -93,6 +93,12 @@ impl Budget {
         Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes: Pool::new(pipes) }
     }
 
+    /// The same with at most `flows` flows.
+    #[must_use]
+    pub fn at_most(self, flows: u64) -> Self {
+        Self { flows: Pool::new(self.flows.0.max.min(flows)), ..self }
+    }
+
     /// Whether one more flow may start; if so it is counted and must be released once.
     #[must_use]
     pub fn admit(&mut self) -> bool {

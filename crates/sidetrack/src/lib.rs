@@ -1,8 +1,14 @@
 //! Sidetrack runs: configuration, sockets, tasks and the one binary.
 #![forbid(unsafe_code)]
 
+pub mod app;
+pub mod carry;
 pub mod config;
 pub mod dns;
+pub mod intercept;
 pub mod live;
 pub mod metrics;
+pub mod process;
 pub mod record;
+pub mod session;
+pub mod worker;

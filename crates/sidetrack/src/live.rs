@@ -4,7 +4,7 @@
 //! counts are atomics that the owning worker alone writes.
 
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
-use sidetrack_core::policy::Verdict;
+use sidetrack_core::policy::{Action, Verdict};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,18 @@ pub struct Decided {
     pub flow: Flow,
     /// What policy said; none if the flow ended before it was asked.
     pub verdict: Option<Verdict>,
+}
+
+impl Decided {
+    /// The rule that decided; none if the default did, or nothing did.
+    pub fn rule(&self) -> Option<&Arc<str>> {
+        self.verdict.as_ref()?.rule.as_ref()
+    }
+
+    /// What happens to the flow, once that is decided.
+    pub fn action(&self) -> Option<&Action> {
+        Some(&self.verdict.as_ref()?.action)
+    }
 }
 
 /// The clock every worker shares: nanoseconds since the program began, as the cores want it.

@@ -237,7 +237,7 @@ fn add(to: &mut BTreeMap<Path, Bytes>, decided: Option<&Decided>, (up, down): By
 
 /// Which way it goes; none if it is denied.
 fn path(decided: &Decided) -> Option<Path> {
-    match &decided.verdict.action {
+    match decided.action()? {
         Action::Deny => None,
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some(Path::Kernel),
         Action::Carry(carry) => Some(match carry.carrier {
@@ -252,7 +252,7 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
     let Some((decided, path)) = decided.and_then(|decided| Some((decided, path(decided)?))) else {
         return "none";
     };
-    let Action::Carry(carry) = &decided.verdict.action else { return "none" };
+    let Some(Action::Carry(carry)) = decided.action() else { return "none" };
     match &carry.carrier {
         Carrier::Hops(hops) if path == Path::Proxy => {
             hops.first().map_or("direct", |hop| match hop.protocol {
@@ -267,7 +267,7 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
 
 impl Observer for Metrics {
     fn ended(&self, ended: &Ended, decided: Option<&Decided>) {
-        let rule = decided.and_then(|decided| decided.verdict.rule.clone()).unwrap_or_default();
+        let rule = decided.and_then(|decided| decided.rule().cloned()).unwrap_or_default();
         let labels = FlowLabels { rule, carrier: carrier(decided), reason: ended.reason.as_str() };
         self.flows.get_or_create(&labels).inc();
         add(&mut lock(&self.ended_bytes), decided, ended.flow.bytes());

@@ -8,6 +8,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod process;
+pub mod random;
 pub mod route;
 pub mod scm;
 pub mod sockdiag;

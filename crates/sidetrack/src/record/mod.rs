@@ -92,7 +92,7 @@ impl<'a> FlowRecord<'a> {
         Self {
             ts: Timestamp::from(flow.since),
             flow: flow.id.0,
-            rule: decided.and_then(|decided| decided.verdict.rule.as_deref()).map(Cow::Borrowed),
+            rule: decided.and_then(Decided::rule).map(|rule| Cow::Borrowed(&**rule)),
             chain: Vec::new(),
             carrier: decided.and_then(carrier),
             listener: known.map(|known| Cow::Borrowed(&*known.listener)),
@@ -168,7 +168,7 @@ fn host(flow: &Flow) -> Option<Cow<'_, str>> {
 
 /// The carrier in words; none for a flow that was denied.
 fn carrier(decided: &Decided) -> Option<Cow<'_, str>> {
-    match &decided.verdict.action {
+    match decided.action()? {
         Action::Deny => None,
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some("kernel".into()),
         Action::Carry(carry) => Some(match &carry.carrier {

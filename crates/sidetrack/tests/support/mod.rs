@@ -41,7 +41,7 @@ fn verdict(rule: Option<&str>, action: Action) -> Verdict {
 pub fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
     let mut live = LiveFlow::new(FlowId(id));
     live.since = UNIX_EPOCH + Duration::from_millis(1_795_302_439_123);
-    live.decide(Decided { flow, verdict });
+    live.decide(Decided { flow, verdict: Some(verdict) });
     Arc::new(live)
 }
 

@@ -1,0 +1,84 @@
+//! The listening sockets of a configuration, one for each worker and address.
+
+use crate::config::{Config, Listener, ListenerKind};
+use crate::intercept::{Catches, Listening};
+use anyhow::Context;
+use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
+use sidetrack_sys::sockopt::{self, ListenOptions};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connections that wait to be accepted, per listening socket; the kernel caps it at `net.core.somaxconn`.
+const BACKLOG: u32 = 4096;
+
+/// TCP Fast Open requests that wait, per listening socket (RFC 7413 Sec. 5.1); in force where the sysctl
+/// `net.ipv4.tcp_fastopen` lets servers use it.
+const FASTOPEN_QUEUE: u32 = 1024;
+
+/// One listener address with a socket for each worker.
+#[derive(Debug)]
+pub struct Bound {
+    /// What its connections share.
+    pub listening: Arc<Listening>,
+    /// A socket for each worker.
+    pub sockets: Vec<TcpListener>,
+}
+
+/// Binds all addresses of one listener.
+///
+/// # Errors
+/// Which address, and what the system said.
+pub fn bind(listener: &Listener, config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
+    listener.addresses.iter().map(|address| bind_one(listener, *address, config, workers)).collect()
+}
+
+fn bind_one(
+    listener: &Listener,
+    mut address: SocketAddr,
+    config: &Config,
+    workers: usize,
+) -> anyhow::Result<Bound> {
+    let options = ListenOptions {
+        backlog: BACKLOG,
+        reuse_port: workers > 1,
+        transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
+        fastopen_queue_len: Some(FASTOPEN_QUEUE),
+        ..ListenOptions::default()
+    };
+    let mut sockets = Vec::with_capacity(workers);
+    for _ in 0..workers {
+        let socket = sockopt::listen(address, &options)
+            .with_context(|| format!("listener '{}': cannot listen on {address}", listener.name))?;
+        // Port 0: the others share the port that the first one got.
+        address = socket.local_addr()?;
+        sockets.push(socket);
+    }
+    let listening = Listening {
+        name: listener.name.clone(),
+        catches: catches(&listener.kind, config),
+        address,
+        proxy_from: listener.accept_proxy_protocol.clone(),
+    };
+    Ok(Bound { listening: Arc::new(listening), sockets })
+}
+
+fn catches(kind: &ListenerKind, config: &Config) -> Catches {
+    match kind {
+        ListenerKind::Redirect(_) => Catches::Redirect,
+        ListenerKind::Tproxy(_) => Catches::Tproxy,
+        ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
+        ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
+            v5: socks.v5,
+            v6: socks.v6,
+            dialect: match socks.dialect {
+                crate::config::DialectSetting::Auto => ServerDialect::Auto,
+                crate::config::DialectSetting::Draft => ServerDialect::Draft,
+                crate::config::DialectSetting::Socksx => ServerDialect::Socksx,
+            },
+            accounts: socks.users.clone(),
+            handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
+            ..ServerConfig::default()
+        })),
+    }
+}

@@ -1,0 +1,207 @@
+//! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
+
+use super::{Carried, Failure, Order, resolve};
+use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::socks::v6::StackOption;
+use sidetrack_sys::sockopt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+/// Head start of each address before the next is tried beside it (RFC 8305 Sec. 5, "Connection Attempt Delay").
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// What all sockets we dial with have in common.
+#[derive(Clone, Debug, Default)]
+pub struct Dialing {
+    /// The mark that keeps our own connections from being caught again (`SO_MARK`); none where nothing is caught by
+    /// rules of ours.
+    pub mark: Option<u32>,
+    /// Addresses we listen on: dialling one would come back to ourselves.
+    pub own: Vec<SocketAddr>,
+}
+
+/// What one connection wants of its socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// TCP Fast Open: the connection is made with the first write.
+    pub tfo: bool,
+    /// Multipath TCP.
+    pub mptcp: bool,
+    /// Bind to this foreign address first.
+    pub from: Option<SocketAddr>,
+}
+
+impl Dialing {
+    fn is_own(&self, to: SocketAddr) -> bool {
+        self.own.iter().any(|own| {
+            own.port() == to.port()
+                && (own.ip() == to.ip() || (own.ip().is_unspecified() && to.ip().is_loopback()))
+        })
+    }
+
+    /// Connects to one address. With [`Wishes::tfo`] it returns before the SYN leaves.
+    ///
+    /// # Errors
+    /// As `connect(2)`, sorted into the closed list.
+    pub async fn connect(&self, to: SocketAddr, wishes: Wishes) -> Result<TcpStream, Failure> {
+        if self.is_own(to) {
+            return Err(Failure::new(EndReason::Loop, format!("{to} is our own listener")));
+        }
+        self.try_connect(to, wishes).await.map_err(|error| failure(&error, to))
+    }
+
+    async fn try_connect(&self, to: SocketAddr, wishes: Wishes) -> io::Result<TcpStream> {
+        let socket = if wishes.mptcp { sockopt::mptcp_socket(&to)?.0 } else { sockopt::stream_socket(&to)? };
+        if let Some(mark) = self.mark {
+            sockopt::set_mark(&socket, mark)?;
+        }
+        if let Some(from) = wishes.from {
+            sockopt::set_transparent(&socket)?;
+            sockopt::set_bind_address_no_port(&socket)?;
+            socket.bind(&SocketAddr::new(from.ip(), 0).into())?;
+        }
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        if wishes.tfo {
+            sockopt::set_tcp_fastopen_connect(&socket)?;
+        }
+        let done = sockopt::start_connect(&socket, to)?;
+        let stream = TcpStream::from_std(socket.into())?;
+        if !done {
+            stream.writable().await?;
+            if let Some(error) = stream.take_error()? {
+                return Err(error);
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Connects to the first of the addresses that answers; each has a head start over the next.
+    ///
+    /// # Errors
+    /// The first failure, if all fail.
+    pub async fn race(&self, addresses: &[SocketAddr], wishes: Wishes) -> Result<TcpStream, Failure> {
+        match addresses {
+            [one] => self.connect(*one, wishes).await,
+            many => {
+                let attempts: Vec<_> = many.iter().map(|to| Box::pin(self.connect(*to, wishes))).collect();
+                Race { waiting: attempts.into_iter(), running: Vec::new(), delay: None, first: None }.await
+            }
+        }
+    }
+}
+
+/// Attempts that start one after the other and run side by side.
+struct Race<F> {
+    waiting: std::vec::IntoIter<Pin<Box<F>>>,
+    running: Vec<Pin<Box<F>>>,
+    delay: Option<Pin<Box<Sleep>>>,
+    first: Option<Failure>,
+}
+
+impl<F: Future<Output = Result<TcpStream, Failure>>> Future for Race<F> {
+    type Output = Result<TcpStream, Failure>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            let mut failed = false;
+            let mut index = 0;
+            while let Some(attempt) = this.running.get_mut(index) {
+                match attempt.as_mut().poll(cx) {
+                    Poll::Ready(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                    Poll::Ready(Err(failure)) => {
+                        drop(this.running.swap_remove(index));
+                        this.first.get_or_insert(failure);
+                        failed = true;
+                    }
+                    Poll::Pending => index += 1,
+                }
+            }
+            let elapsed = this.delay.as_mut().is_none_or(|delay| delay.as_mut().poll(cx).is_ready());
+            if !(elapsed || failed || this.running.is_empty()) {
+                return Poll::Pending;
+            }
+            match this.waiting.next() {
+                Some(attempt) => {
+                    this.running.push(attempt);
+                    this.delay = Some(Box::pin(sleep(ATTEMPT_DELAY)));
+                }
+                None if this.running.is_empty() => {
+                    let none = || Failure::new(EndReason::Unreachable, "no address to try");
+                    return Poll::Ready(Err(this.first.take().unwrap_or_else(none)));
+                }
+                None => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// Sorts what `connect(2)` said into the closed list.
+pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
+    use io::ErrorKind::{
+        AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut,
+    };
+    let reason = match error.kind() {
+        ConnectionRefused | ConnectionReset => EndReason::Refused,
+        HostUnreachable | NetworkUnreachable => EndReason::Unreachable,
+        TimedOut => EndReason::ConnectTimeout,
+        AddrNotAvailable => EndReason::Limit,
+        _ => match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => EndReason::Limit,
+            Some(libc::EPERM | libc::EACCES) => EndReason::Unreachable,
+            _ => EndReason::Internal,
+        },
+    };
+    Failure::new(reason, format!("connect to {to}: {error}"))
+}
+
+/// Carries a flow directly.
+pub(super) async fn carry(order: &Order<'_>) -> Result<Carried, Failure> {
+    let addresses = resolve(&order.destination).await?;
+    let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
+    let wishes = Wishes {
+        tfo: order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_))),
+        mptcp: order.carry.mptcp || asked(|option| matches!(option, StackOption::Multipath(true))),
+        from: order.carry.keep_client_address.then_some(order.client),
+    };
+    let stream = order.dialing.race(&addresses, wishes).await?;
+    let bound = sockopt::local_address(&stream).ok().map(Destination::from);
+    Ok(Carried { stream, early: Vec::new(), bound, sent: 0, stack: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_loopback<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn the_second_address_is_taken_when_the_first_refuses() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = open.local_addr().unwrap();
+        let stream = on_loopback(async {
+            let stream = Dialing::default().race(&[closed, to], Wishes::default()).await;
+            stream.map(|stream| stream.peer_addr().unwrap())
+        });
+        assert_eq!(stream, Ok(to));
+    }
+
+    #[test]
+    fn a_refusal_is_called_refused_and_our_own_listener_a_loop() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let result = on_loopback(Dialing::default().connect(closed, Wishes::default()));
+        assert_eq!(result.unwrap_err().reason, EndReason::Refused);
+        let dialing = Dialing { own: vec!["0.0.0.0:1080".parse().unwrap()], ..Dialing::default() };
+        let result = on_loopback(dialing.connect("127.0.0.1:1080".parse().unwrap(), Wishes::default()));
+        assert_eq!(result.unwrap_err().reason, EndReason::Loop);
+    }
+}

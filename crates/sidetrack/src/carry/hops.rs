@@ -1,0 +1,222 @@
+//! Carriers with hops. The handshakes run one after the other on one socket, each inside the tunnel of the one
+//! before; what can be said early is said early: the opening of each hop travels as initial data of the hop before
+//! it, so that a chain of SOCKS6 hops and the client's first bytes leave in one write.
+
+use super::direct::Wishes;
+use super::{Carried, Failure, FirstBytes, Order, hop_name, resolve};
+use crate::live::Clock;
+use sidetrack_core::carrier::{Hop, HopProtocol};
+use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::http::connect;
+use sidetrack_core::socks::client as socks;
+use sidetrack_core::socks::v6::{Metadata, StackOption};
+use sidetrack_core::socks::{v5, v6};
+use sidetrack_core::time::Instant;
+use std::io;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+/// Most bytes of the client that travel with a request (the draft's limit for initial data, Sec. 1.3 of the facts).
+pub const INITIAL_DATA_MAX: usize = 1 << 14;
+
+/// The machine for one hop.
+enum Machine {
+    Socks(Box<socks::Client>),
+    /// With what is to follow once the tunnel stands.
+    Http(Box<connect::Client>, Vec<u8>),
+}
+
+/// What a machine wants next.
+enum Step {
+    Send(Vec<u8>),
+    Connected { bound: Option<Destination>, stack: Vec<StackOption>, leftover: Vec<u8>, then: Vec<u8> },
+    Failed(Failure),
+}
+
+impl Machine {
+    /// The machine that asks `hop` for `destination` and sends `initial` as early as the protocol allows.
+    fn new(hop: &Hop, destination: Destination, initial: Vec<u8>, order: &Order<'_>, now: Instant) -> Self {
+        let credentials = hop.credentials.clone();
+        // The flow's own deadline ends the handshakes; theirs never comes first.
+        let timeout = Duration::from_secs(3600);
+        match hop.protocol {
+            HopProtocol::Socks5 => {
+                let config = v5::ClientConfig {
+                    destination,
+                    credentials,
+                    optimistic: hop.optimistic,
+                    initial_data: initial,
+                    handshake_timeout: timeout,
+                };
+                Self::Socks(Box::new(socks::Client::V5(v5::Client::new(config, now))))
+            }
+            HopProtocol::Socks6(dialect) => {
+                let own = order.carry.metadata.iter();
+                let own = own.map(|(key, value)| Metadata { key: *key, value: value.clone() });
+                let metadata = order.metadata.iter().cloned().chain(own).collect();
+                let config = v6::ClientConfig {
+                    command: v6::ClientCommand::Connect(destination),
+                    session: v6::SessionUse::None,
+                    dialect,
+                    credentials,
+                    metadata,
+                    stack: order.stack.to_vec(),
+                    initial_data: initial,
+                    handshake_timeout: timeout,
+                };
+                Self::Socks(Box::new(socks::Client::V6(Box::new(v6::Client::new(config, now)))))
+            }
+            HopProtocol::Http => {
+                let (early, late) =
+                    if hop.optimistic { (initial, Vec::new()) } else { (Vec::new(), initial) };
+                let config = connect::Config { destination, credentials, initial_data: early, timeout };
+                Self::Http(Box::new(connect::Client::new(config, now)), late)
+            }
+        }
+    }
+
+    fn bytes(&mut self, now: Instant, bytes: &[u8]) {
+        match self {
+            Self::Socks(client) => client.handle(now, socks::Input::Bytes(bytes)),
+            Self::Http(client, _) => client.handle(now, connect::Input::Bytes(bytes)),
+        }
+    }
+
+    fn eof(&mut self, now: Instant) {
+        match self {
+            Self::Socks(client) => client.handle(now, socks::Input::Eof),
+            Self::Http(client, _) => client.handle(now, connect::Input::End),
+        }
+    }
+
+    fn poll(&mut self) -> Option<Step> {
+        Some(match self {
+            Self::Socks(client) => match client.poll()? {
+                socks::Output::Send(bytes) => Step::Send(bytes),
+                socks::Output::Connected(connected) => Step::Connected {
+                    bound: Some(connected.bound),
+                    stack: connected.stack,
+                    leftover: connected.leftover,
+                    then: Vec::new(),
+                },
+                socks::Output::Failed { reason, detail } => Step::Failed(Failure { reason, detail }),
+            },
+            Self::Http(client, then) => match client.poll()? {
+                connect::Output::Send(bytes) => Step::Send(bytes),
+                connect::Output::Connected { leftover } => {
+                    Step::Connected { bound: None, stack: Vec::new(), leftover, then: std::mem::take(then) }
+                }
+                connect::Output::Failed { reason, detail } => Step::Failed(Failure { reason, detail }),
+            },
+        })
+    }
+}
+
+/// Builds the machines from the last hop to the first, each with the opening of the next as its initial data. Gives
+/// them in order, with the bytes that open the first.
+fn machines(
+    order: &Order<'_>,
+    hops: &[Hop],
+    destination: &Destination,
+    first: &[u8],
+    now: Instant,
+) -> Result<(Vec<Machine>, Vec<u8>), Failure> {
+    let mut machines = Vec::with_capacity(hops.len());
+    let mut initial = first.to_vec();
+    for (index, hop) in hops.iter().enumerate().rev() {
+        let to = hops.get(index + 1).map_or(destination, |next| &next.address);
+        let mut machine = Machine::new(hop, to.clone(), initial, order, now);
+        initial = match machine.poll() {
+            Some(Step::Send(opening)) => opening,
+            Some(Step::Failed(failure)) => return Err(at(failure, index, hops)),
+            Some(Step::Connected { .. }) | None => Vec::new(),
+        };
+        machines.push(machine);
+    }
+    machines.reverse();
+    Ok((machines, initial))
+}
+
+fn at(failure: Failure, index: usize, hops: &[Hop]) -> Failure {
+    Failure { detail: format!("{}: {}", hop_name(index, hops), failure.detail), ..failure }
+}
+
+fn broken(error: &io::Error, step: &str) -> Failure {
+    let reason = match error.kind() {
+        io::ErrorKind::ConnectionRefused => EndReason::Refused,
+        io::ErrorKind::TimedOut => EndReason::ConnectTimeout,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => EndReason::Unreachable,
+        _ => EndReason::HopFailed,
+    };
+    Failure::new(reason, format!("{step}: {error}"))
+}
+
+/// Makes the path through `hops`.
+pub(super) async fn carry(
+    order: &Order<'_>,
+    hops: &[Hop],
+    destination: &Destination,
+    first: &mut (impl FirstBytes + Send),
+) -> Result<Carried, Failure> {
+    let entry = &hops[0];
+    let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
+    let wishes = Wishes { tfo: entry.tfo, mptcp: entry.mptcp, from: None };
+    let dialled = order.dialing.race(&addresses, wishes).await;
+    let mut stream = dialled.map_err(|failure| at(failure, 0, hops))?;
+    let clock = Clock::start();
+    let held = first.held();
+    let sent = held.len().min(INITIAL_DATA_MAX);
+    let (machines, opening) = machines(order, hops, destination, &held[..sent], clock.now())?;
+    let written = stream.write_all(&opening).await;
+    written.map_err(|error| at(broken(&error, "sending the request"), 0, hops))?;
+    let mut bytes = Vec::new();
+    let mut bound = None;
+    let mut stack = Vec::new();
+    for (index, machine) in machines.into_iter().enumerate() {
+        let done =
+            shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;
+        (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
+    }
+    Ok(Carried { stream, early: bytes, bound, sent, stack })
+}
+
+struct Shaken {
+    leftover: Vec<u8>,
+    bound: Option<Destination>,
+    stack: Vec<StackOption>,
+}
+
+/// Runs one machine to its end, beginning with bytes that came already.
+async fn shake(
+    stream: &mut TcpStream,
+    mut machine: Machine,
+    came: Vec<u8>,
+    clock: &Clock,
+) -> Result<Shaken, Failure> {
+    if !came.is_empty() {
+        machine.bytes(clock.now(), &came);
+    }
+    loop {
+        while let Some(step) = machine.poll() {
+            match step {
+                Step::Send(bytes) => {
+                    stream.write_all(&bytes).await.map_err(|error| broken(&error, "sending"))?;
+                }
+                Step::Connected { bound, stack, leftover, then } => {
+                    stream.write_all(&then).await.map_err(|error| broken(&error, "sending"))?;
+                    return Ok(Shaken { leftover, bound, stack });
+                }
+                Step::Failed(failure) => return Err(failure),
+            }
+        }
+        let mut buffer = [0; 2048];
+        stream.readable().await.map_err(|error| broken(&error, "waiting for the answer"))?;
+        match stream.try_read(&mut buffer) {
+            Ok(0) => machine.eof(clock.now()),
+            Ok(n) => machine.bytes(clock.now(), &buffer[..n]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(broken(&error, "waiting for the answer")),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Interceptors: the ways a flow is caught. Each turns an accepted connection into "where did it want to go".
+
+pub mod proxy_header;
+pub mod redirect;
+pub mod reverse;
+pub mod socks;
+
+use crate::config::ReverseTarget;
+use sidetrack_core::flow::Intercept;
+use sidetrack_core::names::NameTable;
+use sidetrack_core::net::IpSet;
+use sidetrack_core::socks::server::ServerConfig;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+/// A listener at work: what every connection accepted on it shares.
+#[derive(Debug)]
+pub struct Listening {
+    /// Its name in records and rules.
+    pub name: Arc<str>,
+    /// How it catches.
+    pub catches: Catches,
+    /// The address it is bound to, with the real port.
+    pub address: SocketAddr,
+    /// Neighbours whose PROXY protocol header is believed, and required.
+    pub proxy_from: IpSet,
+}
+
+/// How a listener finds out where a connection wanted to go.
+#[derive(Debug)]
+pub enum Catches {
+    /// The namespace of one command: the original destination, with names given back for our own addresses.
+    Run(Arc<Mutex<NameTable>>),
+    /// `SO_ORIGINAL_DST`.
+    Redirect,
+    /// The local address of the connection.
+    Tproxy,
+    /// The client says so.
+    Socks(Arc<ServerConfig>),
+    /// The listener stands for a server, or for several by name.
+    Reverse(ReverseTarget),
+}
+
+impl Catches {
+    /// The word of records and rules.
+    pub const fn intercept(&self) -> Intercept {
+        match self {
+            Self::Run(_) => Intercept::Run,
+            Self::Redirect => Intercept::Redirect,
+            Self::Tproxy => Intercept::Tproxy,
+            Self::Socks(_) => Intercept::Socks,
+            Self::Reverse(_) => Intercept::Reverse,
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `run`, `redirect` and `tproxy`: the kernel knows where the connection wanted to go.
+
+use super::{Catches, Listening};
+use crate::carry::Failure;
+use crate::live::Clock;
+use sidetrack_core::flow::{Destination, EndReason, Host};
+use sidetrack_sys::sockopt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::PoisonError;
+use tokio::net::TcpStream;
+
+/// Where the application wanted to go; a name where it asked our resolver for one.
+///
+/// # Errors
+/// `loop` if nobody redirected the connection: it came to our own listener.
+pub fn original_destination(
+    stream: &TcpStream,
+    listening: &Listening,
+    clock: &Clock,
+) -> Result<Destination, Failure> {
+    let found = match listening.catches {
+        Catches::Tproxy => sockopt::local_address(stream),
+        _ => sockopt::original_dst(stream),
+    };
+    let address = found
+        .map(sockopt::canonical)
+        .map_err(|error| Failure::new(EndReason::Internal, format!("original destination: {error}")))?;
+    if is_listener(address, listening.address) && !matches!(listening.catches, Catches::Run(_)) {
+        let detail =
+            format!("a connection to {address}, our own listener, was not redirected to it by a rule");
+        return Err(Failure::new(EndReason::Loop, detail));
+    }
+    Ok(named(address, listening, clock))
+}
+
+fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
+    address.port() == own.port() && (own.ip().is_unspecified() || own.ip().to_canonical() == address.ip())
+}
+
+fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Destination {
+    if let (Catches::Run(names), IpAddr::V4(ip)) = (&listening.catches, address.ip()) {
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = names.name_used(ip, clock.now()) {
+            return Destination { host: Host::Name(name), port: address.port() };
+        }
+    }
+    address.into()
+}

@@ -1,0 +1,135 @@
+//! `socks`: the client says where it wants to go, in version 5 or 6.
+
+use crate::carry::Failure;
+use crate::live::Clock;
+use crate::session::Client;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::socks::Server;
+use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig};
+use sidetrack_core::socks::v6::SessionTable;
+use sidetrack_core::time::Instant;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The server's end of one handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    machine: Server,
+    sessions: Arc<Mutex<SessionTable>>,
+    clock: Clock,
+    peer: IpAddr,
+    /// The end of the whole handshake, which the worker's sweep watches: no timer is set for it.
+    deadline: Instant,
+}
+
+/// What a handshake led to.
+#[derive(Debug)]
+pub enum Asked {
+    /// Dial, then [`Handshake::reply`].
+    Connect(Box<Request>),
+    /// All was answered (a NOOP).
+    Nothing,
+}
+
+/// A handshake that failed; what the protocol has to say about it was said.
+#[derive(Debug)]
+pub struct Refused(pub Failure);
+
+impl Handshake {
+    /// A new connection.
+    pub fn new(
+        config: Arc<ServerConfig>,
+        sessions: Arc<Mutex<SessionTable>>,
+        clock: Clock,
+        peer: IpAddr,
+    ) -> Self {
+        let now = clock.now();
+        let deadline = now + config.handshake_timeout;
+        Self { machine: Server::new(config, now), sessions, clock, peer, deadline }
+    }
+
+    /// Speaks to the client until its request is complete.
+    ///
+    /// # Errors
+    /// The client broke the protocol, was not let in, left or asked for what is not served.
+    pub async fn request(&mut self, client: &mut Client) -> Result<Asked, Refused> {
+        let held = client.take_held();
+        if !held.is_empty() {
+            self.machine.handle(self.clock.now(), Input::Bytes(&held));
+        }
+        loop {
+            while let Some(output) = self.machine.poll() {
+                match output {
+                    Output::Request(request) => return Ok(Asked::Connect(request)),
+                    Output::Finished => return Ok(Asked::Nothing),
+                    Output::Done { leftover } => client.put_last(&leftover),
+                    output => self.answer(client, output).await?,
+                }
+            }
+            self.next_event(client).await?;
+        }
+    }
+
+    /// Tells the client how the dial went, and leaves with it the bytes it sent meanwhile.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub async fn reply(&mut self, client: &mut Client, reply: Reply) -> Result<(), Refused> {
+        self.machine.handle(self.clock.now(), Input::Reply(reply));
+        while let Some(output) = self.machine.poll() {
+            match output {
+                Output::Done { leftover } => client.put_last(&leftover),
+                // The machine repeats in words what the driver told it.
+                Output::Failed { .. } | Output::Finished | Output::Request(_) => {}
+                output => self.answer(client, output).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn answer(&mut self, client: &mut Client, output: Output) -> Result<(), Refused> {
+        match output {
+            Output::Send(bytes) => client.answer(&bytes).await.map_err(gone),
+            Output::Session(query) => {
+                let now = self.clock.now();
+                let random = sidetrack_sys::random::bytes();
+                let answer = {
+                    let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+                    sessions.answer(now, self.peer, &query, random)
+                };
+                self.machine.handle(now, Input::Session(answer));
+                Ok(())
+            }
+            Output::Failed { reason, detail } => Err(Refused(Failure { reason, detail })),
+            Output::Request(_) | Output::Finished | Output::Done { .. } => Ok(()),
+        }
+    }
+
+    async fn next_event(&mut self, client: &mut Client) -> Result<(), Refused> {
+        let read = match self.machine.deadline().filter(|deadline| *deadline < self.deadline) {
+            None => client.read_more().await,
+            Some(deadline) => {
+                let wait = deadline.since(self.clock.now()).max(Duration::from_millis(1));
+                match timeout(wait, client.read_more()).await {
+                    Ok(read) => read,
+                    Err(_) => {
+                        self.machine.handle(self.clock.now(), Input::Tick);
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        let now = self.clock.now();
+        match read.map_err(gone)? {
+            0 => self.machine.handle(now, Input::Eof),
+            _ => self.machine.handle(now, Input::Bytes(&client.take_held())),
+        }
+        Ok(())
+    }
+}
+
+fn gone(error: std::io::Error) -> Refused {
+    Refused(Failure::new(EndReason::ClientGone, format!("the client left during the handshake: {error}")))
+}

@@ -1,0 +1,97 @@
+//! One task per flow: from an accepted connection to the one record of its end.
+//!
+//! Interceptor, policy and carrier are asked in turn ([`Setup`]); then the [`pump::Pump`] moves the bytes. What the
+//! making of a path needs is in a box that is gone when the long part of the flow's life begins.
+
+mod client;
+mod lane;
+pub mod pump;
+mod setup;
+mod watch;
+
+pub use client::Client;
+pub use lane::PIPES_MAX;
+
+use crate::carry::Failure;
+use crate::intercept::Listening;
+use crate::live::{Ended, LiveFlow, Slot};
+use crate::worker::{Admission, Worker};
+use pump::Pump;
+use setup::{Setup, SetupEnd};
+use sidetrack_core::flow::EndReason;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use watch::Watched;
+
+/// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
+struct Entry {
+    worker: Arc<Worker>,
+    live: Arc<LiveFlow>,
+    slot: Option<Slot>,
+}
+
+impl Entry {
+    fn new(worker: &Arc<Worker>) -> Self {
+        let live = Arc::new(LiveFlow::new(worker.next_flow_id()));
+        let slot = worker.ledger.enter(live.clone());
+        Self { worker: worker.clone(), live, slot: Some(slot) }
+    }
+
+    fn end(&mut self, reason: EndReason, detail: Option<String>) {
+        if let Some(slot) = self.slot.take() {
+            let duration = self.live.opened.elapsed();
+            let detail = detail.map(String::into_boxed_str);
+            self.worker.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.end(EndReason::Shutdown, None);
+    }
+}
+
+/// Serves one accepted connection to its end.
+pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
+    let admission = match Admission::ask(&worker, peer.ip()) {
+        Ok(admission) => admission,
+        Err(detail) => return shed(&worker, &listening, stream, peer, detail),
+    };
+    let mut entry = Entry::new(&worker);
+    let mut client = Client::new(stream);
+    let making = Setup::new(&worker, &listening, &entry.live, peer).run(&mut client);
+    let made = Watched::new(making, entry.live.clone(), worker.clock).await;
+    match made.unwrap_or_else(|reason| SetupEnd::Failed(Failure::new(reason, setup::late(reason)))) {
+        SetupEnd::Ready(ready) => {
+            let early_up = client.take_held();
+            let pump = Pump::new(
+                (client.stream, ready.server),
+                (early_up, ready.early),
+                ready.config,
+                entry.live.clone(),
+                worker.clock,
+            );
+            let ending = pump.await;
+            entry.end(ending.reason, ending.error.map(|error| error.to_string()));
+        }
+        SetupEnd::Answered(reason, detail) => {
+            entry.end(reason, detail);
+            client.close_after_answer().await;
+        }
+        SetupEnd::Failed(failure) => {
+            client.reset();
+            entry.end(failure.reason, Some(failure.detail));
+        }
+    }
+    drop(admission);
+}
+
+/// Refuses a flow there is no room for; it still gets its record.
+fn shed(worker: &Arc<Worker>, listening: &Listening, stream: TcpStream, peer: SocketAddr, detail: String) {
+    let mut entry = Entry::new(worker);
+    entry.live.decide(setup::undecided(listening, peer));
+    Client::new(stream).reset();
+    entry.end(EndReason::Limit, Some(detail));
+}

@@ -1,0 +1,156 @@
+//! What one direction of a flow holds: nothing, bytes in memory, or bytes in a kernel pipe.
+
+use super::pump::SPLICE_AFTER;
+use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncWrite, Interest};
+use tokio::net::TcpStream;
+
+thread_local! {
+    /// Idle pipes of this worker, kept for the next flow.
+    static PIPES: RefCell<PipePool> = RefCell::new(PipePool::new(PIPES_MAX, DEFAULT_PIPE_BYTES));
+    /// Pipes in use by flows of this worker.
+    static IN_USE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Most pipes of one worker, two descriptors each; when none is left, flows go on being copied. Counted among the
+/// descriptors that admission keeps back.
+pub const PIPES_MAX: usize = 256;
+
+/// One direction.
+#[derive(Debug, Default)]
+pub struct Lane {
+    holds: Holds,
+    /// Bytes that went through, until the decision about a pipe is made; then `u64::MAX`.
+    moved: u64,
+}
+
+#[derive(Debug, Default)]
+enum Holds {
+    #[default]
+    Nothing,
+    Bytes {
+        bytes: Vec<u8>,
+        start: usize,
+    },
+    Pipe(Box<Pipe>),
+}
+
+impl Lane {
+    /// A direction that holds `bytes` from the start.
+    pub fn holding(bytes: Vec<u8>) -> Self {
+        let holds = if bytes.is_empty() { Holds::Nothing } else { Holds::Bytes { bytes, start: 0 } };
+        Self { holds, moved: 0 }
+    }
+
+    /// Whether nothing is held in memory.
+    pub fn is_empty(&self) -> bool {
+        matches!(self.holds, Holds::Nothing)
+    }
+
+    /// Whether bytes go through a pipe.
+    pub fn is_piped(&self) -> bool {
+        matches!(self.holds, Holds::Pipe(_))
+    }
+
+    /// Keeps bytes behind those that are held.
+    pub fn keep(&mut self, more: &[u8]) {
+        match &mut self.holds {
+            Holds::Bytes { bytes, start } => {
+                bytes.drain(..*start);
+                *start = 0;
+                bytes.extend_from_slice(more);
+            }
+            holds => *holds = Holds::Bytes { bytes: more.to_vec(), start: 0 },
+        }
+    }
+
+    /// Notes that bytes left while none are on their way from the thread's buffer: the moment to change to a pipe.
+    /// Gives the bytes that the direction may hold from then on, if it changed.
+    pub fn moved(&mut self, n: u64) -> Option<u32> {
+        if self.moved == u64::MAX || !self.is_empty() {
+            return None;
+        }
+        self.moved += n;
+        if self.moved < SPLICE_AFTER {
+            return None;
+        }
+        self.moved = u64::MAX;
+        if IN_USE.get() >= PIPES_MAX {
+            return None;
+        }
+        let pipe = PIPES.with_borrow_mut(PipePool::take).ok()?;
+        IN_USE.set(IN_USE.get() + 1);
+        let limit = u32::try_from(pipe.capacity_bytes()).unwrap_or(u32::MAX);
+        self.holds = Holds::Pipe(Box::new(pipe));
+        Some(limit)
+    }
+
+    /// Moves at most `max` bytes from the socket into the pipe; 0 is the end of the stream. `Pending` while the pipe
+    /// has no room: the write that empties it brings the core back to this direction.
+    pub fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &TcpStream,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        let Holds::Pipe(pipe) = &mut self.holds else {
+            return Poll::Ready(Err(io::Error::other("this direction has no pipe")));
+        };
+        loop {
+            ready!(socket.poll_read_ready(cx))?;
+            let fill = socket.try_io(Interest::READABLE, || match splice_from(socket, pipe, max)? {
+                // Only this clears the readiness that tokio remembers.
+                Fill::SourceEmpty => Err(ErrorKind::WouldBlock.into()),
+                fill => Ok(fill),
+            });
+            return match fill {
+                Ok(Fill::Bytes(n)) => Poll::Ready(Ok(n)),
+                Ok(Fill::End) => Poll::Ready(Ok(0)),
+                Ok(Fill::PipeFull | Fill::SourceEmpty) => Poll::Pending,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                Err(error) => Poll::Ready(Err(error)),
+            };
+        }
+    }
+
+    /// Writes what is held to the socket, `held` bytes at most.
+    pub fn poll_drain(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut TcpStream,
+        held: usize,
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.holds {
+            Holds::Nothing => Poll::Ready(Err(io::Error::other("nothing is held for this side"))),
+            Holds::Bytes { bytes, start } => {
+                let n = ready!(Pin::new(socket).poll_write(cx, &bytes[*start..]))?;
+                *start += n;
+                if *start == bytes.len() {
+                    self.holds = Holds::Nothing;
+                }
+                Poll::Ready(Ok(n))
+            }
+            Holds::Pipe(pipe) => loop {
+                ready!(socket.poll_write_ready(cx))?;
+                match socket.try_io(Interest::WRITABLE, || splice_to(pipe, &*socket, held, false)) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    result => return Poll::Ready(result),
+                }
+            },
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Holds::Pipe(pipe) = std::mem::take(&mut self.holds) {
+            IN_USE.set(IN_USE.get().saturating_sub(1));
+            // At the end of the thread the pool may be gone before the last flow.
+            let _ = PIPES.try_with(|pool| pool.borrow_mut().put(*pipe));
+        }
+    }
+}

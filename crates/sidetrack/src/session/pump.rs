@@ -1,0 +1,260 @@
+//! The driver of [`sidetrack_core::splice`]: one future per flow that moves its bytes.
+//!
+//! What is read lands in one buffer per thread and is written from there at once; only what the other side does not
+//! take is kept, in memory that the flow gives back when it is gone. An idle flow holds no buffer. A direction that
+//! has carried [`SPLICE_AFTER`] bytes changes to a pipe and `splice(2)`: its bytes no longer pass through user space.
+
+use super::lane::Lane;
+use crate::live::{Clock, LiveFlow};
+use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_core::splice::{Config, Input, Output, Splice};
+use sidetrack_sys::sockopt;
+use std::cell::RefCell;
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Bytes of a direction after which it changes to `splice(2)`. Below this a pipe costs more than the copies it saves
+/// (`bench/RESULTS.md`).
+pub const SPLICE_AFTER: u64 = 256 * 1024;
+
+/// Most bytes one read takes, and the size of the buffer of each thread.
+const SCRATCH: usize = 64 * 1024;
+
+thread_local! {
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+}
+
+/// How the moving of bytes ended.
+#[derive(Debug)]
+pub struct Ending {
+    /// The one reason.
+    pub reason: EndReason,
+    /// What the socket said, where it said something.
+    pub error: Option<io::Error>,
+}
+
+/// Bytes that were just read and lie in the thread's buffer.
+#[derive(Clone, Copy)]
+struct Fresh {
+    from: Side,
+    start: usize,
+    end: usize,
+}
+
+/// One flow's bytes in motion. Resolves when both sockets are closed.
+pub struct Pump {
+    client: Option<TcpStream>,
+    server: Option<TcpStream>,
+    core: Splice,
+    up: Lane,
+    down: Lane,
+    live: Arc<LiveFlow>,
+    clock: Clock,
+    error: Option<io::Error>,
+}
+
+impl Pump {
+    /// Both sides stand; `early_up` was read from the client and `early_down` from the server before.
+    pub fn new(
+        (client, server): (TcpStream, TcpStream),
+        (early_up, early_down): (Vec<u8>, Vec<u8>),
+        config: Config,
+        live: Arc<LiveFlow>,
+        clock: Clock,
+    ) -> Self {
+        let now = clock.now();
+        let mut core = Splice::new(config, now);
+        core.handle(now, Input::Bound);
+        for (side, bytes) in [(Side::Client, &early_up), (Side::Server, &early_down)] {
+            if !bytes.is_empty() {
+                core.handle(now, Input::Read(side, u32::try_from(bytes.len()).unwrap_or(u32::MAX)));
+            }
+        }
+        if !early_down.is_empty() {
+            live.first_byte(live.opened.elapsed());
+        }
+        let (up, down) = (Lane::holding(early_up), Lane::holding(early_down));
+        Self { client: Some(client), server: Some(server), core, up, down, live, clock, error: None }
+    }
+
+    fn lane(&mut self, from: Side) -> &mut Lane {
+        match from {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        }
+    }
+
+    fn socket(&mut self, side: Side) -> &mut TcpStream {
+        let socket = match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        };
+        socket.as_mut().expect("sockets live until Close, after which the core asks for nothing")
+    }
+
+    /// Does what the core asks until it waits or ends.
+    fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
+        let now = self.clock.now();
+        self.core.handle(now, Input::Woken);
+        if let Some(reason) = self.live.ending() {
+            self.core.handle(now, Input::End(reason));
+        }
+        if self.core.deadline().is_some_and(|deadline| deadline <= now) {
+            self.core.handle(now, Input::Tick);
+        }
+        let mut fresh = None;
+        while let Some(output) = self.core.poll() {
+            let input = match output {
+                Output::Read(side, max) => {
+                    self.stash(&mut fresh, scratch);
+                    self.read(cx, side, max, scratch, &mut fresh)
+                }
+                Output::Write(side, held) => self.write(cx, side, held, scratch, &mut fresh),
+                Output::Fin(side) => self.fin(cx, side),
+                Output::Close { reason, reset } => return Poll::Ready((reason, reset)),
+            };
+            self.core.handle(now, input);
+        }
+        self.stash(&mut fresh, scratch);
+        if self.core.active() == now {
+            self.live.touch(self.live.opened.elapsed());
+        }
+        self.live.set_deadline(self.core.deadline(), EndReason::Idle);
+        Poll::Pending
+    }
+
+    /// Keeps what could not be written before the thread's buffer is used for something else.
+    fn stash(&mut self, fresh: &mut Option<Fresh>, scratch: &[u8]) {
+        if let Some(bytes) = fresh.take() {
+            self.lane(bytes.from).keep(&scratch[bytes.start..bytes.end]);
+        }
+    }
+
+    fn read(
+        &mut self,
+        cx: &mut Context<'_>,
+        side: Side,
+        max: u32,
+        scratch: &mut [u8],
+        fresh: &mut Option<Fresh>,
+    ) -> Input {
+        let max = (max as usize).min(SCRATCH);
+        let socket = match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        };
+        let socket = socket.as_mut().expect("sockets live until Close");
+        let lane = match side {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        };
+        let result = if lane.is_piped() {
+            lane.poll_fill(cx, socket, max)
+        } else {
+            let mut buffer = ReadBuf::new(&mut scratch[..max]);
+            Pin::new(socket).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+        };
+        match result {
+            Poll::Pending => Input::ReadBlocked(side),
+            Poll::Ready(Ok(0)) => Input::Eof(side),
+            Poll::Ready(Ok(n)) => {
+                if side == Side::Server && self.live.first_byte_time().is_none() {
+                    self.live.first_byte(self.live.opened.elapsed());
+                }
+                if !self.lane(side).is_piped() {
+                    *fresh = Some(Fresh { from: side, start: 0, end: n });
+                }
+                Input::Read(side, u32::try_from(n).unwrap_or(u32::MAX))
+            }
+            Poll::Ready(Err(error)) => self.failed(side, error),
+        }
+    }
+
+    fn write(
+        &mut self,
+        cx: &mut Context<'_>,
+        side: Side,
+        held: u32,
+        scratch: &[u8],
+        fresh: &mut Option<Fresh>,
+    ) -> Input {
+        let from = side.other();
+        let socket = match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        };
+        let socket = socket.as_mut().expect("sockets live until Close");
+        let lane = match from {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        };
+        let result = match fresh {
+            Some(bytes) if bytes.from == from && lane.is_empty() => {
+                Pin::new(socket).poll_write(cx, &scratch[bytes.start..bytes.end]).map_ok(|n| {
+                    bytes.start += n;
+                    n
+                })
+            }
+            _ => lane.poll_drain(cx, socket, held as usize),
+        };
+        if fresh.is_some_and(|bytes| bytes.start == bytes.end) {
+            *fresh = None;
+        }
+        match result {
+            Poll::Pending => Input::WriteBlocked(side),
+            Poll::Ready(Ok(n)) => {
+                let n64 = n as u64;
+                match side {
+                    Side::Server => self.live.count(n64, 0),
+                    Side::Client => self.live.count(0, n64),
+                }
+                if fresh.is_none()
+                    && let Some(limit) = self.lane(from).moved(n64)
+                {
+                    self.core.handle(self.clock.now(), Input::Limit(from, limit));
+                }
+                Input::Written(side, u32::try_from(n).unwrap_or(u32::MAX))
+            }
+            Poll::Ready(Err(error)) => self.failed(side, error),
+        }
+    }
+
+    fn fin(&mut self, cx: &mut Context<'_>, side: Side) -> Input {
+        match Pin::new(self.socket(side)).poll_shutdown(cx) {
+            Poll::Ready(Err(error)) if error.kind() != ErrorKind::NotConnected => self.failed(side, error),
+            // The socket's shutdown never blocks.
+            _ => Input::FinSent(side),
+        }
+    }
+
+    fn failed(&mut self, side: Side, error: io::Error) -> Input {
+        self.error.get_or_insert(error);
+        Input::Failed(side)
+    }
+
+    fn close(&mut self, reset: bool) {
+        for socket in [self.client.take(), self.server.take()].into_iter().flatten() {
+            if reset {
+                // Cannot fail on a TCP socket; if it did, the peer would see an orderly end of a broken stream.
+                let _ = sockopt::reset_on_close(&socket);
+            }
+        }
+    }
+}
+
+impl Future for Pump {
+    type Output = Ending;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {
+        let this = self.get_mut();
+        this.live.set_waker(cx.waker());
+        let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
+        this.close(reset);
+        Poll::Ready(Ending { reason, error: this.error.take() })
+    }
+}

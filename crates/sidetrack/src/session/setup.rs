@@ -1,0 +1,266 @@
+//! The making of a path: interceptor, policy, carrier, in this order, and the answer to the client.
+
+use super::Client;
+use crate::carry::{self, Carried, Failure, Order};
+use crate::config::Config;
+use crate::intercept::socks::{Asked, Handshake, Refused};
+use crate::intercept::{Catches, Listening, proxy_header, redirect, reverse};
+use crate::live::{Decided, LiveFlow};
+use crate::process;
+use crate::worker::Worker;
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
+use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_core::socks::ReplyCode;
+use sidetrack_core::socks::server::{Reply, Request};
+use sidetrack_core::splice;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// How the making of a path ended.
+pub enum SetupEnd {
+    /// The path stands.
+    Ready(Ready),
+    /// The client was answered in its own protocol; close in order.
+    Answered(EndReason, Option<String>),
+    /// The client is to be reset.
+    Failed(Failure),
+}
+
+/// A path that stands.
+pub struct Ready {
+    /// The socket towards the server or the first hop.
+    pub server: TcpStream,
+    /// Bytes the server sent already.
+    pub early: Vec<u8>,
+    /// Bounds of the flow.
+    pub config: splice::Config,
+}
+
+/// What a time-out of this stage means, in words.
+pub fn late(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::HandshakeTimeout => "the client did not finish its handshake in time",
+        EndReason::ConnectTimeout => "the path to the server was not made in time",
+        EndReason::Killed => "ended by hand",
+        _ => "ended while the path was being made",
+    }
+}
+
+/// What is recorded of a flow that no policy has seen.
+pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
+    Decided {
+        flow: Flow {
+            intercept: listening.catches.intercept(),
+            listener: listening.name.clone(),
+            client: peer,
+            orig_dst: listening.address.into(),
+            host: None,
+            process: None,
+            user: None,
+        },
+        verdict: None,
+    }
+}
+
+/// One path in the making.
+pub struct Setup<'a> {
+    worker: &'a Worker,
+    listening: &'a Listening,
+    live: &'a LiveFlow,
+    peer: SocketAddr,
+    config: Arc<Config>,
+}
+
+/// What the interceptor found.
+struct Caught {
+    flow: Flow,
+    /// Whether the first bytes were read for the name, and that name.
+    sniffed: Option<Option<HostName>>,
+    /// The SOCKS handshake that waits for its reply, and the request.
+    socks: Option<(Handshake, Box<Request>)>,
+}
+
+enum Stop {
+    Failed(Failure),
+    Answered(EndReason, Option<String>),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<Refused> for Stop {
+    fn from(Refused(failure): Refused) -> Self {
+        Self::Answered(failure.reason, Some(failure.detail))
+    }
+}
+
+impl<'a> Setup<'a> {
+    /// A connection that was just accepted.
+    pub fn new(worker: &'a Worker, listening: &'a Listening, live: &'a LiveFlow, peer: SocketAddr) -> Self {
+        Self { worker, listening, live, peer, config: worker.config() }
+    }
+
+    /// Makes the path.
+    pub async fn run(self, client: &mut Client) -> SetupEnd {
+        self.live.decide(undecided(self.listening, self.peer));
+        match self.make(client).await {
+            Ok(ready) => SetupEnd::Ready(ready),
+            Err(Stop::Failed(failure)) => SetupEnd::Failed(failure),
+            Err(Stop::Answered(reason, detail)) => SetupEnd::Answered(reason, detail),
+        }
+    }
+
+    async fn make(&self, client: &mut Client) -> Result<Ready, Stop> {
+        let limits = &self.config.limits;
+        self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
+        let mut caught = self.intercept(client).await?;
+        let verdict = self.decide(&mut caught, client).await;
+        self.live.decide(Decided { flow: caught.flow.clone(), verdict: Some(verdict.clone()) });
+        let carried = match &verdict.action {
+            Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
+            Action::Carry(carry) => {
+                self.due(
+                    carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
+                    EndReason::ConnectTimeout,
+                );
+                self.carry(carry, &caught, client).await.map(|carried| (carry, carried))
+            }
+        };
+        let (carry, carried) = match carried {
+            Ok(done) => done,
+            Err(failure) => return Err(refuse(caught.socks, client, failure).await),
+        };
+        self.live.connected(self.live.opened.elapsed());
+        if let Some((handshake, _)) = &mut caught.socks {
+            let code = ReplyCode::Succeeded;
+            let bound = carried.bound.as_ref().and_then(Destination::socket_addr);
+            let reply = Reply { code, bound, stack: carried.stack, metadata: Vec::new() };
+            handshake.reply(client, reply).await?;
+        }
+        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry) })
+    }
+
+    fn due(&self, after_ms: u64, reason: EndReason) {
+        let deadline = self.worker.clock.now() + Duration::from_millis(after_ms);
+        self.live.set_deadline(Some(deadline), reason);
+    }
+
+    async fn intercept(&self, client: &mut Client) -> Result<Caught, Stop> {
+        let listening = self.listening;
+        let mut peer = self.peer;
+        if listening.proxy_from.contains(peer.ip()) {
+            peer = proxy_header::read(client, peer).await?;
+        }
+        let mut caught = Caught { flow: undecided(listening, peer).flow, sniffed: None, socks: None };
+        match &listening.catches {
+            Catches::Run(_) | Catches::Redirect | Catches::Tproxy => {
+                let clock = &self.worker.clock;
+                caught.flow.orig_dst = redirect::original_destination(&client.stream, listening, clock)?;
+            }
+            Catches::Reverse(target) => {
+                let limits = &self.config.limits;
+                let wait = Duration::from_millis(limits.first_bytes_ms);
+                let patience = Duration::from_millis(limits.handshake_timeout_ms);
+                let (server, name) = reverse::server(target, client, wait, patience).await?;
+                caught.flow.orig_dst = server;
+                caught.sniffed = target.needs_first_bytes().then(|| name.clone());
+                caught.flow.host = name;
+            }
+            Catches::Socks(config) => {
+                let sessions = self.worker.sessions.clone();
+                let mut handshake = Handshake::new(config.clone(), sessions, self.worker.clock, peer.ip());
+                match handshake.request(client).await? {
+                    Asked::Nothing => return Err(Stop::Answered(EndReason::Ok, None)),
+                    Asked::Connect(mut request) => {
+                        client.put_first(std::mem::take(&mut request.first_bytes));
+                        caught.flow.orig_dst = request.destination.clone();
+                        caught.flow.user = request.user.clone();
+                        caught.socks = Some((handshake, request));
+                    }
+                }
+            }
+        }
+        if let (None, Host::Name(name)) = (&caught.flow.host, &caught.flow.orig_dst.host) {
+            caught.flow.host = Some(name.clone());
+        }
+        Ok(caught)
+    }
+
+    async fn decide(&self, caught: &mut Caught, client: &mut Client) -> Verdict {
+        loop {
+            let seen = match &caught.sniffed {
+                None => Seen::Nothing,
+                Some(name) => Seen::FirstBytes(name.as_ref()),
+            };
+            match self.config.policy.decide(&caught.flow, seen) {
+                Decision::Verdict(verdict) => return verdict,
+                Decision::NeedFirstBytes { wait_ms, .. } => {
+                    let name = client.sniff(Duration::from_millis(wait_ms)).await;
+                    if caught.flow.host.is_none() {
+                        caught.flow.host.clone_from(&name);
+                    }
+                    caught.sniffed = Some(name);
+                }
+                Decision::NeedProcess { .. } => {
+                    caught.flow.process = Some(process::behind(&caught.flow, &client.stream));
+                }
+            }
+        }
+    }
+
+    async fn carry(&self, carry: &Carry, caught: &Caught, client: &mut Client) -> Result<Carried, Failure> {
+        let flow = &caught.flow;
+        let destination = match (&carry.to, carry.dial, &flow.host) {
+            (Some(to), _, _) => to.clone(),
+            (None, Dial::Name, Some(name)) => {
+                Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
+            }
+            _ => flow.orig_dst.clone(),
+        };
+        let request = caught.socks.as_ref().map(|(_, request)| request);
+        let metadata = request.map_or_else(Vec::new, |request| request.metadata.clone());
+        let order = Order {
+            carry,
+            destination,
+            client: flow.client,
+            stack: request.map_or(&[], |request| &request.stack),
+            metadata,
+            dialing: &self.worker.dialing(),
+        };
+        client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
+        if let Some(version) = carry.proxy_protocol {
+            let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
+            client.put_first(proxy_header::write(version, flow, server, self.live.id));
+        }
+        let mut carried = carry::carry(&order, client).await?;
+        let held = client.take_held();
+        client.put_last(&held[carried.sent.min(held.len())..]);
+        self.live.count(carried.sent as u64, 0);
+        carried.early.shrink_to_fit();
+        Ok(carried)
+    }
+
+    fn bounds(&self, carry: &Carry) -> splice::Config {
+        let limits = &self.config.limits;
+        splice::Config {
+            limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
+            idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),
+            lifetime: carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis),
+            ..splice::Config::default()
+        }
+    }
+}
+
+/// Says no in the client's own protocol where it has one.
+async fn refuse(socks: Option<(Handshake, Box<Request>)>, client: &mut Client, failure: Failure) -> Stop {
+    let Some((mut handshake, _)) = socks else { return Stop::Failed(failure) };
+    let code = ReplyCode::from_end_reason(failure.reason);
+    // A client that is gone needs no answer: the flow ends for the reason it has.
+    let _ = handshake.reply(client, Reply::failed(code)).await;
+    Stop::Answered(failure.reason, Some(failure.detail))
+}

@@ -1,0 +1,197 @@
+//! A worker: one thread, one single-threaded runtime, its own sockets on every listener's port (`SO_REUSEPORT`), its
+//! own ledger. Nothing on the data path is shared with other workers but the snapshot of the configuration and the
+//! budget of descriptors.
+
+use crate::carry::Dialing;
+use crate::config::Config;
+use crate::intercept::Listening;
+use crate::live::{Clock, Ledger};
+use crate::session;
+use arc_swap::ArcSwap;
+use sidetrack_core::flow::FlowId;
+use sidetrack_core::limit::{Budget, SourceLimit};
+use sidetrack_core::socks::v6::{SessionLimits, SessionTable};
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// How often a worker looks for flows whose deadline has passed.
+const SWEEP: Duration = Duration::from_millis(100);
+
+/// How long a listener rests when the system has no descriptor for the next connection: long enough not to spin,
+/// short enough not to be noticed.
+const ACCEPT_REST: Duration = Duration::from_millis(10);
+
+/// Most client addresses that `limits.max_flows_per_client` counts at a time.
+const SOURCES_MAX: usize = 65_536;
+
+/// What all workers of a process share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The configuration in force.
+    pub config: Arc<ArcSwap<Config>>,
+    /// How connections are dialled.
+    pub dialing: ArcSwap<Dialing>,
+    budget: Mutex<Budget>,
+    per_client: Option<Mutex<SourceLimit>>,
+    next_flow: AtomicU64,
+    sessions: Arc<Mutex<SessionTable>>,
+    clock: Clock,
+}
+
+impl Shared {
+    /// The state of a process that starts with this configuration and budget.
+    pub fn new(config: Arc<ArcSwap<Config>>, dialing: Dialing, budget: Budget, clock: Clock) -> Self {
+        let most = config.load().limits.max_flows_per_client;
+        let per_client = most.map(|most| Mutex::new(SourceLimit::new(most, SOURCES_MAX)));
+        Self {
+            config,
+            dialing: ArcSwap::from_pointee(dialing),
+            budget: Mutex::new(budget),
+            per_client,
+            next_flow: AtomicU64::new(1),
+            sessions: Arc::new(Mutex::new(SessionTable::new(SessionLimits::default()))),
+            clock,
+        }
+    }
+
+    /// The number of the next flow.
+    pub fn next_flow_id(&self) -> FlowId {
+        FlowId(self.next_flow.fetch_add(1, Relaxed))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its flows.
+    pub ledger: Arc<Ledger>,
+    /// The clock of all workers.
+    pub clock: Clock,
+    /// Sessions and tokens of SOCKS6 clients.
+    pub sessions: Arc<Mutex<SessionTable>>,
+    shared: Arc<Shared>,
+}
+
+impl Worker {
+    /// A worker with this ledger.
+    pub fn new(shared: Arc<Shared>, ledger: Arc<Ledger>) -> Self {
+        Self { ledger, clock: shared.clock, sessions: shared.sessions.clone(), shared }
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> Arc<Config> {
+        self.shared.config.load_full()
+    }
+
+    /// How connections are dialled.
+    pub fn dialing(&self) -> Arc<Dialing> {
+        self.shared.dialing.load_full()
+    }
+
+    /// The number of the next flow.
+    pub fn next_flow_id(&self) -> FlowId {
+        self.shared.next_flow_id()
+    }
+
+    /// Wakes flows that are overdue, for ever.
+    pub async fn sweep(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(SWEEP);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.ledger.wake_due(self.clock.now());
+        }
+    }
+
+    /// Accepts connections until `stop` becomes true or its sender is gone.
+    pub async fn accept(
+        self: Arc<Self>,
+        listening: Arc<Listening>,
+        listener: TcpListener,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                changed = stop.changed() => match changed {
+                    Ok(()) if !*stop.borrow() => continue,
+                    _ => return,
+                },
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let peer = sidetrack_sys::sockopt::canonical(peer);
+                    tokio::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
+                }
+                Err(error) if is_about_the_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(listener = %listening.name, %error, "cannot accept; resting");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+    }
+}
+
+/// Errors of accept(2) that concern one connection that is gone already.
+fn is_about_the_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkUnreachable,
+    };
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionReset | HostUnreachable | Interrupted | NetworkUnreachable
+    )
+}
+
+/// Leave to use two descriptors, given back when dropped.
+#[derive(Debug)]
+pub struct Admission {
+    shared: Arc<Shared>,
+    client: Option<IpAddr>,
+}
+
+impl Admission {
+    /// Asks for leave for one more flow of this client.
+    ///
+    /// # Errors
+    /// Which limit is reached, in words.
+    pub fn ask(worker: &Worker, client: IpAddr) -> Result<Self, String> {
+        let shared = worker.shared.clone();
+        {
+            let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+            if !budget.admit() {
+                let max = budget.flows().max;
+                return Err(format!(
+                    "{max} flows are the most that the limit on open files allows (RLIMIT_NOFILE)"
+                ));
+            }
+        }
+        let mut admission = Self { shared, client: None };
+        let admitted = admission
+            .shared
+            .per_client
+            .as_ref()
+            .is_none_or(|limit| limit.lock().unwrap_or_else(PoisonError::into_inner).admit(client));
+        if !admitted {
+            return Err(format!("{client} has as many flows as limits.max_flows_per_client allows"));
+        }
+        admission.client = Some(client);
+        Ok(admission)
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if let (Some(limit), Some(client)) = (&self.shared.per_client, self.client) {
+            limit.lock().unwrap_or_else(PoisonError::into_inner).release(client);
+        }
+        self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner).release();
+    }
+}
