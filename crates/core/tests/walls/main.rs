@@ -9,7 +9,6 @@
 mod documents;
 mod layering;
 mod markdown;
-mod promises;
 mod purity;
 mod shape;
 mod source;
