@@ -1,0 +1,61 @@
+//! Errors as the admin interface sends them.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+
+/// The body of an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ErrorBody {
+    /// What is wrong.
+    pub(super) error: String,
+    /// What to do about it.
+    pub(super) help: String,
+}
+
+/// A status and a body.
+#[derive(Clone, Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { status, body: ErrorBody { error: error.into(), help: help.into() } }
+    }
+
+    pub(super) fn bad_request(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error, help)
+    }
+
+    pub(super) fn not_found(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error, help)
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        let help = "see docs/admin.md for what each path takes";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method", help)
+    }
+
+    pub(super) fn busy(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, error, help)
+    }
+
+    /// What was asked for is understood but the state of things does not allow it.
+    pub(super) fn conflict(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, error, help)
+    }
+
+    pub(super) fn internal(error: impl Into<String>) -> Self {
+        let help = "this is a fault of Sidetrack's own: the log may say more";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, error, help)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body)).into_response()
+    }
+}

@@ -1,0 +1,189 @@
+//! Routes about flows.
+
+use super::AdminState;
+use super::client::Killed;
+use super::error::ApiError;
+use crate::live::LiveFlow;
+use crate::record::{Follow, FlowRecord};
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::Json;
+use hyper::body::Frame;
+use serde::Deserialize;
+use sidetrack_core::filter::Filter;
+use sidetrack_core::flow::EndReason;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Which flows a request is about.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Selection {
+    #[serde(default)]
+    filter: Option<String>,
+    #[serde(default)]
+    recent: usize,
+}
+
+/// What a follower wants.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Interest {
+    #[serde(default)]
+    filter: Option<String>,
+    #[serde(default)]
+    opened: bool,
+}
+
+type Asked<T> = Result<Query<T>, QueryRejection>;
+
+fn asked<T>(query: Asked<T>) -> Result<T, ApiError> {
+    let help = "the path takes filter=… (percent-encoded), recent=N for lists, opened=true for events";
+    query.map(|Query(query)| query).map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))
+}
+
+fn filter(text: Option<&str>) -> Result<Filter, ApiError> {
+    let text = text.unwrap_or("");
+    Filter::parse(text).map_err(|error| {
+        let help = "proc == curl and dst in 10.0.0.0/8 and bytes > 1MiB: see docs/filters.md";
+        ApiError::bad_request(error.caret(text), help)
+    })
+}
+
+impl AdminState {
+    /// The flows in flight that `filter` takes, oldest first.
+    fn live(&self, filter: &Filter) -> Vec<Arc<LiveFlow>> {
+        let mut flows: Vec<_> = self.ledgers.iter().flat_map(|ledger| ledger.snapshot()).collect();
+        if !filter.is_everything() {
+            flows.retain(|flow| {
+                let decided = flow.decided();
+                filter.matches(&FlowRecord::live(flow, decided.as_deref()).facts())
+            });
+        }
+        flows.sort_unstable_by_key(|flow| flow.id);
+        flows
+    }
+}
+
+/// Appends the JSON of `record` to a list of them.
+fn append(list: &mut Vec<u8>, record: &FlowRecord<'_>) {
+    if list.last() == Some(&b'}') {
+        list.push(b',');
+    }
+    // A Vec refuses no bytes, and a record has nothing that JSON cannot hold.
+    let _ = serde_json::to_writer(list, record);
+}
+
+fn json(body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+pub(super) async fn list(
+    State(state): State<AdminState>,
+    query: Asked<Selection>,
+) -> Result<Response, ApiError> {
+    let Selection { filter: text, recent } = asked(query)?;
+    let filter = filter(text.as_deref())?;
+    let mut body = b"{\"flows\":[".to_vec();
+    let ended = state.feed.recent(recent, |ended| {
+        let decided = ended.flow.decided();
+        filter.matches(&FlowRecord::ended(ended, decided.as_deref()).facts())
+    });
+    for ended in ended.iter().rev() {
+        append(&mut body, &FlowRecord::ended(ended, ended.flow.decided().as_deref()));
+    }
+    for flow in state.live(&filter) {
+        append(&mut body, &FlowRecord::live(&flow, flow.decided().as_deref()));
+    }
+    body.extend_from_slice(b"]}\n");
+    Ok(json(body))
+}
+
+fn id(text: &str) -> Result<u64, ApiError> {
+    text.parse().map_err(|_| {
+        ApiError::bad_request(format!("'{text}' is no flow"), "a flow is a number, as `sidetrack flows` shows it")
+    })
+}
+
+fn not_in_flight(id: u64) -> ApiError {
+    let help = "`sidetrack flows` shows those that are; it may have ended just now";
+    ApiError::not_found(format!("no flow {id} is in flight"), help)
+}
+
+pub(super) async fn show(
+    State(state): State<AdminState>,
+    Path(text): Path<String>,
+) -> Result<Response, ApiError> {
+    let id = id(&text)?;
+    let mut body = Vec::new();
+    if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
+        FlowRecord::live(&flow, flow.decided().as_deref()).write_line(&mut body);
+        return Ok(json(body));
+    }
+    let ended = state.feed.recent(1, |ended| ended.flow.id.0 == id);
+    let ended = ended.first().ok_or_else(|| {
+        ApiError::not_found(
+            format!("flow {id} is neither in flight nor among the latest that ended"),
+            "[record] recent in the configuration says how many are kept",
+        )
+    })?;
+    FlowRecord::ended(ended, ended.flow.decided().as_deref()).write_line(&mut body);
+    Ok(json(body))
+}
+
+pub(super) async fn kill_one(
+    State(state): State<AdminState>,
+    Path(text): Path<String>,
+) -> Result<Json<Killed>, ApiError> {
+    let id = id(&text)?;
+    let flow = state.ledgers.iter().find_map(|ledger| ledger.find(id)).ok_or_else(|| not_in_flight(id))?;
+    flow.end(EndReason::Killed);
+    Ok(Json(Killed { killed: vec![id] }))
+}
+
+pub(super) async fn kill_many(
+    State(state): State<AdminState>,
+    query: Asked<Selection>,
+) -> Result<Json<Killed>, ApiError> {
+    let filter = filter(asked(query)?.filter.as_deref())?;
+    if filter.is_everything() {
+        let help = "say which flows to end with filter=…; to end all of them: filter=id > 0";
+        return Err(ApiError::bad_request("no filter: this would end every flow", help));
+    }
+    let flows = state.live(&filter);
+    let killed = flows.iter().filter(|flow| flow.end(EndReason::Killed)).map(|flow| flow.id.0).collect();
+    Ok(Json(Killed { killed }))
+}
+
+pub(super) async fn events(
+    State(state): State<AdminState>,
+    query: Asked<Interest>,
+) -> Result<Response, ApiError> {
+    let Interest { filter: text, opened } = asked(query)?;
+    let follow = state.feed.follow(filter(text.as_deref())?, opened).map_err(|error| {
+        ApiError::busy(error.to_string(), "the records on standard output or in a file have the same lines")
+    })?;
+    let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((headers, Body::new(Events(follow))).into_response())
+}
+
+/// A body that goes on as long as its reader and the recorder do.
+struct Events(Follow);
+
+impl hyper::body::Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let line = std::task::ready!(self.0.poll_next(cx));
+        Poll::Ready(line.map(|line| Ok(Frame::data(Bytes::copy_from_slice(line.as_bytes())))))
+    }
+}

@@ -1,0 +1,165 @@
+//! The admin interface: HTTP/1.1 on a unix socket, for `sidetrack flows`, scripts and the dashboard.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /v1/flows?filter=&recent=N` | flows in flight and, with `recent`, the latest N that ended |
+//! | `GET /v1/flows/{id}` | one of them |
+//! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
+//! | `GET /v1/events?filter=&opened=true` | flows as they end (and open), one JSON object a line |
+//! | `GET /v1/rules` | the rules in force |
+//! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
+//! | `GET /v1/status` | one look at everything |
+//! | `GET /metrics` | OpenMetrics text; this one also on a TCP address, if configured |
+//!
+//! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
+//! It is served by the control thread: nothing here runs on a worker.
+
+mod capped;
+mod client;
+mod error;
+mod flows;
+mod socket;
+mod status;
+
+pub use client::{Client, ClientError, Killed, Lines};
+pub use socket::{AdminSocket, BindError, default_socket, is_stale};
+pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
+
+use crate::live::Ledger;
+use crate::metrics::{CONTENT_TYPE, Metrics, Surroundings};
+use crate::record::{Feed, Timestamp};
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use error::ApiError;
+use sidetrack_core::policy::Policy;
+use std::io;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+use tokio::sync::watch;
+
+/// How long open connections may take to end when we stop.
+const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What the admin interface asks of the program it is a window of. Called on the control thread, [`Control::reload`] on
+/// a thread where it may block.
+pub trait Control: Send + Sync + 'static {
+    /// The policy in force.
+    fn policy(&self) -> Arc<Policy>;
+    /// The configuration in force.
+    fn config(&self) -> ConfigStatus;
+    /// The listeners.
+    fn listeners(&self) -> Vec<ListenerStatus>;
+    /// Loads the configuration anew.
+    ///
+    /// # Errors
+    /// What is wrong with it, as `sidetrack check` says it; nothing has changed then.
+    fn reload(&self) -> Result<(), String>;
+}
+
+/// What the routes see.
+#[derive(Clone)]
+pub struct AdminState {
+    /// The ledgers of all workers.
+    pub ledgers: Vec<Arc<Ledger>>,
+    /// The latest records.
+    pub feed: Arc<Feed>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// The rest of the program.
+    pub control: Arc<dyn Control>,
+    started: Instant,
+    started_at: Timestamp,
+}
+
+impl AdminState {
+    /// The state of a program that starts now.
+    pub fn new(
+        ledgers: Vec<Arc<Ledger>>,
+        feed: Arc<Feed>,
+        metrics: Arc<Metrics>,
+        control: Arc<dyn Control>,
+    ) -> Self {
+        let (started, started_at) = (Instant::now(), SystemTime::now().into());
+        Self { ledgers, feed, metrics, control, started, started_at }
+    }
+
+    /// All metrics as text.
+    fn metrics_text(&self) -> String {
+        let config = self.control.config();
+        let surroundings = Surroundings {
+            fds_in_use: status::descriptors_in_use(),
+            fds_limit: sidetrack_sys::caps::open_files_limit().0,
+            config_generation: config.generation,
+            config_last_reload_success: config.last_error.is_none(),
+        };
+        self.metrics.text(&self.ledgers, surroundings)
+    }
+}
+
+/// All routes.
+pub fn router(state: AdminState) -> Router {
+    Router::new()
+        .route("/v1/flows", get(flows::list).delete(flows::kill_many))
+        .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
+        .route("/v1/events", get(flows::events))
+        .route("/v1/rules", get(status::rules))
+        .route("/v1/config", get(status::config))
+        .route("/v1/reload", axum::routing::post(status::reload))
+        .route("/v1/status", get(status::status))
+        .route("/metrics", get(metrics))
+        .fallback(|| async { ApiError::not_found("there is no such path", "see docs/admin.md for those there are") })
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .with_state(state)
+}
+
+async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], state.metrics_text())
+}
+
+/// Serves all routes on the unix socket until `stop` becomes true or its sender goes; removes the socket then.
+///
+/// # Errors
+/// When the socket cannot be registered with this runtime.
+pub async fn serve(state: AdminState, socket: AdminSocket, stop: watch::Receiver<bool>) -> io::Result<()> {
+    let (listener, _guard) = socket.into_listener()?;
+    serve_on(listener, router(state), stop).await
+}
+
+/// Serves `/metrics` alone on a TCP address, to a bounded number of clients that each have a bounded time.
+///
+/// # Errors
+/// When the listener cannot be registered with this runtime.
+pub async fn serve_metrics(
+    state: AdminState,
+    listener: std::net::TcpListener,
+    stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = capped::Capped::new(tokio::net::TcpListener::from_std(listener)?);
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .fallback(|| async { ApiError::not_found("there is no such path", "this address has /metrics only") })
+        .with_state(state);
+    serve_on(listener, router, stop).await
+}
+
+async fn serve_on<L>(listener: L, router: Router, mut stop: watch::Receiver<bool>) -> io::Result<()>
+where
+    L: axum::serve::Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let mut stopped = stop.clone();
+    let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
+        let _ = stopped.wait_for(|stop| *stop).await;
+    });
+    tokio::select! {
+        result = async move { serving.await } => result,
+        () = async {
+            let _ = stop.wait_for(|stop| *stop).await;
+            tokio::time::sleep(LAST_WORDS).await;
+        } => Ok(()),
+    }
+}

@@ -1,0 +1,124 @@
+//! The unix socket: made where nobody else's is, removed when we go.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Owner and group may connect.
+const MODE: u32 = 0o660;
+
+/// Where the socket is unless the configuration or `--admin` says otherwise: `/run/sidetrack/admin.sock` for root,
+/// `$XDG_RUNTIME_DIR/sidetrack/admin.sock` for others (`/tmp/sidetrack-UID/admin.sock` where that is not set).
+pub fn default_socket() -> PathBuf {
+    if sidetrack_sys::caps::is_network_root() {
+        return "/run/sidetrack/admin.sock".into();
+    }
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(runtime) => PathBuf::from(runtime).join("sidetrack"),
+        None => format!("/tmp/sidetrack-{}", sidetrack_sys::probe::uid()).into(),
+    };
+    directory.join("admin.sock")
+}
+
+/// Whether `path` is a socket that nobody answers at any more: left by a process that was killed.
+pub fn is_stale(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// Why the socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody answers there.
+    #[error(
+        "another sidetrack answers at {0}: stop it, or give this one a socket of its own ([admin] socket)"
+    )]
+    InUse(PathBuf),
+    /// There is something else of that name.
+    #[error("{0} is there and is no socket: remove it, or choose another path ([admin] socket)")]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("the admin socket {0} cannot be made: {1}")]
+    Io(PathBuf, #[source] io::Error),
+}
+
+/// A bound admin socket.
+#[derive(Debug)]
+pub struct AdminSocket {
+    listener: UnixListener,
+    guard: Guard,
+}
+
+/// Removes the socket when dropped, if it still is ours.
+#[derive(Debug)]
+pub(super) struct Guard {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl AdminSocket {
+    /// Makes the socket with mode 0660, and its directory if there is none. A stale one is replaced, a live one never.
+    ///
+    /// # Errors
+    /// When somebody answers there, when something else is there, or when the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, BindError> {
+        let failed = |error| BindError::Io(path.to_owned(), error);
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+        }
+        make_room(path)?;
+        // Made under another name and linked into place when its mode is right: there is no moment in which others
+        // could connect, and a link, unlike a rename, replaces nobody's socket.
+        let hidden = hidden_name(path);
+        let listener = UnixListener::bind(&hidden).map_err(failed)?;
+        let linked = fs::set_permissions(&hidden, fs::Permissions::from_mode(MODE))
+            .and_then(|()| fs::hard_link(&hidden, path))
+            .and_then(|()| fs::symlink_metadata(path));
+        fs::remove_file(&hidden).map_err(failed)?;
+        match linked {
+            Ok(metadata) => {
+                let guard = Guard { path: path.to_owned(), inode: metadata.ino() };
+                Ok(Self { listener, guard })
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(BindError::InUse(path.to_owned())),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.guard.path
+    }
+
+    pub(super) fn into_listener(self) -> io::Result<(tokio::net::UnixListener, Guard)> {
+        self.listener.set_nonblocking(true)?;
+        Ok((tokio::net::UnixListener::from_std(self.listener)?, self.guard))
+    }
+}
+
+fn hidden_name(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}", std::process::id()))
+}
+
+/// Removes what a killed process left.
+fn make_room(path: &Path) -> Result<(), BindError> {
+    let failed = |error| BindError::Io(path.to_owned(), error);
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => Err(BindError::NotASocket(path.to_owned())),
+        Ok(_) if is_stale(path) => fs::remove_file(path).map_err(failed),
+        Ok(_) => Err(BindError::InUse(path.to_owned())),
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Routes about the program itself: rules, configuration, status.
+
+use super::AdminState;
+use super::error::ApiError;
+use crate::record::Timestamp;
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use sidetrack_core::policy::{Action, Policy};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The configuration in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigStatus {
+    /// Its number: 1 for the one we started with, one more for each that replaced it.
+    pub generation: u64,
+    /// The file it was read from; none if it was made from the command line.
+    pub path: Option<PathBuf>,
+    /// Why the latest attempt to load it anew failed; none if that went well, or there was none.
+    pub last_error: Option<String>,
+}
+
+/// A listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerStatus {
+    /// Its name.
+    pub name: String,
+    /// Its kind: `socks`, `reverse`, `redirect`, `tproxy`, `run`.
+    pub kind: String,
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A rule in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleView {
+    /// Its place, from 1 as people count; none for the default.
+    pub place: Option<usize>,
+    /// Its name; none for the default.
+    pub name: Option<String>,
+    /// What it asks, as in `to 10.0.0.0/8`; all must hold.
+    pub matches: Vec<String>,
+    /// What happens then.
+    pub action: ActionView,
+}
+
+/// An action in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ActionView {
+    /// Refused.
+    Deny,
+    /// Carried: `direct`, or the hops in order, without credentials.
+    Carry(String),
+}
+
+impl From<&Action> for ActionView {
+    fn from(action: &Action) -> Self {
+        match action {
+            Action::Deny => Self::Deny,
+            Action::Carry(carry) => Self::Carry(carry.carrier.to_string()),
+        }
+    }
+}
+
+impl RuleView {
+    /// All rules of a policy in order, its default last.
+    pub fn all(policy: &Policy) -> Vec<Self> {
+        let rule = |(index, rule): (usize, &sidetrack_core::policy::Rule)| Self {
+            place: Some(index + 1),
+            name: Some(rule.name.to_string()),
+            matches: rule.matcher.conditions().iter().map(ToString::to_string).collect(),
+            action: ActionView::from(&rule.action),
+        };
+        let default = Self {
+            place: None,
+            name: None,
+            matches: Vec::new(),
+            action: ActionView::from(policy.default_action()),
+        };
+        policy.rules().iter().enumerate().map(rule).chain([default]).collect()
+    }
+}
+
+/// One look at everything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of this program.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// When it started.
+    pub started: Timestamp,
+    /// For how long it has been running, whole seconds.
+    pub uptime_seconds: u64,
+    /// Worker threads.
+    pub workers: usize,
+    /// Flows in flight.
+    pub flows_active: usize,
+    /// Flows that ended since the start.
+    pub flows_ended: u64,
+    /// Descriptors open.
+    pub fds_in_use: u64,
+    /// Descriptors allowed.
+    pub fds_limit: u64,
+    /// The configuration in force.
+    pub config: ConfigStatus,
+    /// The listeners.
+    pub listeners: Vec<ListenerStatus>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Rules {
+    generation: u64,
+    rules: Vec<RuleView>,
+}
+
+pub(super) async fn rules(State(state): State<AdminState>) -> Json<Rules> {
+    let generation = state.control.config().generation;
+    Json(Rules { generation, rules: RuleView::all(&state.control.policy()) })
+}
+
+pub(super) async fn config(State(state): State<AdminState>) -> Json<ConfigStatus> {
+    Json(state.control.config())
+}
+
+pub(super) async fn reload(State(state): State<AdminState>) -> Result<Json<ConfigStatus>, ApiError> {
+    let control = state.control.clone();
+    let result = tokio::task::spawn_blocking(move || control.reload()).await;
+    match result {
+        Ok(Ok(())) => Ok(Json(state.control.config())),
+        Ok(Err(error)) => {
+            let help = "nothing has changed: the configuration before stays in force. `sidetrack check FILE` says the same";
+            Err(ApiError::conflict(error, help))
+        }
+        Err(error) => Err(ApiError::internal(format!("loading the configuration ended early: {error}"))),
+    }
+}
+
+pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
+    Json(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        started: state.started_at,
+        uptime_seconds: state.started.elapsed().as_secs(),
+        workers: state.ledgers.len(),
+        flows_active: state.ledgers.iter().map(|ledger| ledger.len()).sum(),
+        flows_ended: state.feed.ended_total(),
+        fds_in_use: descriptors_in_use(),
+        fds_limit: sidetrack_sys::caps::open_files_limit().0,
+        config: state.control.config(),
+        listeners: state.control.listeners(),
+    })
+}
+
+/// Descriptors this process has open; 0 where /proc is not mounted.
+pub(super) fn descriptors_in_use() -> u64 {
+    // The one that reads the directory is counted, too, and closed again: leave it out.
+    std::fs::read_dir("/proc/self/fd").map_or(0, |entries| (entries.count() as u64).saturating_sub(1))
+}
