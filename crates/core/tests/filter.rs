@@ -253,3 +253,24 @@ fn point(text: &str) -> Result<(), TestCaseError> {
     }
     Ok(())
 }
+
+#[test]
+fn the_manual_tells_the_truth() {
+    let manual = include_str!("../../../docs/filters.md");
+    let examples = manual.split("```").nth(1).expect("a block of examples");
+    for example in examples.lines().filter(|line| !line.is_empty()) {
+        assert!(Filter::parse(example).is_ok(), "{example}");
+    }
+    let rows: Vec<_> = manual.lines().filter(|line| line.starts_with("| `")).collect();
+    assert_eq!(rows.len(), 20, "a row a field");
+    for row in rows {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let field = cells[1].trim_matches('`');
+        for op in ["==", "!=", "~", "!~", "<", "<=", ">", ">=", "in"] {
+            let fits = ["1", "1s", "ok", "run", "live"]
+                .iter()
+                .any(|value| Filter::parse(&format!("{field} {op} {value}")).is_ok());
+            assert_eq!(fits, cells[3].contains(&format!("`{op}`")), "{field} {op}");
+        }
+    }
+}

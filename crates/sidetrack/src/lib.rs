@@ -1,6 +1,7 @@
 //! Sidetrack runs: configuration, sockets, tasks and the one binary.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod app;
 pub mod carry;
 pub mod config;

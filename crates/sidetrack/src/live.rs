@@ -304,6 +304,11 @@ impl Ledger {
         }
     }
 
+    /// The flow in flight of this number.
+    pub fn find(&self, id: u64) -> Option<Arc<LiveFlow>> {
+        lock(&self.inner).slots.iter().flatten().find(|flow| flow.id.0 == id).cloned()
+    }
+
     /// Takes the flows that ended since the last call, and how many were dropped because nobody came in time.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
         let mut inner = lock(&self.inner);

@@ -81,3 +81,26 @@ fn bytes_of_flows_in_flight_count_and_never_count_twice() {
     let text = metrics.text(&ledgers, Surroundings::default());
     assert_eq!(value(&text, "sidetrack_flows_active{listener=\"out\"}"), 0, "none is a number, too");
 }
+
+#[test]
+fn the_manual_names_every_metric() {
+    let manual = include_str!("../../../docs/admin.md");
+    let named: std::collections::BTreeSet<_> = manual
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `sidetrack_"))
+        .filter_map(|rest| rest.split(['{', '`']).next())
+        .map(|name| name.trim_end_matches("_total").trim_end_matches("_info").to_owned())
+        .collect();
+    // A family without members is not there: give each one.
+    let (metrics, ledger) = (Metrics::new(), Arc::new(Ledger::default()));
+    record(&metrics, &full(1), EndReason::Limit);
+    enter(&ledger, &full(2));
+    let text = metrics.text(&[ledger], Surroundings::default());
+    let there: std::collections::BTreeSet<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE sidetrack_"))
+        .filter_map(|rest| rest.split(' ').next())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(named, there);
+}

@@ -7,6 +7,7 @@ pub mod exec;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod probe;
 pub mod process;
 pub mod random;
 pub mod route;

@@ -72,7 +72,11 @@ impl CappedStream {
 }
 
 impl AsyncRead for CappedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.in_time(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }

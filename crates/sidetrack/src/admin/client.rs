@@ -37,7 +37,9 @@ pub enum ClientError {
     )]
     NotRunning(PathBuf),
     /// We may not talk to it.
-    #[error("no permission to use {0}\nhelp: run this as the user or group that sidetrack runs as (its socket has mode 0660)")]
+    #[error(
+        "no permission to use {0}\nhelp: run this as the user or group that sidetrack runs as (its socket has mode 0660)"
+    )]
     NotAllowed(PathBuf),
     /// The connection broke, or somebody else answers there.
     #[error("{0} does not answer as sidetrack does: {1}")]
@@ -122,7 +124,9 @@ impl Client {
     }
 
     async fn whole(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
-        axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX).await.map_err(|error| self.broken(error))
+        axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX)
+            .await
+            .map_err(|error| self.broken(error))
     }
 
     fn unreachable(&self, error: &io::Error) -> ClientError {

@@ -4,13 +4,13 @@ use super::AdminState;
 use super::client::Killed;
 use super::error::ApiError;
 use crate::live::LiveFlow;
-use crate::record::{Follow, FlowRecord};
+use crate::record::{FlowRecord, Follow};
+use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::Json;
 use hyper::body::Frame;
 use serde::Deserialize;
 use sidetrack_core::filter::Filter;
@@ -106,7 +106,10 @@ pub(super) async fn list(
 
 fn id(text: &str) -> Result<u64, ApiError> {
     text.parse().map_err(|_| {
-        ApiError::bad_request(format!("'{text}' is no flow"), "a flow is a number, as `sidetrack flows` shows it")
+        ApiError::bad_request(
+            format!("'{text}' is no flow"),
+            "a flow is a number, as `sidetrack flows` shows it",
+        )
     })
 }
 

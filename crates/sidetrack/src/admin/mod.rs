@@ -22,7 +22,7 @@ mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
-pub use socket::{AdminSocket, BindError, default_socket, is_stale};
+pub use socket::{AdminSocket, BindError, SYSTEM_SOCKET, default_socket, is_stale};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
@@ -110,7 +110,9 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/reload", axum::routing::post(status::reload))
         .route("/v1/status", get(status::status))
         .route("/metrics", get(metrics))
-        .fallback(|| async { ApiError::not_found("there is no such path", "see docs/admin.md for those there are") })
+        .fallback(|| async {
+            ApiError::not_found("there is no such path", "see docs/admin.md for those there are")
+        })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .with_state(state)
 }

@@ -9,15 +9,19 @@ use std::path::{Path, PathBuf};
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
 
-/// Where the socket is unless the configuration or `--admin` says otherwise: `/run/sidetrack/admin.sock` for root,
+/// Where `sidetrack up` as root has its socket unless its configuration says otherwise.
+pub const SYSTEM_SOCKET: &str = "/run/sidetrack/admin.sock";
+
+/// Where the socket is unless the configuration or `--admin` says otherwise: [`SYSTEM_SOCKET`] for root,
 /// `$XDG_RUNTIME_DIR/sidetrack/admin.sock` for others (`/tmp/sidetrack-UID/admin.sock` where that is not set).
 pub fn default_socket() -> PathBuf {
-    if sidetrack_sys::caps::is_network_root() {
-        return "/run/sidetrack/admin.sock".into();
+    let uid = sidetrack_sys::probe::uid();
+    if uid == 0 {
+        return SYSTEM_SOCKET.into();
     }
     let directory = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(runtime) => PathBuf::from(runtime).join("sidetrack"),
-        None => format!("/tmp/sidetrack-{}", sidetrack_sys::probe::uid()).into(),
+        None => format!("/tmp/sidetrack-{uid}").into(),
     };
     directory.join("admin.sock")
 }

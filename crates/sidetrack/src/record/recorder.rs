@@ -107,7 +107,7 @@ impl Recorder {
         }
         let mut live = BTreeSet::new();
         for flow in self.ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
-            if flow.decided().is_none() {
+            if flow.decided().is_none_or(|decided| decided.verdict.is_none()) {
                 continue;
             }
             if !self.told.contains(&flow.id) {
