@@ -9,6 +9,7 @@
 mod documents;
 mod layering;
 mod markdown;
+mod promises;
 mod purity;
 mod shape;
 mod source;
