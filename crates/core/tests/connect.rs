@@ -141,6 +141,19 @@ fn refusals_keep_status_and_words() {
         ("503 x\r\nX-Squid-Error: ERR_CONNECT_FAIL 113\r\n", Unreachable, "113"),
         ("403 x\r\nX-Squid-Error: ERR_ACCESS_DENIED 0\r\n", HopFailed, "ERR_ACCESS_DENIED"),
         ("600 Odd\r\n", HopFailed, "600"),
+        // As Squid 5.7 and tinyproxy 1.11.1 answered on loopback: a closed port, no such name, a closed port.
+        (
+            "503 Service Unavailable\r\nServer: squid/5.7\r\nX-Squid-Error: ERR_CONNECT_FAIL 111\r\n",
+            Refused,
+            "111",
+        ),
+        (
+            "500 Internal Server Error\r\nX-Squid-Error: ERR_CANNOT_FORWARD 0\r\n",
+            Unreachable,
+            "CANNOT_FORWARD",
+        ),
+        ("500 Unable to connect\r\nServer: tinyproxy/1.11.1\r\n", Unreachable, "500 Unable to connect"),
+        ("500 Internal Server Error\r\n", HopFailed, "500"),
     ] {
         let (found, detail) = failed(&format!("HTTP/1.1 {answer}\r\n"));
         assert_eq!(found, reason, "{answer}");

@@ -324,7 +324,7 @@ fn headers_as_they_go_on_the_wire() {
     assert_eq!(text(&mapped), "PROXY TCP4 192.0.2.1 198.51.100.1 1 2\r\n");
 
     assert_eq!(encode_v2(&Addresses::Local, &[Tlv::UniqueId(vec![1])], true).unwrap(), v2(0x20, 0, b""));
-    assert_eq!(encode_v2(&Addresses::Unknown, &[], false).unwrap(), v2(0x21, 0, b""));
+    assert_eq!(encode_v2(&Addresses::Unknown, &[], false).unwrap(), v2(0x20, 0, b""));
     assert_eq!(
         encode_v2(&tcp("192.0.2.1:56324", "198.51.100.1:443"), &[Tlv::UniqueId(vec![7])], false).unwrap(),
         v2_with_tlvs(&[5, 0, 1, 7])
@@ -346,6 +346,54 @@ fn what_does_not_fit_is_refused() {
         |length| Addresses::Unix { transport: Transport::Stream, client: vec![1; length], server: vec![] };
     assert!(encode_v2(&unix(108), &[], false).is_ok());
     assert_eq!(encode_v2(&unix(109), &[], false), Err(EncodeError::PathTooLong));
+}
+
+/// What HAProxy 2.6.12 sends, captured on loopback: `send-proxy`, `send-proxy-v2`, the same with `crc32c,unique-id,
+/// authority`, and over TLS with `ssl,cert-cn,ssl-cipher,cert-sig,cert-key` on top.
+#[test]
+fn headers_from_haproxy() {
+    let unhex = |text: &str| data_encoding::HEXLOWER.decode(text.replace(' ', "").as_bytes()).unwrap();
+    let here = |client, server| tcp(&format!("127.0.0.1:{client}"), &format!("127.0.0.1:{server}"));
+    let line = header(b"PROXY TCP4 127.0.0.1 127.0.0.1 35484 39239\r\n");
+    assert_eq!(line.addresses, here(35484, 39239));
+    let plain = header(&unhex("0d0a0d0a000d0a515549540a2111000c7f0000017f000001acd0be97"));
+    assert_eq!(plain, Header { version: Version::V2, addresses: here(44240, 48791), tlvs: vec![] });
+    assert_eq!(
+        encode_v2(&plain.addresses, &[], false).unwrap(),
+        unhex("0d0a0d0a000d0a515549540a2111000c7f0000017f000001acd0be97")
+    );
+    let with_id = header(&unhex(
+        "0d0a0d0a000d0a515549540a2111002a7f0000017f000001c4f4d4f9030004adb528bb050014666c6f772d3132372e30 \
+     2e302e313a3530343230",
+    ));
+    assert_eq!(with_id.addresses, here(50420, 54521));
+    assert_eq!(with_id.tlvs, [Tlv::UniqueId(b"flow-127.0.0.1:50420".to_vec())]);
+    let over_tls = header(&unhex(
+        "0d0a0d0a000d0a515549540a2111008d7f0000017f000001d4668543030004fb9b7013010008687474702f312e310200 \
+     0e7777772e6578616d706c652e6e6c050014666c6f772d3132372e302e302e313a353433373420004401000000002100 \
+     07544c5376312e33250005454332353624001165636473612d776974682d534841323536230016544c535f4145535f32 \
+     35365f47434d5f534841333834",
+    ));
+    assert_eq!(over_tls.addresses, here(54374, 34115));
+    let fact = |kind, text: &str| (kind, text.as_bytes().to_vec());
+    assert_eq!(
+        over_tls.tlvs,
+        [
+            Tlv::Alpn(b"http/1.1".to_vec()),
+            Tlv::Authority("www.example.nl".parse().unwrap()),
+            Tlv::UniqueId(b"flow-127.0.0.1:54374".to_vec()),
+            Tlv::Tls(Tls {
+                client: 1,
+                verify: 0,
+                facts: vec![
+                    fact(Tls::VERSION, "TLSv1.3"),
+                    fact(Tls::KEY_ALGORITHM, "EC256"),
+                    fact(Tls::SIGNATURE_ALGORITHM, "ecdsa-with-SHA256"),
+                    fact(Tls::CIPHER, "TLS_AES_256_GCM_SHA384"),
+                ],
+            }),
+        ]
+    );
 }
 
 fn any_tlv() -> impl Strategy<Value = Tlv> {

@@ -252,6 +252,8 @@ fn refused(status: u16, response: &httparse::Response<'_, '_>) -> Response {
     let reason = said.and_then(reason_said).unwrap_or(match status {
         502 | 503 => EndReason::Unreachable,
         408 | 504 => EndReason::ConnectTimeout,
+        // tinyproxy says this, and no more, of a refusal, a missing route and a name that does not resolve.
+        500 if phrase == "Unable to connect" => EndReason::Unreachable,
         _ => EndReason::HopFailed,
     });
     Response::Refused { reason, detail }
@@ -273,6 +275,8 @@ fn reason_said(value: &[u8]) -> Option<EndReason> {
         "ERR_CONNECT_FAIL 111" => Some(EndReason::Refused),
         "ERR_CONNECT_FAIL 110" => Some(EndReason::ConnectTimeout),
         squid if squid.starts_with("ERR_CONNECT_FAIL") => Some(EndReason::Unreachable),
+        // No address to go to; with Squid 5.7 also a name that does not exist.
+        squid if squid.starts_with("ERR_CANNOT_FORWARD") => Some(EndReason::Unreachable),
         _ => None,
     }
 }

@@ -183,6 +183,9 @@ pub fn encode_v1(addresses: &Addresses) -> Vec<u8> {
 
 /// Writes a version 2 header, with these TLVs in this order and, if `checksum` is set, a CRC32c behind them.
 ///
+/// [`Addresses::Local`] and [`Addresses::Unknown`] both become LOCAL without TLVs: readers ignore what stands behind,
+/// and some refuse the other way to say `Unknown`.
+///
 /// # Errors
 /// [`EncodeError`] says what does not fit.
 pub fn encode_v2(addresses: &Addresses, tlvs: &[Tlv], checksum: bool) -> Result<Vec<u8>, EncodeError> {

@@ -106,7 +106,8 @@ fn path(field: &[u8]) -> Vec<u8> {
 
 pub(super) fn encode(addresses: &Addresses, tlvs: &[Tlv], checksum: bool) -> Result<Vec<u8>, EncodeError> {
     let mut header = SIGNATURE.to_vec();
-    let local = matches!(addresses, Addresses::Local);
+    // Family 0 with command PROXY is allowed, but HAProxy 2.6 ends such a connection. LOCAL has the same effect.
+    let local = matches!(addresses, Addresses::Local | Addresses::Unknown);
     header.extend_from_slice(&[if local { LOCAL } else { PROXY }, UNSPECIFIED, 0, 0]);
     match addresses {
         // A reader ignores what stands behind these: no TLVs.
