@@ -15,5 +15,6 @@ pub mod scm;
 pub mod sockdiag;
 pub mod sockopt;
 pub mod splice;
+pub mod sysctl;
 pub mod udp;
 pub mod undo;

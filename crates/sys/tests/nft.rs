@@ -126,3 +126,25 @@ fn the_probe_knows_this_kernel_and_leaves_nothing() {
         }
     });
 }
+
+#[test]
+fn nft_reads_the_plan_as_we_mean_it() {
+    in_namespace(|| {
+        let table = full_steering().table("sidetrack");
+        let file = tempfile::NamedTempFile::new().expect("file");
+        std::fs::write(file.path(), table.to_string()).expect("written");
+        if support::nft(&format!("-f {}", file.path().display())).is_none() {
+            return;
+        }
+        let theirs = support::nft("list table inet sidetrack").expect("installed");
+        table.apply(&mut netfilter()).expect("ours in its place");
+        let ours = support::nft("list table inet sidetrack").expect("installed");
+        assert_eq!(theirs, ours);
+    });
+}
+
+#[test]
+fn plans_are_as_reviewed() {
+    insta::assert_snapshot!("run_namespace", nft::run_namespace(9).to_string());
+    insta::assert_snapshot!("steering", full_steering().table("sidetrack").to_string());
+}

@@ -1,19 +1,21 @@
 //! A network namespace of its own for each test, and small TCP peers in it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::Duration;
+
+use sidetrack_sys::sysctl;
 
 /// How long any single step may take before the test fails.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs `test` on a thread with a fresh network namespace whose `lo` is up. Says so and does nothing when not root.
 pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
+    if !is_root() {
         return;
     }
     let thread = std::thread::spawn(|| {
@@ -30,6 +32,118 @@ pub fn enter_new_namespace() {
     #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
     rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).expect("unshare");
     sidetrack_sys::route::link_up("lo").expect("lo up");
+}
+
+/// A host: a thread in a network namespace of its own that does what it is told.
+pub struct Node {
+    thread_id: u32,
+    work: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Node {
+    /// A new host with only `lo`.
+    pub fn new() -> Self {
+        let (work, queue) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (started, start) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            enter_new_namespace();
+            started
+                .send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
+                .expect("the test waits");
+            queue.into_iter().for_each(|work| work());
+        });
+        let thread_id = start.recv_timeout(LIMIT).expect("a namespace");
+        Self { thread_id, work: Some(work), thread: Some(thread) }
+    }
+
+    /// Does something on this host and waits for its result; a panic there is one here.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = mpsc::channel();
+        let job = move || drop(done.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))));
+        self.work.as_ref().expect("alive").send(Box::new(job)).expect("the host's thread lives");
+        match result.recv_timeout(LIMIT * 3).expect("the host answers in time") {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// Runs the `ip` tool on this host.
+    pub fn ip(&self, arguments: &str) {
+        let arguments = arguments.to_owned();
+        self.run(move || ip(&arguments));
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("the ip tool");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// client (10.0.1.1, fd00:1::1) - router (.254, ::fe) - server (10.0.2.1, fd00:2::1), all forwarding.
+pub struct Line {
+    /// 10.0.1.1 and fd00:1::1.
+    pub client: Node,
+    /// 10.0.1.254 and 10.0.2.254, fd00:1::fe and fd00:2::fe; interfaces `to-client` and `to-server`.
+    pub router: Node,
+    /// 10.0.2.1 and fd00:2::1.
+    pub server: Node,
+}
+
+impl Line {
+    /// Builds it.
+    pub fn new() -> Self {
+        let line = Self { client: Node::new(), router: Node::new(), server: Node::new() };
+        for (node, name, net) in [(&line.client, "to-client", 1), (&line.server, "to-server", 2)] {
+            line.router.ip(&format!("link add {name} type veth peer name eth0 netns {}", node.thread_id));
+            for (host, interface, part4, part6) in
+                [(&line.router, name, "254", "fe"), (node, "eth0", "1", "1")]
+            {
+                host.ip(&format!("addr add 10.0.{net}.{part4}/24 dev {interface}"));
+                host.ip(&format!("addr add fd00:{net}::{part6}/64 dev {interface} nodad"));
+                host.ip(&format!("link set {interface} up"));
+            }
+            node.ip(&format!("route add default via 10.0.{net}.254"));
+            node.ip(&format!("route add default via fd00:{net}::fe"));
+        }
+        line.router.run(|| {
+            sysctl::write("net/ipv4/ip_forward", "1").expect("forwarding");
+            sysctl::write("net/ipv6/conf/all/forwarding", "1").expect("forwarding");
+        });
+        line
+    }
+}
+
+/// Says so and returns `false` when not root.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: needs root");
+    }
+    root
+}
+
+/// Sends a word from one end and expects it at the other, both ways.
+pub fn talk(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut buffer = [0; 4];
+    for stream in [&*client, &*server] {
+        stream.set_read_timeout(Some(LIMIT)).expect("limit");
+    }
+    client.write_all(b"ping").expect("send");
+    server.read_exact(&mut buffer).expect("receive");
+    assert_eq!(&buffer, b"ping");
+    server.write_all(b"pong").expect("send");
+    client.read_exact(&mut buffer).expect("receive");
+    assert_eq!(&buffer, b"pong");
 }
 
 /// A listener on a free port of `address`.

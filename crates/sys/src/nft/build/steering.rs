@@ -64,7 +64,7 @@ impl Steering {
         let mut chains = vec![self.except.chain(&mut sets)];
         if !self.tproxies.is_empty() {
             // The chain jumped to must exist before the one that jumps.
-            let take = self.tproxy_chain(&mut sets);
+            let take = self.take_chain(&mut sets);
             chains.extend([take, self.divert_chain(&mut sets)]);
         }
         chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
@@ -88,7 +88,7 @@ impl Steering {
         chain
     }
 
-    /// Before nat: gives packets of connections that have a transparent socket to it, and new ones to chain `tproxy`.
+    /// Before nat: gives packets of connections that have a transparent socket to it, and new ones to chain `take`.
     fn divert_chain(&self, sets: &mut Vec<Set>) -> Chain {
         let mut chain = Chain::base("divert", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
         let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
@@ -108,15 +108,15 @@ impl Steering {
         // The second segment of a handshake answered with a SYN cookie has no socket yet, but its connection is marked.
         let taken =
             [Statement::is(Field::L4Proto, TCP), Statement::mark(Field::CtMark, mark.value, mark.mask)];
-        let goto = Statement::Verdict(Verdict::Goto(TPROXY.into()));
+        let goto = Statement::Verdict(Verdict::Goto(TAKE.into()));
         chain.rules.push(Rule::new(taken.into_iter().chain([goto.clone()])));
         chain.rules.push(Rule::new([Statement::opens_connection(), goto]));
         chain
     }
 
-    fn tproxy_chain(&self, sets: &mut Vec<Set>) -> Chain {
+    fn take_chain(&self, sets: &mut Vec<Set>) -> Chain {
         let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
-        let mut chain = Chain::regular(TPROXY);
+        let mut chain = Chain::regular(TAKE);
         for (index, tproxy) in self.tproxies.iter().enumerate() {
             chain.rules.extend(tproxy.rules(index, mark, sets));
         }
@@ -130,7 +130,8 @@ impl Steering {
     }
 }
 
-const TPROXY: &str = "tproxy";
+/// The chain that gives new connections to transparent listeners (`tproxy` is a word of nft's own).
+const TAKE: &str = "take";
 
 fn path_name(index: usize) -> String {
     format!("path{}", index + 1)

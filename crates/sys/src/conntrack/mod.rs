@@ -1,0 +1,206 @@
+//! Connection tracking (ctnetlink): events, lists and deletion. Numbers: linux/netfilter/nfnetlink_conntrack.h.
+//!
+//! - An event leaves when its packet passes the last hook. DESTROY events carry byte counts only while
+//!   [`enable_accounting`] is in force, and only for connections that began after it.
+//! - ENOBUFS means events are lost: [`Event::Overrun`]. Whoever needs them all lists the table anew and compares.
+
+mod events;
+mod parse;
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::netlink::{AttributeWriter, Error, Protocol, Requests, Socket, flag};
+use crate::nft::MarkBits;
+use crate::sysctl;
+
+pub use events::{Event, Events, Group};
+pub use parse::{parse, parse_datagram};
+
+const SUBSYSTEM: u16 = 1;
+const NEW: u16 = SUBSYSTEM << 8;
+const GET: u16 = (SUBSYSTEM << 8) | 1;
+const DELETE: u16 = (SUBSYSTEM << 8) | 2;
+
+/// Attribute numbers (`CTA_*`).
+mod attribute {
+    pub const TUPLE_ORIGINAL: u16 = 1;
+    pub const TUPLE_REPLY: u16 = 2;
+    pub const STATUS: u16 = 3;
+    pub const PROTOCOL_INFO: u16 = 4;
+    pub const TIMEOUT: u16 = 7;
+    pub const MARK: u16 = 8;
+    pub const COUNTERS_ORIGINAL: u16 = 9;
+    pub const COUNTERS_REPLY: u16 = 10;
+    pub const ID: u16 = 12;
+    pub const ZONE: u16 = 18;
+    pub const TIMESTAMP: u16 = 20;
+    pub const MARK_MASK: u16 = 21;
+}
+
+/// Bits of [`Entry::status`] (`IPS_*`).
+pub mod status {
+    /// Packets of both directions were seen.
+    pub const SEEN_REPLY: u32 = 0x2;
+    /// It is not evicted early.
+    pub const ASSURED: u32 = 0x4;
+    /// Its first packet has left.
+    pub const CONFIRMED: u32 = 0x8;
+    /// Its source is rewritten.
+    pub const SRC_NAT: u32 = 0x10;
+    /// Its destination is rewritten.
+    pub const DST_NAT: u32 = 0x20;
+    /// It is on its way out.
+    pub const DYING: u32 = 0x200;
+}
+
+/// One direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    /// Where packets of this direction come from.
+    pub source: SocketAddr,
+    /// Where they go to.
+    pub destination: SocketAddr,
+    /// IP protocol number, 6 for TCP.
+    pub protocol: u8,
+}
+
+/// What passed in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes, IP headers included.
+    pub bytes: u64,
+}
+
+/// A tracked connection as an event or a list shows it. What the kernel did not send is `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The connection's id; together with `start_ns` unique across port reuse.
+    pub id: Option<u32>,
+    /// As the client sent it.
+    pub original: Tuple,
+    /// As answers come back: shows what NAT did.
+    pub reply: Tuple,
+    /// Bits of [`status`].
+    pub status: u32,
+    /// The connection mark; 0 is not sent and reads as 0.
+    pub mark: u32,
+    /// Seconds until it is forgotten.
+    pub timeout_s: Option<u32>,
+    /// `TCP_CONNTRACK_*` state, 3 is established.
+    pub tcp_state: Option<u8>,
+    /// From client to server; with accounting only.
+    pub client_to_server: Option<Counters>,
+    /// From server to client; with accounting only.
+    pub server_to_client: Option<Counters>,
+    /// When it began, nanoseconds since 1970; with time stamps only.
+    pub start_ns: Option<u64>,
+    /// When it ended; in DESTROY events, with time stamps only.
+    pub stop_ns: Option<u64>,
+    /// Conntrack zone.
+    pub zone: u16,
+}
+
+/// The settings that accounting needs, and their values.
+const ACCOUNTING: [(&str, &str); 3] = [
+    ("net/netfilter/nf_conntrack_acct", "1"),
+    // 2, the default, gives connections that began before a listener joined no events at all.
+    ("net/netfilter/nf_conntrack_events", "1"),
+    ("net/netfilter/nf_conntrack_timestamp", "1"),
+];
+
+/// Switches byte counts, events and time stamps on in this network namespace. Returns name and former value of what was
+/// changed, for undoing with [`sysctl::write`].
+///
+/// # Errors
+/// `NotFound` if this kernel has no conntrack (or its module is not loaded: make a table that uses it first);
+/// `PermissionDenied` without the right.
+pub fn enable_accounting() -> io::Result<Vec<(&'static str, String)>> {
+    let mut changed = Vec::new();
+    for (name, value) in ACCOUNTING {
+        let before = sysctl::write(name, value)?;
+        if before != value {
+            changed.push((name, before));
+        }
+    }
+    Ok(changed)
+}
+
+/// A connection to the conntrack table of one network namespace, for lists and deletions.
+#[derive(Debug)]
+pub struct Conntrack {
+    socket: Socket,
+}
+
+impl Conntrack {
+    /// Opens a socket; needs no right yet.
+    ///
+    /// # Errors
+    /// If the kernel has no netfilter netlink.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
+    }
+
+    /// Lists the connections whose mark fits (the kernel filters), or all.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn list(&mut self, mark: Option<MarkBits>) -> Result<Vec<Entry>, Error> {
+        let mut request = Requests::new();
+        request.push("list connections", GET, flag::DUMP, &header(0), |w| {
+            if let Some(mark) = mark {
+                w.u32_be(attribute::MARK, mark.value);
+                w.u32_be(attribute::MARK_MASK, mark.mask);
+            }
+        });
+        // A mark filter is ignored by kernels before 3.6 and by odd ones after; a second look costs nothing.
+        let fits = |entry: &Entry| mark.is_none_or(|mark| entry.mark & mark.mask == mark.value & mark.mask);
+        self.socket.dump(&request, |message| parse(message).filter(fits))
+    }
+
+    /// Deletes exactly this connection: next packets of it begin a new one. Says whether it was still there.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn delete(&mut self, entry: &Entry) -> Result<bool, Error> {
+        let family = if entry.original.source.is_ipv4() { 2 } else { 10 };
+        let mut request = Requests::new();
+        // A deletion without a tuple would empty the whole table; this one always has one.
+        request.push("delete a connection", DELETE, flag::ACK, &header(family), |w| {
+            write_tuple(w, attribute::TUPLE_ORIGINAL, &entry.original);
+            if let Some(id) = entry.id {
+                w.u32_be(attribute::ID, id);
+            }
+            if entry.zone != 0 {
+                w.u16_be(attribute::ZONE, entry.zone);
+            }
+        });
+        match self.socket.transact(&request) {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// `struct nfgenmsg`.
+const fn header(family: u8) -> [u8; 4] {
+    [family, 0, 0, 0]
+}
+
+fn write_tuple(w: &mut AttributeWriter<'_>, kind: u16, tuple: &Tuple) {
+    w.nested(kind, |w| {
+        let base = if tuple.source.is_ipv4() { 1 } else { 3 };
+        w.nested(1, |w| {
+            w.address(base, tuple.source.ip());
+            w.address(base + 1, tuple.destination.ip());
+        });
+        w.nested(2, |w| {
+            w.u8(1, tuple.protocol);
+            w.u16_be(2, tuple.source.port());
+            w.u16_be(3, tuple.destination.port());
+        });
+    });
+}

@@ -1,0 +1,281 @@
+//! Inverse actions as data, and as lines of text.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::netlink::{Protocol, Socket};
+use crate::nft::{self, Family};
+use crate::route::{self, IpVersion, MarkRule};
+use crate::sysctl;
+
+/// Something that takes back something we did. Performing it twice, or when there is nothing to take back, is no error.
+///
+/// Its `Display` is for people; [`Action::to_line`] is for journals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Removes a policy rule.
+    RemoveMarkRule(MarkRule),
+    /// Removes a local default route.
+    RemoveLocalDefault {
+        /// IP version.
+        version: IpVersion,
+        /// Index of the interface it leads to.
+        interface: u32,
+        /// Routing table.
+        table: u32,
+    },
+    /// Deletes an nftables table without owner.
+    DeleteTable {
+        /// Family of the table.
+        family: Family,
+        /// Its name.
+        name: String,
+    },
+    /// Puts a kernel setting back.
+    RestoreSetting {
+        /// Its name below /proc/sys, with slashes.
+        name: String,
+        /// The former value.
+        value: String,
+    },
+    /// Removes an empty directory (a cgroup).
+    RemoveDirectory(PathBuf),
+    /// Removes a file (a unix socket, a bound namespace).
+    RemoveFile(PathBuf),
+}
+
+/// Why an action could not be performed, or a line is no action.
+#[derive(Debug, thiserror::Error)]
+pub enum ActionError {
+    /// Netlink refused or failed.
+    #[error(transparent)]
+    Netlink(#[from] crate::netlink::Error),
+    /// A file operation failed.
+    #[error("cannot undo ({action}): {source}")]
+    File {
+        /// The action in words.
+        action: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A line of a journal that says nothing.
+    #[error("{0:?} is no undo action; the journal is damaged or of another version")]
+    Unreadable(String),
+}
+
+impl Action {
+    /// Performs it.
+    ///
+    /// # Errors
+    /// If it could not be done although there was something to do.
+    pub fn perform(&self) -> Result<(), ActionError> {
+        match self {
+            Self::RemoveMarkRule(rule) => Ok(route::remove_mark_rule(rule)?),
+            Self::RemoveLocalDefault { version, interface, table } => {
+                Ok(route::remove_local_default_of(*interface, *version, *table)?)
+            }
+            Self::DeleteTable { family, name } => {
+                let mut socket = Socket::open(Protocol::Netfilter)?;
+                nft::delete_table(&mut socket, *family, name)?;
+                Ok(())
+            }
+            Self::RestoreSetting { name, value } => self.file(sysctl::write(name, value).map(|_| ())),
+            Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
+            Self::RemoveFile(path) => self.file(fs::remove_file(path)),
+        }
+    }
+
+    /// "It is not there" is fine.
+    fn file(&self, result: io::Result<()>) -> Result<(), ActionError> {
+        match result {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(ActionError::File { action: self.to_string(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One line of text without line break; [`FromStr`] reads it back.
+    pub fn to_line(&self) -> String {
+        match self {
+            Self::RemoveMarkRule(MarkRule { version, mark, mask, table, priority }) => {
+                format!("rule {} {mark} {mask} {table} {priority}", digit(*version))
+            }
+            Self::RemoveLocalDefault { version, interface, table } => {
+                format!("route {} {interface} {table}", digit(*version))
+            }
+            Self::DeleteTable { family, name } => format!("table {family} {}", escape(name.as_bytes())),
+            Self::RestoreSetting { name, value } => {
+                format!("setting {} {}", escape(name.as_bytes()), escape(value.as_bytes()))
+            }
+            Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
+            Self::RemoveFile(path) => format!("file {}", escape_path(path)),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RemoveMarkRule(rule) => write!(
+                f,
+                "remove the {} policy rule fwmark {:#x}/{:#x} lookup {}",
+                rule.version, rule.mark, rule.mask, rule.table
+            ),
+            Self::RemoveLocalDefault { version, interface, table } => {
+                write!(
+                    f,
+                    "remove the local {version} default route of interface {interface} from table {table}"
+                )
+            }
+            Self::DeleteTable { family, name } => write!(f, "delete the nftables table {family} {name}"),
+            Self::RestoreSetting { name, value } => {
+                write!(f, "set the kernel setting {} back to {value}", name.replace('/', "."))
+            }
+            Self::RemoveDirectory(path) => write!(f, "remove the directory {}", path.display()),
+            Self::RemoveFile(path) => write!(f, "remove {}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Action {
+    type Err = ActionError;
+
+    fn from_str(line: &str) -> Result<Self, ActionError> {
+        let words: Vec<&str> = line.split(' ').collect();
+        read(&words).ok_or_else(|| ActionError::Unreadable(line.to_owned()))
+    }
+}
+
+fn read(words: &[&str]) -> Option<Action> {
+    Some(match words {
+        ["rule", version, mark, mask, table, priority] => Action::RemoveMarkRule(MarkRule {
+            version: version_of(version)?,
+            mark: mark.parse().ok()?,
+            mask: mask.parse().ok()?,
+            table: table.parse().ok()?,
+            priority: priority.parse().ok()?,
+        }),
+        ["route", version, interface, table] => Action::RemoveLocalDefault {
+            version: version_of(version)?,
+            interface: interface.parse().ok()?,
+            table: table.parse().ok()?,
+        },
+        ["table", family, name] => Action::DeleteTable {
+            family: [Family::Inet, Family::Ip, Family::Ip6].into_iter().find(|f| f.to_string() == *family)?,
+            name: text(name)?,
+        },
+        ["setting", name, value] => Action::RestoreSetting { name: text(name)?, value: text(value)? },
+        ["directory", path] => Action::RemoveDirectory(path_of(path)?),
+        ["file", path] => Action::RemoveFile(path_of(path)?),
+        _ => return None,
+    })
+}
+
+const fn digit(version: IpVersion) -> char {
+    match version {
+        IpVersion::V4 => '4',
+        IpVersion::V6 => '6',
+    }
+}
+
+fn version_of(word: &str) -> Option<IpVersion> {
+    match word {
+        "4" => Some(IpVersion::V4),
+        "6" => Some(IpVersion::V6),
+        _ => None,
+    }
+}
+
+/// Everything but plain ASCII as `%XX`, so that no space or line break is left; the empty text is `%`.
+fn escape(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "%".into();
+    }
+    let one = |byte: &u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => char::from(*byte).to_string(),
+        other => format!("%{other:02x}"),
+    };
+    bytes.iter().map(one).collect()
+}
+
+fn unescape(word: &str) -> Option<Vec<u8>> {
+    if word == "%" {
+        return Some(Vec::new());
+    }
+    let mut bytes = word.bytes();
+    let mut plain = Vec::with_capacity(word.len());
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let digits = [bytes.next()?, bytes.next()?];
+            plain.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+        } else {
+            plain.push(byte);
+        }
+    }
+    Some(plain)
+}
+
+fn text(word: &str) -> Option<String> {
+    String::from_utf8(unescape(word)?).ok()
+}
+
+fn escape_path(path: &Path) -> String {
+    escape(path.as_os_str().as_bytes())
+}
+
+fn path_of(word: &str) -> Option<PathBuf> {
+    Some(OsString::from_vec(unescape(word)?).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_read_back() {
+        let rule = MarkRule { version: IpVersion::V6, mark: 1, mask: u32::MAX, table: 100, priority: 9 };
+        let actions = [
+            Action::RemoveMarkRule(rule),
+            Action::RemoveLocalDefault { version: IpVersion::V4, interface: 1, table: 100 },
+            Action::DeleteTable { family: Family::Inet, name: "side track".into() },
+            Action::RestoreSetting { name: "net/ipv4/ip_forward".into(), value: String::new() },
+            Action::RemoveDirectory(OsString::from_vec(b"/sys/fs/\xff\n%x".to_vec()).into()),
+            Action::RemoveFile("/run/sidetrack/admin.sock".into()),
+        ];
+        for action in actions {
+            let line = action.to_line();
+            assert!(line.is_ascii() && !line.contains('\n'), "{line:?}");
+            assert_eq!(line.parse::<Action>().expect("own line"), action);
+        }
+    }
+
+    #[test]
+    fn broken_lines_are_refused() {
+        for line in [
+            "",
+            "rule",
+            "rule 5 1 1 1 1",
+            "rule 4 x 1 1 1",
+            "file",
+            "file a b",
+            "file %f",
+            "file %zz",
+            "boom /",
+        ] {
+            assert!(line.parse::<Action>().is_err(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_already_is_no_error() {
+        let path = std::env::temp_dir().join("sidetrack-undo-no-such-thing");
+        Action::RemoveFile(path.clone()).perform().expect("no file");
+        Action::RemoveDirectory(path).perform().expect("no directory");
+    }
+}

@@ -1,0 +1,157 @@
+//! The process that outlives us to take things back.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use rustix::process::{Pid, WaitOptions};
+
+use super::Action;
+
+/// First letter of a line: take this action when the writer is gone.
+const ADD: char = '+';
+/// First letter of a line: it is not needed any more.
+const DROP: char = '-';
+/// The line that ends the guard without any action.
+const DISARM: &str = "done";
+
+/// A child process that knows how to undo what we did. It blocks on a pipe; the end of that pipe, however it comes, is its
+/// signal. Own session, deaf to the signals of a terminal or a service manager's stop, closes every descriptor but the pipe and
+/// standard error: it keeps neither sockets nor nftables tables of ours alive.
+///
+/// It lives in the network namespace, and with the capabilities, of the moment it was started.
+#[derive(Debug)]
+pub struct Guard {
+    pipe: File,
+    child: Pid,
+}
+
+impl Guard {
+    /// Starts the guard with these actions. Later ones are performed first.
+    ///
+    /// # Errors
+    /// If this process has several threads already (a forked child of such a process may find locks taken for ever), or
+    /// fork or pipe fail.
+    pub fn spawn(actions: &[Action]) -> io::Result<Self> {
+        if !crate::process::is_single_threaded() {
+            return Err(io::Error::other("the undo guard must start before any other thread"));
+        }
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        // SAFETY: the process has one thread, so the child finds every lock free and may allocate.
+        let forked = unsafe { libc::fork() };
+        match Pid::from_raw(forked) {
+            None if forked == 0 => {
+                drop(write);
+                live(read);
+            }
+            None => Err(io::Error::last_os_error()),
+            Some(child) => {
+                let mut guard = Self { pipe: File::from(write), child };
+                actions.iter().try_for_each(|action| guard.add(action))?;
+                Ok(guard)
+            }
+        }
+    }
+
+    /// Adds an action; to be called *before* doing what it takes back.
+    ///
+    /// # Errors
+    /// If the guard is gone.
+    pub fn add(&mut self, action: &Action) -> io::Result<()> {
+        self.send(&format!("{ADD}{}\n", action.to_line()))
+    }
+
+    /// Takes an action away again, because it has been performed.
+    ///
+    /// # Errors
+    /// If the guard is gone.
+    pub fn remove(&mut self, action: &Action) -> io::Result<()> {
+        self.send(&format!("{DROP}{}\n", action.to_line()))
+    }
+
+    /// The orderly end: the guard goes without doing anything.
+    ///
+    /// # Errors
+    /// If the guard is gone already.
+    pub fn disarm(mut self) -> io::Result<()> {
+        self.send(&format!("{DISARM}\n"))?;
+        let child = self.child;
+        drop(self.pipe);
+        rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()))?;
+        Ok(())
+    }
+
+    fn send(&mut self, line: &str) -> io::Result<()> {
+        self.pipe.write_all(line.as_bytes())
+    }
+}
+
+/// The guard's life.
+fn live(pipe: OwnedFd) -> ! {
+    detach(&pipe);
+    let actions = listen(pipe);
+    for action in actions.iter().rev() {
+        if let Err(error) = action.perform() {
+            eprintln!("sidetrack guard: {error}; `sidetrack cleanup` tries again");
+        }
+    }
+    // SAFETY: ends this process at once; nothing of the parent's (its buffers, its exit hooks) may run in it.
+    unsafe { libc::_exit(0) }
+}
+
+/// Leaves the parent's session, descriptors and working directory.
+fn detach(pipe: &OwnedFd) {
+    // Each of these can fail only where the guard works without it as well.
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let _ = rustix::thread::set_name(c"sidetrack-guard");
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT] {
+        // SAFETY: SIG_IGN is a valid disposition for these signals.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    const STANDARD_ERROR: i32 = 2;
+    close_all_but([STANDARD_ERROR, pipe.as_raw_fd()]);
+}
+
+/// Closes every descriptor but two.
+fn close_all_but(mut keep: [i32; 2]) {
+    keep.sort_unstable();
+    let [low, high] = keep.map(i32::cast_unsigned);
+    let gaps = [(0, low.checked_sub(1)), (low + 1, high.checked_sub(1)), (high + 1, Some(u32::MAX))];
+    let closed = gaps.into_iter().filter_map(|(first, last)| Some((first, last?))).all(|(first, last)| {
+        // SAFETY: in this forked child nothing uses the parent's descriptors; what is kept is in no gap.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
+    });
+    if !closed {
+        close_one_by_one(keep);
+    }
+}
+
+/// For kernels before 5.9, which have no close_range.
+fn close_one_by_one(keep: [i32; 2]) {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
+    let open: Vec<i32> =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in open.into_iter().filter(|fd| !keep.contains(fd)) {
+        // SAFETY: as above; the descriptor of the listing itself is closed already, and closing it again does no harm.
+        unsafe { libc::close(fd) };
+    }
+}
+
+/// The actions in force when the pipe ends; none if the orderly end was said.
+fn listen(pipe: OwnedFd) -> Vec<Action> {
+    let mut actions: Vec<Action> = Vec::new();
+    for line in BufReader::new(File::from(pipe)).lines() {
+        let Ok(line) = line else { break };
+        if line == DISARM {
+            return Vec::new();
+        }
+        match (line.strip_prefix(ADD).map(str::parse), line.strip_prefix(DROP).map(str::parse)) {
+            (Some(Ok(action)), _) => actions.push(action),
+            (_, Some(Ok(action))) => actions.retain(|other| *other != action),
+            _ => {}
+        }
+    }
+    actions
+}
