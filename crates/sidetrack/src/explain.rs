@@ -184,7 +184,11 @@ impl fmt::Display for Carried {
         if let Some(version) = self.proxy_protocol {
             write!(f, ", with PROXY protocol v{version}")?;
         }
-        write!(f, "; connect within {} ms, idle at most {} ms", self.connect_timeout_ms, self.idle_timeout_ms)?;
+        write!(
+            f,
+            "; connect within {} ms, idle at most {} ms",
+            self.connect_timeout_ms, self.idle_timeout_ms
+        )?;
         match self.lifetime_ms {
             Some(lifetime) => write!(f, ", at most {lifetime} ms in all"),
             None => Ok(()),

@@ -4,12 +4,15 @@
 pub mod admin;
 pub mod app;
 pub mod carry;
+pub mod cli;
 pub mod config;
 pub mod dns;
+pub mod explain;
 pub mod intercept;
 pub mod live;
 pub mod metrics;
 pub mod process;
 pub mod record;
+pub mod reload;
 pub mod session;
 pub mod worker;

@@ -1,4 +1,5 @@
 //! The configuration: what a good file becomes, and every error message with its carets.
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::{Config, OnCrash, RecordTo, SecretFile, Surroundings};
 use std::io;

@@ -104,7 +104,8 @@ fn ends(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
 
 fn source(text: &str) -> anyhow::Result<SocketAddr> {
     let address = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 0)));
-    address.with_context(|| format!("'{text}' is no address of a client: write 10.0.0.5, or [2001:db8::1]:4711"))
+    address
+        .with_context(|| format!("'{text}' is no address of a client: write 10.0.0.5, or [2001:db8::1]:4711"))
 }
 
 fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option<&'a Listener>> {
@@ -116,11 +117,14 @@ fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option
     };
     let names = || config.listeners.iter().map(|listener| &*listener.name).collect::<Vec<_>>().join(", ");
     let found = config.listener(name);
-    Ok(Some(found.with_context(|| format!("--listener: there is no '{name}'; the listeners are: {}", names()))?))
+    Ok(Some(
+        found.with_context(|| format!("--listener: there is no '{name}'; the listeners are: {}", names()))?,
+    ))
 }
 
 fn intercept(word: &str) -> anyhow::Result<Intercept> {
-    let kinds = [Intercept::Run, Intercept::Redirect, Intercept::Tproxy, Intercept::Socks, Intercept::Reverse];
+    let kinds =
+        [Intercept::Run, Intercept::Redirect, Intercept::Tproxy, Intercept::Socks, Intercept::Reverse];
     kinds
         .into_iter()
         .find(|kind| kind.as_str() == word)

@@ -315,7 +315,7 @@ impl ListenerKind {
 
 impl Config {
     /// The file that is read where none is named.
-    pub const PATH: &str = "/etc/sidetrack/sidetrack.toml";
+    pub const PATH: &str = "sidetrack.toml";
 
     /// A listener by name.
     pub fn listener(&self, name: &str) -> Option<&Listener> {
