@@ -1,6 +1,6 @@
 //! The event socket.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{Entry, parse_datagram};
 use crate::netlink::{Error, Protocol, Received, Socket};
@@ -37,12 +37,18 @@ const DATAGRAMS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Events {
     socket: Socket,
-    receive_buffer_bytes: usize,
 }
 
 impl AsFd for Events {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Events {
+    /// Takes a subscription over that a process with CAP_NET_ADMIN opened and handed on.
+    fn from(fd: OwnedFd) -> Self {
+        Self { socket: Socket::from(fd) }
     }
 }
 
@@ -54,15 +60,15 @@ impl Events {
     /// EPERM without CAP_NET_ADMIN.
     pub fn open(groups: &[Group], receive_buffer_bytes: usize) -> Result<Self, Error> {
         let socket = Socket::open(Protocol::Netfilter)?;
-        let receive_buffer_bytes = socket.set_receive_buffer(receive_buffer_bytes);
+        socket.set_receive_buffer(receive_buffer_bytes);
         socket.set_nonblocking()?;
         groups.iter().try_for_each(|group| socket.join(*group as u32))?;
-        Ok(Self { socket, receive_buffer_bytes })
+        Ok(Self { socket })
     }
 
     /// The size of the receive buffer as the kernel counts it (twice what fits in).
-    pub const fn receive_buffer_bytes(&self) -> usize {
-        self.receive_buffer_bytes
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.socket.receive_buffer()
     }
 
     /// Takes what is there, without waiting, and adds it to `events`. `true`: there may be more, call again soon.

@@ -60,6 +60,13 @@ impl AsFd for Socket {
     }
 }
 
+impl From<OwnedFd> for Socket {
+    /// Takes a bound netlink socket over, as another process hands it on.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd, sequence: 1, buffer: vec![0; BUFFER_BYTES] }
+    }
+}
+
 impl Socket {
     /// Opens and binds a socket (blocking, close-on-exec, extended acknowledgements on).
     ///
@@ -74,7 +81,7 @@ impl Socket {
         }
         // SAFETY: `raw` was just opened and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let socket = Self { fd, sequence: 1, buffer: vec![0; BUFFER_BYTES] };
+        let socket = Self::from(fd);
         socket.bind()?;
         // Both only improve error texts; kernels before 4.12 lack them.
         let _ = socket.set_option(libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, 1);
@@ -272,6 +279,11 @@ impl Socket {
             // The plain option never fails: it clamps to net.core.rmem_max.
             let _ = self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUF, wanted);
         }
+        self.receive_buffer()
+    }
+
+    /// The size of the receive buffer as the kernel counts it.
+    pub fn receive_buffer(&self) -> usize {
         rustix::net::sockopt::socket_recv_buffer_size(&self.fd).unwrap_or(0)
     }
 
