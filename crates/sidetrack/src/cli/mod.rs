@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod explain;
+pub mod flows;
 pub mod schema;
 
 use std::io::{self, IsTerminal, Write};
