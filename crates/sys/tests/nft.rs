@@ -33,6 +33,25 @@ fn run_namespace_catches_every_address_of_both_versions() {
     });
 }
 
+#[test]
+fn run_namespace_works_where_ipv6_is_off() {
+    in_namespace(|| {
+        for name in ["all", "lo"] {
+            sidetrack_sys::sysctl::write(&format!("net/ipv6/conf/{name}/disable_ipv6"), "1").expect("off");
+        }
+        assert!(!route::has_ipv6("lo") && !route::has_ipv6("no-such-link"));
+        let listener = listen("0.0.0.0");
+        route::add_local_default("lo").expect("IPv4 only");
+        nft::run_namespace(listener.local_addr().expect("address").port())
+            .apply(&mut netfilter())
+            .expect("applied");
+        let _client = connect("192.0.2.7:80").expect("caught");
+        assert_eq!(original_dst(accept(&listener).0).expect("kept").to_string(), "192.0.2.7:80");
+        route::remove_local_default("lo").expect("removed");
+        assert!(connect("192.0.2.7:80").is_err(), "no route any more");
+    });
+}
+
 fn net(text: &str) -> IpNet {
     text.parse().expect(text)
 }
