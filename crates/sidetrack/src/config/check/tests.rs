@@ -6,6 +6,7 @@ use super::{Check, rules};
 use sidetrack_core::carrier::Hop;
 use sidetrack_core::flow::{Flow, HostName, Process};
 use sidetrack_core::policy::{Action, Explanation, Policy};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// A decision test.
@@ -28,6 +29,24 @@ pub struct Expectation {
     pub carried: Option<bool>,
     /// The carrier as a text without credentials.
     pub carrier: Option<String>,
+}
+
+impl fmt::Display for Expectation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        match self.rule.as_deref() {
+            Some("default") => parts.push("no rule to match".to_owned()),
+            Some(rule) => parts.push(format!("rule '{rule}'")),
+            None => {}
+        }
+        match self.carried {
+            Some(true) => parts.push("it to be carried".to_owned()),
+            Some(false) => parts.push("it to be denied".to_owned()),
+            None => {}
+        }
+        parts.extend(self.carrier.as_ref().map(|carrier| format!("carrier {carrier}")));
+        f.write_str(&parts.join(" and "))
+    }
 }
 
 impl DecisionTest {
@@ -67,7 +86,8 @@ impl Check<'_> {
             let Some(((flow_checked, host), expected)) = asked.zip(expect_checked) else { continue };
             let test = DecisionTest { flow: flow_checked, host, expect: expected };
             if let Some(explanation) = test.failure(policy) {
-                let message = format!("this test fails: {}", explanation.verdict.summary());
+                let message =
+                    format!("expected {}, but the flow is {}", test.expect, explanation.verdict.summary());
                 let mut help = String::from("the rules, in order:");
                 for line in &explanation.trace {
                     help.push_str(&format!("\n{line}"));
