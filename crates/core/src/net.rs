@@ -233,6 +233,11 @@ impl PortSet {
         self.ranges.iter().map(move |range| (port(range.first), port(range.last)))
     }
 
+    /// Whether no port is in it.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Whether `port` is in it.
     pub fn contains(&self, port: u16) -> bool {
         holds(&self.ranges, port.into())

@@ -1,8 +1,19 @@
 //! Wires everything; the only file that knows all modules.
 
+mod kernel;
 mod sockets;
 mod threads;
 mod up;
 
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, up};
+
+use std::os::fd::AsFd;
+
+/// Runs as the keeper, over standard input.
+///
+/// # Errors
+/// If the connection to the main process breaks in any way but its end.
+pub fn keep() -> anyhow::Result<()> {
+    crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
+}

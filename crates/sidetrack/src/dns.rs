@@ -40,6 +40,7 @@ const MAX_ERRORS: u32 = 100;
 /// # Errors
 /// If the socket cannot be watched, or fails a hundred times in a row.
 pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> Instant) -> io::Result<()> {
+    #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
     let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
     let mut buffer = vec![0; MAX_DATAGRAM];
     let mut errors = 0;

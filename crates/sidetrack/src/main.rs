@@ -15,6 +15,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Keeps the rights that the data path gives up; started by `up`, not by people
+    #[command(hide = true)]
+    Keeper,
     /// Runs a node: listeners and interceptors of a configuration file
     Up {
         /// The configuration file
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_env("SIDETRACK_LOG"))
         .init();
     let result = match Cli::parse().command {
+        Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

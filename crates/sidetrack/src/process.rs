@@ -1,12 +1,70 @@
 //! The local process behind a connection, for rules that ask.
 
 use sidetrack_core::flow::{Flow, Intercept, Process};
-use tokio::net::TcpStream;
+use sidetrack_sys::process as system;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
-/// Who opened this connection; all unknown if it did not come from this host or cannot be seen.
-pub fn behind(flow: &Flow, _client: &TcpStream) -> Process {
-    match flow.intercept {
-        Intercept::Run | Intercept::Redirect | Intercept::Socks | Intercept::Reverse => Process::default(),
-        Intercept::Tproxy | Intercept::Kernel => Process::default(),
+/// From a socket's own address and that of its peer to its owner.
+pub type Lookup = dyn Fn(SocketAddr, SocketAddr) -> Process + Send + Sync;
+
+/// Who can be asked.
+#[derive(Clone, Default)]
+pub enum Owners {
+    /// We look ourselves: finds the processes of our own user, and all with CAP_SYS_PTRACE.
+    #[default]
+    Ourselves,
+    /// Somebody with the right to see all processes of this host looks: the keeper.
+    Asked(Arc<Lookup>),
+    /// Only this process and its descendants, in the network namespace it lives in.
+    Within(u32),
+}
+
+impl fmt::Debug for Owners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ourselves => "Ourselves",
+            Self::Asked(_) => "Asked",
+            Self::Within(_) => "Within",
+        })
+    }
+}
+
+impl Owners {
+    /// Who opened this flow; all unknown if it did not come from this host or cannot be seen. `listener` is our side of
+    /// the client's connection.
+    pub fn of(&self, flow: &Flow, listener: SocketAddr) -> Process {
+        let remote = match flow.intercept {
+            // The client sees the destination it asked the kernel for.
+            Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
+            Intercept::Socks | Intercept::Reverse => Some(listener),
+            // Clients of other hosts.
+            Intercept::Tproxy | Intercept::Kernel => None,
+        };
+        match (self, remote) {
+            (_, None) => Process::default(),
+            (Self::Ourselves, Some(remote)) => on_this_host(flow.client, remote),
+            (Self::Asked(lookup), Some(remote)) => lookup(flow.client, remote),
+            (Self::Within(pid), Some(remote)) => within(*pid, flow.client, remote),
+        }
+    }
+}
+
+/// The owner of a socket of this network namespace.
+pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
+    let inode = system::tcp_socket_inode(std::process::id(), local, remote);
+    inode.and_then(|inode| system::pid_of_socket(inode, None)).map_or_else(Process::default, described)
+}
+
+fn within(root: u32, local: SocketAddr, remote: SocketAddr) -> Process {
+    let inode = system::tcp_socket_inode(root, local, remote);
+    inode.and_then(|inode| system::pid_of_socket(inode, Some(root))).map_or_else(Process::default, described)
+}
+
+fn described(pid: u32) -> Process {
+    match system::process_info(pid) {
+        Ok(info) => Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid) },
+        Err(_) => Process { pid: Some(pid), ..Process::default() },
     }
 }

@@ -6,6 +6,7 @@ use crate::carry::Dialing;
 use crate::config::Config;
 use crate::intercept::Listening;
 use crate::live::{Clock, Ledger};
+use crate::process::Owners;
 use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
@@ -36,6 +37,8 @@ pub struct Shared {
     pub config: Arc<ArcSwap<Config>>,
     /// How connections are dialled.
     pub dialing: ArcSwap<Dialing>,
+    /// Who knows the processes behind local connections.
+    pub owners: Owners,
     budget: Mutex<Budget>,
     per_client: Option<Mutex<SourceLimit>>,
     next_flow: AtomicU64,
@@ -45,12 +48,19 @@ pub struct Shared {
 
 impl Shared {
     /// The state of a process that starts with this configuration and budget.
-    pub fn new(config: Arc<ArcSwap<Config>>, dialing: Dialing, budget: Budget, clock: Clock) -> Self {
+    pub fn new(
+        config: Arc<ArcSwap<Config>>,
+        dialing: Dialing,
+        owners: Owners,
+        budget: Budget,
+        clock: Clock,
+    ) -> Self {
         let most = config.load().limits.max_flows_per_client;
         let per_client = most.map(|most| Mutex::new(SourceLimit::new(most, SOURCES_MAX)));
         Self {
             config,
             dialing: ArcSwap::from_pointee(dialing),
+            owners,
             budget: Mutex::new(budget),
             per_client,
             next_flow: AtomicU64::new(1),
@@ -91,6 +101,11 @@ impl Worker {
     /// How connections are dialled.
     pub fn dialing(&self) -> Arc<Dialing> {
         self.shared.dialing.load_full()
+    }
+
+    /// Who knows the processes behind local connections.
+    pub fn owners(&self) -> &Owners {
+        &self.shared.owners
     }
 
     /// The number of the next flow.

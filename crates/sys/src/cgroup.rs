@@ -42,6 +42,16 @@ impl Hierarchy {
     }
 }
 
+/// The match for an existing cgroup, by its path below the cgroup2 mount (with or without a leading slash).
+///
+/// # Errors
+/// `NotFound` if there is no such cgroup or no cgroup2 mount.
+pub fn find_match(path: &str) -> io::Result<crate::nft::CgroupMatch> {
+    let relative = PathBuf::from(path.trim_matches('/'));
+    let leaf = Leaf::open(Hierarchy::find()?.mount, relative)?;
+    Ok(crate::nft::CgroupMatch { id: leaf.id(), level: leaf.level() })
+}
+
 /// A cgroup of ours. Dropping it does not remove it: a guard may have to do that after a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 /// Most bytes of one message.
-pub const MAX_BYTES: usize = 4096;
+pub const MAX_BYTES: usize = 128 * 1024;
 /// Most descriptors of one message.
 pub const MAX_FDS: usize = 64;
 
@@ -42,7 +42,7 @@ pub fn send(end: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<
         // No bytes would read as the end of the stream at the other side.
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a message has 1 to 4096 bytes, up to 64 fds",
+            "a message has 1 to 131072 bytes, up to 64 fds",
         ));
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -57,6 +57,14 @@ pub fn send(end: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Says that nothing follows in either direction: the other end reads the end of the stream.
+///
+/// # Errors
+/// What shutdown(2) says.
+pub fn close(end: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(end, rustix::net::Shutdown::Both)?)
 }
 
 /// Receives one message; `None` when the other end is closed.

@@ -10,7 +10,7 @@ use crate::time::Instant;
 pub enum Input<'a> {
     /// Bytes from the proxy.
     Bytes(&'a [u8]),
-    /// Nothing more will come from the proxy: a FIN, or a reset (how `socksx` says that it could not connect).
+    /// The proxy sent FIN.
     Eof,
     /// The deadline has come.
     Tick,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &[]),
     ("config", &[]),
@@ -20,9 +20,10 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("carry", &["live"]),
     ("intercept", &["carry", "config", "dns", "live", "session"]),
     ("session", &["carry", "config", "intercept", "live", "process", "worker"]),
-    ("worker", &["carry", "config", "intercept", "live", "session"]),
+    ("worker", &["carry", "config", "intercept", "live", "process", "session"]),
     // Control: never touches a flow's bytes.
-    ("keeper", &["config"]),
+    ("keeper", &["config", "process", "steer"]),
+    ("steer", &["config"]),
     ("reload", &["config"]),
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
@@ -30,7 +31,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("admin", &["config", "live", "metrics", "record", "reload"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
-    ("plan", &["config", "keeper"]),
+    ("plan", &["config", "steer"]),
     ("doctor", &["config"]),
     ("cleanup", &["config"]),
     // Arguments in, text out.

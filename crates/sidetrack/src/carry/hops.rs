@@ -216,6 +216,8 @@ async fn shake(
             Ok(0) => machine.eof(clock.now()),
             Ok(n) => machine.bytes(clock.now(), &buffer[..n]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // A proxy that closes with our initial data unread sends a reset: the machine knows what an end here means.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => machine.eof(clock.now()),
             Err(error) => return Err(broken(&error, "waiting for the answer")),
         }
     }

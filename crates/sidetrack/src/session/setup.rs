@@ -6,7 +6,6 @@ use crate::config::Config;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, proxy_header, redirect, reverse};
 use crate::live::{Decided, LiveFlow};
-use crate::process;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
@@ -207,7 +206,8 @@ impl<'a> Setup<'a> {
                     caught.sniffed = Some(name);
                 }
                 Decision::NeedProcess { .. } => {
-                    caught.flow.process = Some(process::behind(&caught.flow, &client.stream));
+                    let listener = client.stream.local_addr().unwrap_or(self.listening.address);
+                    caught.flow.process = Some(self.worker.owners().of(&caught.flow, listener));
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The event socket.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use super::{Entry, parse_datagram};
 use crate::netlink::{Error, Protocol, Received, Socket};
@@ -37,18 +37,32 @@ const DATAGRAMS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Events {
     socket: Socket,
+    receive_buffer_bytes: usize,
+}
+
+impl From<Events> for OwnedFd {
+    fn from(events: Events) -> Self {
+        events.socket.into()
+    }
+}
+
+/// A subscription made by somebody else, who passed the descriptor.
+impl From<OwnedFd> for Events {
+    fn from(fd: OwnedFd) -> Self {
+        let socket = Socket::from(fd);
+        Self { receive_buffer_bytes: socket.receive_buffer(), socket }
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 impl AsFd for Events {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-impl From<OwnedFd> for Events {
-    /// Takes a subscription over that a process with CAP_NET_ADMIN opened and handed on.
-    fn from(fd: OwnedFd) -> Self {
-        Self { socket: Socket::from(fd) }
     }
 }
 
@@ -60,15 +74,15 @@ impl Events {
     /// EPERM without CAP_NET_ADMIN.
     pub fn open(groups: &[Group], receive_buffer_bytes: usize) -> Result<Self, Error> {
         let socket = Socket::open(Protocol::Netfilter)?;
-        socket.set_receive_buffer(receive_buffer_bytes);
+        let receive_buffer_bytes = socket.set_receive_buffer(receive_buffer_bytes);
         socket.set_nonblocking()?;
         groups.iter().try_for_each(|group| socket.join(*group as u32))?;
-        Ok(Self { socket })
+        Ok(Self { socket, receive_buffer_bytes })
     }
 
     /// The size of the receive buffer as the kernel counts it (twice what fits in).
-    pub fn receive_buffer_bytes(&self) -> usize {
-        self.socket.receive_buffer()
+    pub const fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
     }
 
     /// Takes what is there, without waiting, and adds it to `events`. `true`: there may be more, call again soon.

@@ -1,0 +1,349 @@
+//! From a configuration to what the kernel is to do: which connections it leads to which listener, and which it carries
+//! alone. Pure; `plan` prints it, the keeper makes it real.
+
+use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
+use sidetrack_core::flow::{Destination, Intercept};
+use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::policy::{Capture, KernelAction, KernelMatch, KernelRule, Traffic};
+use sidetrack_sys::nft::{
+    CgroupMatch, Except, InterfaceName, KernelPath, KernelRoute, Lifetime, MarkBits, Redirect, Selector,
+    Steering, TProxy,
+};
+use sidetrack_sys::route::{IpVersion, MarkRule};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Name of our table, and the prefix of every table of ours.
+pub const TABLE: &str = "sidetrack";
+
+/// `SO_MARK` of the sockets we dial with: packets with it are never steered (invariant 6).
+pub const OWN_MARK: MarkBits = MarkBits { value: 0x5d00_0000, mask: 0xff00_0000 };
+
+/// The mark that leads packets for foreign addresses to our tproxy listeners.
+pub const TPROXY_MARK: MarkBits = MarkBits { value: 0x5e00_0000, mask: 0xff00_0000 };
+
+/// The routing table in which every address is local, and the place of the rule that asks it.
+const TPROXY_TABLE: u32 = 0x5e;
+const TPROXY_PRIORITY: u32 = 5000;
+
+/// Connection marks of the kernel path: our half of the mark, with this bit and the number of the path.
+const PATH_BIT: u32 = 0x8000;
+const PATH_SHIFT: u32 = 16;
+const PATH_MASK: u32 = 0xffff_0000;
+
+/// Which rule of which listener a connection of the kernel path belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The listener that would have caught it.
+    pub listener: Arc<str>,
+    /// How it would have been caught.
+    pub intercept: Intercept,
+    /// The rule; none for the default.
+    pub rule: Option<Arc<str>>,
+    /// Its place in the policy.
+    pub index: Option<usize>,
+}
+
+/// What the kernel is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Steer {
+    /// The rules.
+    pub steering: Steering,
+    /// The paths that the kernel carries alone; their number is in the connection mark.
+    pub paths: Vec<Path>,
+    /// Policy routing that tproxy needs.
+    pub mark_rules: Vec<MarkRule>,
+    /// How long the table lives.
+    pub lifetime: Lifetime,
+}
+
+/// Why a configuration cannot be steered on this host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("listener '{listener}': {what}")]
+pub struct SteerError {
+    /// The listener.
+    pub listener: Arc<str>,
+    /// What is wrong and what to do.
+    pub what: String,
+}
+
+/// Where a cgroup of the configuration is.
+pub type FindCgroup<'a> = dyn Fn(&str) -> std::io::Result<CgroupMatch> + 'a;
+
+impl Path {
+    /// The number of a path in a connection mark, if the mark is one of ours.
+    pub const fn number_in(mark: u32) -> Option<usize> {
+        let ours = mark >> PATH_SHIFT;
+        if ours & PATH_BIT == 0 { None } else { Some((ours & !PATH_BIT) as usize) }
+    }
+
+    const fn mark(number: usize) -> MarkBits {
+        MarkBits { value: (PATH_BIT | number as u32) << PATH_SHIFT, mask: PATH_MASK }
+    }
+}
+
+impl Steer {
+    /// Whether the kernel has nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.steering.kernel_paths.is_empty()
+            && self.steering.tproxies.is_empty()
+            && self.steering.redirects.is_empty()
+    }
+
+    /// What `config` asks of the kernel, its listeners being bound to these addresses.
+    ///
+    /// # Errors
+    /// Which listener cannot be led to, and why.
+    pub fn new(
+        config: &Config,
+        bound: &[(Arc<str>, SocketAddr)],
+        find_cgroup: &FindCgroup<'_>,
+    ) -> Result<Self, SteerError> {
+        let except = Except {
+            mark: Some(OWN_MARK),
+            listeners: bound.iter().map(|(_, address)| *address).collect(),
+            ..Except::default()
+        };
+        let lifetime = match config.on_crash {
+            OnCrash::Open => Lifetime::Socket,
+            OnCrash::Closed => Lifetime::SocketThenOrphan,
+        };
+        let steering = Steering { except, ..Steering::default() };
+        let mut steer = Self { steering, paths: Vec::new(), mark_rules: Vec::new(), lifetime };
+        for listener in &config.listeners {
+            let addresses: Vec<_> = bound
+                .iter()
+                .filter(|(name, _)| *name == listener.name)
+                .map(|(_, address)| *address)
+                .collect();
+            steer.add(config, listener, &addresses, find_cgroup)?;
+        }
+        steer.open_paths();
+        Ok(steer)
+    }
+
+    fn add(
+        &mut self,
+        config: &Config,
+        listener: &Listener,
+        addresses: &[SocketAddr],
+        find_cgroup: &FindCgroup<'_>,
+    ) -> Result<(), SteerError> {
+        match &listener.kind {
+            ListenerKind::Socks(_) => {}
+            ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
+                for address in addresses {
+                    self.add_reverse(config, listener, *address, server);
+                }
+            }
+            ListenerKind::Reverse(ReverseTarget::ByName { .. }) => {}
+            ListenerKind::Redirect(redirect) => {
+                return self.add_redirect(config, listener, redirect, addresses, find_cgroup);
+            }
+            ListenerKind::Tproxy(tproxy) => {
+                let selector = Selector {
+                    sources: tproxy.src.clone().unwrap_or_default(),
+                    destinations: tproxy.dst.clone().unwrap_or_default(),
+                    ports: tproxy.ports.clone().unwrap_or_default(),
+                    interfaces: interfaces(listener, &tproxy.interfaces)?,
+                    ..Selector::default()
+                };
+                self.spare(&tproxy.except);
+                self.add_direct(config, listener, &selector, true);
+                for address in addresses {
+                    self.add_tproxy(config, *address, &selector);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_redirect(
+        &mut self,
+        config: &Config,
+        listener: &Listener,
+        redirect: &crate::config::Redirect,
+        addresses: &[SocketAddr],
+        find_cgroup: &FindCgroup<'_>,
+    ) -> Result<(), SteerError> {
+        let selector = Selector {
+            sources: redirect.src.clone().unwrap_or_default(),
+            destinations: redirect.dst.clone().unwrap_or_default(),
+            ports: redirect.ports.clone().unwrap_or_default(),
+            users: redirect.uids.clone(),
+            cgroups: cgroups(listener, redirect.cgroup.as_deref(), find_cgroup)?,
+            // Connections within this host only where somebody names them.
+            to_this_host: redirect.dst.is_some(),
+            ..Selector::default()
+        };
+        self.spare(&redirect.except);
+        self.add_direct(config, listener, &selector, redirect.forwarded);
+        let forwarded = Selector {
+            interfaces: interfaces(listener, &redirect.interfaces)?,
+            users: Vec::new(),
+            cgroups: Vec::new(),
+            ..selector.clone()
+        };
+        for address in addresses {
+            if redirect.forwarded && !address.ip().is_unspecified() {
+                return Err(SteerError {
+                    listener: listener.name.clone(),
+                    what: format!(
+                        "forwarded connections are redirected to the address they came in by, not to {}; \
+                         listen on 0.0.0.0 or [::]",
+                        address.ip()
+                    ),
+                });
+            }
+            let (v4, v6) = versions(*address);
+            self.steering.redirects.push(Redirect {
+                port: address.port(),
+                v4,
+                v6,
+                local: redirect.local.then(|| selector.clone()).into_iter().collect(),
+                forwarded: redirect.forwarded.then(|| forwarded.clone()).into_iter().collect(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Our listeners are spared, but not those whose connections the kernel is to carry on.
+    fn open_paths(&mut self) {
+        let paths = self.steering.kernel_paths.iter();
+        let carried: Vec<SocketAddr> = paths
+            .filter_map(|path| match &path.route {
+                KernelRoute::Dnat { pairs, .. } => Some(pairs.iter().map(|(listener, _)| *listener)),
+                KernelRoute::Direct(_) => None,
+            })
+            .flatten()
+            .collect();
+        self.steering.except.listeners.retain(|listener| !carried.contains(listener));
+    }
+
+    fn spare(&mut self, except: &IpSet) {
+        let all = self.steering.except.destinations.nets().iter().chain(except.nets()).copied();
+        self.steering.except.destinations = all.collect();
+    }
+
+    fn add_tproxy(&mut self, config: &Config, address: SocketAddr, selector: &Selector) {
+        let (v4, v6) = versions(address);
+        self.steering.tproxy_mark = Some(TPROXY_MARK);
+        self.steering.tproxies.push(TProxy {
+            port: address.port(),
+            v4,
+            v6,
+            selectors: vec![selector.clone()],
+            drop_without_listener: config.on_crash == OnCrash::Closed,
+        });
+        let wanted = [(v4, IpVersion::V4), (v6, IpVersion::V6)];
+        for (_, version) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
+            let rule = MarkRule {
+                version,
+                mark: TPROXY_MARK.value,
+                mask: TPROXY_MARK.mask,
+                table: TPROXY_TABLE,
+                priority: TPROXY_PRIORITY,
+            };
+            if !self.mark_rules.contains(&rule) {
+                self.mark_rules.push(rule);
+            }
+        }
+    }
+
+    /// The kernel path of a port that stands for one server: only where one line says all.
+    fn add_reverse(
+        &mut self,
+        config: &Config,
+        listener: &Listener,
+        address: SocketAddr,
+        server: &Destination,
+    ) {
+        // Who speaks the PROXY protocol to us has to be read.
+        let Some(server) = server.socket_addr().filter(|_| listener.accept_proxy_protocol.is_empty()) else {
+            return;
+        };
+        let traffic = Traffic::Reverse { address, server };
+        let lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
+        let Some(line) = lines.first().filter(|line| line.matches == KernelMatch::default()) else { return };
+        if let KernelAction::Dnat(to) = line.action
+            && KernelPath::check(address, to).is_ok()
+        {
+            let pairs = vec![(address, to)];
+            let route = KernelRoute::Dnat { pairs, masquerade: line.masquerade };
+            self.add_path(listener, line, route);
+        }
+    }
+
+    /// The kernel path of traffic that would be caught: lines up to the first that needs user space.
+    fn add_direct(&mut self, config: &Config, listener: &Listener, caught: &Selector, forwarded: bool) {
+        let some = |set: &IpSet| (!set.is_empty()).then(|| set.clone());
+        let traffic = Traffic::Anywhere {
+            intercept: listener.kind.intercept(),
+            forwarded,
+            src: some(&caught.sources),
+            dst: some(&caught.destinations),
+            ports: (!caught.ports.is_empty()).then(|| caught.ports.clone()),
+        };
+        let lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
+        for line in &lines {
+            let Some(selector) = narrowed(caught, &line.matches) else { return };
+            if line.action != KernelAction::Accept {
+                return;
+            }
+            self.add_path(listener, line, KernelRoute::Direct(Box::new(selector)));
+        }
+    }
+
+    fn add_path(&mut self, listener: &Listener, line: &KernelRule, route: KernelRoute) {
+        self.steering.kernel_paths.push(KernelPath { mark: Path::mark(self.paths.len()), route });
+        self.paths.push(Path {
+            listener: listener.name.clone(),
+            intercept: listener.kind.intercept(),
+            rule: line.rule.clone(),
+            index: line.index,
+        });
+    }
+}
+
+/// What a line restricts within what is caught. `None` where both restrict the same thing: the intersection is left to
+/// user space, which is always right.
+fn narrowed(caught: &Selector, matches: &KernelMatch) -> Option<Selector> {
+    fn one<T: Clone + Default>(caught: &T, is_any: bool, line: Option<&T>) -> Option<T> {
+        match line {
+            None => Some(caught.clone()),
+            Some(line) => is_any.then(|| line.clone()),
+        }
+    }
+    Some(Selector {
+        sources: one(&caught.sources, caught.sources.is_empty(), matches.from.as_ref())?,
+        destinations: one(&caught.destinations, caught.destinations.is_empty(), matches.to.as_ref())?,
+        ports: one::<PortSet>(&caught.ports, caught.ports.is_empty(), matches.port.as_ref())?,
+        ..caught.clone()
+    })
+}
+
+/// Which versions of IP a socket bound to this address takes connections of.
+fn versions(address: SocketAddr) -> (bool, bool) {
+    (address.is_ipv4(), address.is_ipv6())
+}
+
+fn interfaces(listener: &Listener, names: &[String]) -> Result<Vec<InterfaceName>, SteerError> {
+    let parsed = names
+        .iter()
+        .map(|name| name.parse().map_err(|what| SteerError { listener: listener.name.clone(), what }));
+    parsed.collect()
+}
+
+fn cgroups(
+    listener: &Listener,
+    path: Option<&str>,
+    find: &FindCgroup<'_>,
+) -> Result<Vec<CgroupMatch>, SteerError> {
+    let found = path.map(|path| {
+        find(path).map_err(|error| SteerError {
+            listener: listener.name.clone(),
+            what: format!("cgroup '{path}': {error}"),
+        })
+    });
+    Ok(found.transpose()?.into_iter().collect())
+}
