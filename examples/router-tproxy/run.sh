@@ -22,7 +22,7 @@ wait_for web server 10.80.3.2 80
 say '2. The router: sidetrack up with a tproxy listener; bob is denied by a rule.'
 show 'sidetrack up -c router-tproxy/router.toml'
 start router router "$sidetrack" up -c "$here/router.toml"
-wait_for router router 127.0.0.1 15002
+wait_for router router 0.0.0.0 15002
 
 say '3. alice asks, told nothing; the server sees her own address although the router carried the flow.'
 show 'curl http://10.80.3.2/    (alice)'
