@@ -12,7 +12,6 @@ DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq
 DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd \
 	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
 	danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping
-DEPS_BENCH := $(DEPS_TEST) conntrack:conntrack
 
 # Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run
 # through sudo; without sudo they say "skipped" and are counted.
@@ -38,8 +37,8 @@ deps-run: need-cargo
 deps-test: need-cargo
 	@.ci/apt-install $(DEPS_TEST)
 
-deps-bench: need-cargo
-	@.ci/apt-install $(DEPS_BENCH)
+deps-bench: deps-test
+	bench/peers.sh
 
 run: deps-run ## Builds the release binary and runs the main job on real namespaces
 	$(CARGO) build --release --locked --package sidetrack

@@ -27,7 +27,7 @@ export RUSTUP_TOOLCHAIN=${RUSTUP_TOOLCHAIN:-$(cd "$repository" && rustup show ac
 [ -n "$RUSTUP_TOOLCHAIN" ] || unset RUSTUP_TOOLCHAIN
 [ -x "$peers/socksx-0.1.0/bin/redirector" ] || cargo install socksx --version 0.1.0 \
     --example proxy --example redirector --root "$peers/socksx-0.1.0" --target-dir "$peers/build"
-[ -x "$peers/socksx-0.1.1/bin/socksx" ] || cargo install socksx --version 0.1.1 --locked \
-    --root "$peers/socksx-0.1.1" --target-dir "$peers/build"
+[ -x "$peers/socksx-0.1.1/bin/redirector" ] || cargo install socksx --version 0.1.1 --locked \
+    --bin socksx --example redirector --root "$peers/socksx-0.1.1" --target-dir "$peers/build"
 rm -rf "$peers/build"
 echo "peers are in $peers"

@@ -45,7 +45,8 @@ fn a_bucket_lets_a_burst_through_then_the_rate_and_says_what_it_swallowed() {
     assert_eq!(bucket.take(Instant::from_nanos(499_999_999)), None);
     assert_eq!(bucket.take(at(500)), Some(2));
     assert_eq!(bucket.take(at(100)), None, "a clock that goes back gives nothing");
-    assert_eq!(bucket.take(at(3_600_000)), Some(1));
+    assert_eq!(bucket.take(at(999)), None, "nor does it fill twice for the time between");
+    assert_eq!(bucket.take(at(3_600_000)), Some(2));
     assert_eq!((bucket.take(at(3_600_000)), bucket.take(at(3_600_000))), (Some(0), Some(0)));
     assert_eq!(bucket.take(at(3_600_000)), None, "an hour fills it no higher than the burst");
 }

@@ -25,6 +25,10 @@ fn every_address_of_the_range_is_used_once_and_none_that_must_not_be() {
         assert!(seen.insert(address), "{address} handed out twice");
         assert_eq!(table.name_of(address), Some(name(number)));
     }
+    for offset in 0..1_u32 << 17 {
+        let address = Ipv4Addr::from_bits(u32::from_be_bytes([198, 18, 0, 0]) + offset);
+        assert_eq!(table.name_of(address).is_some(), seen.contains(&address), "{address}");
+    }
     assert_eq!(seen.first(), Some(&Ipv4Addr::new(198, 18, 0, 2)));
     assert_eq!(seen.last(), Some(&Ipv4Addr::new(198, 19, 255, 254)));
     assert_eq!(table.len(), NameTable::MAX_CAPACITY);

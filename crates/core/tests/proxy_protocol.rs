@@ -298,16 +298,30 @@ fn the_checksum_covers_every_byte() {
 
 #[test]
 fn a_checksum_in_the_middle_is_checked_as_well() {
-    // CRC32c of this header with the field zeroed, by an independent bit-by-bit computation below.
     let mut bytes = v2_with_tlvs(&[0x03, 0, 4, 0, 0, 0, 0, 0x05, 0, 1, 9]);
-    let sum = bytes.iter().fold(!0_u32, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1)))
-    });
     let field = 16 + 12 + 3;
-    bytes[field..field + 4].copy_from_slice(&(!sum).to_be_bytes());
+    let sum = bitwise_crc32c(&bytes);
+    bytes[field..field + 4].copy_from_slice(&sum);
     assert_eq!(header(&bytes).tlvs, [Tlv::UniqueId(vec![9])]);
     bytes[field] ^= 1;
     assert_eq!(parse(&bytes), Parsed::Malformed(HeaderError::BadChecksum));
+
+    let mut two = v2_with_tlvs(&[0x03, 0, 4, 0, 0, 0, 0, 0x03, 0, 4, 1, 2, 3, 4]);
+    let sum = bitwise_crc32c(&two);
+    two[field..field + 4].copy_from_slice(&sum);
+    assert_eq!(
+        parse(&two),
+        Parsed::Malformed(HeaderError::BadTlv(3)),
+        "the first is right, a second makes no sense"
+    );
+}
+
+/// CRC32c as its definition reads, independent of the one under test.
+fn bitwise_crc32c(bytes: &[u8]) -> [u8; 4] {
+    let step = |sum: u32, byte: &u8| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1)))
+    };
+    (!bytes.iter().fold(!0, step)).to_be_bytes()
 }
 
 #[test]

@@ -166,6 +166,11 @@ fn broken_hellos_are_named() {
 #[test]
 fn lengths_inside_must_fit_exactly() {
     let whole = hello_with(&[server_name(b"a.example")]);
+    let body = &whole[9..];
+    let long_session_id = [&body[..34], &[33], &[7; 33], &body[35..]].concat();
+    for body in [[body, &[0]].concat(), long_session_id] {
+        assert_eq!(client_hello(&in_one_record(&body)), ClientHello::Malformed(HelloError::BadLength));
+    }
     let extensions_length = 5 + 4 + 2 + 32 + 1 + 2 + 2 + 1 + 1;
     for (offset, delta) in
         [(extensions_length + 1, 1), (extensions_length + 1, 0xff), (45, 1), (48, 1), (43, 33)]

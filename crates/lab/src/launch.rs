@@ -76,6 +76,10 @@ impl NodeExec {
 #[must_use]
 pub fn command(launcher: &Path, placement: &Placement, program: &str) -> Command {
     let mut command = Command::new(launcher);
+    // A node is a host of its own: what proxies this machine uses is none of its business.
+    for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        command.env_remove(name).env_remove(name.to_uppercase());
+    }
     command.arg("node-exec").arg("--parent").arg(std::process::id().to_string());
     if let Some(netns) = &placement.netns {
         command.arg("--netns").arg(netns);

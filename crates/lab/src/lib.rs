@@ -12,6 +12,7 @@ pub mod load;
 pub mod machine;
 pub mod peers;
 pub mod progress;
+pub mod scratch;
 pub mod service;
 pub mod site;
 pub mod topology;

@@ -10,18 +10,25 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 
 use crate::launch::{self, Placement};
 use crate::load::{Generator, Spec};
+use crate::scratch::Scratch;
 use crate::service::Service;
 use crate::topology::{self, Link, Node};
 
 /// Port of the origin.
 pub const ORIGIN_PORT: u16 = 80;
+/// Port of the server's sshd, where a test starts one.
+pub const SSH_PORT: u16 = 22;
+/// The origin's name, known to the proxy only.
+pub const ORIGIN_NAME: &str = "origin.lab";
+/// The same for IPv6 alone.
+pub const ORIGIN_NAME_V6: &str = "origin6.lab";
 /// The file of a small answer: 130 bytes.
 pub const SMALL_FILE: &str = "/small";
 /// The file of bulk work: 1 GiB of holes on a memory file system.
@@ -49,7 +56,7 @@ pub struct Site {
     /// Link 3, `a` is the client.
     pub client_server: Link,
     /// Scratch space on a memory file system, removed with the site.
-    pub directory: TempDir,
+    pub directory: Scratch,
     /// The lab's own program.
     pub launcher: PathBuf,
 }
@@ -61,9 +68,7 @@ impl Site {
     /// Not root, or `ip`, `unshare` or `nginx` is missing; the message says which.
     pub fn new() -> Result<Self> {
         let launcher = launch::launcher()?;
-        let memory = PathBuf::from("/dev/shm");
-        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        let directory = tempfile::Builder::new().prefix("sidetrack-lab-").tempdir_in(parent)?;
+        let directory = Scratch::new()?;
         let client = Node::new("client", &launcher)?;
         let proxy = Node::new("proxy", &launcher)?;
         let server = Node::new("server", &launcher)?;
@@ -75,6 +80,9 @@ impl Site {
         }
         route(&client, 2, client_proxy.b)?;
         route(&server, 1, proxy_server.a)?;
+        let hosts = directory.path().join("hosts");
+        let (v4, v6) = (proxy_server.b.v4, proxy_server.b.v6);
+        std::fs::write(&hosts, format!("127.0.0.1 localhost\n{v4} {ORIGIN_NAME}\n{v6} {ORIGIN_NAME_V6}\n"))?;
         let origin = start_origin(&server, &directory)?;
         let site = Self {
             origin,
@@ -118,6 +126,16 @@ impl Site {
     #[must_use]
     pub fn proxy_placement(&self) -> Placement {
         Placement { netns: None, cpu: Some(last_cpu().min(1)), nice: Some(NICE) }
+    }
+
+    /// A command in the proxy's node and placement, where the origin's names resolve.
+    #[must_use]
+    pub fn proxy_command(&self, program: &str) -> Command {
+        const WITH_HOSTS: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
+        let mut command = self.proxy.command_at("unshare", &self.proxy_placement());
+        command.args(["--mount", "--", "sh", "-c", WITH_HOSTS, "-"]).arg(self.directory.path().join("hosts"));
+        command.arg(program);
+        command
     }
 
     /// Starts a load generator in the client.
@@ -170,7 +188,7 @@ fn route(node: &Node, subnet: u8, via: topology::End) -> Result<()> {
     Ok(())
 }
 
-fn start_origin(server: &Node, directory: &TempDir) -> Result<Service> {
+fn start_origin(server: &Node, directory: &Scratch) -> Result<Service> {
     let root = directory.path().join("www");
     std::fs::create_dir(&root)?;
     std::fs::write(root.join(SMALL_FILE.trim_start_matches('/')), "x".repeat(SMALL_BYTES))?;

@@ -4,14 +4,17 @@
 pub mod admin;
 pub mod app;
 pub mod carry;
+pub mod cli;
 pub mod config;
 pub mod dns;
+pub mod explain;
 pub mod intercept;
 pub mod keeper;
 pub mod live;
 pub mod metrics;
 pub mod process;
 pub mod record;
+pub mod reload;
 pub mod session;
 pub mod steer;
 pub mod worker;

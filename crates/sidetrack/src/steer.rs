@@ -118,7 +118,6 @@ impl Steer {
                 .collect();
             steer.add(config, listener, &addresses, find_cgroup)?;
         }
-        steer.open_paths();
         Ok(steer)
     }
 
@@ -205,19 +204,6 @@ impl Steer {
             });
         }
         Ok(())
-    }
-
-    /// Our listeners are spared, but not those whose connections the kernel is to carry on.
-    fn open_paths(&mut self) {
-        let paths = self.steering.kernel_paths.iter();
-        let carried: Vec<SocketAddr> = paths
-            .filter_map(|path| match &path.route {
-                KernelRoute::Dnat { pairs, .. } => Some(pairs.iter().map(|(listener, _)| *listener)),
-                KernelRoute::Direct(_) => None,
-            })
-            .flatten()
-            .collect();
-        self.steering.except.listeners.retain(|listener| !carried.contains(listener));
     }
 
     fn spare(&mut self, except: &IpSet) {

@@ -1,6 +1,7 @@
 //! The configuration: what a good file becomes, and every error message with its carets.
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
-use sidetrack::config::{Config, OnCrash, RecordTo, SecretFile, Surroundings};
+use sidetrack::config::{Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -153,4 +154,303 @@ fn a_full_file_becomes_what_it_says() {
     assert_eq!(config.tests.len(), 3);
     let warnings: Vec<_> = config.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(warnings, ["every user of this machine can read 'open.pass'"]);
+}
+
+/// Renders what is said about each text; `version = 1` is put before each.
+fn said(cases: &[&str]) -> String {
+    let one = |case: &&str| {
+        let text = format!("version = 1\n{case}\n");
+        match Config::from_text_in("sidetrack.toml", &text, &Machine) {
+            Ok(config) if config.warnings.is_empty() => panic!("this is right, but should not be:\n{text}"),
+            Ok(config) => ConfigError::of_warnings("sidetrack.toml", &text, &config.warnings).render(false),
+            Err(error) => error.render(false),
+        }
+    };
+    let said = cases.iter().map(one).collect::<Vec<_>>().join("----\n");
+    for secret in SECRETS {
+        assert!(!said.contains(secret), "{secret} shows:\n{said}");
+    }
+    said
+}
+
+/// What must never be shown.
+const SECRETS: [&str; 5] = ["topsecret", "othersecret", "123456", "p%40ss", "hunter2"];
+
+/// A snapshot without the cases, which stand in it anyway.
+fn snapshot(name: &str, said: &str) {
+    insta::with_settings!({ omit_expression => true }, { insta::assert_snapshot!(name, said) });
+}
+
+const SOCKS: &str = "[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n";
+
+#[test]
+fn errors_of_shape() {
+    snapshot(
+        "errors_of_shape",
+        &said(&[
+            "workers = ",
+            "workers = 1\nworkers = 2",
+            "wrokers = 1",
+            "workers = \"four\"",
+            "workers = -1",
+            "on_crash = \"opn\"",
+            "[[listen]]\nkind = \"shocks\"",
+            "[[listen]]\nadress = \"127.0.0.1:1\"\nkind = \"socks\"",
+            "[[rule]]\nname = \"a\"\ncarrier = \"direct\"\ndefault = \"deny\"",
+            "[limits]\nidle_timeout = 5",
+            "[[rule]]\nname = \"a\"\nmatch = { dst = \"10.0.0.1\" }\naction = \"drop\"",
+            "listen = 5",
+            "[[rule]]\nname = 5\nmatch = { port = [22, true] }",
+            "[[listen]]\nkind = \"socks\"\nusers = [{ usr = \"ann\", password = \"topsecret\" }, 1.5]",
+            "[[listen]]\nkind = \"socks\"\nusers = [{ user = \"ann\", password = 123456 }]",
+            "workers 5",
+        ]),
+    );
+}
+
+#[test]
+fn several_errors_in_one_go() {
+    snapshot(
+        "several_errors_in_one_go",
+        &said(&[
+            "wrokers = 1\n[[listen]]\nkind = \"shocks\"\nadress = \"x\"\n[[rule]]\nnam = \"a\"\nmatch = { prot = 1, too = 2 }",
+            "default = \"deny\"\n[[listen]]\nkind = \"socks\"\naddress = \"localhost\"\n[[rule]]\nname = \"a b\"\nmatch = { to = \"10.0.0.300\", port = 70000 }\ncarrier = \"gw:1080\"",
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_top_level_values() {
+    snapshot(
+        "errors_of_top_level_values",
+        &said(&[
+            "[[rule]]\nname = \"a\"\naction = \"deny\"",
+            "workers = 5000",
+            "[limits]\nfirst_bytes_ms = 500\nbuffer_bytes = 1\nidle_timeout_ms = 0\nmax_flows = 0",
+            "[record]\nto = \"stdot\"\nrecent = 5000000",
+            "[admin]\nsocket = \"nome\"\nmetrics = \"9465\"",
+            "[set]\nlab = []\nall = [\"@lab\"]\nbad = \"10.0.0.1/8\"",
+        ]),
+    );
+    for text in ["", "version = 2"] {
+        let error =
+            Config::from_text_in("sidetrack.toml", text, &Machine).map_err(|error| error.render(false));
+        snapshot(&format!("version_{}", text.len()), &error.unwrap_err());
+    }
+}
+
+#[test]
+fn errors_of_listeners() {
+    snapshot(
+        "errors_of_listeners",
+        &said(&[
+            "[[listen]]\naddress = \"127.0.0.1:1\"",
+            "[[listen]]\nkind = \"socks\"",
+            "[[listen]]\nkind = \"socks\"\naddress = [\"example.nl:80\", \"127.0.0.1\", \"[::1]:99999\"]",
+            "[[listen]]\nkind = \"socks\"\naddress = []",
+            &format!("{SOCKS}{SOCKS}"),
+            "[[listen]]\nkind = \"socks\"\naddress = \"*:1080\"\n[[listen]]\nname = \"two\"\nkind = \"reverse\"\naddress = \"127.0.0.1:1080\"\nto = \"10.0.0.1:80\"",
+            &format!("{SOCKS}to = \"10.0.0.1:80\"\nlocal = true\nports = 80"),
+            &format!("{SOCKS}versions = [4, 5]"),
+            &format!("{SOCKS}versions = 5\ndialect = \"draft\""),
+            &format!(
+                "{SOCKS}users = [\"ann\", {{ user = \"bob\" }}, {{ user = \"eve\", password = \"topsecret\", password_file = \"gw.pass\" }}]"
+            ),
+            &format!(
+                "{SOCKS}users = [{{ user = \"ann\", password = \"topsecret\" }}, {{ user = \"ann\", password = \"othersecret\" }}]"
+            ),
+            &format!("{SOCKS}users = {{ user = \"ann\", password = \"\" }}"),
+            &format!("{SOCKS}users = {{ user = \"ann\", password_file = \"missing.pass\" }}"),
+            &format!("{SOCKS}users = {{ user = \"ann\", password_file = \"open.pass\" }}"),
+            &format!("{SOCKS}users = {{ user = \"ann\", password = 123456 }}"),
+            &format!("{SOCKS}accept_proxy_protocol = \"@lb\""),
+            &format!("{SOCKS}name = \"\""),
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_reverse_listeners() {
+    let reverse = "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:80\"\n";
+    snapshot(
+        "errors_of_reverse_listeners",
+        &said(&[
+            reverse,
+            &format!("{reverse}to = \"10.0.0.1\""),
+            &format!("{reverse}to = \"10.0.0.1:80\"\nnames = {{ \"a.example\" = \"10.0.0.2:80\" }}"),
+            &format!("{reverse}to = \"10.0.0.1:80\"\ndefault = \"10.0.0.2:80\""),
+            &format!(
+                "{reverse}names = {{ \"a*.example\" = \"10.0.0.2:80\", \"b.example\" = \"10.0.0.2:0\" }}"
+            ),
+            &format!("{reverse}to = \"127.0.0.1:80\""),
+            &format!("{reverse}names = {{ \"a.example\" = \"localhost:80\" }}"),
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_captures() {
+    let redirect = "[[listen]]\nkind = \"redirect\"\n";
+    snapshot(
+        "errors_of_captures",
+        &said(&[
+            redirect,
+            "[[listen]]\nkind = \"tproxy\"",
+            "[[listen]]\nkind = \"tproxy\"\nports = 80\nusers = \"etl\"\ncgroup = \"x\"",
+            &format!("{redirect}local = false\nports = 80"),
+            &format!("{redirect}local = false\nforwarded = true\nusers = \"etl\""),
+            &format!("{redirect}interfaces = \"eth0\""),
+            &format!("{redirect}forwarded = true\ninterfaces = [\"eth0/1\", \"a-name-far-too-long\"]"),
+            &format!("{redirect}users = [\"nobody-here\", {{ user = \"etl\" }}]"),
+            &format!("{redirect}ports = [0, \"90-80\", \"http\", 70000]"),
+            &format!("{redirect}dst = []"),
+            &format!(
+                "[set]\nresearch = \"10.0.0.0/8\"\n{redirect}dst = [\"@reserch\", \"research\", \"www.example.nl\", \"10.0.0.0/33\"]"
+            ),
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_rules() {
+    let rule = |rest: &str| format!("default = \"deny\"\n{SOCKS}[[rule]]\nname = \"a\"\n{rest}");
+    snapshot(
+        "errors_of_rules",
+        &said(&[
+            &rule("name = \"b\""),
+            "default = \"deny\"\n[[rule]]\naction = \"deny\"",
+            &rule(""),
+            &rule("action = \"deny\"\ncarrier = \"direct\""),
+            &rule("action = \"deny\"\ntfo = true\nto = \"10.0.0.1:80\""),
+            &rule("action = \"deny\"\n[[rule]]\nname = \"a\"\ncarrier = \"direct\""),
+            "default = \"deny\"\n[[rule]]\nname = \"default\"\naction = \"deny\"",
+            &rule(
+                "match = { listener = [\"sock\", \"zzz\"], process = \"/usr/bin/curl\", user = \"nobody-here\" }\naction = \"deny\"",
+            ),
+            &rule(
+                "match = { host = [\"10.0.0.1\", \"a*b\"], intercept = [], socks_user = [] }\naction = \"deny\"",
+            ),
+            &rule("match = { to = \"www.example.nl\" }\naction = \"deny\""),
+            &rule(
+                "action = \"deny\"\nmatch = { port = 80 }\n[[rule]]\nname = \"c\"\nmatch = { port = [80], host = \"x.example\" }\ncarrier = \"direct\"",
+            ),
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_carriers() {
+    let rule = |rest: &str| format!("default = \"deny\"\n{SOCKS}[[rule]]\nname = \"a\"\n{rest}");
+    snapshot(
+        "errors_of_carriers",
+        &said(&[
+            &rule("carrier = \"gw:1080\""),
+            &rule("carrier = \"sock5://gw:1080\""),
+            &rule("carrier = [\"direct\", \"socks5://gw\"]"),
+            &rule("carrier = []"),
+            &rule("carrier = \"socks5://ann:topsecret@gw:port\""),
+            &rule("carrier = \"ann:topsecret@gw\""),
+            &rule("carrier = \"socks5://gw?fast=true\""),
+            &rule("carrier = [\"socks5://gw\", \"socks5://gw2?tfo=true\"]"),
+            &rule("carrier = \"socks5://127.0.0.1:1080\""),
+            &rule("carrier = \"direct\"\nto = \"localhost:1080\""),
+            &rule(
+                "carrier = \"direct\"\nto = \"nowhere\"\nresolve = \"local\"\ninitial_data_wait_ms = 10\nmetadata = { 1 = \"x\" }",
+            ),
+            &rule(
+                "carrier = \"socks5://gw\"\nkeep_client_address = true\ntfo = true\nmptcp = true\nproxy_protocol = 3",
+            ),
+            &rule(
+                "carrier = \"socks6://gw\"\nmetadata = { key = \"x\", 70000 = \"y\" }\ninitial_data_wait_ms = 1000",
+            ),
+            &rule("carrier = \"direct\"\ncredentials_file = \"gw.pass\""),
+            &rule("carrier = [\"socks5://gw\", \"socks5://gw2\"]\ncredentials_file = \"gw.pass\""),
+            &rule("carrier = \"socks5://gw\"\ncredentials_file = \"open.pass\""),
+            &rule("carrier = \"direct\"\nidle_timeout_ms = 0"),
+        ]),
+    );
+}
+
+#[test]
+fn errors_of_tests() {
+    let test = |rest: &str| {
+        format!(
+            "default = \"deny\"\n{SOCKS}[[rule]]\nname = \"web\"\nmatch = {{ port = 80, host = \"*.example\" }}\ncarrier = \"socks5://gw\"\n[[test]]\n{rest}"
+        )
+    };
+    snapshot(
+        "errors_of_tests",
+        &said(&[
+            &test("flow = { dst = \"10.0.0.1:80\" }"),
+            &test("flow = { dst = \"10.0.0.1:80\" }\nexpect = {}"),
+            &test("flow = { src = \"x\" }\nexpect = { rule = \"wbe\" }"),
+            &test(
+                "flow = { dst = \"10.0.0.1:80\", listener = \"sox\", host = \"\" }\nexpect = { rule = \"web\" }",
+            ),
+            &test("flow = {}\nexpect = { action = \"deny\" }"),
+            &test("flow = { dst = \"10.0.0.1:80\", host = \"a.test\" }\nexpect = { rule = \"web\" }"),
+            &test(
+                "flow = { dst = \"10.0.0.1:80\", host = \"a.example\" }\nexpect = { carrier = \"direct\" }",
+            ),
+            &test("flow = { dst = \"10.0.0.1:81\" }\nexpect = { action = \"carry\" }"),
+        ]),
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_why() {
+    let error = Config::load("/nonexistent/sidetrack.toml").unwrap_err();
+    snapshot("a_file_that_cannot_be_read", &error.render(false));
+    assert_eq!(
+        error.to_string(),
+        "/nonexistent/sidetrack.toml: cannot read /nonexistent/sidetrack.toml: No such file or directory (os error \
+         2) (give the file with -c FILE; `sidetrack schema` tells what goes into it)"
+    );
+}
+
+#[test]
+fn one_line_names_the_place() {
+    let error = Config::from_text_in("a.toml", "version = 1\nworkers = 5000\n", &Machine).unwrap_err();
+    assert_eq!(error.to_string(), "a.toml:2:11: 5000 is out of range (use 0 to 1024 threads)");
+}
+
+#[test]
+fn no_secret_is_ever_shown() {
+    let full = FULL.replace("\"secret\"", "\"topsecret\"");
+    let shown = |text: &str| match Config::from_text_in("a.toml", text, &Machine) {
+        Ok(config) => format!("{config:?}"),
+        Err(error) => format!("{}{error}", error.render(false)),
+    };
+    // Every line broken in turn, so that every kind of error is met near every secret.
+    let lines: Vec<&str> = full.lines().collect();
+    for broken in 0..=lines.len() {
+        for breakage in ["???", "x = [", "password = \"topsecret", "\"password\" = othersecret"] {
+            let with = |(index, line): (usize, &&str)| {
+                if index == broken { format!("{line} {breakage}\n{breakage}") } else { (*line).to_owned() }
+            };
+            let text = lines.iter().enumerate().map(with).collect::<Vec<_>>().join("\n");
+            let shown = shown(&text);
+            for secret in SECRETS {
+                assert!(!shown.contains(secret), "{secret} shows with line {broken} broken:\n{shown}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_example_of_the_repository_is_right() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let mut loaded = 0;
+    for folder in std::fs::read_dir(examples).unwrap() {
+        let folder = folder.unwrap().path();
+        for file in folder.is_dir().then(|| std::fs::read_dir(&folder).unwrap()).into_iter().flatten() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let config = Config::load(&path).unwrap_or_else(|error| panic!("{}", error.render(false)));
+                assert_eq!(config.warnings, [], "{}", path.display());
+                loaded += 1;
+            }
+        }
+    }
+    assert!(loaded >= 5, "only {loaded} examples found");
 }

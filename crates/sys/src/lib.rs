@@ -1,4 +1,15 @@
 //! Where Sidetrack touches Linux. Every `unsafe` line and every privileged action of the product is here.
+//!
+//! | what is done to the system | capability | inverse | test |
+//! |---|---|---|---|
+//! | an nftables table ([`nft::OwnedTable`]) | CAP_NET_ADMIN | goes with its netlink socket, even by SIGKILL | `tests/owned_table.rs` |
+//! | the same where the kernel lacks owners ([`nft::Table::apply`]) | CAP_NET_ADMIN | [`undo::Action::DeleteTable`] | `tests/undo.rs` |
+//! | policy rules and local routes for tproxy ([`route`]) | CAP_NET_ADMIN | [`undo::Action::RemoveMarkRule`], [`undo::Action::RemoveLocalDefault`]; [`route::remove_ours`] | `tests/undo.rs`, `tests/steering.rs` |
+//! | conntrack settings ([`conntrack::enable_accounting`]) | CAP_NET_ADMIN | [`undo::Action::RestoreSetting`] | `tests/undo.rs` |
+//! | a conntrack subscription ([`conntrack::Events`]) | CAP_NET_ADMIN to open, none to read on | closing it | `tests/conntrack.rs` |
+//! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
+//! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
+//! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
 pub mod caps;
 pub mod cgroup;

@@ -3,11 +3,12 @@
 //! Everything is idempotent: adding what is there and removing what is gone are no errors. Routes and rules carry the protocol
 //! tag [`PROTOCOL`], by which [`ours`] finds what a crash left behind.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use crate::netlink::{
     AttributeWriter, Error, Message, Protocol, Refusal, Requests, Socket, attributes, flag,
 };
+use crate::sysctl;
 
 /// `rtm_protocol` and `FRA_PROTOCOL` of everything we add (linux/rtnetlink.h leaves 5 to 255 to user programs).
 pub const PROTOCOL: u8 = 201;
@@ -114,12 +115,22 @@ pub fn add_address(name: &str, address: IpAddr, prefix_length: u8) -> Result<(),
     forgive(transact(&requests), libc::EEXIST)
 }
 
-/// Makes every address, IPv4 and IPv6, an address of this host: `ip route add local default dev NAME` (AnyIP).
+/// Makes every address, IPv4 and IPv6, an address of this host: `ip route add local default dev NAME` (AnyIP). Where IPv6 is
+/// switched off, only IPv4: no IPv6 connection can begin there either.
 ///
 /// # Errors
 /// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN.
 pub fn add_local_default(name: &str) -> Result<(), Error> {
-    IpVersion::BOTH.iter().try_for_each(|version| add_local_default_in(name, *version, TABLE_LOCAL))
+    add_local_default_in(name, IpVersion::V4, TABLE_LOCAL)?;
+    if !has_ipv6(name) {
+        return Ok(());
+    }
+    add_local_default_in(name, IpVersion::V6, TABLE_LOCAL)
+}
+
+/// Whether IPv6 is there (boot parameter `ipv6.disable`) and on for this interface (`disable_ipv6`).
+pub fn has_ipv6(name: &str) -> bool {
+    sysctl::read(&format!("net/ipv6/conf/{name}/disable_ipv6")).is_ok_and(|value| value == "0")
 }
 
 /// Takes [`add_local_default`] back.
@@ -127,7 +138,11 @@ pub fn add_local_default(name: &str) -> Result<(), Error> {
 /// # Errors
 /// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN.
 pub fn remove_local_default(name: &str) -> Result<(), Error> {
-    IpVersion::BOTH.iter().try_for_each(|version| remove_local_default_in(name, *version, TABLE_LOCAL))
+    remove_local_default_in(name, IpVersion::V4, TABLE_LOCAL)?;
+    if !has_ipv6(name) {
+        return Ok(());
+    }
+    remove_local_default_in(name, IpVersion::V6, TABLE_LOCAL)
 }
 
 /// Makes every address of one IP version local for packets that routing table `table` decides on.
@@ -271,14 +286,6 @@ pub fn remove_ours() -> Result<usize, Error> {
         remove_local_default_of(*index, *version, *table)?;
     }
     Ok(found.rules.len() + found.local_defaults.len())
-}
-
-/// The unspecified address of a version.
-pub const fn unspecified(version: IpVersion) -> IpAddr {
-    match version {
-        IpVersion::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpVersion::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    }
 }
 
 fn transact(requests: &Requests) -> Result<(), Error> {

@@ -4,7 +4,9 @@ mod support;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 
+use sidetrack_sys::caps;
 use sidetrack_sys::conntrack::{self, Conntrack, Entry, Event, Events, Group, status};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{KernelPath, KernelRoute, MarkBits, Selector, Steering};
@@ -148,5 +150,29 @@ fn lost_events_are_told() {
             table.delete(&entry).expect("deleted");
         }
         assert_eq!(wait_for(&mut events, |event| *event == Event::Overrun), Event::Overrun);
+    });
+}
+
+#[test]
+fn events_keep_coming_without_the_right_to_subscribe() {
+    in_namespace(|| {
+        mark_everything();
+        conntrack::enable_accounting().expect("accounting");
+        let events = Events::open(&[Group::Destroy], 1 << 20).expect("events");
+        let mut table = Conntrack::open().expect("socket");
+        let listener = listen("127.0.0.1");
+        let client = exchange(&listener, 10, 10);
+        let entry = entry_of(&table.list(None).expect("list"), client).expect("listed");
+        assert!(table.delete(&entry).expect("deleted"));
+        // As the unprivileged process gets it: by descriptor, and without any capability.
+        let mut events = Events::from(events.as_fd().try_clone_to_owned().expect("a second descriptor"));
+        caps::keep_only(rustix::thread::CapabilitySet::empty()).expect("dropped");
+        let refused = table.list(None).expect_err("no right").to_string();
+        assert!(refused.contains("list connections") && refused.contains("CAP_NET_ADMIN"), "{refused}");
+        assert!(Events::open(&[Group::Destroy], 1).is_err(), "no right to subscribe");
+        wait_for(
+            &mut events,
+            |event| matches!(event, Event::Destroy(ended) if ended.original.source == client),
+        );
     });
 }

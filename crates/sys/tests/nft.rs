@@ -33,6 +33,25 @@ fn run_namespace_catches_every_address_of_both_versions() {
     });
 }
 
+#[test]
+fn run_namespace_works_where_ipv6_is_off() {
+    in_namespace(|| {
+        for name in ["all", "lo"] {
+            sidetrack_sys::sysctl::write(&format!("net/ipv6/conf/{name}/disable_ipv6"), "1").expect("off");
+        }
+        assert!(!route::has_ipv6("lo") && !route::has_ipv6("no-such-link"));
+        let listener = listen("0.0.0.0");
+        route::add_local_default("lo").expect("IPv4 only");
+        nft::run_namespace(listener.local_addr().expect("address").port())
+            .apply(&mut netfilter())
+            .expect("applied");
+        let _client = connect("192.0.2.7:80").expect("caught");
+        assert_eq!(original_dst(accept(&listener).0).expect("kept").to_string(), "192.0.2.7:80");
+        route::remove_local_default("lo").expect("removed");
+        assert!(connect("192.0.2.7:80").is_err(), "no route any more");
+    });
+}
+
 fn net(text: &str) -> IpNet {
     text.parse().expect(text)
 }
@@ -147,4 +166,99 @@ fn nft_reads_the_plan_as_we_mean_it() {
 fn plans_are_as_reviewed() {
     insta::assert_snapshot!("run_namespace", nft::run_namespace(9).to_string());
     insta::assert_snapshot!("steering", full_steering().table("sidetrack").to_string());
+}
+
+/// What no builder uses yet but the model has.
+fn every_other_statement() -> nft::Table {
+    use nft::{DataKind as D, Field as F, Statement as S, Test as T, Value as V, Verdict};
+    let rule = |statements: Vec<S>| nft::Rule::new(statements);
+    let verdicts = nft::Set {
+        name: "verdicts".into(),
+        key: vec![D::Port],
+        interval: true,
+        data: Some(nft::MapData::Verdict),
+        elements: [(1, 9, Verdict::Drop), (10, 65535, Verdict::Goto("other".into()))]
+            .map(|(first, last, verdict)| nft::Element {
+                key: vec![nft::Span::ports(first, last)],
+                data: Some(nft::ElementData::Verdict(verdict)),
+            })
+            .to_vec(),
+    };
+    let ranges = nft::Set {
+        name: "ranges".into(),
+        key: vec![D::Ipv6, D::Port],
+        interval: true,
+        data: None,
+        elements: vec![nft::Element::set(vec![net("2001:db8::/32").into(), nft::Span::ports(80, 90)])],
+    };
+    let filter = nft::Chain::base("early", nft::ChainKind::Filter, nft::Hook::Output, nft::priority::RAW - 5)
+        .with(rule(vec![S::is(F::Ip4Destination, V::Ipv4([192, 0, 2, 1].into())), S::NoTrack]))
+        .with(rule(vec![S::Match(vec![F::TcpDestination], T::NotIn("ports".into())), S::Counter]));
+    let late = nft::Chain::base("late", nft::ChainKind::Filter, nft::Hook::Output, nft::priority::FILTER)
+        .with(rule(vec![
+            S::Match(
+                vec![F::CtState],
+                T::AnyOf(V::CtState(nft::ct_state::ESTABLISHED | nft::ct_state::RELATED)),
+            ),
+            S::Verdict(Verdict::Accept),
+        ]))
+        .with(rule(vec![
+            S::is(F::OutputInterface, V::Interface("lo".parse().expect("name"))),
+            S::SetCtMark { value: 1, mask: u32::MAX },
+        ]))
+        .with(rule(vec![
+            S::Match(vec![F::Ip6Destination, F::TcpDestination], T::In("ranges".into())),
+            S::Verdict(Verdict::Return),
+        ]))
+        .with(rule(vec![S::VerdictMap(vec![F::TcpDestination], "verdicts".into())]));
+    let other = nft::Chain::regular("other")
+        .with(rule(vec![S::is(F::TcpSource, V::Port(7)), S::Verdict(Verdict::Drop)]))
+        .with(rule(vec![S::is(F::TcpDestination, V::Port(99)), S::RejectWithReset]));
+    nft::Table::new(nft::Family::Inet, "sidetrack")
+        .with_set(verdicts)
+        .with_set(ranges)
+        .with_set(nft::Set::of("ports", D::Port, [V::Port(7), V::Port(8)]))
+        .with_chain(filter)
+        .with_chain(other)
+        .with_chain(late)
+}
+
+#[test]
+fn every_other_statement_is_listed_as_planned_and_works() {
+    in_namespace(|| {
+        let table = every_other_statement();
+        table.apply(&mut netfilter()).expect("applied");
+        if let Some(listing) = support::nft("list table inet sidetrack") {
+            assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
+        }
+        let _listener = std::net::TcpListener::bind("127.0.0.1:99").expect("a namespace of its own");
+        let rejected = connect("127.0.0.1:99").expect_err("reset").kind();
+        assert_eq!(rejected, std::io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn a_set_larger_than_one_message_is_filled_whole() {
+    in_namespace(|| {
+        let nets =
+            (0..20_000u32).map(|n| IpNet::new(std::net::Ipv4Addr::from(0x0a00_0000 + n * 512).into(), 24));
+        let except = nft::Except { destinations: nets.collect(), ..nft::Except::default() };
+        let table = nft::Steering { except, ..nft::Steering::default() }.table("sidetrack");
+        table.apply(&mut netfilter()).expect("applied");
+        table.apply(&mut netfilter()).expect("replaced");
+        if let Some(listing) = support::nft("list table inet sidetrack") {
+            assert_eq!(listing.matches("/24").count(), 20_000);
+        }
+    });
+}
+
+#[test]
+fn without_the_right_the_refusal_says_what_to_do() {
+    in_namespace(|| {
+        sidetrack_sys::caps::keep_only(rustix::thread::CapabilitySet::empty()).expect("dropped");
+        let error = nft::run_namespace(9).apply(&mut netfilter()).expect_err("no right").to_string();
+        assert!(error.contains("table inet sidetrack") && error.contains("CAP_NET_ADMIN"), "{error}");
+        let error = nft::probe(&mut netfilter()).expect_err("nothing is known").to_string();
+        assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+    });
 }

@@ -5,9 +5,11 @@ mod support;
 use std::net::{SocketAddr, TcpListener};
 
 use sidetrack_core::net::{IpNet, IpSet};
+use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{
-    Except, KernelPath, KernelRoute, Lifetime, MarkBits, OwnedTable, Redirect, Selector, Steering, TProxy,
+    CgroupMatch, Except, KernelPath, KernelRoute, Lifetime, MarkBits, OwnedTable, Redirect, Selector,
+    Steering, TProxy,
 };
 use sidetrack_sys::route::{self, IpVersion, MarkRule};
 use sidetrack_sys::sockopt;
@@ -145,7 +147,13 @@ fn the_kernel_path_carries_to_the_server() {
                 mark: MarkBits { value: 7, mask: 0xff },
                 route: KernelRoute::Dnat { pairs, masquerade },
             };
-            apply(&Steering { kernel_paths: vec![path], ..Steering::default() });
+            // All of these are addresses we listen on: that must not keep the kernel path from them.
+            let listeners = ["10.0.1.254:80", "[fd00:1::fe]:80", "0.0.0.0:81", "[::]:81"];
+            let except = Except {
+                listeners: listeners.map(|address| address.parse().expect(address)).to_vec(),
+                ..Except::default()
+            };
+            apply(&Steering { except, kernel_paths: vec![path], ..Steering::default() });
         });
         let targets = ["10.0.1.254:80", "[fd00:1::fe]:80", "10.0.1.254:81", "[fd00:2::fe]:81"];
         for (listener, target) in servers.iter().cycle().zip(targets) {
@@ -350,5 +358,55 @@ fn routes_and_rules_are_found_and_removed() {
         route::add_address("lo", "192.0.2.1".parse().expect("address"), 32).expect("twice is no error");
         let error = route::link_up("no-such-link").expect_err("there is none");
         assert!(error.to_string().contains("no-such-link"), "{error}");
+    });
+}
+
+/// Set in the environment of the child process that connects from a cgroup.
+const CHILD: &str = "SIDETRACK_TEST_CONNECTS";
+
+/// The child's part: once a line comes in it connects and says how that went. Without the variable it does nothing.
+#[test]
+fn connects_from_a_cgroup() {
+    let Ok(to) = std::env::var(CHILD) else { return };
+    std::io::stdin().lines().next();
+    println!("\nconnected: {}", connect(&to).is_ok());
+}
+
+#[test]
+fn only_the_cgroup_named_is_redirected() {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    in_namespace(|| {
+        let Ok(leaf) = Hierarchy::find()
+            .and_then(|tree| tree.create_leaf(&format!("sidetrack-test-{}", std::process::id())))
+        else {
+            eprintln!("skipped: needs a writable cgroup2 hierarchy");
+            return;
+        };
+        route::add_local_default("lo").expect("route");
+        let ours = listen("0.0.0.0");
+        let cgroups = vec![CgroupMatch { id: leaf.id(), level: leaf.level() }];
+        let selector = Selector { cgroups, to_this_host: true, ..Selector::default() };
+        let redirect =
+            Redirect { port: port(&ours), v4: true, v6: true, local: vec![selector], forwarded: vec![] };
+        apply(&Steering { redirects: vec![redirect], ..Steering::default() });
+        for (inside, expected) in [(false, "connected: false"), (true, "connected: true")] {
+            let mut child = Command::new(std::env::current_exe().expect("this test"))
+                .args(["--exact", "connects_from_a_cgroup", "--nocapture"])
+                .env(CHILD, "192.0.2.7:9")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("child");
+            if inside {
+                leaf.add(child.id()).expect("moved");
+            }
+            child.stdin.take().expect("piped").write_all(b"go\n").expect("told");
+            let output = child.wait_with_output().expect("ended");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains(expected), "{said}");
+        }
+        leaf.remove().expect("empty again");
+        assert_eq!(sockopt::original_dst(accept(&ours).0).expect("kept").to_string(), "192.0.2.7:9");
     });
 }

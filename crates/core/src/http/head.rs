@@ -128,7 +128,7 @@ fn request_line(bytes: &[u8]) -> Line {
     let target_end = rest.iter().position(|byte| *byte == b' ').unwrap_or(rest.len());
     let (target, rest) = rest.split_at(target_end);
     let starts_well = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'*' | b'[' | b'_');
-    if !target.first().is_none_or(starts_well) || target.iter().any(|byte| *byte <= b' ' || *byte == 0x7f) {
+    if !target.first().is_none_or(starts_well) || target.iter().any(|byte| *byte < b' ' || *byte == 0x7f) {
         return Line::Not;
     }
     let Some(version) = rest.get(1..) else { return Line::Partial };

@@ -10,7 +10,7 @@ use crate::time::Instant;
 pub enum Input<'a> {
     /// Bytes from the proxy.
     Bytes(&'a [u8]),
-    /// The proxy sent FIN.
+    /// Nothing more will come from the proxy: a FIN, or a reset (how `socksx` says that it could not connect).
     Eof,
     /// The deadline has come.
     Tick,

@@ -128,7 +128,8 @@ impl Reply {
 pub enum Input<'a> {
     /// Bytes from the client.
     Bytes(&'a [u8]),
-    /// The client sent FIN. After the request this is a half-close and changes nothing here.
+    /// Nothing more will come from the client: a FIN, or a reset. After the request a FIN is a half-close and changes
+    /// nothing here.
     Eof,
     /// The answer to [`Output::Session`].
     Session(SessionAnswer),

@@ -143,7 +143,7 @@ fn complaints_are_made() {
         "no/such/file.rs",
         "crates/core/src/time.rs::no_such_test",
         "cargo",
-        "sidetrack nothing",
+        "sidetrack frobnicate",
     ] {
         assert!(complaint(bad, &targets).is_some(), "{bad}");
     }

@@ -6,10 +6,10 @@
 mod haproxy;
 mod kernel;
 mod nginx;
-mod ours;
-mod pairs;
-mod socks;
-mod socksx;
+pub mod ours;
+mod proxies;
+mod redirectors;
+pub mod socksx;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,8 +20,11 @@ use anyhow::Result;
 use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
-use crate::site::Site;
+use crate::site::{self, Site};
 use crate::topology::Node;
+
+pub use proxies::Proxy;
+pub use redirectors::{Redirecting, Redirector};
 
 /// Port on which the proxies listen that forward to a fixed server.
 const RELAY_PORT: u16 = 9080;
@@ -147,6 +150,15 @@ macro_rules! peers {
     };
 }
 
+const SOCKSX_S5: Proxy = Proxy::Socksx(socksx::V0_1_0, 5);
+const SOCKSX_S6: Proxy = Proxy::Socksx(socksx::V0_1_0, 6);
+const LATER_SOCKSX_S5: Proxy = Proxy::Socksx(socksx::V0_1_1, 5);
+const LATER_SOCKSX_S6: Proxy = Proxy::Socksx(socksx::V0_1_1, 6);
+
+const fn our_redirector(scheme: &'static str, options: &'static str) -> Redirector {
+    Redirector::Ours { scheme, options }
+}
+
 /// Every row, in the order of the tables.
 pub const ALL: &[Peer] = peers![
     "direct" Limit false kernel::direct;
@@ -156,29 +168,33 @@ pub const ALL: &[Peer] = peers![
     "HAProxy tcp" OneHop false haproxy::copy;
     "HAProxy splice" OneHop false haproxy::splice;
     "ours reverse" OneHop true ours::reverse;
-    "dante S5" OneHop false socks::dante;
-    "microsocks S5" OneHop false socks::microsocks;
-    "socksx 0.1.0 S5" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, Via::Socks5);
-    "socksx 0.1.1 S5" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, Via::Socks5);
-    "ours S5" OneHop true |site| ours::socks(site, Via::Socks5);
-    "socksx 0.1.0 S6" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, socksx::S6);
-    "socksx 0.1.1 S6" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, socksx::S6);
-    "ours S6" OneHop true |site| ours::socks(site, Via::Socks6Draft { initial_data: false });
-    "socksx 0.1.0 S6 + data" OneHop false |site| socksx::proxy(site, socksx::V0_1_0, socksx::S6_DATA);
-    "socksx 0.1.1 S6 + data" OneHop false |site| socksx::proxy(site, socksx::V0_1_1, socksx::S6_DATA);
-    "ours S6 + data" OneHop true |site| ours::socks(site, Via::Socks6Draft { initial_data: true });
-    "ours S6 + data, socksx dialect" OneHop true |site| ours::socks(site, socksx::S6_DATA);
-    "redsocks + dante" Pair false pairs::redsocks_dante;
-    "socksx 0.1.0 pair S5" Pair false |site| pairs::socksx(site, "5");
-    "socksx 0.1.0 pair S6" Pair false |site| pairs::socksx(site, "6");
-    "ours pair S5" Pair true |site| ours::pair(site, "socks5", "");
-    "ours pair S6" Pair true |site| ours::pair(site, "socks6", "");
+    "dante S5" OneHop false |site| Proxy::Dante.row(site, Via::Socks5);
+    "microsocks S5" OneHop false |site| Proxy::Microsocks.row(site, Via::Socks5);
+    "socksx 0.1.0 S5" OneHop false |site| SOCKSX_S5.row(site, Via::Socks5);
+    "socksx 0.1.1 S5" OneHop false |site| LATER_SOCKSX_S5.row(site, Via::Socks5);
+    "ours S5" OneHop true |site| Proxy::Ours.row(site, Via::Socks5);
+    "socksx 0.1.0 S6" OneHop false |site| SOCKSX_S6.row(site, socksx::S6);
+    "socksx 0.1.1 S6" OneHop false |site| LATER_SOCKSX_S6.row(site, socksx::S6);
+    "ours S6" OneHop true |site| Proxy::Ours.row(site, Via::Socks6Draft { initial_data: false });
+    "socksx 0.1.0 S6 + data" OneHop false |site| SOCKSX_S6.row(site, socksx::S6_DATA);
+    "socksx 0.1.1 S6 + data" OneHop false |site| LATER_SOCKSX_S6.row(site, socksx::S6_DATA);
+    "ours S6 + data" OneHop true |site| Proxy::Ours.row(site, Via::Socks6Draft { initial_data: true });
+    "ours S6 + data, socksx dialect" OneHop true |site| Proxy::Ours.row(site, socksx::S6_DATA);
+    "redsocks + dante" Pair false |site| redirectors::pair(site, Redirector::Redsocks, Proxy::Dante);
+    "socksx 0.1.0 pair S5" Pair false
+        |site| redirectors::pair(site, Redirector::Socksx(socksx::V0_1_0, 5), SOCKSX_S5);
+    "socksx 0.1.0 pair S6" Pair false
+        |site| redirectors::pair(site, Redirector::Socksx(socksx::V0_1_0, 6), SOCKSX_S6);
+    "ours pair S5" Pair true |site| redirectors::pair(site, our_redirector("socks5", ""), Proxy::Ours);
+    "ours pair S6" Pair true |site| redirectors::pair(site, our_redirector("socks6", ""), Proxy::Ours);
 ];
 
 /// Rows that only the count of flights has: they change when bytes go, not what a connection costs.
 pub const FLIGHTS_ONLY: &[Peer] = peers![
-    "ours pair S5, optimistic" Pair true |site| ours::pair(site, "socks5", "?optimistic=true");
-    "ours pair S6, TFO" Pair true |site| ours::pair(site, "socks6", "?tfo=true");
+    "ours pair S5, optimistic" Pair true
+        |site| redirectors::pair(site, our_redirector("socks5", "?optimistic=true"), Proxy::Ours);
+    "ours pair S6, TFO" Pair true
+        |site| redirectors::pair(site, our_redirector("socks6", "?tfo=true"), Proxy::Ours);
 ];
 
 /// The peer of this name.
@@ -201,13 +217,15 @@ impl<'s> Table<'s> {
         Ok(Self { node, name })
     }
 
-    /// Redirects the client's own connections to the origin to a local port, as socksx's and redsocks' manuals do.
+    /// Redirects the client's own connections to the origin to a local port, as the manuals of socksx and
+    /// redsocks do.
     fn redirect(site: &'s Site, port: u16) -> Result<Self> {
         let origin = site.origin();
         let body = format!(
             "chain output {{ type nat hook output priority -100; \
-             ip daddr {} tcp dport {} redirect to :{port}; }}",
+             ip daddr {} tcp dport {{ {}, {} }} redirect to :{port}; }}",
             origin.ip(),
+            site::SSH_PORT,
             origin.port()
         );
         Self::load(&site.client, "ip lab", &body)
@@ -255,15 +273,4 @@ fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
         via: Via::Plain,
         destination: site.origin(),
     }
-}
-
-/// A SOCKS proxy on `port`.
-fn socks_proxy<'s>(site: &'s Site, service: Service, port: u16, via: Via) -> Running<'s> {
-    let dial = site.proxy_address(port);
-    Running { services: vec![service], _tables: Vec::new(), dial, via, destination: site.origin() }
-}
-
-/// A redirector beside the client and its proxy: the client dials the origin and knows nothing.
-fn redirected<'s>(site: &'s Site, services: Vec<Service>, tables: Vec<Table<'s>>) -> Running<'s> {
-    Running { services, _tables: tables, dial: site.origin(), via: Via::Plain, destination: site.origin() }
 }

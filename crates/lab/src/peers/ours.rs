@@ -1,18 +1,16 @@
 //! Sidetrack in every role: `sidetrack up -c FILE` with a generated configuration.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
 
-use super::pairs::redirector_placement;
-use super::{RELAY_PORT, Start, Unavailable, redirected, relay, socks_proxy};
+use super::{RELAY_PORT, Start, Unavailable, relay};
 use crate::launch;
-use crate::load::Via;
 use crate::service::Service;
-use crate::site::Site;
+use crate::site::{self, Site};
 use crate::topology::Node;
 
-const SOCKS_PORT: u16 = 1090;
 const REDIRECT_PORT: u16 = 42090;
 /// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
 const INITIAL_DATA_WAIT_MS: u32 = 50;
@@ -33,28 +31,34 @@ pub fn kernel_path(site: &Site) -> Start<'_> {
     Ok(running)
 }
 
-/// A SOCKS listener of both versions.
-pub fn socks(site: &Site, via: Via) -> Start<'_> {
-    let service = socks_service(site)?;
-    Ok(socks_proxy(site, service, SOCKS_PORT, via))
+/// A SOCKS listener of both versions and all dialects.
+pub fn socks(site: &Site, port: u16) -> Result<Service, Unavailable> {
+    let address = site.proxy_address(port);
+    let listener = format!("[[listen]]\nkind = \"socks\"\naddress = \"{address}\"\n");
+    let config = format!("{listener}{}", rule("carrier = \"direct\""));
+    start(site, &site.proxy, "socks", &config, port)
 }
 
-/// Redirector beside the client, proxy in the middle; `scheme` and `options` of the hop between them, such as
-/// `socks6` and `?tfo=true`.
-pub fn pair<'s>(site: &'s Site, scheme: &str, options: &str) -> Start<'s> {
-    let proxy = socks_service(site)?;
-    let (gateway, origin) = (site.proxy_address(SOCKS_PORT), site.origin());
+/// A redirector of what goes to the origin, in front of `gateway`.
+pub fn redirector(
+    site: &Site,
+    scheme: &str,
+    options: &str,
+    gateway: SocketAddr,
+) -> Result<Service, Unavailable> {
+    let server = &site.proxy_server.b;
     let listener = format!(
-        "[[listen]]\nkind = \"redirect\"\naddress = \"127.0.0.1:{REDIRECT_PORT}\"\nlocal = true\n\
-         dst = [\"{}\"]\nports = [{}]\n",
-        origin.ip(),
-        origin.port()
+        "[[listen]]\nkind = \"redirect\"\naddress = [\"127.0.0.1:{REDIRECT_PORT}\", \"[::1]:{REDIRECT_PORT}\"]\n\
+         local = true\ndst = [\"{}\", \"{}\"]\nports = [{}, {}]\n",
+        server.v4,
+        server.v6,
+        site::SSH_PORT,
+        site::ORIGIN_PORT
     );
-    let waits = scheme == "socks6" || !options.is_empty();
+    let waits = scheme.starts_with("socks6") || !options.is_empty();
     let wait = if waits { format!("\ninitial_data_wait_ms = {INITIAL_DATA_WAIT_MS}") } else { String::new() };
     let config = format!("{listener}{}", rule(&format!("carrier = \"{scheme}://{gateway}{options}\"{wait}")));
-    let redirector = start(site, &site.client, "redirect", &config, REDIRECT_PORT)?;
-    Ok(redirected(site, vec![redirector, proxy], Vec::new()))
+    start(site, &site.client, "redirect", &config, REDIRECT_PORT)
 }
 
 fn reverse_listener(site: &Site) -> String {
@@ -64,13 +68,6 @@ fn reverse_listener(site: &Site) -> String {
 
 fn rule(keys: &str) -> String {
     format!("[[rule]]\nname = \"all\"\n{keys}\n")
-}
-
-fn socks_service(site: &Site) -> Result<Service, Unavailable> {
-    let address = site.proxy_address(SOCKS_PORT);
-    let listener = format!("[[listen]]\nkind = \"socks\"\naddress = \"{address}\"\n");
-    let config = format!("{listener}{}", rule("carrier = \"direct\""));
-    start(site, &site.proxy, "socks", &config, SOCKS_PORT)
 }
 
 /// The row means nothing if the flows went through user space after all.
@@ -85,12 +82,21 @@ fn require_translation(site: &Site) -> Result<(), Unavailable> {
 }
 
 /// Our program: `SIDETRACK_BIN`, or the one built beside the lab.
+///
+/// # Errors
+/// There is none, or it is not ours.
 pub fn program() -> Result<PathBuf, Unavailable> {
     let named = std::env::var_os("SIDETRACK_BIN").map(PathBuf::from);
     let beside = || launch::sibling_program(&std::env::current_exe().ok()?, "sidetrack");
-    named.or_else(beside).filter(|path| path.is_file()).ok_or_else(|| {
-        Unavailable::Absent("sidetrack is not built beside sidetrack-lab; cargo build --release".into())
-    })
+    let absent =
+        |what: &str| Unavailable::Absent(format!("{what}; cargo build --release, or set SIDETRACK_BIN"));
+    let program = named.or_else(beside).filter(|path| path.is_file());
+    let program = program.ok_or_else(|| absent("sidetrack is not built beside sidetrack-lab"))?;
+    let version = std::process::Command::new(&program).arg("--version").output()?;
+    if version.stdout.starts_with(b"sidetrack ") {
+        return Ok(program);
+    }
+    Err(absent(&format!("{} does not say that it is sidetrack", program.display())))
 }
 
 fn start(site: &Site, node: &Node, role: &str, config: &str, port: u16) -> Result<Service, Unavailable> {
@@ -103,7 +109,13 @@ fn start(site: &Site, node: &Node, role: &str, config: &str, port: u16) -> Resul
         directory.join(format!("sidetrack-{role}.jsonl")).display()
     );
     std::fs::write(&path, format!("{head}{config}"))?;
-    let mut command = node.command_at(&program.to_string_lossy(), &redirector_placement(site));
+    let program = program.to_string_lossy();
+    let is_proxy = node.name() == site.proxy.name();
+    let mut command = if is_proxy {
+        site.proxy_command(&program)
+    } else {
+        node.command_at(&program, &site.proxy_placement())
+    };
     command.args(["up", "-c"]).arg(&path);
     let mut service = Service::start(&format!("sidetrack-{role}"), command, directory)?;
     service.wait_listening(node, port)?;

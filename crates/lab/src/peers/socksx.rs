@@ -1,11 +1,13 @@
-//! The seed's own programs: `proxy` and `redirector` of socksx 0.1.0, the `socksx` binary of 0.1.1.
+//! The seed's own programs: `proxy` and `redirector` of socksx 0.1.0, `socksx` and `redirector` of 0.1.1.
 //!
 //! `bench/peers.sh` builds them into the directory that the environment variable `SIDETRACK_PEERS` names, or
 //! `~/.cache/sidetrack/peers`.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::{Start, Unavailable, socks_proxy};
+use super::Unavailable;
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
@@ -20,8 +22,8 @@ pub const PROXY_PORT: u16 = 1080;
 /// Port of the redirector, on 127.0.0.1.
 pub const REDIRECTOR_PORT: u16 = 42000;
 
-/// A version of the crate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A version of the crate, as `bench/peers.sh` builds it.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     /// Directory below `SIDETRACK_PEERS`.
     pub directory: &'static str,
@@ -29,6 +31,12 @@ pub struct Version {
     proxy: &'static str,
     /// Further arguments.
     arguments: &'static [&'static str],
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.directory)
+    }
 }
 
 /// The version the EPI paper measured.
@@ -54,19 +62,27 @@ fn directory() -> Option<PathBuf> {
     })
 }
 
-/// The proxy as a row of its own.
-pub fn proxy(site: &Site, version: Version, via: Via) -> Start<'_> {
-    let socks = if via == Via::Socks5 { "5" } else { "6" };
-    let service = proxy_service(site, version, socks)?;
-    Ok(socks_proxy(site, service, PROXY_PORT, via))
-}
-
-/// The program of [`proxy`].
-pub fn proxy_service(site: &Site, version: Version, socks: &str) -> Result<Service, Unavailable> {
+/// Its SOCKS server, speaking SOCKS `socks`.
+pub fn proxy(site: &Site, version: Version, socks: u8) -> Result<Service, Unavailable> {
     let program = program(version, version.proxy)?;
-    let mut command = site.proxy.command_at(&program.to_string_lossy(), &site.proxy_placement());
-    command.args(["--socks", socks]).args(version.arguments);
+    let mut command = site.proxy_command(&program.to_string_lossy());
+    command.args(["--socks", &socks.to_string()]).args(version.arguments);
     let mut service = Service::start_muted(version.directory, command, site.directory.path())?;
     service.wait_listening(&site.proxy, PROXY_PORT)?;
+    Ok(service)
+}
+
+/// Its redirector beside the client, leading to `gateway`.
+pub fn redirector(
+    site: &Site,
+    version: Version,
+    socks: u8,
+    gateway: SocketAddr,
+) -> Result<Service, Unavailable> {
+    let program = program(version, "redirector")?;
+    let mut command = site.client.command_at(&program.to_string_lossy(), &site.proxy_placement());
+    command.args(["--socks", &socks.to_string(), &gateway.ip().to_string(), &gateway.port().to_string()]);
+    let mut service = Service::start_muted("socksx-redirector", command, site.directory.path())?;
+    service.wait_listening(&site.client, REDIRECTOR_PORT)?;
     Ok(service)
 }

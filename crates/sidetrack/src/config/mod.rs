@@ -5,6 +5,7 @@ mod at;
 mod check;
 mod parse;
 mod problem;
+mod question;
 pub mod raw;
 mod redact;
 mod surroundings;
@@ -12,12 +13,13 @@ mod surroundings;
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use problem::{ConfigError, Problem};
+pub use question::Question;
 pub use surroundings::{SecretFile, Surroundings, System};
 
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::policy::{HostPattern, Policy};
+use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -273,6 +275,32 @@ pub struct Tproxy {
     pub ports: Option<PortSet>,
 }
 
+impl Listener {
+    /// What the kernel could carry alone of what this listener catches, one capture for each address it listens on;
+    /// none where bytes have to be read first.
+    pub fn captures(&self) -> Vec<Capture> {
+        if !self.accept_proxy_protocol.is_empty() {
+            return Vec::new();
+        }
+        let anywhere = |forwarded, src: &Option<IpSet>, dst: &Option<IpSet>, ports: &Option<PortSet>| {
+            let (src, dst, ports) = (src.clone(), dst.clone(), ports.clone());
+            let traffic = Traffic::Anywhere { intercept: self.kind.intercept(), forwarded, src, dst, ports };
+            vec![Capture { listener: self.name.clone(), traffic }]
+        };
+        match &self.kind {
+            ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
+                let capture = |address: &SocketAddr| Capture::reverse(self.name.clone(), *address, server);
+                self.addresses.iter().filter_map(capture).collect()
+            }
+            ListenerKind::Redirect(redirect) => {
+                anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
+            }
+            ListenerKind::Tproxy(tproxy) => anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports),
+            ListenerKind::Socks(_) | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
+        }
+    }
+}
+
 impl ListenerKind {
     /// The word of configuration, records and `match.intercept`.
     pub const fn intercept(&self) -> Intercept {
@@ -286,6 +314,27 @@ impl ListenerKind {
 }
 
 impl Config {
+    /// The file that is read where none is named.
+    pub const PATH: &str = "sidetrack.toml";
+
+    /// A listener by name.
+    pub fn listener(&self, name: &str) -> Option<&Listener> {
+        self.listeners.iter().find(|listener| *listener.name == *name)
+    }
+
+    /// What of a listener's traffic the kernel can carry alone: each capture with its lines for the packet filter.
+    pub fn kernel_paths(&self, listener: &Listener) -> Vec<(Capture, Vec<KernelRule>)> {
+        if self.limits.max_flows_per_client.is_some() {
+            // Only user space counts the flows of a client.
+            return Vec::new();
+        }
+        let lines = |capture: Capture| {
+            let lines = self.policy.kernel_path(&capture);
+            (capture, lines)
+        };
+        listener.captures().into_iter().map(lines).filter(|(_, lines)| !lines.is_empty()).collect()
+    }
+
     /// Reads and checks a file.
     ///
     /// # Errors

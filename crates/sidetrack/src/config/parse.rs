@@ -42,9 +42,12 @@ fn syntax_problem(text: &str, error: &toml::de::Error) -> Problem {
     let span = span.start.min(end)..end;
     match error.message() {
         "duplicate key" => Problem::error(span, "this key is given twice", "keep one of them"),
+        _ if span.is_empty() && text[..end].trim_end().ends_with('=') => {
+            Problem::error(span, "a value is missing here", "write one, or take the key out")
+        }
         message => Problem::error(
             span,
-            format!("this is no TOML: {message}"),
+            format!("this is no TOML: {}", message.trim_end_matches(", expected literal string")),
             "texts stand in \"quotes\", a list in [brackets], each key on a line of its own",
         ),
     }
@@ -105,11 +108,7 @@ fn holds_deep(value: &DeValue<'_>, span: &Range<usize>) -> bool {
 const TOP_KEYS: [&str; 4] = ["version", "workers", "on_crash", "default"];
 
 fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>) -> Problem {
-    let place = match within.unwrap_or_default() {
-        "" => "at the top of the file".to_owned(),
-        table @ ("listen" | "rule" | "test") => format!("in [[{table}]]"),
-        table => format!("in {table}"),
-    };
+    let place = place(within.unwrap_or_default());
     if let Some((key, known)) = unknown(message, "unknown field `") {
         if TOP_KEYS.contains(&key) && !within.unwrap_or_default().is_empty() {
             let help = format!("`{key}` stands at the top of the file, above the first [table] or [[table]]");
@@ -124,6 +123,39 @@ fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>) -> Pro
     let message = message.lines().next().unwrap_or(message);
     Problem::error(span, plain(message), format!("`sidetrack schema` lists every key and its type ({place})"))
 }
+
+/// Where a path of keys leads, in words: `rule.match` is the `match` of a [[rule]].
+fn place(path: &str) -> String {
+    let (table, keys) = path.split_once('.').unwrap_or((path, ""));
+    let table = match table {
+        "" => return "at the top of the file".to_owned(),
+        "listen" | "rule" | "test" => format!("[[{table}]]"),
+        table => format!("[{table}]"),
+    };
+    if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") }
+}
+
+/// Words of other tools, and ours.
+const SYNONYMS: [(&str, &str); 18] = [
+    ("dst", "to"),
+    ("destination", "to"),
+    ("src", "from"),
+    ("source", "from"),
+    ("dport", "port"),
+    ("ports", "port"),
+    ("port", "ports"),
+    ("sni", "host"),
+    ("domain", "host"),
+    ("proc", "process"),
+    ("uid", "user"),
+    ("via", "carrier"),
+    ("hops", "carrier"),
+    ("bind", "address"),
+    ("listen", "address"),
+    ("drop", "deny"),
+    ("reject", "deny"),
+    ("type", "kind"),
+];
 
 /// Serde's types in words of TOML.
 fn plain(message: &str) -> String {
@@ -147,7 +179,8 @@ fn unknown<'m>(message: &'m str, prefix: &str) -> Option<(&'m str, Vec<&'m str>)
 
 fn choices(word: &str, known: &[&str], what: &str) -> String {
     let all = known.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
-    match nearest(word, known.iter().copied()) {
+    let synonym = || SYNONYMS.iter().find(|(theirs, ours)| *theirs == word && known.contains(ours));
+    match nearest(word, known.iter().copied()).or_else(|| synonym().map(|(_, ours)| *ours)) {
         Some(near) => format!("did you mean `{near}`? {what} here: {all}"),
         None => format!("{what} here: {all}"),
     }

@@ -56,14 +56,6 @@ impl Problem {
         &self.help
     }
 
-    /// Line and column (both from 1, columns in characters) of its place in `text`.
-    pub fn line_column(&self, text: &str) -> (usize, usize) {
-        let start = self.labels.first().map_or(0, |(span, _)| span.start);
-        let before = text.get(..start).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
-    }
-
     /// Takes what would show a secret out of the message.
     fn without_secrets(mut self, text: &str, shown: &str) -> Self {
         let secret = |span: &Range<usize>| text.get(span.clone()) != shown.get(span.clone());
@@ -146,6 +138,15 @@ impl ConfigError {
         &self.problems
     }
 
+    /// Line and column (both from 1, columns in characters) of a problem; none if it is about the file as a whole.
+    pub fn line_column(&self, problem: &Problem) -> Option<(usize, usize)> {
+        let (span, _) = problem.labels.first()?;
+        let text = self.text.inner();
+        let before = text.get(..span.start).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+    }
+
     /// Name of the file.
     pub fn name(&self) -> &str {
         &self.name
@@ -169,12 +170,10 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.text.inner();
         let errors = self.problems.iter().filter(|problem| problem.is_error()).count();
         write!(f, "{}", self.name)?;
         if let Some(first) = self.problems.first() {
-            if !first.labels.is_empty() {
-                let (line, column) = first.line_column(text);
+            if let Some((line, column)) = self.line_column(first) {
                 write!(f, ":{line}:{column}")?;
             }
             write!(f, ": {} ({})", first.message, first.help)?;

@@ -179,8 +179,8 @@ pub enum Dialect {
 }
 
 /// A number, or a text: a port, a range of ports, a user id or a user name.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "a number or a text")]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged)]
 pub enum Number {
     /// As a number.
     Number(i64),
@@ -189,8 +189,8 @@ pub enum Number {
 }
 
 /// A user: of a socks listener with a password, of a redirect listener by name or id.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "{ user = …, password = … }, a user name or a user id")]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged)]
 pub enum UserEntry {
     /// redirect: a user id.
     Id(i64),
@@ -205,7 +205,8 @@ pub enum UserEntry {
 #[serde(deny_unknown_fields)]
 pub struct Login {
     /// User name, 1 to 255 bytes.
-    pub user: String,
+    #[schemars(required)]
+    pub user: Option<String>,
     /// Password, 1 to 255 bytes.
     pub password: Option<Secret>,
     /// A file whose first line is the password, in place of `password`.

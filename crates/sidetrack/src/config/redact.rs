@@ -55,15 +55,15 @@ fn value_len(value: &str) -> usize {
     line
 }
 
-/// Hides the password of `scheme://user:password@host`.
+/// Hides the password of `scheme://user:password@host`, with or without the scheme.
 fn hide_userinfo(text: &str, bytes: &mut [u8]) {
-    for (start, _) in text.match_indices("://") {
-        let from = start + 3;
-        let rest = &text[from..];
-        let token = &rest[..rest.find(['"', '\'', '\n', ' ']).unwrap_or(rest.len())];
-        let Some(at) = token.rfind('@') else { continue };
-        let Some(colon) = token[..at].find(':') else { continue };
-        if let Some(secret) = bytes.get_mut(from + colon + 1..from + at) {
+    let ends = |c: char| matches!(c, '"' | '\'' | '\n');
+    for (last, _) in text.match_indices('@') {
+        let start = text[..last].rfind(ends).map_or(0, |at| at + 1);
+        let token = &text[start..last];
+        let user = token.find("://").map_or(start, |scheme| start + scheme + 3);
+        let Some(colon) = text[user..last].find(':') else { continue };
+        if let Some(secret) = bytes.get_mut(user + colon + 1..last) {
             stars(secret);
         }
     }
@@ -83,6 +83,8 @@ mod tests {
             ("password = \"\"\"a\nb\"\"\"\nc = 1", "password = ****\n****\nc = 1"),
             ("password = \"é\"", "password = ****"),
             ("c = \"socks5://u:p@ss@gw:1\"", "c = \"socks5://u:****@gw:1\""),
+            ("c = [\"u:p,[w@gw\", \"@set\"]", "c = [\"u:****@gw\", \"@set\"]"),
+            ("c = \"u:pw@gw\"", "c = \"u:**@gw\""),
             ("c = \"socks5://gw:1\"", "c = \"socks5://gw:1\""),
             ("password_file = \"/etc/pw\"", "password_file = \"/etc/pw\""),
         ] {

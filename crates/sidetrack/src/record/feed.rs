@@ -96,6 +96,11 @@ impl Feed {
         self.inner().ended
     }
 
+    /// The number of those who follow.
+    pub fn followers(&self) -> usize {
+        self.inner().followers.iter().filter(|follower| !follower.lines.is_closed()).count()
+    }
+
     /// Follows the flows that `filter` takes as they end and, if `opened` is set, as policy has decided on them.
     ///
     /// # Errors

@@ -37,21 +37,6 @@ const DATAGRAMS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Events {
     socket: Socket,
-    receive_buffer_bytes: usize,
-}
-
-impl From<Events> for OwnedFd {
-    fn from(events: Events) -> Self {
-        events.socket.into()
-    }
-}
-
-/// A subscription made by somebody else, who passed the descriptor.
-impl From<OwnedFd> for Events {
-    fn from(fd: OwnedFd) -> Self {
-        let socket = Socket::from(fd);
-        Self { receive_buffer_bytes: socket.receive_buffer(), socket }
-    }
 }
 
 impl AsRawFd for Events {
@@ -66,6 +51,13 @@ impl AsFd for Events {
     }
 }
 
+impl From<OwnedFd> for Events {
+    /// Takes a subscription over that a process with CAP_NET_ADMIN opened and handed on.
+    fn from(fd: OwnedFd) -> Self {
+        Self { socket: Socket::from(fd) }
+    }
+}
+
 impl Events {
     /// Subscribes to the groups. The receive buffer (16 MiB lost nothing at 28,000 connections a second) is made as large as
     /// `receive_buffer_bytes` where we may, see [`Events::receive_buffer_bytes`].
@@ -74,15 +66,15 @@ impl Events {
     /// EPERM without CAP_NET_ADMIN.
     pub fn open(groups: &[Group], receive_buffer_bytes: usize) -> Result<Self, Error> {
         let socket = Socket::open(Protocol::Netfilter)?;
-        let receive_buffer_bytes = socket.set_receive_buffer(receive_buffer_bytes);
+        socket.set_receive_buffer(receive_buffer_bytes);
         socket.set_nonblocking()?;
         groups.iter().try_for_each(|group| socket.join(*group as u32))?;
-        Ok(Self { socket, receive_buffer_bytes })
+        Ok(Self { socket })
     }
 
     /// The size of the receive buffer as the kernel counts it (twice what fits in).
-    pub const fn receive_buffer_bytes(&self) -> usize {
-        self.receive_buffer_bytes
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.socket.receive_buffer()
     }
 
     /// Takes what is there, without waiting, and adds it to `events`. `true`: there may be more, call again soon.

@@ -54,22 +54,16 @@ pub struct Socket {
     buffer: Vec<u8>,
 }
 
-/// A socket that somebody else opened and passed on.
-impl From<OwnedFd> for Socket {
-    fn from(fd: OwnedFd) -> Self {
-        Self { fd, sequence: 1, buffer: vec![0; BUFFER_BYTES] }
-    }
-}
-
-impl From<Socket> for OwnedFd {
-    fn from(socket: Socket) -> Self {
-        socket.fd
-    }
-}
-
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Socket {
+    /// Takes a bound netlink socket over, as another process hands it on.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd, sequence: 1, buffer: vec![0; BUFFER_BYTES] }
     }
 }
 
@@ -87,7 +81,7 @@ impl Socket {
         }
         // SAFETY: `raw` was just opened and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let socket = Self { fd, sequence: 1, buffer: vec![0; BUFFER_BYTES] };
+        let socket = Self::from(fd);
         socket.bind()?;
         // Both only improve error texts; kernels before 4.12 lack them.
         let _ = socket.set_option(libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, 1);
@@ -288,7 +282,7 @@ impl Socket {
         self.receive_buffer()
     }
 
-    /// The receive buffer in bytes as the kernel counts it.
+    /// The size of the receive buffer as the kernel counts it.
     pub fn receive_buffer(&self) -> usize {
         rustix::net::sockopt::socket_recv_buffer_size(&self.fd).unwrap_or(0)
     }

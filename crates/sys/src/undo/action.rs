@@ -7,6 +7,9 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::netlink::{Protocol, Socket};
 use crate::nft::{self, Family};
@@ -43,8 +46,11 @@ pub enum Action {
         /// The former value.
         value: String,
     },
-    /// Removes an empty directory (a cgroup).
+    /// Removes an empty directory.
     RemoveDirectory(PathBuf),
+    /// Ends every process in a cgroup of the second generation and removes it: without the rules that went with us, what still
+    /// runs in it would go past us.
+    EndCgroup(PathBuf),
     /// Removes a file (a unix socket, a bound namespace).
     RemoveFile(PathBuf),
 }
@@ -86,6 +92,7 @@ impl Action {
             }
             Self::RestoreSetting { name, value } => self.file(sysctl::write(name, value).map(|_| ())),
             Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
+            Self::EndCgroup(path) => self.file(end_cgroup(path)),
             Self::RemoveFile(path) => self.file(fs::remove_file(path)),
         }
     }
@@ -114,6 +121,7 @@ impl Action {
                 format!("setting {} {}", escape(name.as_bytes()), escape(value.as_bytes()))
             }
             Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
+            Self::EndCgroup(path) => format!("cgroup {}", escape_path(path)),
             Self::RemoveFile(path) => format!("file {}", escape_path(path)),
         }
     }
@@ -138,6 +146,9 @@ impl fmt::Display for Action {
                 write!(f, "set the kernel setting {} back to {value}", name.replace('/', "."))
             }
             Self::RemoveDirectory(path) => write!(f, "remove the directory {}", path.display()),
+            Self::EndCgroup(path) => {
+                write!(f, "end what runs in the cgroup {} and remove it", path.display())
+            }
             Self::RemoveFile(path) => write!(f, "remove {}", path.display()),
         }
     }
@@ -172,9 +183,31 @@ fn read(words: &[&str]) -> Option<Action> {
         },
         ["setting", name, value] => Action::RestoreSetting { name: text(name)?, value: text(value)? },
         ["directory", path] => Action::RemoveDirectory(path_of(path)?),
+        ["cgroup", path] => Action::EndCgroup(path_of(path)?),
         ["file", path] => Action::RemoveFile(path_of(path)?),
         _ => return None,
     })
+}
+
+/// Kills what is in a cgroup until it is empty, then removes it. A killed process leaves its cgroup a moment later.
+fn end_cgroup(path: &Path) -> io::Result<()> {
+    const ATTEMPTS: u32 = 200;
+    const PAUSE: Duration = Duration::from_millis(10);
+    for _ in 0..ATTEMPTS {
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            done => return done,
+        }
+        // `cgroup.kill` (Linux 5.14) spares no child that is just being born; before that, one by one and again.
+        if fs::write(path.join("cgroup.kill"), "1").is_err() {
+            let inside = fs::read_to_string(path.join("cgroup.procs"))?;
+            let pids = inside.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
+            // One that has ended in between is no longer of interest.
+            pids.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    fs::remove_dir(path)
 }
 
 const fn digit(version: IpVersion) -> char {
@@ -247,6 +280,7 @@ mod tests {
             Action::RestoreSetting { name: "net/ipv4/ip_forward".into(), value: String::new() },
             Action::RemoveDirectory(OsString::from_vec(b"/sys/fs/\xff\n%x".to_vec()).into()),
             Action::RemoveFile("/run/sidetrack/admin.sock".into()),
+            Action::EndCgroup("/sys/fs/cgroup/sidetrack-run-1".into()),
         ];
         for action in actions {
             let line = action.to_line();
@@ -276,6 +310,23 @@ mod tests {
     fn what_is_gone_already_is_no_error() {
         let path = std::env::temp_dir().join("sidetrack-undo-no-such-thing");
         Action::RemoveFile(path.clone()).perform().expect("no file");
+        Action::EndCgroup(path.clone()).perform().expect("no cgroup");
         Action::RemoveDirectory(path).perform().expect("no directory");
+    }
+
+    #[test]
+    fn a_cgroup_is_ended_with_what_runs_in_it() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let name = format!("sidetrack-undo-test-{}", std::process::id());
+        let leaf =
+            crate::cgroup::Hierarchy::find().and_then(|tree| tree.create_leaf(&name)).expect("cgroup2");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
+        leaf.add(child.id()).expect("moved");
+        Action::EndCgroup(leaf.directory()).perform().expect("ended");
+        assert!(!leaf.directory().exists());
+        assert!(!child.wait().expect("ended").success());
     }
 }

@@ -62,7 +62,7 @@ pub struct ClientConfig {
     pub dialect: Socks6Dialect,
     /// What to authenticate with. Not sent in the `socksx` layouts, where passwords do not work.
     pub credentials: Option<Credentials>,
-    /// Metadata of the chain.
+    /// Metadata of the chain. Where a key is there twice, the last entry counts.
     pub metadata: Vec<Metadata>,
     /// What is asked of the proxy's stack. Not sent in the `socksx` layouts.
     pub stack: Vec<StackOption>,
@@ -151,7 +151,11 @@ impl Client {
         if advertises && initial_data.len() > MAX_INITIAL_DATA_LEN {
             self.rest = initial_data.split_off(MAX_INITIAL_DATA_LEN);
         }
-        let mut options = Options { metadata: config.metadata, stack: config.stack, ..Options::default() };
+        let mut options = Options {
+            metadata: last_of_each_key(config.metadata),
+            stack: config.stack,
+            ..Options::default()
+        };
         if advertises {
             let methods = self.credentials.iter().map(|_| METHOD_PASSWORD).collect();
             // Cut to 2^14 just before.
@@ -405,4 +409,13 @@ impl Client {
         self.buffer = Vec::new();
         self.outputs.push_back(Output::Failed { reason, detail });
     }
+}
+
+/// A message may hold a key once only.
+fn last_of_each_key(mut metadata: Vec<Metadata>) -> Vec<Metadata> {
+    let mut seen = std::collections::BTreeSet::new();
+    metadata.reverse();
+    metadata.retain(|entry| seen.insert(entry.key));
+    metadata.reverse();
+    metadata
 }

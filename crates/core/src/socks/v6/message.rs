@@ -269,7 +269,14 @@ impl OperationReply {
 }
 
 /// `00 atyp address port` from 0.1.1 on, `port 00 atyp address` in 0.1.0.
+///
+/// The address of the reply that both read the same way is none.
 fn read_socksx_bound(reader: &mut Reader<'_>) -> Result<Destination, Halt> {
+    let common = COMMON_SOCKSX_REPLY.split_last_chunk::<2>().map_or([].as_slice(), |(address, _)| address);
+    if reader.rest().starts_with(common) {
+        reader.take(common.len())?;
+        return Ok(address::UNSPECIFIED);
+    }
     let (byte_2, byte_3) = (reader.u8()?, reader.u8()?);
     if super::dialect::of_socksx_reply(byte_2, byte_3) == Socks6Dialect::Socksx {
         let host = address::read_bound(reader, byte_3, NameLayout::Bare)?;

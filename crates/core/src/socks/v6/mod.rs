@@ -24,7 +24,7 @@ pub use metadata::{ChainError, Metadata, SocksxChain};
 pub use options::{AuthData, AuthMethods, Options};
 pub use server::Server;
 pub use session::{
-    HeldSession, Owner, SessionAction, SessionAnswer, SessionId, SessionLimits, SessionQuery, SessionReport,
+    HeldSession, SessionAction, SessionAnswer, SessionId, SessionLimits, SessionQuery, SessionReport,
     SessionTable, TokenWindow,
 };
 pub use stack::{Leg, Parity, StackOption};

@@ -128,7 +128,7 @@ impl Default for SessionLimits {
 
 /// Whom a session counts against.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Owner {
+enum Owner {
     /// A user that authenticated.
     User(String),
     /// An address without credentials.

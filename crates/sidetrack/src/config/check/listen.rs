@@ -154,6 +154,7 @@ impl Check<'_> {
             self.error(span, "a socks user needs a password", help);
             return None;
         };
+        let user = login.user.clone().unwrap_or_default();
         let password = match (&login.password, &login.password_file) {
             (Some(password), None) => password.reveal().to_owned(),
             (None, Some(path)) => {
@@ -161,17 +162,17 @@ impl Check<'_> {
             }
             _ => {
                 let help = "give one of `password` and `password_file`";
-                self.error(span, format!("user '{}' needs exactly one password", login.user), help);
+                self.error(span, format!("user '{user}' needs exactly one password"), help);
                 return None;
             }
         };
         let fits = |text: &str| (1..=255).contains(&text.len());
-        if !fits(&login.user) || !fits(&password) {
+        if !fits(&user) || !fits(&password) {
             let help = "the protocol (RFC 1929) carries 1 to 255 bytes of each";
             self.error(span, "user name or password is empty or too long", help);
             return None;
         }
-        Some(Credentials { user: login.user.clone(), password })
+        Some(Credentials { user, password })
     }
 
     /// The lines of a file of secrets; complains if it cannot be read, warns if everybody can.

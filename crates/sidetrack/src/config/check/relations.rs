@@ -48,7 +48,9 @@ impl Check<'_> {
         for (index, rule) in rules.iter().enumerate() {
             let Some(rule) = rule else { continue };
             let earlier = rules.iter().take(index).enumerate().find_map(|(before, other)| {
-                let other = other.as_ref().filter(|other| other.matcher.covers(&rule.matcher))?;
+                // Two of one name are an error of their own.
+                let other = other.as_ref().filter(|other| other.name != rule.name)?;
+                let other = Some(other).filter(|other| other.matcher.covers(&rule.matcher))?;
                 Some((before, other))
             });
             if let Some((before, other)) = earlier {

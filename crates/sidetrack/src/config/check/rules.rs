@@ -31,7 +31,7 @@ impl Check<'_> {
         let name = match &rule.name {
             Some(name) => {
                 if name.as_str() == "default" {
-                    let help = "choose another; in tests and records 'default' means that no rule matched";
+                    let help = "choose another; in a test 'default' means that no rule matched";
                     self.error(name.span(), "a rule cannot be named 'default'", help);
                 }
                 self.name(name)

@@ -1,11 +1,12 @@
 //! `[[test]]`: what the rules have to say about a flow, beside the rules.
 
 use super::super::problem::{Problem, nearest};
-use super::super::{At, Listener, ListenerKind, raw};
+use super::super::{At, Listener, Question, raw};
 use super::{Check, rules};
 use sidetrack_core::carrier::Hop;
-use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
+use sidetrack_core::flow::{Flow, HostName, Process};
 use sidetrack_core::policy::{Action, Explanation, Policy};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// A decision test.
@@ -28,6 +29,24 @@ pub struct Expectation {
     pub carried: Option<bool>,
     /// The carrier as a text without credentials.
     pub carrier: Option<String>,
+}
+
+impl fmt::Display for Expectation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        match self.rule.as_deref() {
+            Some("default") => parts.push("no rule to match".to_owned()),
+            Some(rule) => parts.push(format!("rule '{rule}'")),
+            None => {}
+        }
+        match self.carried {
+            Some(true) => parts.push("it to be carried".to_owned()),
+            Some(false) => parts.push("it to be denied".to_owned()),
+            None => {}
+        }
+        parts.extend(self.carrier.as_ref().map(|carrier| format!("carrier {carrier}")));
+        f.write_str(&parts.join(" and "))
+    }
 }
 
 impl DecisionTest {
@@ -67,7 +86,8 @@ impl Check<'_> {
             let Some(((flow_checked, host), expected)) = asked.zip(expect_checked) else { continue };
             let test = DecisionTest { flow: flow_checked, host, expect: expected };
             if let Some(explanation) = test.failure(policy) {
-                let message = format!("this test fails: {}", explanation.verdict.summary());
+                let message =
+                    format!("expected {}, but the flow is {}", test.expect, explanation.verdict.summary());
                 let mut help = String::from("the rules, in order:");
                 for line in &explanation.trace {
                     help.push_str(&format!("\n{line}"));
@@ -97,36 +117,28 @@ impl Check<'_> {
             None => None,
         };
         let orig_dst = match &raw.dst {
-            Some(dst) => self.destination(dst)?,
-            None => match listener.map(|listener| &listener.kind) {
-                Some(ListenerKind::Reverse(target)) => target.server_for(host.as_ref())?.clone(),
-                _ => {
-                    self.error(raw.span(), "this flow lacks a destination", "write `dst = \"192.0.2.1:80\"`");
-                    return None;
-                }
-            },
+            Some(dst) => Some(self.destination(dst)?),
+            None => None,
         };
         let uid = match &raw.user {
             Some(user) => Some(self.uid(user, user.span())?),
             None => None,
         };
-        let flow = Flow {
-            intercept: listener.map_or_else(
-                || raw.intercept.as_deref().map_or(Intercept::Redirect, |kind| rules::intercept(*kind)),
-                |listener| listener.kind.intercept(),
-            ),
-            listener: listener.map_or_else(|| "none".into(), |listener| listener.name.clone()),
+        let question = Question {
+            listener,
+            intercept: raw.intercept.as_deref().map(|kind| rules::intercept(*kind)),
             client: self.source(raw.src.as_ref())?,
             orig_dst,
-            host: None,
-            process: Some(Process {
-                pid: None,
-                name: raw.process.as_ref().map(|name| name.to_string()),
-                uid,
-            }),
-            user: raw.socks_user.as_ref().map(|user| user.to_string()),
+            host,
+            process: Process { pid: None, name: raw.process.as_ref().map(|name| name.to_string()), uid },
+            socks_user: raw.socks_user.as_ref().map(|user| user.to_string()),
         };
-        Some((flow, host))
+        let Some(flow) = question.flow() else {
+            let help = "write `dst = \"192.0.2.1:80\"`, or a `host` that the reverse listener knows";
+            self.error(raw.span(), "this flow has no destination", help);
+            return None;
+        };
+        Some((flow, question.host))
     }
 
     fn host_name(&mut self, at: &At<String>) -> Option<HostName> {

@@ -56,7 +56,7 @@ impl Check<'_> {
             IpNetError::BadAddress(text) if self.sets.contains_key(text) => {
                 format!("did you mean the set \"@{text}\"?")
             }
-            IpNetError::BadAddress(text) if text.parse::<HostPattern>().is_ok() && text.contains('.') => {
+            IpNetError::BadAddress(text) if looks_like_a_name(text) => {
                 "networks only; a host name goes into `match = { host = … }`".to_owned()
             }
             IpNetError::BadAddress(_) => "such as \"192.0.2.0/24\", \"2001:db8::/32\" or \"@set\"".to_owned(),
@@ -217,7 +217,10 @@ impl Check<'_> {
         let mut seen: std::collections::BTreeMap<&str, Range<usize>> = std::collections::BTreeMap::new();
         for (name, span) in names {
             if let Some(first) = seen.get(name) {
-                let help = format!("give each {what} a `name` of its own");
+                let help = match what {
+                    "user" => "take one of them out".to_owned(),
+                    _ => format!("give each {what} a `name` of its own"),
+                };
                 let problem = Problem::error(span, format!("there are two {what}s named '{name}'"), help);
                 self.problems.push(problem.and(first.clone(), "the first"));
             } else {
@@ -236,6 +239,11 @@ fn canonical(address: SocketAddr) -> SocketAddr {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
         _ => address,
     }
+}
+
+fn looks_like_a_name(text: &str) -> bool {
+    let letters = text.chars().any(|c| c.is_ascii_alphabetic());
+    letters && text.contains('.') && !text.contains('/') && text.parse::<HostPattern>().is_ok()
 }
 
 fn both_families(text: &str) -> Option<[SocketAddr; 2]> {

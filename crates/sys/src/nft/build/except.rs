@@ -64,7 +64,7 @@ impl Except {
         let (wild, exact): (Vec<SocketAddr>, Vec<SocketAddr>) = self
             .listeners
             .iter()
-            .map(|address| SocketAddr::new(address.ip().to_canonical(), address.port()))
+            .map(|address| canonical(*address))
             .partition(|address| address.ip().is_unspecified());
         let mut matches = Vec::new();
         for v6 in [false, true] {
@@ -84,6 +84,11 @@ impl Except {
         }
         matches
     }
+}
+
+/// An IPv4-mapped address as the IPv4 one.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// Destination address and port, as fields.

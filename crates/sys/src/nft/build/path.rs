@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::except::{destination_fields, destination_kinds};
+use super::except::{canonical, destination_fields, destination_kinds};
 use super::selector::{MarkBits, Origin, Selector, Versions, add};
 use crate::nft::{
     DataKind, Element, ElementData, Field, MapData, RTN_LOCAL, Rule, Set, Span, Statement, Test, Value,
@@ -66,6 +66,17 @@ impl KernelPath {
             return Err(NoKernelPath::Loopback);
         }
         Ok(())
+    }
+
+    /// The listening addresses whose connections the kernel takes.
+    pub(super) fn listeners(&self) -> Vec<SocketAddr> {
+        match &self.route {
+            KernelRoute::Direct(_) => vec![],
+            KernelRoute::Dnat { pairs, .. } => {
+                let usable = pairs.iter().filter(|(from, to)| Self::check(*from, *to).is_ok());
+                usable.map(|(from, _)| canonical(*from)).collect()
+            }
+        }
     }
 
     /// The rules for nat chains: they mark the connection and end it, steered or left alone.

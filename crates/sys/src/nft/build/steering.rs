@@ -1,5 +1,6 @@
 //! All of one node's steering in one table: the kernel path, REDIRECT and TPROXY.
 
+use super::except::canonical;
 use super::except::{self, Except};
 use super::path::KernelPath;
 use super::selector::{MarkBits, Origin, Selector, Versions};
@@ -61,7 +62,7 @@ impl Steering {
     /// The table; it replaces the one before in one transaction.
     pub fn table(&self, name: &str) -> Table {
         let mut sets = Vec::new();
-        let mut chains = vec![self.except.chain(&mut sets)];
+        let mut chains = vec![self.spared().chain(&mut sets)];
         if !self.tproxies.is_empty() {
             // The chain jumped to must exist before the one that jumps.
             let take = self.take_chain(&mut sets);
@@ -71,6 +72,14 @@ impl Steering {
         chains.push(self.nat_chain(Origin::Local, &mut sets));
         chains.extend(self.masquerade_chain());
         Table { family: Family::Inet, name: name.into(), sets, chains }
+    }
+
+    /// What is never steered: as configured, but not the listeners whose connections the kernel path takes.
+    fn spared(&self) -> Except {
+        let taken: Vec<_> = self.kernel_paths.iter().flat_map(KernelPath::listeners).collect();
+        let mut except = self.except.clone();
+        except.listeners.retain(|listener| !taken.contains(&canonical(*listener)));
+        except
     }
 
     fn nat_chain(&self, origin: Origin, sets: &mut Vec<Set>) -> Chain {

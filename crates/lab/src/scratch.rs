@@ -1,0 +1,62 @@
+//! A folder that goes away with us, also when we are killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// Waits for the end of its input, whatever signals come, and removes the folder then.
+const GUARD: &str = "trap '' HUP INT TERM; cat >/dev/null; rm -rf -- \"$1\"";
+
+/// A folder on a memory file system, named after this process.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    guard: Child,
+    /// Closing it is the guard's signal; the kernel does that for us when we are killed.
+    stdin: Option<ChildStdin>,
+}
+
+impl Scratch {
+    /// Makes the folder and starts its guard.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or there is no `sh`.
+    pub fn new() -> Result<Self> {
+        let memory = PathBuf::from("/dev/shm");
+        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let prefix = format!("sidetrack-lab-{}-", std::process::id());
+        let path = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?.keep();
+        let guard = Command::new("sh").args(["-c", GUARD, "guard"]).arg(&path).stdin(Stdio::piped()).spawn();
+        let mut guard = guard.context("cannot start sh, which removes the scratch folder")?;
+        let stdin = guard.stdin.take();
+        Ok(Self { path, guard, stdin })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.stdin = None;
+        let _ = self.guard.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Scratch;
+
+    #[test]
+    fn the_folder_goes_with_its_owner() {
+        let scratch = Scratch::new().expect("sh is everywhere");
+        let path = scratch.path().to_owned();
+        std::fs::write(path.join("file"), "text").expect("writable");
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

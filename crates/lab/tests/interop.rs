@@ -1,0 +1,156 @@
+//! Real programs across namespaces: curl and ssh in the client, proxies and redirectors of other people and of
+//! ours between, nginx and sshd at the server. Every transfer is compared byte by byte.
+//!
+//! Root is needed. What is not installed is skipped, printed and counted; `SIDETRACK_REQUIRE_ALL=1` turns a skip
+//! into a failure.
+
+mod support;
+
+use sidetrack_lab::load::Via;
+use sidetrack_lab::peers::socksx::{S6, S6_DATA, V0_1_0, V0_1_1};
+use sidetrack_lab::peers::{Proxy, Redirector};
+use support::programs::{Program, Way, World};
+use support::{Done, Failure, Tally, skip_if_absent};
+
+use Program::{Curl, CurlByName, CurlByNameV6, CurlRefused, CurlV6, Generator, Ssh};
+
+/// What catches a program's connections and leads them to the proxy.
+#[derive(Debug, Clone, Copy)]
+enum Catch {
+    /// Nothing: the program speaks SOCKS itself.
+    Itself,
+    /// A redirector in the client's node.
+    By(Redirector),
+    /// `sidetrack run --via SCHEME://PROXY -- PROGRAM`.
+    Run(&'static str),
+}
+
+/// Programs through one combination.
+type Row = (Catch, Proxy, &'static [Program]);
+
+const ALL_CURLS: &[Program] = &[Curl, CurlV6, CurlByName, CurlByNameV6, CurlRefused, Ssh];
+
+/// In SOCKS6 mode the redirector of socksx closes a connection whose first bytes are not there when it looks
+/// (`try_read_buf` gives EAGAIN), so that curl fails one time in three: only a client that sends at once, many times.
+const HASTY: &[Program] = &[Generator(Via::Plain)];
+
+const fn ours(scheme: &'static str) -> Catch {
+    Catch::By(Redirector::Ours { scheme, options: "" })
+}
+
+/// The harness itself: these hold without us.
+const PEERS: &[Row] = &[
+    (Catch::Itself, Proxy::Dante, &[Curl, CurlByName, CurlRefused, Ssh, Generator(Via::Socks5)]),
+    (
+        Catch::Itself,
+        Proxy::Microsocks,
+        &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh, Generator(Via::Socks5)],
+    ),
+    (Catch::Itself, Proxy::Socksx(V0_1_0, 5), &[Curl, CurlByName, Ssh]),
+    (Catch::Itself, Proxy::Socksx(V0_1_1, 5), &[Curl, CurlByName, Ssh]),
+    (Catch::Itself, Proxy::Socksx(V0_1_0, 6), &[Generator(S6), Generator(S6_DATA)]),
+    (Catch::Itself, Proxy::Socksx(V0_1_1, 6), &[Generator(S6), Generator(S6_DATA)]),
+    (Catch::By(Redirector::Redsocks), Proxy::Dante, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_0, 5)), Proxy::Dante, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_1, 5)), Proxy::Dante, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_0, 6)), Proxy::Socksx(V0_1_0, 6), HASTY),
+];
+
+/// Other people's clients and redirectors, our proxy.
+const OUR_PROXY: &[Row] = &[
+    (Catch::Itself, Proxy::Ours, ALL_CURLS),
+    (
+        Catch::Itself,
+        Proxy::Ours,
+        &[
+            Generator(Via::Socks5),
+            Generator(Via::Socks6Draft { initial_data: false }),
+            Generator(Via::Socks6Draft { initial_data: true }),
+            Generator(S6),
+            Generator(S6_DATA),
+        ],
+    ),
+    (Catch::By(Redirector::Redsocks), Proxy::Ours, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_0, 5)), Proxy::Ours, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_1, 5)), Proxy::Ours, &[Curl, Ssh]),
+    (Catch::By(Redirector::Socksx(V0_1_0, 6)), Proxy::Ours, HASTY),
+];
+
+/// Programs that know nothing, our interception and carriers, other people's proxies and ours.
+const OUR_CLIENT: &[Row] = &[
+    (ours("socks5"), Proxy::Dante, &[Curl, Ssh]),
+    (ours("socks5"), Proxy::Microsocks, &[Curl, CurlV6, Ssh]),
+    (ours("socks5"), Proxy::Socksx(V0_1_0, 5), &[Curl, Ssh]),
+    (ours("socks5"), Proxy::Socksx(V0_1_1, 5), &[Curl, Ssh]),
+    (ours("socks6+socksx010"), Proxy::Socksx(V0_1_0, 6), &[Curl, Ssh]),
+    (ours("socks6+socksx"), Proxy::Socksx(V0_1_1, 6), &[Curl, Ssh]),
+    (ours("socks5"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (ours("socks6"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (ours("socks6+socksx"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (Catch::Run("socks5"), Proxy::Dante, &[Curl, CurlByName, Ssh]),
+    (Catch::Run("socks5"), Proxy::Microsocks, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
+    (Catch::Run("socks6+socksx010"), Proxy::Socksx(V0_1_0, 6), &[Curl, CurlByName, Ssh]),
+    (Catch::Run("socks5"), Proxy::Ours, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
+    (Catch::Run("socks6"), Proxy::Ours, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
+];
+
+#[test]
+fn peers_work_with_each_other() {
+    run(PEERS);
+}
+
+#[test]
+fn our_proxy_serves_everybody() {
+    run(OUR_PROXY);
+}
+
+#[test]
+fn our_client_side_uses_every_proxy() {
+    run(OUR_CLIENT);
+}
+
+fn run(rows: &[Row]) {
+    let mut tally = Tally::default();
+    if let Some(site) = support::site(&mut tally) {
+        let world = World::new(&site);
+        // For a person at work: only rows whose name holds this, such as "Microsocks".
+        let only = std::env::var("SIDETRACK_ONLY").unwrap_or_default();
+        for row in rows.iter().filter(|row| format!("{row:?}").contains(&only)) {
+            run_row(&world, &site, row, &mut tally);
+        }
+    }
+    tally.finish();
+}
+
+fn run_row(world: &World<'_>, site: &sidetrack_lab::site::Site, row: &Row, tally: &mut Tally) {
+    let (catch, proxy, programs) = *row;
+    let name = |program: &dyn std::fmt::Debug| format!("{program:?} through {catch:?} and {proxy:?}");
+    let start = || -> Result<_, Result<Done, Failure>> {
+        let service = proxy.start(site).map_err(skip_if_absent)?;
+        let gateway = site.proxy_address(proxy.port());
+        let redirecting = match catch {
+            Catch::By(redirector) => Some(redirector.start(site, gateway).map_err(skip_if_absent)?),
+            Catch::Itself | Catch::Run(_) => None,
+        };
+        let way = match catch {
+            Catch::Itself => Way::Socks5(gateway),
+            Catch::By(_) => Way::Redirected,
+            Catch::Run(scheme) => Way::Run(scheme, gateway),
+        };
+        Ok((service, redirecting, way))
+    };
+    match start() {
+        Err(result) => tally.note(&name(&"everything"), result),
+        Ok((service, redirecting, way)) => {
+            for program in programs {
+                let logs = || {
+                    let redirector =
+                        redirecting.as_ref().map(|running| running.service.log()).unwrap_or_default();
+                    format!("\nproxy's log: {}\nredirector's log: {redirector}", service.log())
+                };
+                let result = world.run(*program, way).map_err(|failure| failure + &logs());
+                tally.note(&name(program), result);
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What the namespace tests share: programs that fetch from the origin, and a count of what ran and what did not.
+
+pub mod programs;
+
+use std::fmt::Write as _;
+
+use sidetrack_lab::peers::Unavailable;
+use sidetrack_lab::site::Site;
+
+/// How a case ended that did not fail.
+pub enum Done {
+    /// It ran and was right.
+    Ran,
+    /// It could not run; why.
+    Skipped(String),
+}
+
+/// Why a case did not give what it should.
+pub type Failure = String;
+
+/// Counts cases; a failure or, with `SIDETRACK_REQUIRE_ALL=1`, a skip fails the test at the end.
+#[derive(Default)]
+pub struct Tally {
+    ran: u32,
+    skipped: u32,
+    failures: String,
+}
+
+impl Tally {
+    /// Notes how a case ended.
+    pub fn note(&mut self, case: &str, result: Result<Done, Failure>) {
+        match result {
+            Ok(Done::Ran) => {
+                self.ran += 1;
+                println!("ok      {case}");
+            }
+            Ok(Done::Skipped(why)) => {
+                self.skipped += 1;
+                println!("skipped {case}: {why}");
+            }
+            Err(why) => {
+                println!("FAILED  {case}: {why}");
+                let _ = writeln!(self.failures, "{case}: {why}");
+            }
+        }
+    }
+
+    /// Ends the test.
+    pub fn finish(self) {
+        println!("{} ran, {} skipped", self.ran, self.skipped);
+        assert!(self.failures.is_empty(), "\n{}", self.failures);
+        assert!(
+            !requires_all() || self.skipped == 0,
+            "{} cases were skipped and SIDETRACK_REQUIRE_ALL is set",
+            self.skipped
+        );
+        assert!(self.ran + self.skipped > 0, "no case was tried");
+    }
+}
+
+fn requires_all() -> bool {
+    std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1")
+}
+
+/// The site, or `None` where this user cannot make one, which is said and counts as a skip.
+pub fn site(tally: &mut Tally) -> Option<Site> {
+    if !rustix::process::geteuid().is_root() {
+        tally.note("everything", Ok(Done::Skipped("namespaces with links need root".into())));
+        return None;
+    }
+    Some(Site::new().expect("the site can be built"))
+}
+
+/// An absent peer is a skip; one that does not start is a failure.
+pub fn skip_if_absent(unavailable: Unavailable) -> Result<Done, Failure> {
+    match unavailable {
+        Unavailable::Absent(what) => Ok(Done::Skipped(what)),
+        failed @ Unavailable::Failed(_) => Err(failed.to_string()),
+    }
+}

@@ -1,0 +1,132 @@
+//! `sidetrack explain`: which rule decides about a flow and why, without any traffic.
+
+use super::Printed;
+use crate::config::{Config, Listener, Question, Surroundings, System};
+use crate::explain::explain;
+use anyhow::{Context, bail};
+use sidetrack_core::flow::{Destination, HostName, Intercept, Process};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Says which rule decides about a flow, why, and what would be done with it. No packet is sent.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExplainArgs {
+    /// The configuration.
+    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    pub config: PathBuf,
+    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone will do.
+    #[arg(value_name = "SRC DST", required = true, num_args = 1..=3)]
+    pub flow: Vec<String>,
+    /// The host name in the flow's first bytes.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// The listener that catches it. Default: the only one.
+    #[arg(long)]
+    pub listener: Option<String>,
+    /// How it is caught, where no listener says so: run, redirect, tproxy, socks or reverse.
+    #[arg(long)]
+    pub intercept: Option<String>,
+    /// Base name of the client's executable.
+    #[arg(long)]
+    pub process: Option<String>,
+    /// User (name or id) of the client's process.
+    #[arg(long)]
+    pub user: Option<String>,
+    /// User who authenticated with the socks listener.
+    #[arg(long)]
+    pub socks_user: Option<String>,
+    /// Prints JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the sub-command. Exit code 0: there is an answer; 2: the file is wrong.
+///
+/// # Errors
+/// An argument is wrong; says which and what to write.
+pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    Ok(report(args, super::colours())?.print())
+}
+
+/// What the sub-command prints.
+///
+/// # Errors
+/// An argument is wrong; says which and what to write.
+pub fn report(args: &ExplainArgs, colours: bool) -> anyhow::Result<Printed> {
+    let config = match Config::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => return Ok(Printed { out: String::new(), err: error.render(colours), code: 2 }),
+    };
+    let question = question(args, &config)?;
+    let answer = explain(&config, &question).context(
+        "the flow has no destination: add DST as host:port, or --listener (and --host) of a reverse listener",
+    )?;
+    let out = if args.json { format!("{}\n", serde_json::to_string(&answer)?) } else { answer.to_string() };
+    Ok(Printed { out, err: String::new(), code: 0 })
+}
+
+fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Question<'a>> {
+    let (src, dst) = ends(&args.flow)?;
+    let user = |name: &String| {
+        let known = name.parse().ok().or_else(|| System::new(Path::new("")).uid_of(name));
+        known.with_context(|| format!("--user: there is no user '{name}' on this machine"))
+    };
+    Ok(Question {
+        listener: listener(args.listener.as_deref(), config)?,
+        intercept: args.intercept.as_deref().map(intercept).transpose()?,
+        client: source(&src)?,
+        orig_dst: dst.map(|dst| dst.parse::<Destination>()).transpose()?,
+        host: args.host.as_deref().map(str::parse::<HostName>).transpose().context("--host")?,
+        process: Process {
+            pid: None,
+            name: args.process.clone(),
+            uid: args.user.as_ref().map(user).transpose()?,
+        },
+        socks_user: args.socks_user.clone(),
+    })
+}
+
+/// `SRC DST`, `SRC to DST`, `SRC -> DST` in one argument or in three.
+fn ends(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
+    let joined = flow.join(" ");
+    let words: Vec<&str> =
+        joined.split_whitespace().flat_map(|word| word.split("->")).filter(|word| !word.is_empty()).collect();
+    match words.as_slice() {
+        [_, "-"] => bail!(
+            "the shell took '>' as a redirection of the output: write SRC DST without the arrow, or \"SRC -> DST\" in quotes"
+        ),
+        [src] => Ok(((*src).to_owned(), None)),
+        [src, dst] | [src, "to", dst] => Ok(((*src).to_owned(), Some((*dst).to_owned()))),
+        _ => bail!("'{joined}' is no flow: write SRC DST, as in 10.0.0.5 203.0.113.10:22"),
+    }
+}
+
+fn source(text: &str) -> anyhow::Result<SocketAddr> {
+    let address = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 0)));
+    address
+        .with_context(|| format!("'{text}' is no address of a client: write 10.0.0.5, or [2001:db8::1]:4711"))
+}
+
+fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option<&'a Listener>> {
+    let Some(name) = name else {
+        return Ok(match config.listeners.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        });
+    };
+    let names = || config.listeners.iter().map(|listener| &*listener.name).collect::<Vec<_>>().join(", ");
+    let found = config.listener(name);
+    Ok(Some(
+        found.with_context(|| format!("--listener: there is no '{name}'; the listeners are: {}", names()))?,
+    ))
+}
+
+fn intercept(word: &str) -> anyhow::Result<Intercept> {
+    let kinds =
+        [Intercept::Run, Intercept::Redirect, Intercept::Tproxy, Intercept::Socks, Intercept::Reverse];
+    kinds
+        .into_iter()
+        .find(|kind| kind.as_str() == word)
+        .with_context(|| format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, reverse"))
+}

@@ -1,0 +1,250 @@
+//! `sidetrack flows`: what is happening now, what happened lately, and ending some of it.
+
+mod human;
+mod table;
+
+pub use table::Table;
+
+use crate::admin::{self, Client, ClientError, Killed};
+use crate::record::FlowRecord;
+use clap::{Args, Subcommand};
+use hyper::Method;
+use serde::Deserialize;
+use sidetrack_core::filter::Filter;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Exit code for a mistake on the command line.
+const USAGE: u8 = 2;
+
+/// Shows flows in flight, those that ended lately, and ends flows
+///
+/// FILTER says which: proc == curl and dst in 10.0.0.0/8 and port == 443 and bytes > 1MiB and age > 10s
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    #[command(subcommand)]
+    command: Option<FlowsCommand>,
+    /// Which flows; several words are one filter
+    filter: Vec<String>,
+    /// Goes on with flows as they end, until interrupted
+    #[arg(short, long)]
+    follow: bool,
+    /// One JSON object a line, as in records
+    #[arg(long)]
+    json: bool,
+    /// Also the latest N flows that ended
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    recent: usize,
+    /// The socket of the sidetrack that is asked
+    #[arg(long, value_name = "PATH", global = true)]
+    admin: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum FlowsCommand {
+    /// Ends flows: one by its number, or all that a filter takes
+    Kill {
+        /// A flow's number, or a filter
+        #[arg(required = true, value_name = "ID|FILTER")]
+        which: Vec<String>,
+        /// Shows what would be ended and ends nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Where a command writes, and how wide that is.
+pub struct Output<'a> {
+    /// The data.
+    pub out: &'a mut dyn Write,
+    /// What is not data: hints, how much was missed.
+    pub notes: &'a mut dyn Write,
+    /// Columns of the terminal; none = no terminal, nothing is shortened.
+    pub width: Option<usize>,
+}
+
+/// Runs the command on this process's own output.
+///
+/// # Errors
+/// What a person can do something about, in words.
+pub fn run(args: &FlowsArgs) -> anyhow::Result<ExitCode> {
+    let stdout = io::stdout();
+    let width = stdout.is_terminal().then(|| {
+        terminal_size::terminal_size_of(&stdout)
+            .map_or(80, |(terminal_size::Width(width), _)| usize::from(width))
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut output = Output { out: &mut stdout.lock(), notes: &mut io::stderr(), width };
+    runtime.block_on(run_to(args, &mut output))
+}
+
+/// Runs the command on an output.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result<ExitCode> {
+    let client = Client::new(args.admin.clone().unwrap_or_else(socket));
+    let (words, killing) = match &args.command {
+        Some(FlowsCommand::Kill { which, .. }) => (which, true),
+        None => (&args.filter, false),
+    };
+    if killing && (!args.filter.is_empty() || args.follow || args.json || args.recent > 0) {
+        writeln!(
+            output.notes,
+            "kill takes its flow or filter after the word, and no other options of flows"
+        )?;
+        return Ok(ExitCode::from(USAGE));
+    }
+    let text = filter_text(words, killing);
+    if let Err(error) = Filter::parse(&text) {
+        writeln!(output.notes, "the filter cannot be read:\n{}", error.caret(&text))?;
+        return Ok(ExitCode::from(USAGE));
+    }
+    let result = match &args.command {
+        Some(FlowsCommand::Kill { dry_run: false, .. }) => kill(&client, &text, output).await,
+        Some(FlowsCommand::Kill { dry_run: true, .. }) => list(&client, &text, 0, false, output).await,
+        None if args.follow => follow(&client, &text, args, output).await,
+        None => list(&client, &text, args.recent, args.json, output).await,
+    };
+    match result {
+        // Whoever read our output has seen enough: `sidetrack flows | head`.
+        Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
+        result => result,
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
+/// The filter that several words make; a number alone names a flow to be ended.
+fn filter_text(words: &[String], killing: bool) -> String {
+    match words {
+        [one] if killing && one.bytes().all(|byte| byte.is_ascii_digit()) => format!("id == {one}"),
+        words => words.join(" "),
+    }
+}
+
+/// The socket to ask where none is named: `$SIDETRACK_ADMIN`, else our own default, else that of root if it is there.
+fn socket() -> PathBuf {
+    if let Some(path) = std::env::var_os("SIDETRACK_ADMIN").filter(|path| !path.is_empty()) {
+        return path.into();
+    }
+    let own = admin::default_socket();
+    let system = Path::new(admin::SYSTEM_SOCKET);
+    if !own.exists() && system.exists() { system.to_owned() } else { own }
+}
+
+#[derive(Deserialize)]
+struct Flows {
+    flows: Vec<FlowRecord<'static>>,
+}
+
+async fn ask(client: &Client, filter: &str, recent: usize) -> Result<Vec<FlowRecord<'static>>, ClientError> {
+    let recent = recent.to_string();
+    let query = [("filter", filter), ("recent", &recent)];
+    client.ask::<Flows>(Method::GET, "/v1/flows", &query).await.map(|answer| answer.flows)
+}
+
+async fn list(
+    client: &Client,
+    filter: &str,
+    recent: usize,
+    json: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<ExitCode> {
+    let flows = ask(client, filter, recent).await?;
+    if json {
+        let mut lines = Vec::new();
+        flows.iter().for_each(|flow| flow.write_line(&mut lines));
+        output.out.write_all(&lines)?;
+    } else if flows.is_empty() {
+        output.notes.write_all(nothing(filter, recent).as_bytes())?;
+    } else {
+        let table = Table::new(&flows, output.width);
+        output.out.write_all(table.header().as_bytes())?;
+        for flow in &flows {
+            output.out.write_all(table.row(flow).as_bytes())?;
+        }
+    }
+    output.out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn nothing(filter: &str, recent: usize) -> String {
+    let which = if filter.trim().is_empty() { "" } else { " that matches" };
+    match recent {
+        0 => format!("no flow{which} is in flight; --recent 20 shows the latest that ended, too\n"),
+        _ => format!("no flow{which} is in flight or among the latest that ended\n"),
+    }
+}
+
+async fn kill(client: &Client, filter: &str, output: &mut Output<'_>) -> anyhow::Result<ExitCode> {
+    let Killed { killed } = client.ask(Method::DELETE, "/v1/flows", &[("filter", filter)]).await?;
+    let ids = killed.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    match killed.len() {
+        0 => {
+            writeln!(output.notes, "no flow in flight matches: nothing was ended")?;
+            return Ok(ExitCode::FAILURE);
+        }
+        1 => writeln!(output.out, "ended flow {ids}")?,
+        count => writeln!(output.out, "ended {count} flows: {ids}")?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What an event may be besides a record.
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Event {
+    Ended(Box<FlowRecord<'static>>),
+    Missed {
+        count: u64,
+    },
+    #[serde(other)]
+    Other,
+}
+
+async fn follow(
+    client: &Client,
+    filter: &str,
+    args: &FlowsArgs,
+    output: &mut Output<'_>,
+) -> anyhow::Result<ExitCode> {
+    // First the stream, then what was before it: a flow that ends in between shows up twice rather than never, and
+    // is left out below.
+    let mut events = client.lines("/v1/events", &[("filter", filter)]).await?;
+    let before = if args.recent > 0 { ask(client, filter, args.recent).await? } else { Vec::new() };
+    let before: Vec<_> = before.into_iter().filter(|flow| flow.reason.is_some()).collect();
+    let newest = before.iter().map(|flow| flow.flow).collect::<std::collections::BTreeSet<_>>();
+    let table = Table::streaming(output.width);
+    if !args.json {
+        output.out.write_all(table.header().as_bytes())?;
+    }
+    for flow in &before {
+        print(flow, args.json, &table, output)?;
+    }
+    while let Some(line) = events.next().await? {
+        match serde_json::from_str(&line)? {
+            Event::Ended(flow) if !newest.contains(&flow.flow) => print(&flow, args.json, &table, output)?,
+            Event::Missed { count } => {
+                writeln!(output.notes, "{count} flows came faster than they could be shown")?;
+            }
+            Event::Ended(_) | Event::Other => {}
+        }
+    }
+    writeln!(output.notes, "sidetrack has stopped")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(flow: &FlowRecord<'_>, json: bool, table: &Table, output: &mut Output<'_>) -> io::Result<()> {
+    if json {
+        let mut line = Vec::new();
+        flow.write_line(&mut line);
+        output.out.write_all(&line)?;
+    } else {
+        output.out.write_all(table.row(flow).as_bytes())?;
+    }
+    output.out.flush()
+}

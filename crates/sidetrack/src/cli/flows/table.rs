@@ -1,0 +1,229 @@
+//! The table: as wide as the terminal, never wider.
+
+use super::human;
+use crate::record::FlowRecord;
+use sidetrack_core::flow::{Host, Intercept};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Blanks between columns.
+const GAP: usize = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Id,
+    Age,
+    Client,
+    Destination,
+    Process,
+    Rule,
+    Carrier,
+    Up,
+    Down,
+    Connect,
+    State,
+}
+
+/// What a column is called, how narrow it may become, and how wide it is where rows come one by one.
+struct Shape {
+    title: &'static str,
+    least: usize,
+    streaming: usize,
+    to_the_right: bool,
+}
+
+/// Columns in the order in which they are given up when the terminal is too narrow for their least widths.
+const GIVEN_UP: [Column; 8] = [
+    Column::Connect,
+    Column::Process,
+    Column::Rule,
+    Column::Client,
+    Column::Carrier,
+    Column::Age,
+    Column::Up,
+    Column::Down,
+];
+
+impl Column {
+    const ALL: [Self; 11] = [
+        Self::Id,
+        Self::Age,
+        Self::Client,
+        Self::Destination,
+        Self::Process,
+        Self::Rule,
+        Self::Carrier,
+        Self::Up,
+        Self::Down,
+        Self::Connect,
+        Self::State,
+    ];
+
+    const fn shape(self) -> Shape {
+        let (title, least, streaming, to_the_right) = match self {
+            Self::Id => ("ID", 1, 6, true),
+            Self::Age => ("AGE", 3, 7, true),
+            Self::Client => ("CLIENT", 13, 21, false),
+            Self::Destination => ("DESTINATION", 18, 32, false),
+            Self::Process => ("PROCESS", 7, 12, false),
+            Self::Rule => ("RULE", 6, 12, false),
+            Self::Carrier => ("CARRIER", 8, 24, false),
+            Self::Up => ("UP", 2, 7, true),
+            Self::Down => ("DOWN", 4, 7, true),
+            Self::Connect => ("CONNECT", 7, 7, true),
+            Self::State => ("STATE", 13, 30, false),
+        };
+        Shape { title, least, streaming, to_the_right }
+    }
+
+    /// Whether its text may be cut; numbers may not.
+    const fn can_shrink(self) -> bool {
+        !self.shape().to_the_right
+    }
+
+    fn cell(self, flow: &FlowRecord<'_>) -> String {
+        let text = |text: &Option<std::borrow::Cow<'_, str>>| text.as_deref().map(human::printable);
+        let cell = match self {
+            Self::Id => Some(flow.flow.to_string()),
+            Self::Age => Some(human::time(flow.duration_seconds)),
+            Self::Client => flow.client.map(|client| client.to_string()),
+            Self::Destination => destination(flow),
+            Self::Process => text(&flow.process),
+            Self::Rule => text(&flow.rule),
+            Self::Carrier => text(&flow.carrier),
+            Self::Up => Some(human::bytes(flow.bytes_up)),
+            Self::Down => Some(human::bytes(flow.bytes_down)),
+            Self::Connect => flow.connect_seconds.map(human::time),
+            Self::State => Some(state(flow)),
+        };
+        cell.unwrap_or_else(|| "-".to_owned())
+    }
+}
+
+/// The name where there is one, for it says more than the address.
+fn destination(flow: &FlowRecord<'_>) -> Option<String> {
+    let dst = flow.orig_dst.as_deref()?;
+    match (&flow.host, &dst.host) {
+        (Some(host), Host::Ip(_)) => Some(format!("{}:{}", human::printable(host), dst.port)),
+        _ => Some(dst.to_string()),
+    }
+}
+
+fn state(flow: &FlowRecord<'_>) -> String {
+    let Some(reason) = flow.reason else {
+        return if flow.intercept == Some(Intercept::Kernel) { "in kernel".into() } else { "live".into() };
+    };
+    match &flow.detail {
+        Some(detail) => format!("{reason}: {}", human::printable(detail)),
+        None => reason.to_string(),
+    }
+}
+
+/// Which columns there are, and how wide.
+#[derive(Debug)]
+pub struct Table {
+    columns: Vec<(Column, usize)>,
+}
+
+impl Table {
+    /// A table in which these flows fit into `width` columns of a terminal; none = as wide as it takes.
+    ///
+    /// A column that would be empty throughout is left out.
+    pub fn new(flows: &[FlowRecord<'_>], width: Option<usize>) -> Self {
+        let measured = |column: Column| {
+            let cells = flows.iter().map(|flow| column.cell(flow));
+            let (known, widest) = cells.fold((false, column.shape().title.len()), |(known, widest), cell| {
+                (known || cell != "-", widest.max(cell.width()))
+            });
+            known.then_some((column, widest))
+        };
+        let mut table = Self { columns: Column::ALL.into_iter().filter_map(measured).collect() };
+        if let Some(width) = width {
+            table.fit(width);
+        }
+        table
+    }
+
+    /// A table for flows that are not known yet.
+    pub fn streaming(width: Option<usize>) -> Self {
+        let columns = Column::ALL.into_iter().map(|column| (column, column.shape().streaming)).collect();
+        let mut table = Self { columns };
+        if let Some(width) = width {
+            table.fit(width);
+        }
+        table
+    }
+
+    fn width(&self) -> usize {
+        self.columns.iter().map(|(_, width)| width + GAP).sum::<usize>().saturating_sub(GAP)
+    }
+
+    /// Shortens texts down to their least widths; where that is not enough, gives up a column and tries again.
+    fn fit(&mut self, width: usize) {
+        let mut natural = std::mem::take(&mut self.columns);
+        for given_up in GIVEN_UP.map(Some).into_iter().chain([None]) {
+            self.columns.clone_from(&natural);
+            self.shorten(width);
+            if self.width() <= width {
+                break;
+            }
+            natural.retain(|(column, _)| Some(*column) != given_up);
+        }
+    }
+
+    fn shorten(&mut self, width: usize) {
+        while self.width() > width {
+            let widest = self
+                .columns
+                .iter_mut()
+                .filter(|(column, width)| column.can_shrink() && *width > column.shape().least)
+                .max_by_key(|(_, width)| *width);
+            match widest {
+                Some((_, widest)) => *widest -= 1,
+                None => break,
+            }
+        }
+    }
+
+    /// The titles, with a line end.
+    pub fn header(&self) -> String {
+        self.line(|column| column.shape().title.to_owned())
+    }
+
+    /// A flow, with a line end.
+    pub fn row(&self, flow: &FlowRecord<'_>) -> String {
+        self.line(|column| column.cell(flow))
+    }
+
+    fn line(&self, text: impl Fn(Column) -> String) -> String {
+        let mut line = String::new();
+        for (column, width) in &self.columns {
+            let text = if column.can_shrink() { cut(&text(*column), *width) } else { text(*column) };
+            let blanks = " ".repeat(width.saturating_sub(text.width()));
+            let cell = if column.shape().to_the_right { blanks + &text } else { text + &blanks };
+            line.push_str(&cell);
+            line.push_str(&" ".repeat(GAP));
+        }
+        line.truncate(line.trim_end().len());
+        line.push('\n');
+        line
+    }
+}
+
+/// The text if it is no wider than `width` columns, else its beginning and an ellipsis.
+fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    let mut room = width.saturating_sub(1);
+    for c in text.chars() {
+        let columns = c.width().unwrap_or(0);
+        if columns > room {
+            break;
+        }
+        room -= columns;
+        kept.push(c);
+    }
+    kept.push('…');
+    kept
+}

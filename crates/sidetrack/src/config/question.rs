@@ -1,0 +1,45 @@
+//! A flow that somebody asks about, in a decision test or on the command line.
+
+use super::{Listener, ListenerKind};
+use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A flow that somebody asks about; what is `None` is not known, or follows from the rest.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// The listener that caught it.
+    pub listener: Option<&'a Listener>,
+    /// How it was caught, where no listener says so; redirect if nothing says so.
+    pub intercept: Option<Intercept>,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// Where it wants to go; for a reverse listener, its server.
+    pub orig_dst: Option<Destination>,
+    /// The host name in its first bytes.
+    pub host: Option<HostName>,
+    /// Its process.
+    pub process: Process,
+    /// The user who authenticated with the socks listener.
+    pub socks_user: Option<String>,
+}
+
+impl Question<'_> {
+    /// The flow, as policy would see it; `None` if its destination is not known.
+    pub fn flow(&self) -> Option<Flow> {
+        let server = match self.listener.map(|listener| &listener.kind) {
+            Some(ListenerKind::Reverse(target)) => target.server_for(self.host.as_ref()),
+            _ => None,
+        };
+        let kind = self.listener.map(|listener| listener.kind.intercept()).or(self.intercept);
+        Some(Flow {
+            intercept: kind.unwrap_or(Intercept::Redirect),
+            listener: self.listener.map_or_else(|| Arc::from("none"), |listener| listener.name.clone()),
+            client: self.client,
+            orig_dst: self.orig_dst.clone().or_else(|| server.cloned())?,
+            host: None,
+            process: Some(self.process.clone()),
+            user: self.socks_user.clone(),
+        })
+    }
+}

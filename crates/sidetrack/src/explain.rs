@@ -1,0 +1,197 @@
+//! Which rule decides about a flow, why, and what would happen to it; no packet is sent.
+
+use crate::config::{Config, Question};
+use serde::Serialize;
+use sidetrack_core::flow::Flow;
+use sidetrack_core::policy::{Action, Carry, Dial, Explanation, KernelAction, ProxyVersion, Resolve};
+use sidetrack_core::{carrier::Carrier, flow::Intercept};
+use std::fmt;
+use std::net::SocketAddr;
+
+/// The answer; its JSON form is stable: fields are added, never renamed or removed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// The flow asked about.
+    pub flow: AskedFlow,
+    /// `deny` or `carry`.
+    pub action: &'static str,
+    /// Name of the rule that decides; none if the default does.
+    pub rule: Option<String>,
+    /// The reason in words.
+    pub why: String,
+    /// How the flow is carried; none if it is denied.
+    pub carry: Option<Carried>,
+    /// The rule for which the flow would be held until its first bytes are there.
+    pub waits_for_first_bytes: Option<Wait>,
+    /// Whether the kernel would carry it alone.
+    pub kernel_path: bool,
+    /// Each rule's part in the decision, in order.
+    pub trace: Vec<String>,
+}
+
+/// The flow asked about.
+#[derive(Clone, Debug, Serialize)]
+pub struct AskedFlow {
+    /// The client's address.
+    pub client: SocketAddr,
+    /// The original destination.
+    pub orig_dst: String,
+    /// Name of the listener.
+    pub listener: String,
+    /// How it was caught.
+    pub intercept: Intercept,
+    /// The host name in its first bytes.
+    pub host: Option<String>,
+}
+
+/// How a flow is carried.
+#[derive(Clone, Debug, Serialize)]
+pub struct Carried {
+    /// `direct`, or the hops, without credentials.
+    pub carrier: String,
+    /// The destination that takes the place of the client's.
+    pub to: Option<String>,
+    /// What is dialled when both are known: `original` or `name`.
+    pub dial: &'static str,
+    /// Who resolves names: `proxy` or `local`.
+    pub resolve: &'static str,
+    /// The server sees the client's own address.
+    pub keep_client_address: bool,
+    /// Version of the PROXY protocol header sent to the server.
+    pub proxy_protocol: Option<u8>,
+    /// Ends the flow when nothing moved for so long.
+    pub idle_timeout_ms: u64,
+    /// Ends the flow after so long.
+    pub lifetime_ms: Option<u64>,
+    /// Time for connecting and all handshakes.
+    pub connect_timeout_ms: u64,
+}
+
+/// A wait for first bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Wait {
+    /// The rule that asks.
+    pub rule: String,
+    /// Longest wait.
+    pub wait_ms: u64,
+}
+
+/// Plays the decision through; `None` if the flow has no destination.
+pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
+    let flow = question.flow()?;
+    let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
+    let carry = match &verdict.action {
+        Action::Deny => None,
+        Action::Carry(carry) => Some(carried(config, carry)),
+    };
+    Some(Answer {
+        action: if carry.is_some() { "carry" } else { "deny" },
+        rule: verdict.rule.as_deref().map(str::to_owned),
+        why: verdict.why.to_string(),
+        carry,
+        waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
+        kernel_path: kernel_path(config, question, &flow),
+        trace: trace.iter().map(ToString::to_string).collect(),
+        flow: AskedFlow {
+            client: flow.client,
+            orig_dst: flow.orig_dst.to_string(),
+            listener: flow.listener.to_string(),
+            intercept: flow.intercept,
+            host: question.host.as_ref().map(ToString::to_string),
+        },
+    })
+}
+
+fn carried(config: &Config, carry: &Carry) -> Carried {
+    let limits = &config.limits;
+    Carried {
+        carrier: carry.carrier.to_string(),
+        to: carry.to.as_ref().map(ToString::to_string),
+        dial: match carry.dial {
+            Dial::Original => "original",
+            Dial::Name => "name",
+        },
+        resolve: match carry.resolve {
+            Resolve::Proxy if carry.carrier != Carrier::Direct => "proxy",
+            Resolve::Proxy | Resolve::Local => "local",
+        },
+        keep_client_address: carry.keep_client_address,
+        proxy_protocol: carry.proxy_protocol.map(|version| match version {
+            ProxyVersion::V1 => 1,
+            ProxyVersion::V2 => 2,
+        }),
+        idle_timeout_ms: carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms),
+        lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
+        connect_timeout_ms: carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
+    }
+}
+
+/// Whether the packet filter would take this flow from us, on every address the listener has.
+fn kernel_path(config: &Config, question: &Question<'_>, flow: &Flow) -> bool {
+    let (Some(listener), Some(to)) = (question.listener, flow.orig_dst.socket_addr()) else { return false };
+    let paths = config.kernel_paths(listener);
+    let taken = paths.iter().filter(|(_, lines)| {
+        let line = lines.iter().find(|line| line.matches.contains(flow.client.ip(), to));
+        line.is_some_and(|line| line.action != KernelAction::UserSpace)
+    });
+    !paths.is_empty() && taken.count() == listener.captures().len()
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AskedFlow { client, orig_dst, listener, intercept, host } = &self.flow;
+        write!(f, "flow     {} -> {orig_dst}, ", client.ip())?;
+        match listener.as_str() {
+            "none" => write!(f, "caught by {}", intercept.as_str())?,
+            name => write!(f, "caught by '{name}' ({})", intercept.as_str())?,
+        }
+        match host {
+            Some(host) => writeln!(f, ", host {host}")?,
+            None => writeln!(f)?,
+        }
+        let verdict = if self.carry.is_some() { "carry" } else { "deny" };
+        writeln!(f, "verdict  {verdict}: {}", self.why)?;
+        if let Some(carry) = &self.carry {
+            writeln!(f, "carry    {carry}")?;
+        }
+        if let Some(Wait { rule, wait_ms }) = &self.waits_for_first_bytes {
+            writeln!(f, "waits    up to {wait_ms} ms for first bytes: rule '{rule}' asks for the host name")?;
+        }
+        let path = if self.kernel_path { "kernel: never reaches user space" } else { "user space" };
+        writeln!(f, "path     {path}")?;
+        for (index, line) in self.trace.iter().enumerate() {
+            writeln!(f, "{}{line}", if index == 0 { "rules    " } else { "         " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.carrier)?;
+        if let Some(to) = &self.to {
+            write!(f, ", to {to}")?;
+        }
+        if self.dial == "name" {
+            f.write_str(", by name")?;
+        }
+        if self.carrier != "direct" {
+            write!(f, ", names resolved by {}", if self.resolve == "proxy" { "the last hop" } else { "us" })?;
+        }
+        if self.keep_client_address {
+            f.write_str(", from the client's address")?;
+        }
+        if let Some(version) = self.proxy_protocol {
+            write!(f, ", with PROXY protocol v{version}")?;
+        }
+        write!(
+            f,
+            "; connect within {} ms, idle at most {} ms",
+            self.connect_timeout_ms, self.idle_timeout_ms
+        )?;
+        match self.lifetime_ms {
+            Some(lifetime) => write!(f, ", at most {lifetime} ms in all"),
+            None => Ok(()),
+        }
+    }
+}
