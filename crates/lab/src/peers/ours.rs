@@ -99,6 +99,18 @@ pub fn program() -> Result<PathBuf, Unavailable> {
     Err(absent(&format!("{} does not say that it is sidetrack", program.display())))
 }
 
+/// [`program`] where it has the sub-command `run`.
+///
+/// # Errors
+/// As [`program`], or this build has no `run`.
+pub fn program_with_run() -> Result<PathBuf, Unavailable> {
+    let program = program()?;
+    if std::process::Command::new(&program).args(["help", "run"]).output()?.status.success() {
+        return Ok(program);
+    }
+    Err(Unavailable::Absent(format!("{} has no sub-command run", program.display())))
+}
+
 fn start(site: &Site, node: &Node, role: &str, config: &str, port: u16) -> Result<Service, Unavailable> {
     let program = program()?;
     let directory = site.directory.path();

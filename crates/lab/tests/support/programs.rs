@@ -187,7 +187,7 @@ impl<'s> World<'s> {
         let mut command = self.site.client.command("timeout");
         command.args(["-k", "2", ENDS_WITHIN_S]);
         if let Way::Run(scheme, gateway) = way {
-            match ours::program() {
+            match ours::program_with_run() {
                 Ok(sidetrack) => command.arg(sidetrack),
                 Err(unavailable) => return skip_if_absent(unavailable).map(Err),
             };
