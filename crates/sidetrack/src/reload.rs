@@ -17,6 +17,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 const QUIET: Duration = Duration::from_millis(100);
 /// A file that never comes to rest is read after so long.
 const QUIET_MAX: Duration = Duration::from_secs(2);
+/// The answer where nobody drives the [`Reloader`] any more.
+const GONE: &str = "sidetrack is shutting down";
 /// Requests that wait for a reload at a time; more are refused.
 const REQUESTS_MAX: usize = 16;
 
@@ -74,9 +76,25 @@ impl ReloadHandle {
     /// # Errors
     /// Why the file was refused, with place and carets; or that nobody drives the [`Reloader`] any more.
     pub async fn reload(&self) -> Result<u64, String> {
+        self.ask()?.await.map_err(|_| GONE.to_owned())?
+    }
+
+    /// As [`ReloadHandle::reload`], for a thread that may block.
+    ///
+    /// # Errors
+    /// As [`ReloadHandle::reload`].
+    pub fn reload_blocking(&self) -> Result<u64, String> {
+        self.ask()?.blocking_recv().map_err(|_| GONE.to_owned())?
+    }
+
+    fn ask(&self) -> Result<oneshot::Receiver<Result<u64, String>>, String> {
         let (answer, answered) = oneshot::channel();
-        self.requests.try_send(answer).map_err(|_| "too many reloads wait already; try again".to_owned())?;
-        answered.await.map_err(|_| "sidetrack is shutting down".to_owned())?
+        let sent = self.requests.try_send(answer);
+        sent.map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => "too many reloads wait already; try again".to_owned(),
+            mpsc::error::TrySendError::Closed(_) => GONE.to_owned(),
+        })?;
+        Ok(answered)
     }
 }
 

@@ -14,10 +14,10 @@ pub struct File {
     /// Version of the format: 1.
     #[schemars(required, range(min = 1, max = 1))]
     pub version: Option<At<u32>>,
-    /// Worker threads; 0 = one per core.
+    /// Worker threads, 0 to 1024; 0 = one per core. Default 0.
     pub workers: Option<At<u32>>,
     /// What happens to captured traffic when sidetrack dies: "open" lets it flow as if sidetrack had never been there,
-    /// "closed" keeps it blocked.
+    /// "closed" keeps it blocked. Default "open".
     pub on_crash: Option<At<OnCrash>>,
     /// What happens to a flow that no rule matches. Required as soon as there is a rule.
     pub default: Option<At<DefaultAction>>,
@@ -117,7 +117,7 @@ pub struct Listen {
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
     /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks and
-    /// reverse; for redirect and tproxy the default is a port that the kernel picks.
+    /// reverse. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
@@ -230,7 +230,7 @@ pub struct Rule {
     pub carrier: Option<List<String>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
-    /// A destination "host:port" in place of the client's.
+    /// A destination "host:port" in place of the client's. Default: the client's.
     pub to: Option<At<String>>,
     /// What is dialled when both are known: "original" (the address the client meant) or "name". Default "original".
     pub dial: Option<At<Dial>>,
@@ -256,7 +256,7 @@ pub struct Rule {
     pub mptcp: Option<At<bool>>,
     /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
     pub kernel: Option<At<Kernel>>,
-    /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535.
+    /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }
 

@@ -1,0 +1,181 @@
+//! What `check`, `explain` and `schema` print.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+use clap::{Args, Command, FromArgMatches};
+use sidetrack::cli::{Printed, check, explain, schema};
+use std::path::{Path, PathBuf};
+
+const GOOD: &str = r#"version = 1
+default = "deny"
+
+[[listen]]
+name = "lan"
+kind = "redirect"
+dst = ["203.0.113.0/24", "10.0.0.0/8"]
+
+[[listen]]
+name = "web"
+kind = "reverse"
+address = "127.0.0.1:8080"
+to = "127.0.0.1:80"
+
+[[rule]]
+name = "no-ssh"
+match = { to = "203.0.113.0/24", port = 22 }
+action = "deny"
+
+[[rule]]
+name = "named"
+match = { host = "*.example", port = 443 }
+carrier = ["socks5://ann:secret@gw:1080", "socks6://inner"]
+idle_timeout_ms = 5000
+dial = "name"
+
+[[rule]]
+name = "builds"
+match = { process = "cargo", user = 0, from = "10.1.0.0/16" }
+carrier = "direct"
+to = "10.9.9.9:3128"
+keep_client_address = true
+proxy_protocol = 2
+lifetime_ms = 60000
+
+[[rule]]
+name = "plain"
+match = { to = ["10.0.0.0/8", "127.0.0.1"] }
+carrier = "direct"
+
+[[test]]
+flow = { dst = "203.0.113.5:22" }
+expect = { rule = "no-ssh" }
+"#;
+
+fn file(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("sidetrack.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn parsed<A: Args + FromArgMatches>(words: &[&str]) -> A {
+    let command = A::augment_args(Command::new("sidetrack"));
+    let matches = command.try_get_matches_from([&["sidetrack"], words].concat()).unwrap();
+    A::from_arg_matches(&matches).unwrap()
+}
+
+/// Runs `check` on a text; the folder's name is taken out of what it prints.
+fn checked(text: &str, options: &[&str]) -> Printed {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), text);
+    let words = [&[path.to_str().unwrap()], options].concat();
+    let printed = check::report(&parsed(&words), false);
+    let plain = |text: String| text.replace(folder.path().to_str().unwrap(), "");
+    Printed { out: plain(printed.out), err: plain(printed.err), code: printed.code }
+}
+
+#[test]
+fn check_says_that_a_file_is_right_and_warns() {
+    let printed = checked(GOOD, &[]);
+    assert_eq!(
+        printed.out,
+        "/sidetrack.toml: ok: 2 listeners, 4 rules, default deny, 1 test passed, 0 warnings\n"
+    );
+    assert_eq!((printed.err.as_str(), printed.code), ("", 0));
+    let shadowed =
+        format!("{GOOD}\n[[rule]]\nname = \"late\"\nmatch = {{ to = \"10.1.0.0/16\" }}\naction = \"deny\"\n");
+    let printed = checked(&shadowed, &[]);
+    assert_eq!(printed.code, 0);
+    assert!(printed.out.ends_with("1 test passed, 1 warning\n"), "{}", printed.out);
+    assert!(printed.err.contains("⚠ the rule 'late' is never reached: 'plain' matches all of its flows"));
+}
+
+#[test]
+fn check_says_what_is_wrong() {
+    let printed = checked("version = 1\nworkers = 5000\nwrokers = 1\n", &[]);
+    assert_eq!((printed.out.as_str(), printed.code), ("", 2));
+    insta::assert_snapshot!(printed.err);
+    let missing = check::report(&parsed(&["/nonexistent.toml"]), false);
+    assert_eq!(missing.code, 2);
+    assert!(missing.err.contains("cannot read /nonexistent.toml"), "{}", missing.err);
+}
+
+#[test]
+fn check_speaks_json() {
+    let printed = checked("version = 1\n\nworkers = 5000\n", &["--json"]);
+    assert_eq!((printed.err.as_str(), printed.code), ("", 2));
+    let json: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
+    let problem = &json["problems"][0];
+    assert_eq!((json["ok"].as_bool(), problem["severity"].as_str()), (Some(false), Some("error")));
+    assert_eq!((problem["line"].as_u64(), problem["column"].as_u64()), (Some(3), Some(11)));
+    assert_eq!(
+        (problem["message"].as_str(), problem["help"].as_str()),
+        (Some("5000 is out of range"), Some("use 0 to 1024 threads"))
+    );
+    assert_eq!(checked(GOOD, &["--json"]).out, "{\"ok\":true,\"problems\":[]}\n");
+}
+
+fn explained(words: &[&str]) -> anyhow::Result<Printed> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), GOOD);
+    explain::report(&parsed(&[&["-c", path.to_str().unwrap()], words].concat()), false)
+}
+
+#[test]
+fn explain_tells_the_rule_and_why() {
+    let lan = ["--listener", "lan"];
+    let cases: [&[&str]; 6] = [
+        &["10.0.0.5", "203.0.113.10:22"],
+        &["10.0.0.5 -> 203.0.113.10:443", "--host", "www.example"],
+        &["10.0.0.5", "to", "203.0.113.10:443"],
+        &["10.1.0.5", "203.0.113.10:80", "--process", "cargo", "--user", "0"],
+        &["10.0.0.5", "10.2.0.1:80"],
+        &["10.0.0.5:4711", "[2001:db8::1]:80"],
+    ];
+    let mut said = String::new();
+    for words in cases {
+        let printed = explained(&[words, &lan].concat()).unwrap();
+        assert_eq!((printed.err.as_str(), printed.code), ("", 0));
+        said.push_str(&printed.out);
+        said.push('\n');
+    }
+    said.push_str(&explained(&["127.0.0.1", "--listener", "web"]).unwrap().out);
+    assert!(!said.contains("secret"));
+    insta::assert_snapshot!(said);
+}
+
+#[test]
+fn explain_speaks_json() {
+    let words = ["10.0.0.5", "203.0.113.10:443", "--host", "www.example", "--listener", "lan", "--json"];
+    let json: serde_json::Value = serde_json::from_str(&explained(&words).unwrap().out).unwrap();
+    insta::assert_snapshot!(serde_json::to_string_pretty(&json).unwrap());
+}
+
+#[test]
+fn explain_says_which_argument_is_wrong() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["10.0.0.5", "-"], "the shell took '>' as a redirection"),
+        (&["10.0.0.5", "b", "c"], "'10.0.0.5 b c' is no flow"),
+        (&["10.0.0.5"], "the flow has no destination"),
+        (&["host", "1.1.1.1:1"], "'host' is no address of a client"),
+        (&["10.0.0.5", "1.1.1.1"], "lacks a port"),
+        (&["10.0.0.5", "1.1.1.1:1", "--listener", "x"], "there is no 'x'; the listeners are: lan, web"),
+        (&["10.0.0.5", "1.1.1.1:1", "--user", "no-such-user"], "there is no user 'no-such-user'"),
+        (&["10.0.0.5", "1.1.1.1:1", "--intercept", "x"], "'x' is none of run,"),
+        (&["10.0.0.5", "1.1.1.1:1", "--host", "a b"], "--host"),
+    ];
+    for (words, why) in cases {
+        let error = explained(words).unwrap_err();
+        assert!(format!("{error:#}").contains(why), "{words:?}: {error:#}");
+    }
+    let printed =
+        explain::report(&parsed(&["-c", "/nonexistent.toml", "10.0.0.5", "1.1.1.1:1"]), false).unwrap();
+    assert_eq!(printed.code, 2);
+}
+
+#[test]
+fn schema_prints_a_schema() {
+    let printed = schema::report().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
+    assert_eq!(json["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(json["required"], serde_json::json!(["version"]));
+}
