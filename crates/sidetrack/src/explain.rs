@@ -23,7 +23,8 @@ pub struct Answer {
     pub carry: Option<Carried>,
     /// The rule for which the flow would be held until its first bytes are there.
     pub waits_for_first_bytes: Option<Wait>,
-    /// Whether the kernel would carry it alone.
+    /// Whether the kernel may carry it alone: nothing in the rules needs user space. `sidetrack plan` tells what is really
+    /// left to it.
     pub kernel_path: bool,
     /// Each rule's part in the decision, in order.
     pub trace: Vec<String>,
@@ -157,7 +158,11 @@ impl fmt::Display for Answer {
         if let Some(Wait { rule, wait_ms }) = &self.waits_for_first_bytes {
             writeln!(f, "waits    up to {wait_ms} ms for first bytes: rule '{rule}' asks for the host name")?;
         }
-        let path = if self.kernel_path { "kernel: never reaches user space" } else { "user space" };
+        let path = if self.kernel_path {
+            "may be left to the kernel (`sidetrack plan` tells)"
+        } else {
+            "user space"
+        };
         writeln!(f, "path     {path}")?;
         for (index, line) in self.trace.iter().enumerate() {
             writeln!(f, "{}{line}", if index == 0 { "rules    " } else { "         " })?;
