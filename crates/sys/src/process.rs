@@ -160,6 +160,33 @@ fn numbered(directory: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// Starts this program anew, with `argument` and one end of a connection as standard input: a process with nothing of our
+/// memory that knows only what it is told. It is in a process group of its own, so that a terminal's signals reach it only
+/// through us; the end of the connection is its end.
+///
+/// # Errors
+/// What fork(2) or execve(2) say.
+pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::process::Child> {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    Command::new("/proc/self/exe")
+        .arg0("sidetrack")
+        .arg(argument)
+        .stdin(Stdio::from(end))
+        .stdout(Stdio::null())
+        .process_group(0)
+        .spawn()
+}
+
+/// Makes this process deaf to what ends programs from a terminal or a service manager (SIGINT, SIGTERM, SIGHUP), for one that
+/// ends with somebody else.
+pub fn ignore_stop_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: SIG_IGN runs no code of ours; the numbers are valid.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,32 +260,5 @@ mod tests {
         for bad in ["", "0100007F", "0100007F:", "00:0050", "xx00007F:0050", "é0007F:0050"] {
             assert_eq!(proc_address(bad), None, "{bad}");
         }
-    }
-}
-
-/// Starts this program anew, with `argument` and one end of a connection as standard input: a process with nothing of our
-/// memory that knows only what it is told. It is in a process group of its own, so that a terminal's signals reach it only
-/// through us; the end of the connection is its end.
-///
-/// # Errors
-/// What fork(2) or execve(2) say.
-pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::process::Child> {
-    use std::os::unix::process::CommandExt as _;
-    use std::process::{Command, Stdio};
-    Command::new("/proc/self/exe")
-        .arg0("sidetrack")
-        .arg(argument)
-        .stdin(Stdio::from(end))
-        .stdout(Stdio::null())
-        .process_group(0)
-        .spawn()
-}
-
-/// Makes this process deaf to what ends programs from a terminal or a service manager (SIGINT, SIGTERM, SIGHUP), for one that
-/// ends with somebody else.
-pub fn ignore_stop_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: SIG_IGN runs no code of ours; the numbers are valid.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
