@@ -1,6 +1,8 @@
 //! Wires everything; the only file that knows all modules.
 
+mod control;
 mod kernel;
+mod node;
 mod sockets;
 mod threads;
 mod up;

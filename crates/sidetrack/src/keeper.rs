@@ -32,6 +32,8 @@ pub enum Ask {
         text: String,
         /// The addresses its listeners are bound to.
         bound: Vec<(String, SocketAddr)>,
+        /// The number of the first kernel path.
+        first_path: usize,
     },
     /// The end that follows is orderly: take everything back, also what is to outlive a crash.
     Release,
@@ -103,8 +105,9 @@ impl Keeper {
         name: &str,
         text: &str,
         bound: Vec<(String, SocketAddr)>,
+        first_path: usize,
     ) -> Result<(Vec<String>, Option<Events>), KeeperError> {
-        let ask = Ask::Steer { name: name.to_owned(), text: text.to_owned(), bound };
+        let ask = Ask::Steer { name: name.to_owned(), text: text.to_owned(), bound, first_path };
         match self.ask(&ask)? {
             (Told::Steered { warnings }, mut fds) => Ok((warnings, fds.pop().map(Events::from))),
             (told, _) => Err(unexpected(told)),

@@ -2,6 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
+use sidetrack::cli::{check, explain, flows, schema};
+use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,25 +17,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Keeps the rights that the data path gives up; started by `up`, not by people
-    #[command(hide = true)]
-    Keeper,
     /// Runs a node: listeners and interceptors of a configuration file
     Up {
         /// The configuration file
-        #[arg(short, long, default_value = "sidetrack.toml")]
+        #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
         config: PathBuf,
     },
+    /// Says what is wrong with a configuration file, and where
+    Check(check::CheckArgs),
+    /// Says which rule a flow would meet, and why; sends no packet
+    Explain(explain::ExplainArgs),
+    /// Shows the flows of a running sidetrack, follows or ends them
+    Flows(flows::FlowsArgs),
+    /// Prints the JSON Schema of the configuration file
+    Schema(schema::SchemaArgs),
+    /// Keeps the rights that the data path gives up; started by `up`, not by people
+    #[command(hide = true)]
+    Keeper,
 }
 
 fn main() -> ExitCode {
+    let filter = std::env::var("SIDETRACK_LOG").unwrap_or_else(|_| "warn,sidetrack=info".to_owned());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_env_filter(tracing_subscriber::EnvFilter::from_env("SIDETRACK_LOG"))
+        .with_ansi(sidetrack::cli::colours())
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .init();
     let result = match Cli::parse().command {
-        Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
+        Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Flows(args) => flows::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         eprintln!("sidetrack: {error:#}");

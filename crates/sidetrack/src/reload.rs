@@ -24,7 +24,18 @@ const REQUESTS_MAX: usize = 16;
 
 /// Makes a checked configuration effective (listeners, packet filter) before it takes the old one's place.
 /// What it refuses changes nothing: on an error it has to leave all as it was.
-pub type Apply = Box<dyn FnMut(&Arc<Config>, &Arc<Config>) -> anyhow::Result<()> + Send>;
+pub type Apply = Box<dyn FnMut(&Change<'_>) -> anyhow::Result<()> + Send>;
+
+/// A configuration about to take the place of another.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// The one in use.
+    pub old: &'a Arc<Config>,
+    /// The one to come.
+    pub new: &'a Arc<Config>,
+    /// The text of the new one.
+    pub text: &'a str,
+}
 
 /// How the configuration stands, for the admin interface and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,7 +192,8 @@ impl Reloader {
     fn swap(&mut self, config: Config) -> Result<u64, String> {
         let old = self.handle.current.load_full();
         let new = Arc::new(config);
-        (self.apply)(&old, &new).map_err(|error| format!("{error:#}"))?;
+        let text = self.last_text.as_deref().unwrap_or_default();
+        (self.apply)(&Change { old: &old, new: &new, text }).map_err(|error| format!("{error:#}"))?;
         self.handle.current.store(new);
         Ok(self.handle.standing().generation + 1)
     }

@@ -49,6 +49,8 @@ pub struct Path {
 pub struct Steer {
     /// The rules.
     pub steering: Steering,
+    /// The number of the first path. Numbers are not used again soon: connections outlive reloads.
+    pub first_path: usize,
     /// The paths that the kernel carries alone; their number is in the connection mark.
     pub paths: Vec<Path>,
     /// Policy routing that tproxy needs.
@@ -77,8 +79,13 @@ impl Path {
         if ours & PATH_BIT == 0 { None } else { Some((ours & !PATH_BIT) as usize) }
     }
 
+    /// The number as far as a mark can hold it.
+    const fn number(number: usize) -> usize {
+        number & (PATH_BIT as usize - 1)
+    }
+
     const fn mark(number: usize) -> MarkBits {
-        MarkBits { value: (PATH_BIT | number as u32) << PATH_SHIFT, mask: PATH_MASK }
+        MarkBits { value: (PATH_BIT | Self::number(number) as u32) << PATH_SHIFT, mask: PATH_MASK }
     }
 }
 
@@ -90,13 +97,20 @@ impl Steer {
             && self.steering.redirects.is_empty()
     }
 
-    /// What `config` asks of the kernel, its listeners being bound to these addresses.
+    /// The paths with their numbers.
+    pub fn numbered_paths(&self) -> impl Iterator<Item = (usize, &Path)> {
+        self.paths.iter().enumerate().map(|(index, path)| (Path::number(self.first_path + index), path))
+    }
+
+    /// What `config` asks of the kernel, its listeners being bound to these addresses. `first_path` is the number of the
+    /// first connection that the kernel carries alone.
     ///
     /// # Errors
     /// Which listener cannot be led to, and why.
     pub fn new(
         config: &Config,
         bound: &[(Arc<str>, SocketAddr)],
+        first_path: usize,
         find_cgroup: &FindCgroup<'_>,
     ) -> Result<Self, SteerError> {
         let except = Except {
@@ -109,7 +123,8 @@ impl Steer {
             OnCrash::Closed => Lifetime::SocketThenOrphan,
         };
         let steering = Steering { except, ..Steering::default() };
-        let mut steer = Self { steering, paths: Vec::new(), mark_rules: Vec::new(), lifetime };
+        let paths = Vec::new();
+        let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime };
         for listener in &config.listeners {
             let addresses: Vec<_> = bound
                 .iter()
@@ -281,7 +296,9 @@ impl Steer {
     }
 
     fn add_path(&mut self, listener: &Listener, line: &KernelRule, route: KernelRoute) {
-        self.steering.kernel_paths.push(KernelPath { mark: Path::mark(self.paths.len()), route });
+        self.steering
+            .kernel_paths
+            .push(KernelPath { mark: Path::mark(self.first_path + self.paths.len()), route });
         self.paths.push(Path {
             listener: listener.name.clone(),
             intercept: listener.kind.intercept(),

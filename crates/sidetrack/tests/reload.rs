@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::Config;
-use sidetrack::reload::{ReloadHandle, Reloader};
+use sidetrack::reload::{Change, ReloadHandle, Reloader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,9 +48,9 @@ impl Watched {
         let _alone = ONE_AT_A_TIME.lock().await;
         let config = Arc::new(Config::load(path).unwrap());
         let (sender, applied) = mpsc::unbounded_channel();
-        let apply = Box::new(move |old: &Arc<Config>, new: &Arc<Config>| {
-            anyhow::ensure!(rule(new) != refuse, "the packet filter refused it");
-            sender.send((rule(old), rule(new)))?;
+        let apply = Box::new(move |change: &Change<'_>| {
+            anyhow::ensure!(rule(change.new) != refuse, "the packet filter refused it");
+            sender.send((rule(change.old), rule(change.new)))?;
             Ok(())
         });
         let (reloader, handle) = Reloader::new(path, config, apply);

@@ -7,31 +7,56 @@ use crate::worker::Shared;
 use sidetrack_core::flow::{EndReason, Flow, Intercept};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_sys::conntrack::{Entry, Event, Events};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::unix::AsyncFd;
 
-/// The paths with their verdicts, as the policy that made them had it.
-pub struct Paths(Vec<(Path, Verdict)>);
+/// Paths that are kept: connections outlive reloads, and their records name the rule they began under.
+const PATHS_KEPT: usize = 4096;
+
+/// The paths of this configuration and those before, by number.
+#[derive(Default)]
+pub struct Paths {
+    known: BTreeMap<usize, (Path, Verdict)>,
+    next: usize,
+}
 
 impl Paths {
-    /// The paths of what the kernel does now.
-    pub fn new(steer: &Steer, config: &Config) -> Self {
-        let verdict = |path: &Path| Verdict {
-            rule: path.rule.clone(),
-            index: path.index,
-            action: path
-                .index
-                .and_then(|index| config.policy.rules().get(index))
-                .map_or_else(|| config.policy.default_action().clone(), |rule| rule.action.clone()),
-            why: path.rule.as_ref().map_or_else(|| "default".into(), |rule| format!("rule '{rule}'").into()),
-        };
-        Self(steer.paths.iter().map(|path| (path.clone(), verdict(path))).collect())
+    /// The number of the next configuration's first path.
+    pub const fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Adds the paths of a configuration that is in force now.
+    pub fn learn(&mut self, steer: &Steer, config: &Config) {
+        for (number, path) in steer.numbered_paths() {
+            let rule = path.index.and_then(|index| config.policy.rules().get(index));
+            let verdict = Verdict {
+                rule: path.rule.clone(),
+                index: path.index,
+                action: rule
+                    .map_or_else(|| config.policy.default_action().clone(), |rule| rule.action.clone()),
+                why: path
+                    .rule
+                    .as_ref()
+                    .map_or_else(|| "default".into(), |rule| format!("rule '{rule}'").into()),
+            };
+            self.known.insert(number, (path.clone(), verdict));
+        }
+        self.next = steer.first_path + steer.paths.len();
+        while self.known.len() > PATHS_KEPT.max(steer.paths.len()) {
+            // The oldest is the one that follows the newest, numbers being used in a ring.
+            let newest = steer.numbered_paths().last().map_or(0, |(number, _)| number);
+            let after = self.known.range(newest + 1..).next().map(|(number, _)| *number);
+            let Some(oldest) = after.or_else(|| self.known.keys().next().copied()) else { break };
+            self.known.remove(&oldest);
+        }
     }
 }
 
 /// Turns the ends of connections into records, for ever.
-pub async fn record(events: Events, paths: Paths, shared: Arc<Shared>, ledger: Arc<Ledger>) {
+pub async fn record(events: Events, paths: Arc<Mutex<Paths>>, shared: Arc<Shared>, ledger: Arc<Ledger>) {
     #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
     let mut socket = match AsyncFd::new(events) {
         Ok(socket) => socket,
@@ -50,6 +75,7 @@ pub async fn record(events: Events, paths: Paths, shared: Arc<Shared>, ledger: A
         for event in batch.drain(..) {
             match event {
                 Event::Destroy(entry) => {
+                    let paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
                     if let Some(ended) = ended(&entry, &paths, &shared) {
                         ledger.note(ended);
                     }
@@ -65,9 +91,8 @@ pub async fn record(events: Events, paths: Paths, shared: Arc<Shared>, ledger: A
 }
 
 fn ended(entry: &Entry, paths: &Paths, shared: &Shared) -> Option<Ended> {
-    let (path, verdict) = paths.0.get(Path::number_in(entry.mark)?)?;
-    let action = matches!(verdict.action, Action::Carry(_));
-    debug_assert!(action, "a denied flow is never left to the kernel");
+    let (path, verdict) = paths.known.get(&Path::number_in(entry.mark)?)?;
+    debug_assert!(matches!(verdict.action, Action::Carry(_)), "a denied flow is never left to the kernel");
     // What the client asked for, and where the answers came from if the destination was changed.
     let orig_dst = match path.intercept {
         Intercept::Reverse => entry.reply.source,

@@ -41,7 +41,8 @@ fn bind_one(
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
         backlog: BACKLOG,
-        reuse_port: workers > 1,
+        // Also with one worker: a reload may bind an address anew before the old listener is gone.
+        reuse_port: true,
         transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
         fastopen_queue_len: Some(FASTOPEN_QUEUE),
         ..ListenOptions::default()

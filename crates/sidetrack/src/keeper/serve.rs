@@ -45,7 +45,8 @@ struct State {
 impl State {
     fn answer(&mut self, ask: Ask) -> (Told, Option<Events>) {
         match ask {
-            Ask::Steer { name, text, bound } => match self.steer(&name, &text, bound) {
+            Ask::Steer { name, text, bound, first_path } => match self.steer(&name, &text, bound, first_path)
+            {
                 Ok((warnings, events)) => (Told::Steered { warnings }, events),
                 Err(error) => (Told::Failed(format!("{error:#}")), None),
             },
@@ -65,10 +66,11 @@ impl State {
         name: &str,
         text: &str,
         bound: Vec<(String, SocketAddr)>,
+        first_path: usize,
     ) -> anyhow::Result<(Vec<String>, Option<Events>)> {
         let config = Config::from_text(name, text).map_err(|error| anyhow::anyhow!("{error}"))?;
         let bound: Vec<_> = bound.into_iter().map(|(name, address)| (name.into(), address)).collect();
-        let steer = Steer::new(&config, &bound, &cgroup::find_match)?;
+        let steer = Steer::new(&config, &bound, first_path, &cgroup::find_match)?;
         let mut warnings = Vec::new();
         for rule in &steer.mark_rules {
             self.add_mark_rule(*rule)?;
