@@ -160,7 +160,7 @@ async fn list(
         flows.iter().for_each(|flow| flow.write_line(&mut lines));
         output.out.write_all(&lines)?;
     } else if flows.is_empty() {
-        output.notes.write_all(nothing(filter, recent).as_bytes())?;
+        output.notes.write_all(none_found(filter, recent).as_bytes())?;
     } else {
         let table = Table::new(&flows, output.width);
         output.out.write_all(table.header().as_bytes())?;
@@ -172,7 +172,7 @@ async fn list(
     Ok(ExitCode::SUCCESS)
 }
 
-fn nothing(filter: &str, recent: usize) -> String {
+fn none_found(filter: &str, recent: usize) -> String {
     let which = if filter.trim().is_empty() { "" } else { " that matches" };
     match recent {
         0 => format!("no flow{which} is in flight; --recent 20 shows the latest that ended, too\n"),
