@@ -7,6 +7,7 @@ pub mod carry;
 pub mod cli;
 pub mod config;
 pub mod dns;
+pub mod doctor;
 pub mod explain;
 pub mod intercept;
 pub mod keeper;

@@ -263,14 +263,14 @@ fn a_live_socket_is_never_replaced_a_stale_one_is() {
     let path = dir.path().join("admin.sock");
     let first = bind(&path).unwrap();
     assert!(matches!(bind(&path), Err(BindError::InUse(_))));
-    assert!(!sidetrack::admin::is_stale(&path));
+    assert!(!sidetrack_sys::probe::socket_is_stale(&path));
     drop(first);
     // As after SIGKILL: the name stays, nobody answers.
     let killed = UnixListener::bind(&path);
     drop(killed.unwrap());
-    assert!(path.exists() && sidetrack::admin::is_stale(&path));
+    assert!(path.exists() && sidetrack_sys::probe::socket_is_stale(&path));
     let second = bind(&path).unwrap();
-    assert!(!sidetrack::admin::is_stale(&path));
+    assert!(!sidetrack_sys::probe::socket_is_stale(&path));
     drop(second);
 }
 

@@ -40,6 +40,30 @@ impl Hierarchy {
         fs::create_dir(self.mount.join(&path))?;
         Leaf::open(self.mount.clone(), path)
     }
+
+    /// Control groups anywhere in the hierarchy whose name begins with `prefix`, for `cleanup`. At most
+    /// [`Hierarchy::LOOKED_AT_MAX`] groups are looked at, parents first.
+    pub fn leaves(&self, prefix: &str) -> Vec<Leaf> {
+        let mut found = Vec::new();
+        let mut waiting = std::collections::VecDeque::from([PathBuf::new()]);
+        let mut looked_at = 0;
+        while let Some(path) = waiting.pop_front().filter(|_| looked_at < Self::LOOKED_AT_MAX) {
+            looked_at += 1;
+            let Ok(entries) = fs::read_dir(self.mount.join(&path)) else { continue };
+            for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+                let below = path.join(entry.file_name());
+                if entry.file_name().to_string_lossy().starts_with(prefix) {
+                    found.extend(Leaf::open(self.mount.clone(), below));
+                } else {
+                    waiting.push_back(below);
+                }
+            }
+        }
+        found
+    }
+
+    /// See [`Hierarchy::leaves`].
+    pub const LOOKED_AT_MAX: usize = 20_000;
 }
 
 /// The match for an existing cgroup, by its path below the cgroup2 mount (with or without a leading slash).

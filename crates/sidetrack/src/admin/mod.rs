@@ -22,7 +22,7 @@ mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
-pub use socket::{AdminSocket, BindError, SYSTEM_SOCKET, default_socket, is_stale};
+pub use socket::{AdminSocket, BindError, SYSTEM_SOCKET, default_socket};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;

@@ -1,9 +1,10 @@
 //! The unix socket: made where nobody else's is, removed when we go.
 
+use sidetrack_sys::probe::socket_is_stale;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// Owner and group may connect.
@@ -24,12 +25,6 @@ pub fn default_socket() -> PathBuf {
         None => format!("/tmp/sidetrack-{uid}").into(),
     };
     directory.join("admin.sock")
-}
-
-/// Whether `path` is a socket that nobody answers at any more: left by a process that was killed.
-pub fn is_stale(path: &Path) -> bool {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// Why the socket cannot be made.
@@ -114,7 +109,7 @@ fn make_room(path: &Path) -> Result<(), BindError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(failed(error)),
         Ok(metadata) if !metadata.file_type().is_socket() => Err(BindError::NotASocket(path.to_owned())),
-        Ok(_) if is_stale(path) => fs::remove_file(path).map_err(failed),
+        Ok(_) if socket_is_stale(path) => fs::remove_file(path).map_err(failed),
         Ok(_) => Err(BindError::InUse(path.to_owned())),
     }
 }

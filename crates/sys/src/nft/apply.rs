@@ -95,7 +95,7 @@ pub fn find_table(socket: &mut Socket, family: Family, name: &str) -> Result<Opt
     }
 }
 
-fn table_info(message: &Message<'_>) -> TableInfo {
+pub(super) fn table_info(message: &Message<'_>) -> TableInfo {
     const TABLE_FLAGS: u16 = 2;
     const TABLE_OWNER: u16 = 7;
     let attributes = crate::netlink::attributes(message.after(4));

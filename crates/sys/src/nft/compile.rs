@@ -21,6 +21,7 @@ pub(super) enum Kind {
     GetTable = 1,
     DeleteTable = 2,
     NewChain = 3,
+    GetChain = 4,
     NewRule = 6,
     NewSet = 9,
     NewElements = 12,

@@ -9,6 +9,7 @@ mod compile;
 mod expression;
 mod field;
 mod interface;
+mod list;
 mod model;
 mod owned;
 mod probe;
@@ -22,6 +23,7 @@ pub use build::{
 };
 pub use field::{DataKind, Field, Value};
 pub use interface::InterfaceName;
+pub use list::{ListedChain, ListedTable, list_base_chains, list_tables};
 pub use model::{Base, Chain, ChainKind, Family, Hook, Policy, Rule, Statement, Table, Test, Verdict};
 pub use owned::{OwnError, OwnedTable};
 pub use probe::{Feature, Probe, probe};

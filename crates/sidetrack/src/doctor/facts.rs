@@ -1,0 +1,201 @@
+//! What there is to know, as plain data.
+
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::cgroup::Hierarchy;
+use sidetrack_sys::exec::{LaunchError, user_namespace_obstacle};
+use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_sys::nft::{self, ListedChain, Probe};
+use sidetrack_sys::{probe, sysctl};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The kernel settings looked at, by their names under /proc/sys.
+pub const SETTINGS: [&str; 13] = [
+    "fs/pipe-max-size",
+    "fs/pipe-user-pages-soft",
+    "net/core/somaxconn",
+    "net/ipv4/conf/all/rp_filter",
+    "net/ipv4/ip_forward",
+    "net/ipv4/ip_local_port_range",
+    "net/ipv4/tcp_available_congestion_control",
+    "net/ipv4/tcp_congestion_control",
+    "net/ipv4/tcp_fastopen",
+    "net/ipv6/conf/all/forwarding",
+    "net/netfilter/nf_conntrack_acct",
+    "net/netfilter/nf_conntrack_events",
+    "net/netfilter/nf_conntrack_max",
+];
+
+/// How an attempt to run a command in a network of its own went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// It worked, in this time.
+    Works(Duration),
+    /// It did not.
+    Failed {
+        /// The step that failed, and what the kernel said.
+        why: String,
+        /// What to do about it.
+        remedy: Option<String>,
+    },
+}
+
+/// What is known of nftables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nftables {
+    /// What it has, and who uses it.
+    Known {
+        /// Its features.
+        probe: Probe,
+        /// Base chains of everybody's tables.
+        chains: Vec<ListedChain>,
+    },
+    /// Only CAP_NET_ADMIN may look.
+    NotAllowed,
+    /// There is none, or it does not answer.
+    Absent(String),
+}
+
+/// Another program on this machine that has to do with packets or names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Neighbour {
+    /// dockerd.
+    Docker,
+    /// podman with netavark.
+    Podman,
+    /// firewalld.
+    Firewalld,
+    /// tailscaled.
+    Tailscale,
+    /// systemd-resolved, in use by /etc/resolv.conf.
+    Resolved,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// As `uname -r` says.
+    pub kernel: String,
+    /// The effective user.
+    pub uid: u32,
+    /// CAP_NET_ADMIN is there.
+    pub net_admin: bool,
+    /// CAP_NET_RAW is there.
+    pub net_raw: bool,
+    /// CAP_SYS_ADMIN is there.
+    pub sys_admin: bool,
+    /// CAP_SYS_RESOURCE is there.
+    pub sys_resource: bool,
+    /// Whether `run` works without root.
+    pub isolation: Isolation,
+    /// nftables.
+    pub nftables: Nftables,
+    /// Soft and hard RLIMIT_NOFILE.
+    pub nofile: (u64, u64),
+    /// Where the cgroup2 hierarchy is mounted.
+    pub cgroup2: Option<PathBuf>,
+    /// Those of [`SETTINGS`] that this kernel has.
+    pub settings: BTreeMap<&'static str, String>,
+    /// Interfaces with their own rp_filter.
+    pub rp_filter: BTreeMap<String, u8>,
+    /// IPv6 sockets can be made.
+    pub ipv6: bool,
+    /// MPTCP sockets can be made.
+    pub mptcp: bool,
+    /// Who else is here.
+    pub neighbours: Vec<Neighbour>,
+}
+
+impl Facts {
+    /// Looks, and tries what can be tried without harm.
+    ///
+    /// # Panics
+    /// If the process has more than one thread: it starts a command.
+    pub fn gather() -> Self {
+        let has = |capability| caps::holds(capability);
+        Self {
+            kernel: probe::kernel_release(),
+            uid: probe::uid(),
+            net_admin: has(CapabilitySet::NET_ADMIN),
+            net_raw: has(CapabilitySet::NET_RAW),
+            sys_admin: has(CapabilitySet::SYS_ADMIN),
+            sys_resource: has(CapabilitySet::SYS_RESOURCE),
+            isolation: isolation(),
+            nftables: nftables(),
+            nofile: caps::open_files_limit(),
+            cgroup2: Hierarchy::find().ok().map(|hierarchy| hierarchy.mount),
+            settings: SETTINGS.iter().filter_map(|name| Some((*name, sysctl::read(name).ok()?))).collect(),
+            rp_filter: rp_filter(),
+            ipv6: probe::has_ipv6(),
+            mptcp: probe::has_mptcp(),
+            neighbours: neighbours(),
+        }
+    }
+
+    /// A setting's value.
+    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.get(name).map(String::as_str)
+    }
+
+    /// A setting's value as a number.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.setting(name)?.parse().ok()
+    }
+
+    /// Whether this process may change rules and move commands between cgroups.
+    pub(super) const fn is_network_root(&self) -> bool {
+        self.net_admin && self.sys_admin
+    }
+}
+
+fn isolation() -> Isolation {
+    match probe::try_isolation() {
+        Ok(time) => Isolation::Works(time),
+        Err(LaunchError::Setup { step, text, remedy, .. }) => {
+            let remedy = remedy.or_else(user_namespace_obstacle);
+            Isolation::Failed { why: format!("cannot {step}: {text}"), remedy }
+        }
+        Err(error) => Isolation::Failed { why: error.to_string(), remedy: user_namespace_obstacle() },
+    }
+}
+
+fn nftables() -> Nftables {
+    let look = || {
+        let mut socket = Socket::open(Protocol::Netfilter)?;
+        Ok(Nftables::Known { probe: nft::probe(&mut socket)?, chains: nft::list_base_chains(&mut socket)? })
+    };
+    let result: Result<_, sidetrack_sys::netlink::Error> = look();
+    result.unwrap_or_else(|error| match error.errno() {
+        Some(libc::EPERM) => Nftables::NotAllowed,
+        _ => Nftables::Absent(error.to_string()),
+    })
+}
+
+/// The setting of each interface; `all` and `default` are none.
+fn rp_filter() -> BTreeMap<String, u8> {
+    let Ok(entries) = std::fs::read_dir("/proc/sys/net/ipv4/conf") else { return BTreeMap::new() };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| name != "all" && name != "default")
+        .filter_map(|name| {
+            let value = sysctl::read(&format!("net/ipv4/conf/{name}/rp_filter")).ok()?;
+            Some((name, value.parse().ok()?))
+        })
+        .collect()
+}
+
+fn neighbours() -> Vec<Neighbour> {
+    let traces = [
+        (Neighbour::Docker, &["/run/docker.sock", "/run/docker.pid"][..]),
+        (Neighbour::Podman, &["/run/netavark-dhcp", "/run/containers/networks", "/run/podman/podman.sock"]),
+        (Neighbour::Firewalld, &["/run/firewalld.pid", "/run/firewalld"]),
+        (Neighbour::Tailscale, &["/run/tailscale/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"]),
+    ];
+    let here = traces.iter().filter(|(_, paths)| paths.iter().any(|path| Path::new(path).exists()));
+    let mut found: Vec<_> = here.map(|(neighbour, _)| *neighbour).collect();
+    if std::fs::read_to_string("/etc/resolv.conf").is_ok_and(|text| text.contains("nameserver 127.0.0.53")) {
+        found.push(Neighbour::Resolved);
+    }
+    found
+}

@@ -1,0 +1,86 @@
+//! How much of it.
+
+use super::{Check, Facts};
+use sidetrack_core::limit::Budget;
+
+/// Descriptors kept back from flows, about; `sidetrack up` prints the exact number of flows.
+const RESERVE: u64 = 128;
+
+/// Below so many flows somebody will be surprised.
+const FEW_FLOWS: u64 = 4_096;
+
+pub(super) fn examine(facts: &Facts) -> Vec<Check> {
+    [Some(descriptors(facts)), pipes(facts), ports(facts), backlog(facts), conntrack_max(facts)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn descriptors(facts: &Facts) -> Check {
+    let (soft, hard) = facts.nofile;
+    // The soft limit is raised to the hard one when we start.
+    let flows = Budget::from_nofile(hard, RESERVE).flows().max;
+    let found = format!("RLIMIT_NOFILE is {soft}, at most {hard}: about {flows} flows at a time");
+    let needed_for = "two descriptors a flow; what is more is refused with the reason limit";
+    if flows < FEW_FLOWS {
+        let fix = "LimitNOFILE=1048576 in the systemd unit; a line '* hard nofile 1048576' in /etc/security/limits.conf";
+        return Check::warn("descriptors", found).needed_for(needed_for).fix(fix);
+    }
+    Check::ok("descriptors", found).needed_for(needed_for)
+}
+
+/// 64 KiB, the size of a pipe, in pages of 4 KiB.
+const PAGES_PER_PIPE: u64 = 16;
+
+fn pipes(facts: &Facts) -> Option<Check> {
+    let soft = facts.number("fs/pipe-user-pages-soft")?;
+    let needed_for = "large flows are spliced through pipes, not copied";
+    if soft == 0 || facts.sys_resource || facts.sys_admin {
+        return Some(Check::ok("pipes", "no limit for this user").needed_for(needed_for));
+    }
+    let pipes = soft / PAGES_PER_PIPE;
+    let found = format!("{pipes} pipes of 64 KiB for this user, then of 4 to 8 KiB");
+    if pipes < 256 {
+        return Some(
+            Check::warn("pipes", found).needed_for(needed_for).fix("sysctl fs.pipe-user-pages-soft=16384"),
+        );
+    }
+    Some(Check::ok("pipes", found).needed_for(needed_for))
+}
+
+fn ports(facts: &Facts) -> Option<Check> {
+    let range = facts.setting("net/ipv4/ip_local_port_range")?;
+    let (first, last) = range.split_once(char::is_whitespace)?;
+    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    let count = u32::from(last.saturating_sub(first)) + 1;
+    let found = format!("{count} local ports: so many connections to one server at a time");
+    let needed_for = "connections to the server";
+    if count < 16_384 {
+        let fix = "sysctl net.ipv4.ip_local_port_range='1024 65535'";
+        return Some(Check::warn("local ports", found).needed_for(needed_for).fix(fix));
+    }
+    Some(Check::ok("local ports", found).needed_for(needed_for))
+}
+
+fn backlog(facts: &Facts) -> Option<Check> {
+    let backlog = facts.number("net/core/somaxconn")?;
+    let found = format!("{backlog} connections may wait to be accepted");
+    let needed_for = "bursts of new connections";
+    if backlog < 1_024 {
+        return Some(
+            Check::warn("backlog", found).needed_for(needed_for).fix("sysctl net.core.somaxconn=4096"),
+        );
+    }
+    Some(Check::ok("backlog", found).needed_for(needed_for))
+}
+
+fn conntrack_max(facts: &Facts) -> Option<Check> {
+    let max = facts.number("net/netfilter/nf_conntrack_max")?;
+    let found = format!("{max} connections can be tracked");
+    let needed_for = "redirected and forwarded connections; above it the kernel drops new ones";
+    if max < 32_768 {
+        let fix = "sysctl net.netfilter.nf_conntrack_max=262144";
+        return Some(Check::warn("conntrack table", found).needed_for(needed_for).fix(fix));
+    }
+    Some(Check::ok("conntrack table", found).needed_for(needed_for))
+}

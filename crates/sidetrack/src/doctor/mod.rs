@@ -1,0 +1,85 @@
+//! `sidetrack doctor`: what this kernel, this user and this machine lack, in words, with the fix.
+//!
+//! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of the facts.
+
+mod facts;
+mod limits;
+mod neighbours;
+mod network;
+mod rules;
+
+pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// It is there.
+    Ok,
+    /// Something that some uses need is missing, or may surprise.
+    Warn,
+    /// Nothing much works without it.
+    Fail,
+}
+
+impl Level {
+    /// The word of the report.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What was looked at, in a few words.
+    pub name: String,
+    /// How bad it is.
+    pub level: Level,
+    /// What was found.
+    pub found: String,
+    /// What it is needed for.
+    pub needed_for: String,
+    /// What to do, mostly a command; none if there is nothing to do.
+    pub fix: Option<String>,
+}
+
+impl Check {
+    fn new(name: impl Into<String>, level: Level, found: impl Into<String>) -> Self {
+        Self { name: name.into(), level, found: found.into(), needed_for: String::new(), fix: None }
+    }
+
+    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Level::Ok, found)
+    }
+
+    fn warn(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Level::Warn, found)
+    }
+
+    fn fail(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Level::Fail, found)
+    }
+
+    fn needed_for(mut self, what: impl Into<String>) -> Self {
+        self.needed_for = what.into();
+        self
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// Judges the facts.
+pub fn examine(facts: &Facts) -> Vec<Check> {
+    [rules::examine(facts), limits::examine(facts), network::examine(facts), neighbours::examine(facts)]
+        .concat()
+}

@@ -1,0 +1,165 @@
+//! What `sidetrack doctor` makes of facts: on a good machine, on a poor one, and of each fact alone.
+
+use sidetrack::cli::doctor::report;
+use sidetrack::doctor::{Check, Facts, Isolation, Level, Neighbour, Nftables, examine};
+use sidetrack_sys::nft::{Feature, ListedChain, Probe};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A machine on which everything works, seen by root.
+fn good() -> Facts {
+    let settings = [
+        ("fs/pipe-max-size", "1048576"),
+        ("fs/pipe-user-pages-soft", "16384"),
+        ("net/core/somaxconn", "4096"),
+        ("net/ipv4/conf/all/rp_filter", "2"),
+        ("net/ipv4/ip_forward", "1"),
+        ("net/ipv4/ip_local_port_range", "32768\t60999"),
+        ("net/ipv4/tcp_available_congestion_control", "reno cubic bbr"),
+        ("net/ipv4/tcp_congestion_control", "cubic"),
+        ("net/ipv4/tcp_fastopen", "3"),
+        ("net/ipv6/conf/all/forwarding", "1"),
+        ("net/netfilter/nf_conntrack_acct", "1"),
+        ("net/netfilter/nf_conntrack_events", "1"),
+        ("net/netfilter/nf_conntrack_max", "262144"),
+    ];
+    Facts {
+        kernel: "6.1.0-18-amd64".into(),
+        uid: 0,
+        net_admin: true,
+        net_raw: true,
+        sys_admin: true,
+        sys_resource: true,
+        isolation: Isolation::Works(Duration::from_millis(9)),
+        nftables: Nftables::Known { probe: Probe::default(), chains: Vec::new() },
+        nofile: (1024, 1_048_576),
+        cgroup2: Some("/sys/fs/cgroup".into()),
+        settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
+        rp_filter: BTreeMap::from([("eth0".into(), 1), ("lo".into(), 0)]),
+        ipv6: true,
+        mptcp: true,
+        neighbours: Vec::new(),
+    }
+}
+
+/// A machine that lacks whatever one can, seen by an ordinary user.
+fn poor() -> Facts {
+    let mut settings = good().settings;
+    for (name, value) in [
+        ("fs/pipe-user-pages-soft", "1024"),
+        ("net/core/somaxconn", "128"),
+        ("net/ipv4/conf/all/rp_filter", "0"),
+        ("net/ipv4/ip_forward", "0"),
+        ("net/ipv4/ip_local_port_range", "60000 60999"),
+        ("net/ipv4/tcp_available_congestion_control", "reno cubic"),
+        ("net/ipv4/tcp_fastopen", "1"),
+        ("net/ipv6/conf/all/forwarding", "0"),
+        ("net/netfilter/nf_conntrack_max", "8192"),
+    ] {
+        settings.insert(name, value.to_owned());
+    }
+    settings.remove("net/netfilter/nf_conntrack_acct");
+    let why = "cannot make a user namespace for the command: Operation not permitted (os error 1)".to_owned();
+    let remedy = Some("As root: sysctl kernel.unprivileged_userns_clone=1".to_owned());
+    Facts {
+        uid: 1000,
+        net_admin: false,
+        net_raw: false,
+        sys_admin: false,
+        sys_resource: false,
+        isolation: Isolation::Failed { why, remedy },
+        nftables: Nftables::NotAllowed,
+        nofile: (1024, 1024),
+        cgroup2: None,
+        settings,
+        ipv6: false,
+        mptcp: false,
+        neighbours: vec![
+            Neighbour::Docker,
+            Neighbour::Podman,
+            Neighbour::Firewalld,
+            Neighbour::Tailscale,
+            Neighbour::Resolved,
+        ],
+        ..good()
+    }
+}
+
+fn check(facts: &Facts, name: &str) -> Check {
+    let all = examine(facts);
+    all.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check '{name}'"))
+}
+
+#[test]
+fn a_good_machine_gets_no_complaint() {
+    let printed = report(&good(), false);
+    assert_eq!(printed.code, 0);
+    assert!(examine(&good()).iter().all(|check| check.level == Level::Ok), "{}", printed.out);
+    insta::assert_snapshot!(printed.out);
+}
+
+#[test]
+fn a_poor_machine_is_told_what_to_do() {
+    let printed = report(&poor(), false);
+    assert_eq!(printed.code, 1);
+    for check in examine(&poor()).iter().filter(|check| check.level != Level::Ok) {
+        assert!(check.fix.is_some(), "{check:?}");
+    }
+    insta::assert_snapshot!(printed.out);
+}
+
+#[test]
+fn an_old_kernel_is_told_what_it_lacks() {
+    let missing = [Feature::Owner, Feature::Persist, Feature::SocketCgroup, Feature::CtEvents];
+    let probe = Probe { missing: missing.map(|feature| (feature, 95)).into() };
+    let facts = Facts { nftables: Nftables::Known { probe, chains: Vec::new() }, ..good() };
+    for name in ["rules go with us", "blocked after a crash", "run --mode cgroup", "kernel path"] {
+        assert_eq!(check(&facts, name).level, Level::Warn, "{name}");
+    }
+    assert_eq!(check(&facts, "tproxy").level, Level::Ok);
+    assert!(check(&facts, "rules go with us").found.contains("Linux 5.12"));
+    assert_eq!(report(&facts, false).code, 0, "one can do without");
+    let none = Probe { missing: Feature::ALL.map(|feature| (feature, 95)).into() };
+    let facts = Facts { nftables: Nftables::Known { probe: none, chains: Vec::new() }, ..good() };
+    assert_eq!(check(&facts, "nftables").level, Level::Fail);
+}
+
+#[test]
+fn nat_of_others_is_named_and_ours_is_not() {
+    let chain = |table: &str, kind: &str, hook, priority| ListedChain {
+        family: "ip".into(),
+        table: table.into(),
+        name: "CHAIN".into(),
+        kind: kind.into(),
+        hook,
+        priority,
+    };
+    let with = |chains| Facts { nftables: Nftables::Known { probe: Probe::default(), chains }, ..good() };
+    let own =
+        with(vec![chain("sidetrack", "nat", 3, -100), chain("x", "filter", 0, 0), chain("x", "nat", 4, 100)]);
+    assert_eq!(check(&own, "address translation").level, Level::Ok);
+    let docker = check(&with(vec![chain("nat", "nat", 0, -100)]), "address translation");
+    assert_eq!(docker.level, Level::Warn);
+    assert!(docker.found.contains("ip nat CHAIN (priority -100)"), "{}", docker.found);
+}
+
+#[test]
+fn the_stricter_of_all_and_own_reverse_path_filter_counts() {
+    let level = |all: &str, own: u8| {
+        let mut facts = good();
+        facts.settings.insert("net/ipv4/conf/all/rp_filter", all.to_owned());
+        facts.rp_filter = BTreeMap::from([("eth0".into(), own)]);
+        check(&facts, "reverse path filter").level
+    };
+    // The kernel takes the greater of both; 2 is the loose one.
+    assert_eq!([level("0", 0), level("2", 1), level("1", 2), level("0", 2)], [Level::Ok; 4]);
+    assert_eq!([level("1", 0), level("0", 1), level("1", 1)], [Level::Warn; 3]);
+}
+
+#[test]
+fn json_has_the_same_checks() {
+    let json: serde_json::Value = serde_json::from_str(&report(&poor(), true).out).expect("JSON");
+    let first = &json["checks"][0];
+    assert_eq!((first["name"].as_str(), first["level"].as_str()), (Some("run without root"), Some("fail")));
+    assert_eq!(json["checks"].as_array().map(Vec::len), Some(examine(&poor()).len()));
+}
