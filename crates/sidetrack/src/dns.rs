@@ -15,7 +15,6 @@ use std::time::Duration;
 use sidetrack_core::names::NameTable;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::udp;
-use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 use tokio::time::timeout;
 
@@ -40,12 +39,11 @@ const MAX_ERRORS: u32 = 100;
 /// # Errors
 /// If the socket cannot be watched, or fails a hundred times in a row.
 pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> Instant) -> io::Result<()> {
-    #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
-    let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
+    let socket = tokio::net::UdpSocket::from_std(socket)?;
     let mut buffer = vec![0; MAX_DATAGRAM];
     let mut errors = 0;
     loop {
-        let received = socket.async_io(Interest::READABLE, |socket| udp::receive(socket, &mut buffer)).await;
+        let received = socket.async_io(Interest::READABLE, || udp::receive(&socket, &mut buffer)).await;
         let datagram = match received {
             Ok(datagram) => datagram,
             Err(error) if errors >= MAX_ERRORS => return Err(error),
@@ -58,7 +56,7 @@ pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> 
         let question = buffer.get(..datagram.len).unwrap_or_default();
         if let Some(reply) = locked_answer(question, Transport::Udp, &names, now()) {
             // A full send buffer or an asker that is gone: it asks again, as it does after any loss.
-            let _ = udp::send(socket.get_ref(), &reply, datagram.from, datagram.to);
+            let _ = udp::send(&socket, &reply, datagram.from, datagram.to);
         }
     }
 }

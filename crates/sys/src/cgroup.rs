@@ -2,9 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal};
+
+/// Most waits of [`Leaf::clear`], and the longest one, in nanoseconds.
+const CLEAR_ROUNDS: u32 = 100;
+const CLEAR_WAIT_NS: i64 = 50_000_000;
 
 /// The cgroup2 hierarchy and our place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,6 +135,36 @@ impl Leaf {
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
+    /// Ends every process inside (SIGKILL), in groups below it too, and waits until they are gone.
+    ///
+    /// # Errors
+    /// `TimedOut` if some are still there after five seconds (a process in an uninterruptible wait).
+    pub fn clear(&self) -> io::Result<()> {
+        let mut events = fs::File::open(self.directory().join("cgroup.events"))?;
+        if !is_populated(&mut events)? {
+            return Ok(());
+        }
+        // Linux 5.14: all at once, and nothing can fork its way out.
+        let all_at_once = fs::write(self.directory().join("cgroup.kill"), "1").is_ok();
+        for _ in 0..CLEAR_ROUNDS {
+            if !all_at_once {
+                for pid in self.pids()?.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+                {
+                    // It may have ended since.
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+            }
+            if !is_populated(&mut events)? {
+                return Ok(());
+            }
+            // POLLPRI says that the file changed since it was read; the bound covers the way without cgroup.kill,
+            // where a process may have been born in between.
+            let limit = Timespec { tv_sec: 0, tv_nsec: CLEAR_WAIT_NS };
+            poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&limit))?;
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
     /// Removes it.
     ///
     /// # Errors
@@ -135,6 +172,14 @@ impl Leaf {
     pub fn remove(&self) -> io::Result<()> {
         fs::remove_dir(self.directory())
     }
+}
+
+/// Reads cgroup.events, and so resets what poll(2) waits for.
+fn is_populated(events: &mut fs::File) -> io::Result<bool> {
+    let mut text = String::new();
+    events.rewind()?;
+    events.read_to_string(&mut text)?;
+    Ok(text.lines().any(|line| line == "populated 1"))
 }
 
 /// The first cgroup2 mount of a mountinfo file (proc_pid_mountinfo(5)) that shows its root.
@@ -178,6 +223,7 @@ fn own_path(cgroups: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -214,6 +260,22 @@ mod tests {
         assert_eq!(leaf.remove().unwrap_err().kind(), io::ErrorKind::ResourceBusy);
         drop(child.stdin.take());
         child.wait().unwrap();
+        leaf.clear().unwrap();
+        // It starts its children once it is inside, and its last word says that they are there.
+        let script = "read -r go; sleep 1000 & echo; exec sleep 1000";
+        let mut endless = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        leaf.add(endless.id()).unwrap();
+        endless.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        endless.stdout.take().unwrap().read_exact(&mut [0; 1]).unwrap();
+        assert_eq!(leaf.pids().unwrap().len(), 2);
+        leaf.clear().unwrap();
+        assert!(!endless.wait().unwrap().success());
+        assert_eq!(leaf.pids().unwrap(), []);
         leaf.remove().unwrap();
         assert_eq!(leaf.pids().unwrap_err().kind(), io::ErrorKind::NotFound);
     }

@@ -3,6 +3,7 @@
 pub mod proxy_header;
 pub mod redirect;
 pub mod reverse;
+pub mod run;
 pub mod socks;
 
 use crate::config::ReverseTarget;

@@ -153,16 +153,25 @@ impl LaunchError {
         }
         let name = program.argv.first().cloned().unwrap_or_default();
         match errno {
-            libc::ENOENT | libc::ENOTDIR if !exists(&name) => Self::NotFound(name),
+            // A directory of PATH that may not be searched gives EACCES for every name that is nowhere.
+            libc::ENOENT | libc::ENOTDIR | libc::EACCES if !exists(&name, program) => Self::NotFound(name),
             _ => Self::NotExecutable(name, io::Error::from_raw_os_error(errno)),
         }
     }
 }
 
-/// A script whose interpreter is missing exists, and yet exec says ENOENT.
-fn exists(program: &OsString) -> bool {
-    let has_slash = program.as_encoded_bytes().contains(&b'/');
-    has_slash && fs::metadata(program).is_ok()
+/// Whether there is such a file: a script whose interpreter is missing exists, and yet exec says ENOENT.
+fn exists(name: &OsString, program: &Program) -> bool {
+    if name.as_encoded_bytes().contains(&b'/') {
+        let directory = program.directory.clone().unwrap_or_default();
+        return fs::metadata(directory.join(name)).is_ok();
+    }
+    let own =
+        program.env.iter().rev().find(|(variable, _)| variable == "PATH").map(|(_, value)| value.clone());
+    let path = own.unwrap_or_else(|| std::env::var_os("PATH"));
+    path.is_some_and(|path| {
+        std::env::split_paths(&path).any(|directory| fs::metadata(directory.join(name)).is_ok())
+    })
 }
 
 const CGROUP_WAY: &str = "Or run as root with '--mode cgroup', which needs no namespace";

@@ -8,16 +8,20 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::process::Pid;
+
 /// What is passed on.
 const FORWARDED: [libc::c_int; 6] =
     [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 
-/// These signals, blocked in this process (in all threads it starts later, too) and readable here. Dropping it
-/// lets them through again, in the calling thread.
+/// These signals, blocked in this process (in all threads it starts later, too) and readable here. Dropped by
+/// the thread that began it, it lets them through again there.
 #[derive(Debug)]
 pub struct ForwardedSignals {
     fd: OwnedFd,
     before: libc::sigset_t,
+    /// A mask belongs to its thread: another one must not get this thread's.
+    thread: Pid,
 }
 
 /// One signal that came.
@@ -49,7 +53,7 @@ impl ForwardedSignals {
             if libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr()) == -1 {
                 return Err(io::Error::last_os_error());
             }
-            Ok(Self { fd, before: before.assume_init() })
+            Ok(Self { fd, before: before.assume_init(), thread: rustix::thread::gettid() })
         }
     }
 
@@ -93,7 +97,9 @@ impl AsFd for ForwardedSignals {
 
 impl Drop for ForwardedSignals {
     fn drop(&mut self) {
-        // Nothing can be done about a failure, and there is none with a valid mask.
-        let _ = self.restore_mask();
+        if rustix::thread::gettid() == self.thread {
+            // Nothing can be done about a failure, and there is none with a valid mask.
+            let _ = self.restore_mask();
+        }
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
 use super::error::LaunchError;
@@ -74,6 +76,26 @@ impl ChildProcess {
     /// As [`Self::try_wait`].
     pub fn wait(&self) -> io::Result<u8> {
         self.collect(WaitIdOptions::EXITED)?.ok_or_else(|| io::ErrorKind::Interrupted.into())
+    }
+
+    /// Waits for its end and passes signals on meanwhile: for a thread of its own.
+    ///
+    /// # Errors
+    /// As [`Self::try_wait`] and [`Self::forward`].
+    pub fn supervise(&self) -> io::Result<u8> {
+        loop {
+            let mut fds =
+                [PollFd::new(&self.pidfd, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // First the signals: one that came before the end still finds it.
+            self.forward()?;
+            if let Some(code) = self.try_wait()? {
+                return Ok(code);
+            }
+        }
     }
 
     fn collect(&self, options: WaitIdOptions) -> io::Result<Option<u8>> {

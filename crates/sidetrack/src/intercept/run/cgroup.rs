@@ -1,0 +1,141 @@
+//! The command in the host's network: a control group, an nft table for its sockets, listeners on loopback.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+
+use sidetrack_sys::caps;
+use sidetrack_sys::cgroup::{Hierarchy, Leaf};
+use sidetrack_sys::exec::{ChildProcess, PrivateFiles, Program, spawn_in_cgroup};
+use sidetrack_sys::nft::{
+    Chain, ChainKind, Family, Field, Hook, Lifetime, OwnedTable, RTN_LOCAL, Rule, Statement, TCP, Table,
+    Value, Verdict, priority,
+};
+use sidetrack_sys::sockopt::{self, ListenOptions};
+use sidetrack_sys::udp;
+
+use super::RunError;
+use crate::dns;
+
+/// Tries for a port that is free on both 127.0.0.1 and ::1, and for an address of 127.18.53.0/24.
+const ATTEMPTS: u8 = 100;
+
+/// What was put on the host for one command.
+#[derive(Debug)]
+pub(super) struct CgroupNetwork {
+    leaf: Leaf,
+    /// Tied to us: it goes even if we are killed.
+    table: Option<OwnedTable>,
+}
+
+/// The sockets that serve the command.
+pub(super) struct Sockets {
+    pub(super) listeners: Vec<TcpListener>,
+    pub(super) dns: UdpSocket,
+    pub(super) resolver: SocketAddr,
+}
+
+impl CgroupNetwork {
+    /// Opens the sockets, makes the control group, and puts the rules for it in force.
+    pub(super) fn build() -> Result<(Self, Sockets), RunError> {
+        if !caps::is_network_root() {
+            return Err(RunError::NotRoot);
+        }
+        let sockets = Sockets::open()?;
+        let port = sockets.port().map_err(|error| RunError::host("read the listener's port", error))?;
+        let name = format!("sidetrack-run-{}", std::process::id());
+        let leaf = Hierarchy::find()
+            .and_then(|hierarchy| hierarchy.create_leaf(&name))
+            .map_err(|error| RunError::host("make a control group for the command", error))?;
+        // From here on the group is removed again whatever fails.
+        let mut network = Self { leaf, table: None };
+        let table = table(&network.leaf, port);
+        let owned = OwnedTable::create(&table, Lifetime::Socket)
+            .map_err(|error| RunError::host("put the command's nftables rules in force", error))?;
+        network.table = Some(owned);
+        Ok((network, sockets))
+    }
+
+    /// Starts the command inside.
+    pub(super) fn spawn(&self, program: &Program, files: &PrivateFiles) -> Result<ChildProcess, RunError> {
+        Ok(spawn_in_cgroup(program, files, &self.leaf)?)
+    }
+
+    /// Ends what still runs inside, then removes the rules and the control group, in this order: without the
+    /// rules it would go past us.
+    pub(super) fn remove(mut self) -> Result<(), RunError> {
+        self.leaf
+            .clear()
+            .and_then(|()| self.leaf.remove())
+            .map_err(|error| RunError::host("remove the command's control group", error))?;
+        match self.table.take() {
+            Some(table) => {
+                table.delete().map_err(|error| RunError::host("remove the command's nftables rules", error))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for CgroupNetwork {
+    fn drop(&mut self) {
+        // After `remove` there is nothing left; on an error path this is the best that can be done.
+        if self.leaf.clear().is_ok() {
+            let _ = self.leaf.remove();
+        }
+    }
+}
+
+impl Sockets {
+    fn open() -> Result<Self, RunError> {
+        let listeners = listeners().map_err(|error| RunError::host("listen on 127.0.0.1 and ::1", error))?;
+        let (dns, resolver) = resolver()
+            .map_err(|error| RunError::host("open port 53 of an address of 127.18.53.0/24", error))?;
+        Ok(Self { listeners, dns, resolver })
+    }
+
+    fn port(&self) -> io::Result<u16> {
+        let first = self.listeners.first().ok_or(io::ErrorKind::NotFound)?;
+        Ok(first.local_addr()?.port())
+    }
+}
+
+/// REDIRECT leads to 127.0.0.1 or ::1, at one port for both; a host without IPv6 has the first only.
+fn listeners() -> io::Result<Vec<TcpListener>> {
+    let options = ListenOptions::default();
+    for _ in 0..ATTEMPTS {
+        let first = sockopt::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &options)?;
+        let second = SocketAddr::from((Ipv6Addr::LOCALHOST, first.local_addr()?.port()));
+        match sockopt::listen(second, &options) {
+            Ok(second) => return Ok(vec![first, second]),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => return Ok(vec![first]),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+/// One address for each command that runs at the same time; resolv.conf cannot name a port.
+fn resolver() -> io::Result<(UdpSocket, SocketAddr)> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for number in 1..=ATTEMPTS {
+        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 18, 53, number)), dns::PORT);
+        match udp::bind(address) {
+            Ok(socket) => return Ok((socket, address)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// Connections of the group go to us; what is no TCP and not for this host goes nowhere.
+fn table(leaf: &Leaf, port: u16) -> Table {
+    let of_group = || Statement::is(Field::SocketCgroup { level: leaf.level() }, Value::Cgroup(leaf.id()));
+    let redirect = Rule::new([Statement::is(Field::L4Proto, TCP), of_group(), Statement::Redirect { port }]);
+    let elsewhere = Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL));
+    let drop = Rule::new([of_group(), elsewhere, Statement::Verdict(Verdict::Drop)]);
+    Table::new(Family::Inet, format!("sidetrack-run-{}", std::process::id()))
+        .with_chain(Chain::base("connections", ChainKind::Nat, Hook::Output, priority::DSTNAT).with(redirect))
+        .with_chain(Chain::base("rest", ChainKind::Filter, Hook::Output, priority::FILTER).with(drop))
+}
