@@ -6,7 +6,9 @@
 //!     |                        |           through the proxy; link 3 is the direct way
 //!     +-----------3------------+
 //! ```
-//! Client and server share the first CPU, the proxy has the second for itself.
+//! Client and server share the first CPU, the proxy has the second for itself. The proxy forwards no packets unless
+//! a peer asks for it ([`Forwarding`]): what reaches the origin has gone through a program, and a redirection that
+//! does not take hold is a failure and not a very fast row.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -78,6 +80,8 @@ impl Site {
         for node in [&client, &proxy, &server] {
             tune(node)?;
         }
+        // A new namespace may inherit forwarding from the host.
+        drop(Forwarding { node: &proxy });
         route(&client, 2, client_proxy.b)?;
         route(&server, 1, proxy_server.a)?;
         let hosts = directory.path().join("hosts");
@@ -153,11 +157,38 @@ impl Site {
     }
 }
 
+/// While it lives, the proxy's node forwards packets.
+#[derive(Debug)]
+pub struct Forwarding<'s> {
+    node: &'s Node,
+}
+
+impl<'s> Forwarding<'s> {
+    const KEYS: [&'static str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
+
+    /// Switches it on, for both families.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn in_proxy(site: &'s Site) -> Result<Self> {
+        Self::KEYS.iter().try_for_each(|key| site.proxy.sysctl(key, "1"))?;
+        Ok(Self { node: &site.proxy })
+    }
+}
+
+impl Drop for Forwarding<'_> {
+    fn drop(&mut self) {
+        for key in Self::KEYS {
+            let _ = self.node.sysctl(key, "0");
+        }
+    }
+}
+
 fn last_cpu() -> usize {
     available_parallelism().map_or(0, |count| count.get() - 1)
 }
 
-/// The kernel parameters of all figures: enough ports, long queues, Fast Open both ways, forwarding.
+/// The kernel parameters of all figures: enough ports, long queues, Fast Open both ways.
 fn tune(node: &Node) -> Result<()> {
     for (key, value) in [
         ("net/ipv4/ip_local_port_range", "1024 65535"),
@@ -167,8 +198,6 @@ fn tune(node: &Node) -> Result<()> {
         ("net/ipv4/tcp_fastopen", "3"),
         ("net/ipv4/tcp_max_syn_backlog", "8192"),
         ("net/core/somaxconn", "8192"),
-        ("net/ipv4/ip_forward", "1"),
-        ("net/ipv6/conf/all/forwarding", "1"),
         ("net/ipv4/conf/all/rp_filter", "0"),
     ] {
         node.sysctl(key, value)?;

@@ -1,5 +1,6 @@
 //! Real programs across namespaces: curl and ssh in the client, proxies and redirectors of other people and of
-//! ours between, nginx and sshd at the server. Every transfer is compared byte by byte.
+//! ours between, nginx and sshd at the server. Every transfer is compared byte by byte. The proxy's node forwards
+//! no packets, so what arrives has gone through the programs (the first test holds that).
 //!
 //! Root is needed. What is not installed is skipped, printed and counted; `SIDETRACK_REQUIRE_ALL=1` turns a skip
 //! into a failure.
@@ -93,6 +94,20 @@ const OUR_CLIENT: &[Row] = &[
     (Catch::Run("socks5"), Proxy::Ours, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
     (Catch::Run("socks6"), Proxy::Ours, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
 ];
+
+#[test]
+fn without_a_redirector_nothing_reaches_the_origin() {
+    let mut tally = Tally::default();
+    if let Some(site) = support::site(&mut tally) {
+        let origin = site.origin().to_string();
+        let curl = ["-q", "-sS", "--max-time", "1", &format!("http://{origin}/small")];
+        let reached = site.client.run("curl", &curl);
+        let result =
+            if reached.is_err() { Ok(Done::Ran) } else { Err("the proxy's node forwards packets".into()) };
+        tally.note("no way around the proxy", result);
+    }
+    tally.finish();
+}
 
 #[test]
 fn peers_work_with_each_other() {

@@ -138,10 +138,14 @@ fn attempt(site: &Site, running: &Running<'_>, fast_open: bool) -> Result<Flight
     let near = Capture::start(&site.client, &first.interface, &directory.join("client-proxy.pcap"))?;
     let far = Capture::start(&site.proxy, &second.interface, &directory.join("proxy-server.pcap"))?;
     request(site, running, fast_open)?;
-    Ok(Flights {
+    let found = Flights {
         client_proxy: wait_for_answer(&near, IpAddr::V4(first.a.v4))?,
         proxy_server: wait_for_answer(&far, IpAddr::V4(second.a.v4))?,
-    })
+    };
+    if found.proxy_server == 0 {
+        bail!("the answer did not come through the proxy: nothing was sent from {}", second.a.v4);
+    }
+    Ok(found)
 }
 
 /// One request on one connection.

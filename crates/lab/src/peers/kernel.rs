@@ -2,7 +2,7 @@
 
 use super::{RELAY_PORT, Running, Start, Table};
 use crate::load::Via;
-use crate::site::Site;
+use crate::site::{Forwarding, Site};
 
 /// The client dials the origin over the direct link.
 pub fn direct(site: &Site) -> Start<'_> {
@@ -10,6 +10,7 @@ pub fn direct(site: &Site) -> Start<'_> {
     Ok(Running {
         services: Vec::new(),
         _tables: Vec::new(),
+        _forwarding: None,
         dial: origin,
         via: Via::Plain,
         destination: origin,
@@ -29,6 +30,7 @@ pub fn dnat(site: &Site) -> Start<'_> {
     Ok(Running {
         services: Vec::new(),
         _tables: vec![table],
+        _forwarding: Some(Forwarding::in_proxy(site)?),
         dial,
         via: Via::Plain,
         destination: site.origin(),

@@ -20,7 +20,7 @@ use anyhow::Result;
 use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
-use crate::site::{self, Site};
+use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
 
 pub use proxies::Proxy;
@@ -89,6 +89,8 @@ pub struct Running<'s> {
     services: Vec<Service>,
     /// Only to remove the rules when dropped.
     _tables: Vec<Table<'s>>,
+    /// Only to stop the forwarding of packets when dropped.
+    _forwarding: Option<Forwarding<'s>>,
     /// What the client dials.
     pub dial: SocketAddr,
     /// What it speaks there.
@@ -269,6 +271,7 @@ fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
     Running {
         services: vec![service],
         _tables: Vec::new(),
+        _forwarding: None,
         dial: site.proxy_address(RELAY_PORT),
         via: Via::Plain,
         destination: site.origin(),

@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use super::{RELAY_PORT, Start, Unavailable, relay};
 use crate::launch;
 use crate::service::Service;
-use crate::site::{self, Site};
+use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
 
 const REDIRECT_PORT: u16 = 42090;
@@ -26,8 +26,10 @@ pub fn reverse(site: &Site) -> Start<'_> {
 pub fn kernel_path(site: &Site) -> Start<'_> {
     let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"auto\""));
     let service = start(site, &site.proxy, "kernel", &config, RELAY_PORT)?;
-    let running = relay(site, service);
     require_translation(site)?;
+    let mut running = relay(site, service);
+    // That a node which forwards flows in the kernel has to forward packets is its operator's business.
+    running._forwarding = Some(Forwarding::in_proxy(site)?);
     Ok(running)
 }
 

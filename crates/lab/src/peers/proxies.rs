@@ -47,7 +47,8 @@ impl Proxy {
     pub(super) fn row(self, site: &Site, via: Via) -> Start<'_> {
         let services = vec![self.start(site)?];
         let dial = site.proxy_address(self.port());
-        Ok(Running { services, _tables: Vec::new(), dial, via, destination: site.origin() })
+        let destination = site.origin();
+        Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination })
     }
 }
 

@@ -66,6 +66,7 @@ pub fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'_> {
     Ok(Running {
         services: vec![redirecting.service, service],
         _tables: redirecting.table.into_iter().collect(),
+        _forwarding: None,
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

@@ -23,7 +23,7 @@ fn heading(results: &Results) -> String {
          {:.0} % of a sample (median). {} rounds of {} ms after {} ms of warm-up, peers in turn, order reversed every \
          round; medians. Samples dropped for more than 2 % steal: {}. Answers of 130 bytes; bulk is a 1 GiB file whose \
          bytes the client discards in the kernel. Client and server share one core, the proxy (both programs of a pair) \
-         has the other. CPU is that of the proxy's programs.\n\n",
+         has the other. CPU is that of the proxy's programs; lost: connections a sample that failed (third quartile).\n\n",
         machine.date,
         machine.kernel,
         machine.cpu,
@@ -72,7 +72,13 @@ fn row(text: &mut String, results: &Results, peer: &str, cell: Cell) {
     } else {
         let cost = cost.map_or_else(String::new, |cost| format!("{cost:.1}"));
         let p99 = results.spread(cell, peer, |sample| Some(sample.report.p99_ns as f64 / 1e6));
-        let _ = write!(text, " {:.0} | {cost} | {:.1} |", speed.median, p99.map_or(0.0, |p99| p99.median));
+        let lost = results
+            .spread(cell, peer, |sample| Some(sample.report.error_count() as f64))
+            .map(|lost| lost.high);
+        let lost =
+            lost.filter(|lost| *lost >= 1.0).map_or_else(String::new, |lost| format!(" (lost {lost:.0})"));
+        let p99 = p99.map_or(0.0, |p99| p99.median);
+        let _ = write!(text, " {:.0}{lost} | {cost} | {p99:.1} |", speed.median);
     }
 }
 
