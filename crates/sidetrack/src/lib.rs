@@ -13,6 +13,7 @@ pub mod intercept;
 pub mod keeper;
 pub mod live;
 pub mod metrics;
+pub mod plan;
 pub mod process;
 pub mod record;
 pub mod reload;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use clap::{Args, Command, FromArgMatches};
-use sidetrack::cli::{Printed, check, explain, schema};
+use sidetrack::cli::{Printed, check, explain, plan, schema};
 use std::path::{Path, PathBuf};
 
 const GOOD: &str = r#"version = 1
@@ -178,4 +178,61 @@ fn schema_prints_a_schema() {
     let json: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
     assert_eq!(json["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(json["required"], serde_json::json!(["version"]));
+}
+
+fn planned(text: &str, options: &[&str]) -> Printed {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), text);
+    plan::report(&parsed(&[&["-c", path.to_str().unwrap()], options].concat()), false).unwrap()
+}
+
+#[test]
+fn plan_lists_every_privileged_action() {
+    let text = r#"version = 1
+default = "direct"
+on_crash = "closed"
+
+[[listen]]
+kind = "socks"
+address = "*:443"
+
+[[listen]]
+kind = "redirect"
+address = "127.0.0.1:15001"
+dst = "203.0.113.0/24"
+
+[[listen]]
+kind = "tproxy"
+address = ["0.0.0.0:15002", "[::]:15002"]
+interfaces = "eth1"
+
+[[listen]]
+kind = "reverse"
+address = "192.0.2.1:8080"
+to = "10.0.0.2:80"
+
+[[rule]]
+name = "web"
+match = { port = 80, process = "curl", listener = "redirect" }
+carrier = "socks6://gw"
+
+[[rule]]
+name = "own-address"
+match = { listener = "tproxy", port = 22 }
+carrier = "direct"
+keep_client_address = true
+"#;
+    let printed = planned(text, &[]);
+    assert_eq!((printed.err.as_str(), printed.code), ("", 0));
+    insta::assert_snapshot!(printed.out);
+    let json: serde_json::Value = serde_json::from_str(&planned(text, &["--json"]).out).unwrap();
+    assert_eq!(json["steps"][0]["needs"], "CAP_NET_BIND_SERVICE");
+    assert!(json["table"].as_str().unwrap().contains("table inet sidetrack"));
+}
+
+#[test]
+fn plan_says_when_no_right_is_needed() {
+    let printed = planned("version = 1\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n", &[]);
+    assert!(printed.out.starts_with("no privileged action: every user may run this\n"), "{}", printed.out);
+    assert_eq!(planned("version = 2", &[]).code, 2);
 }

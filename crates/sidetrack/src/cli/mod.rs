@@ -4,6 +4,7 @@ pub mod check;
 pub mod doctor;
 pub mod explain;
 pub mod flows;
+pub mod plan;
 pub mod schema;
 
 use std::io::{self, IsTerminal, Write};

@@ -1,0 +1,40 @@
+//! `sidetrack plan`: every privileged action that `up` would take, without taking any.
+
+use super::Printed;
+use crate::config::Config;
+use crate::plan::Plan;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Prints every privileged action that `up` would take, the right it needs and how it is undone. Nothing is done.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// The configuration.
+    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    pub config: PathBuf,
+    /// Prints JSON: {"steps", "kernel_paths", "table"}.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the sub-command. Exit code 0: there is a plan; 2: the file is wrong.
+///
+/// # Errors
+/// The configuration cannot be carried out on this host; says what is missing.
+pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    Ok(report(args, super::colours())?.print())
+}
+
+/// What the sub-command prints.
+///
+/// # Errors
+/// The configuration cannot be carried out on this host; says what is missing.
+pub fn report(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
+    let config = match Config::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => return Ok(Printed { out: String::new(), err: error.render(colours), code: 2 }),
+    };
+    let plan = Plan::new(&config)?;
+    let out = if args.json { format!("{}\n", serde_json::to_string(&plan)?) } else { plan.to_string() };
+    Ok(Printed { out, err: String::new(), code: 0 })
+}

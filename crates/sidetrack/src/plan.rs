@@ -1,0 +1,211 @@
+//! Every privileged action that `up` would take for a configuration, with the right it needs and how it is undone.
+//! Nothing is done.
+
+use crate::config::{Config, ListenerKind};
+use crate::steer::{OWN_MARK, Steer, SteerError, TABLE};
+use serde::Serialize;
+use sidetrack_core::policy::{Action, Condition};
+use sidetrack_sys::cgroup;
+use sidetrack_sys::nft::Lifetime;
+use sidetrack_sys::route::{IpVersion, MarkRule};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What `up` would do that needs a right, in order. Its JSON form is stable: fields are added, never renamed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The actions.
+    pub steps: Vec<Step>,
+    /// What the kernel would carry alone.
+    pub kernel_paths: Vec<Left>,
+    /// Our nftables table in the syntax of `nft`; none if the kernel has nothing to do.
+    pub table: Option<String>,
+}
+
+/// One action.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// What is done.
+    pub what: String,
+    /// The capability it needs; none if every user may do it.
+    pub needs: Option<&'static str>,
+    /// How it is undone, after SIGKILL too.
+    pub undone: &'static str,
+}
+
+/// Traffic that the kernel carries alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// The listener that would have caught it.
+    pub listener: String,
+    /// The rule; none for the default.
+    pub rule: Option<String>,
+}
+
+const WITH_THE_SOCKET: &str = "goes with the socket";
+const BY_THE_GUARD: &str = "undone by the guard process, also after SIGKILL";
+
+impl Plan {
+    /// The plan for a configuration.
+    ///
+    /// # Errors
+    /// A listener cannot be led to on this host; says which and why.
+    pub fn new(config: &Config) -> Result<Self, SteerError> {
+        let bound: Vec<(Arc<str>, SocketAddr)> = config
+            .listeners
+            .iter()
+            .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
+            .collect();
+        let steer = Steer::new(config, &bound, &cgroup::find_match)?;
+        let mut steps = listening(config);
+        if !steer.is_empty() {
+            steps.extend(steering(&steer));
+        }
+        steps.extend(carrying(config, &steer));
+        let left = |path: &crate::steer::Path| Left {
+            listener: path.listener.to_string(),
+            rule: path.rule.as_deref().map(str::to_owned),
+        };
+        Ok(Self {
+            steps,
+            kernel_paths: steer.paths.iter().map(left).collect(),
+            table: (!steer.is_empty()).then(|| steer.steering.table(TABLE).to_string()),
+        })
+    }
+}
+
+fn listening(config: &Config) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for listener in &config.listeners {
+        for address in &listener.addresses {
+            let tproxy = matches!(listener.kind, ListenerKind::Tproxy(_));
+            let port = match address.port() {
+                0 => "a port that the kernel picks".to_owned(),
+                port => format!("port {port}"),
+            };
+            steps.push(Step {
+                what: format!(
+                    "listen on {}, {port}, for '{}'{}",
+                    address.ip(),
+                    listener.name,
+                    if tproxy { " with IP_TRANSPARENT" } else { "" }
+                ),
+                needs: match address.port() {
+                    _ if tproxy => Some("CAP_NET_RAW"),
+                    1..1024 => Some("CAP_NET_BIND_SERVICE"),
+                    _ => None,
+                },
+                undone: WITH_THE_SOCKET,
+            });
+        }
+    }
+    steps
+}
+
+fn steering(steer: &Steer) -> Vec<Step> {
+    let mut steps: Vec<Step> = steer.mark_rules.iter().flat_map(routing).collect();
+    let (life, undone) = match steer.lifetime {
+        Lifetime::Socket => ("owned by our netlink socket", "goes with the socket, also after SIGKILL"),
+        _ => (
+            "kept when we die (on_crash = \"closed\")",
+            "deleted at an orderly end; after a crash it stays, until `up` takes it over or `sidetrack cleanup`",
+        ),
+    };
+    steps.push(Step {
+        what: format!("make the nftables table 'inet {TABLE}', {life}"),
+        needs: Some("CAP_NET_ADMIN"),
+        undone,
+    });
+    if !steer.paths.is_empty() {
+        steps.push(Step {
+            what: "switch byte counts, events and time stamps of conntrack on (net.netfilter.nf_conntrack_acct, \
+                   _events, _timestamp)"
+                .into(),
+            needs: Some("CAP_NET_ADMIN"),
+            undone: BY_THE_GUARD,
+        });
+        steps.push(Step {
+            what: "subscribe to conntrack's DESTROY events, for the records of what the kernel carries"
+                .into(),
+            needs: Some("CAP_NET_ADMIN"),
+            undone: WITH_THE_SOCKET,
+        });
+    }
+    steps
+}
+
+fn routing(rule: &MarkRule) -> [Step; 2] {
+    let version = match rule.version {
+        IpVersion::V4 => "ip",
+        IpVersion::V6 => "ip -6",
+    };
+    let any = match rule.version {
+        IpVersion::V4 => "0.0.0.0/0",
+        IpVersion::V6 => "::/0",
+    };
+    let MarkRule { mark, mask, table, priority, .. } = rule;
+    let step = |what: String| Step { what, needs: Some("CAP_NET_ADMIN"), undone: BY_THE_GUARD };
+    [
+        step(format!("{version} route add local {any} dev lo table {table}")),
+        step(format!("{version} rule add fwmark {mark:#x}/{mask:#x} lookup {table} priority {priority}")),
+    ]
+}
+
+/// Rights that the flows themselves need.
+fn carrying(config: &Config, steer: &Steer) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if !steer.is_empty() {
+        steps.push(Step {
+            what: format!(
+                "mark our own connections with {:#x}/{:#x}, so that they are not caught again",
+                OWN_MARK.value, OWN_MARK.mask
+            ),
+            needs: Some("CAP_NET_RAW"),
+            undone: WITH_THE_SOCKET,
+        });
+    }
+    let rules = || config.policy.rules().iter();
+    let actions = rules().map(|rule| &rule.action).chain([config.policy.default_action()]);
+    if actions.into_iter().any(|action| matches!(action, Action::Carry(carry) if carry.keep_client_address)) {
+        steps.push(Step {
+            what: "connect to servers from the clients' addresses (IP_TRANSPARENT)".into(),
+            needs: Some("CAP_NET_RAW"),
+            undone: WITH_THE_SOCKET,
+        });
+    }
+    let asks = |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
+    if rules().any(|rule| rule.matcher.conditions().iter().any(asks)) {
+        steps.push(Step {
+            what: "look up the process behind a connection of this host (/proc)".into(),
+            needs: Some("CAP_SYS_PTRACE"),
+            undone: "changes nothing",
+        });
+    }
+    steps
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.steps.iter().all(|step| step.needs.is_none()) {
+            writeln!(f, "no privileged action: every user may run this")?;
+        }
+        for (number, step) in (1..).zip(&self.steps) {
+            writeln!(f, "{number:>2}. {}", step.what)?;
+            writeln!(f, "    needs {}; {}", step.needs.unwrap_or("no right"), step.undone)?;
+        }
+        if !self.kernel_paths.is_empty() {
+            writeln!(f, "\nleft to the kernel, recorded from conntrack:")?;
+        }
+        for Left { listener, rule } in &self.kernel_paths {
+            match rule {
+                Some(rule) => writeln!(f, "    '{listener}': rule '{rule}'")?,
+                None => writeln!(f, "    '{listener}': the default")?,
+            }
+        }
+        match &self.table {
+            Some(table) => write!(f, "\n{table}"),
+            None => Ok(()),
+        }
+    }
+}
