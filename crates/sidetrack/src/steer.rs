@@ -163,7 +163,7 @@ impl Steer {
                     ..Selector::default()
                 };
                 self.spare(&tproxy.except);
-                self.add_direct(config, listener, &selector, true);
+                self.add_direct(config, listener, (None, Some(&selector)));
                 for address in addresses {
                     self.add_tproxy(config, *address, &selector);
                 }
@@ -191,13 +191,14 @@ impl Steer {
             ..Selector::default()
         };
         self.spare(&redirect.except);
-        self.add_direct(config, listener, &selector, redirect.forwarded);
         let forwarded = Selector {
             interfaces: interfaces(listener, &redirect.interfaces)?,
             users: Vec::new(),
             cgroups: Vec::new(),
             ..selector.clone()
         };
+        let direct = (redirect.local.then_some(&selector), redirect.forwarded.then_some(&forwarded));
+        self.add_direct(config, listener, direct);
         for address in addresses {
             if redirect.forwarded && !address.ip().is_unspecified() {
                 return Err(SteerError {
@@ -259,8 +260,8 @@ impl Steer {
         address: SocketAddr,
         server: &Destination,
     ) {
-        // Who speaks the PROXY protocol to us has to be read.
-        let Some(server) = server.socket_addr().filter(|_| listener.accept_proxy_protocol.is_empty()) else {
+        let Some(server) = server.socket_addr().filter(|_| may_be_left_to_the_kernel(config, listener))
+        else {
             return;
         };
         let traffic = Traffic::Reverse { address, server };
@@ -275,23 +276,36 @@ impl Steer {
         }
     }
 
-    /// The kernel path of traffic that would be caught: lines up to the first that needs user space.
-    fn add_direct(&mut self, config: &Config, listener: &Listener, caught: &Selector, forwarded: bool) {
+    /// The kernel path of traffic that would be caught (local, forwarded): lines up to the first that needs user space.
+    fn add_direct(
+        &mut self,
+        config: &Config,
+        listener: &Listener,
+        (local, forwarded): (Option<&Selector>, Option<&Selector>),
+    ) {
+        let Some(caught) = local.or(forwarded).filter(|_| may_be_left_to_the_kernel(config, listener)) else {
+            return;
+        };
         let some = |set: &IpSet| (!set.is_empty()).then(|| set.clone());
         let traffic = Traffic::Anywhere {
             intercept: listener.kind.intercept(),
-            forwarded,
+            forwarded: forwarded.is_some(),
             src: some(&caught.sources),
             dst: some(&caught.destinations),
             ports: (!caught.ports.is_empty()).then(|| caught.ports.clone()),
         };
         let lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
         for line in &lines {
-            let Some(selector) = narrowed(caught, &line.matches) else { return };
+            let part = |caught: Option<&Selector>| match caught {
+                Some(caught) => narrowed(caught, &line.matches).map(|selector| vec![selector]),
+                None => Some(Vec::new()),
+            };
+            let (Some(local), Some(forwarded)) = (part(local), part(forwarded)) else { return };
             if line.action != KernelAction::Accept {
                 return;
             }
-            self.add_path(listener, line, KernelRoute::Direct(Box::new(selector)));
+            let masquerade = line.masquerade;
+            self.add_path(listener, line, KernelRoute::Direct { local, forwarded, masquerade });
         }
     }
 
@@ -306,6 +320,11 @@ impl Steer {
             index: line.index,
         });
     }
+}
+
+/// Who speaks the PROXY protocol to us has to be read, and only user space counts the flows of a client.
+fn may_be_left_to_the_kernel(config: &Config, listener: &Listener) -> bool {
+    listener.accept_proxy_protocol.is_empty() && config.limits.max_flows_per_client.is_none()
 }
 
 /// What a line restricts within what is caught. `None` where both restrict the same thing: the intersection is left to

@@ -89,7 +89,11 @@ fn full_steering() -> nft::Steering {
         kernel_paths: vec![
             nft::KernelPath {
                 mark: nft::MarkBits { value: 1, mask: 0xff },
-                route: nft::KernelRoute::Direct(Box::new(selector.clone())),
+                route: nft::KernelRoute::Direct {
+                    local: vec![selector.clone()],
+                    forwarded: vec![selector.clone()],
+                    masquerade: true,
+                },
             },
             nft::KernelPath {
                 mark: nft::MarkBits { value: 2, mask: 0xff },

@@ -23,7 +23,14 @@ pub struct KernelPath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelRoute {
     /// To where they go anyway.
-    Direct(Box<Selector>),
+    Direct {
+        /// Which connections of this host's own processes.
+        local: Vec<Selector>,
+        /// Which connections that come from other hosts.
+        forwarded: Vec<Selector>,
+        /// Whether the server sees an address of this host instead of the client's.
+        masquerade: bool,
+    },
     /// Connections to the first address go to the second. An unspecified first address (`0.0.0.0`, `::`) means every
     /// address of this host. Pairs for which [`KernelPath::check`] says no are left out.
     Dnat {
@@ -71,7 +78,7 @@ impl KernelPath {
     /// The listening addresses whose connections the kernel takes.
     pub(super) fn listeners(&self) -> Vec<SocketAddr> {
         match &self.route {
-            KernelRoute::Direct(_) => vec![],
+            KernelRoute::Direct { .. } => vec![],
             KernelRoute::Dnat { pairs, .. } => {
                 let usable = pairs.iter().filter(|(from, to)| Self::check(*from, *to).is_ok());
                 usable.map(|(from, _)| canonical(*from)).collect()
@@ -101,7 +108,10 @@ impl KernelPath {
 
     /// The rule for the chain at postrouting, if sources are to be rewritten.
     pub(super) fn masquerade_rule(&self) -> Option<Rule> {
-        let KernelRoute::Dnat { masquerade: true, .. } = &self.route else { return None };
+        let (KernelRoute::Dnat { masquerade, .. } | KernelRoute::Direct { masquerade, .. }) = &self.route;
+        if !masquerade {
+            return None;
+        }
         let ours = Statement::mark(Field::CtMark, self.mark.value, self.mark.mask);
         Some(Rule::new([ours, Statement::Masquerade]))
     }
@@ -109,12 +119,19 @@ impl KernelPath {
     /// For each rule its matches and its last statement.
     fn ends(&self, name: &str, origin: Origin, sets: &mut Vec<Set>) -> Vec<(Vec<Statement>, Statement)> {
         match &self.route {
-            KernelRoute::Direct(selector) => {
+            KernelRoute::Direct { local, forwarded, .. } => {
+                let (selectors, word) = match origin {
+                    Origin::Local => (local, "local"),
+                    Origin::Forwarded => (forwarded, "forwarded"),
+                };
                 let end = |matches: Vec<Statement>| {
                     let matches = [Statement::opens_connection()].into_iter().chain(matches).collect();
                     (matches, Statement::Verdict(Verdict::Accept))
                 };
-                selector.matches(name, origin, Versions::BOTH, sets).into_iter().map(end).collect()
+                let matches = |(place, selector): (usize, &Selector)| {
+                    selector.matches(&format!("{name}_{word}{place}"), origin, Versions::BOTH, sets)
+                };
+                (1..).zip(selectors).flat_map(matches).map(end).collect()
             }
             KernelRoute::Dnat { pairs, .. } => {
                 [false, true].into_iter().flat_map(|v6| dnat(name, pairs, v6, sets)).collect()
