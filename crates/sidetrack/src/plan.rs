@@ -57,7 +57,7 @@ impl Plan {
             .iter()
             .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
             .collect();
-        let steer = Steer::new(config, &bound, &cgroup::find_match)?;
+        let steer = Steer::new(config, &bound, 0, &cgroup::find_match)?;
         let mut steps = listening(config);
         if !steer.is_empty() {
             steps.extend(steering(&steer));
