@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod app;
 pub mod carry;
+pub mod cleanup;
 pub mod cli;
 pub mod config;
 pub mod dns;

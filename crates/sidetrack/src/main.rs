@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, explain, flows, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, schema};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,6 +25,10 @@ enum Command {
     },
     /// Says what is wrong with a configuration file, and where
     Check(check::CheckArgs),
+    /// Takes back what a crash could have left: rules, routes, control groups, sockets
+    Cleanup(cleanup::CleanupArgs),
+    /// Says what this kernel, user and machine lack, and how to mend it
+    Doctor(doctor::DoctorArgs),
     /// Says which rule a flow would meet, and why; sends no packet
     Explain(explain::ExplainArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
@@ -46,6 +50,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
+        Command::Cleanup(args) => cleanup::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
         Command::Schema(args) => schema::run(&args),

@@ -4,6 +4,7 @@ use super::Printed;
 use crate::doctor::{Check, Facts, Level, examine};
 use clap::Args;
 use serde::Serialize;
+use std::process::ExitCode;
 
 /// Says what this kernel, user and machine lack, and how to mend it
 ///
@@ -16,9 +17,11 @@ pub struct DoctorArgs {
 }
 
 /// Looks and reports. To be called before any thread is started: it runs a command.
-pub fn run(args: &DoctorArgs) -> Printed {
-    let facts = Facts::gather();
-    report(&facts, args.json)
+///
+/// # Errors
+/// None at present; what is wrong is in the report and in the exit code.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    Ok(report(&Facts::gather(), args.json).print())
 }
 
 #[derive(Serialize)]

@@ -1,6 +1,7 @@
 //! Sub-commands: arguments in, text and an exit code out.
 
 pub mod check;
+pub mod cleanup;
 pub mod doctor;
 pub mod explain;
 pub mod flows;

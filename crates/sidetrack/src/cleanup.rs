@@ -1,0 +1,140 @@
+//! `sidetrack cleanup`: finds what a crash could have left behind, and takes it back.
+//!
+//! Mostly there is nothing: rules go with the process that owns them, and a guard process undoes the rest even after
+//! SIGKILL. What can stay is a table of `on_crash = "closed"` (on purpose), everything on kernels without owned tables or when
+//! the guard was killed as well, empty control groups, and a socket that nobody answers at.
+
+use sidetrack_sys::cgroup::Hierarchy;
+use sidetrack_sys::netlink::{Error, Protocol, Socket};
+use sidetrack_sys::undo::Action;
+use sidetrack_sys::{nft, probe, process, route};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// How the names of our tables and control groups begin.
+pub const PREFIX: &str = "sidetrack";
+
+/// Where to look.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Base name of the program whose running instances are to be left alone.
+    pub program: String,
+    /// Admin sockets that may be stale.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// A running instance in this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Its process id.
+    pub pid: u32,
+    /// Its sub-command: `up`, `keeper` or `run`.
+    pub command: String,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// What is left behind, as what takes it back.
+    pub leftovers: Vec<Action>,
+    /// Instances that run; what could be theirs is not among the leftovers.
+    pub running: Vec<Running>,
+    /// What could not be looked at, and why.
+    pub unseen: Vec<String>,
+}
+
+/// Looks for leftovers; changes nothing.
+pub fn survey(places: &Places) -> Survey {
+    let mut survey = Survey { running: running(&places.program), ..Survey::default() };
+    if !survey.runs(&["up", "keeper"]) {
+        survey.look("nftables", tables());
+        survey.look("policy rules and routes", routes());
+    }
+    if !survey.runs(&["run"]) {
+        survey.leftovers.extend(empty_cgroups());
+    }
+    survey.leftovers.extend(places.sockets.iter().flat_map(|path| stale_sockets(path)));
+    survey
+}
+
+impl Survey {
+    fn runs(&self, commands: &[&str]) -> bool {
+        self.running.iter().any(|running| commands.contains(&running.command.as_str()))
+    }
+
+    fn look(&mut self, what: &str, found: Result<Vec<Action>, Error>) {
+        match found {
+            Ok(actions) => self.leftovers.extend(actions),
+            Err(error) if error.errno() == Some(libc::EPERM) => {
+                self.unseen.push(format!("{what}: only root may look; sudo sidetrack cleanup"));
+            }
+            Err(error) => self.unseen.push(format!("{what}: {error}")),
+        }
+    }
+}
+
+/// Tables of ours that no living process owns.
+fn tables() -> Result<Vec<Action>, Error> {
+    let mut socket = Socket::open(Protocol::Netfilter)?;
+    let ours = nft::list_tables(&mut socket)?.into_iter().filter(|table| {
+        let name = table.name.strip_prefix(PREFIX);
+        name.is_some_and(|rest| rest.is_empty() || rest.starts_with('-')) && table.info.owner.is_none()
+    });
+    Ok(ours
+        .filter_map(|table| Some(Action::DeleteTable { family: table.family?, name: table.name }))
+        .collect())
+}
+
+/// Policy rules and local default routes with our protocol tag.
+fn routes() -> Result<Vec<Action>, Error> {
+    let ours = route::ours()?;
+    let rules = ours.rules.into_iter().map(Action::RemoveMarkRule);
+    let routes = ours
+        .local_defaults
+        .into_iter()
+        .map(|(version, interface, table)| Action::RemoveLocalDefault { version, interface, table });
+    Ok(rules.chain(routes).collect())
+}
+
+fn empty_cgroups() -> Vec<Action> {
+    let Ok(hierarchy) = Hierarchy::find() else { return Vec::new() };
+    let leaves = hierarchy.leaves(&format!("{PREFIX}-")).into_iter();
+    let empty = leaves.filter(|leaf| leaf.pids().is_ok_and(|pids| pids.is_empty()));
+    empty.map(|leaf| Action::RemoveDirectory(leaf.directory())).collect()
+}
+
+/// The socket itself, and names under which one was being made (`.admin.sock.PID`).
+fn stale_sockets(path: &Path) -> Vec<Action> {
+    let hidden = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let beside = path.parent().and_then(|directory| fs::read_dir(directory).ok());
+    let half_made = beside.into_iter().flatten().flatten().filter(|entry| {
+        let name = entry.file_name();
+        let pid =
+            name.to_str().and_then(|name| name.strip_prefix(&hidden)).and_then(|pid| pid.parse::<u32>().ok());
+        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
+    let candidates = std::iter::once(path.to_owned()).chain(half_made.map(|entry| entry.path()));
+    candidates.filter(|path| probe::socket_is_stale(path)).map(Action::RemoveFile).collect()
+}
+
+/// Processes of this program in this network namespace that hold rules or control groups.
+fn running(program: &str) -> Vec<Running> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let own = fs::metadata("/proc/thread-self/ns/net").map(|metadata| metadata.ino()).ok();
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| *pid != std::process::id())
+        .filter(|pid| process::process_info(*pid).is_ok_and(|info| info.name == program))
+        .filter(|pid| process::namespace_inode(*pid, "net").ok() == own)
+        .filter_map(|pid| Some(Running { pid, command: sub_command(pid)? }))
+        .collect()
+}
+
+fn sub_command(pid: u32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = line.split(|byte| *byte == 0).skip(1).map(String::from_utf8_lossy);
+    words
+        .into_iter()
+        .find(|word| ["up", "keeper", "run"].contains(&word.as_ref()))
+        .map(|word| word.into_owned())
+}

@@ -1,0 +1,68 @@
+//! `sidetrack cleanup`.
+
+use super::Printed;
+use crate::admin;
+use crate::cleanup::{Places, Survey, survey};
+use clap::Args;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Takes back what a crash could have left: rules, routes, control groups, sockets
+///
+/// Leaves everything alone that a running sidetrack may need.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    /// Says what would be done and does nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Another admin socket that may have been left
+    #[arg(long, value_name = "PATH")]
+    admin: Option<PathBuf>,
+}
+
+/// Looks, undoes, reports.
+///
+/// # Errors
+/// None at present; failures of single steps are in the report and in the exit code.
+pub fn run(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
+    let mut sockets: Vec<PathBuf> = vec![admin::SYSTEM_SOCKET.into(), admin::default_socket()];
+    sockets.extend(args.admin.clone());
+    sockets.dedup();
+    let program =
+        std::env::current_exe().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let places = Places { program: program.unwrap_or_else(|| "sidetrack".to_owned()), sockets };
+    Ok(undo(&survey(&places), args.dry_run).print())
+}
+
+/// Undoes what the survey found, and says so.
+pub fn undo(survey: &Survey, dry_run: bool) -> Printed {
+    let mut printed = Printed::default();
+    for action in &survey.leftovers {
+        if dry_run {
+            printed.out.push_str(&format!("would {action}\n"));
+            continue;
+        }
+        match action.perform() {
+            Ok(()) => printed.out.push_str(&format!("done: {action}\n")),
+            Err(error) => {
+                printed.err.push_str(&format!("failed: {action}: {error}\n"));
+                printed.code = 1;
+            }
+        }
+    }
+    for running in &survey.running {
+        printed.err.push_str(&format!(
+            "`sidetrack {}` runs here (pid {}): what may be its own was left alone; stop it first\n",
+            running.command, running.pid
+        ));
+        printed.code = 1;
+    }
+    for unseen in &survey.unseen {
+        printed.err.push_str(&format!("not looked at: {unseen}\n"));
+        printed.code = 1;
+    }
+    if survey.leftovers.is_empty() && printed.code == 0 {
+        printed.out.push_str("nothing of Sidetrack's is left behind\n");
+    }
+    printed
+}
