@@ -12,6 +12,8 @@ for name in client proxy red blue; do host "$name"; done
 wire client 10.79.1.2/24 fd79:1::2/64 proxy 10.79.1.1/24 fd79:1::1/64
 wire proxy 10.79.2.1/24 fd79:2::1/64 red 10.79.2.2/24 fd79:2::2/64
 wire proxy 10.79.3.1/24 fd79:3::1/64 blue 10.79.3.2/24 fd79:3::2/64
+# Where a host forwards packets, the kernel carries what needs nothing of us: the two ports with one server each.
+on proxy sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
 web_server red 10.79.2.2:80 'I am red' red
 web_server blue 10.79.3.2:80 'I am blue' blue
 wait_for red red 10.79.2.2 80
