@@ -1,7 +1,9 @@
 //! `--mode cgroup`: in a network of the test's own, with one interface, so that the host's is left alone.
 
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags};
@@ -9,8 +11,8 @@ use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::{process, route};
 
-use crate::Outcome;
 use crate::scenarios::started_in_cgroup;
+use crate::{Outcome, again};
 
 /// A network with a default route that leads nowhere: what is not caught is lost, or seen by `nft`.
 fn own_network() {
@@ -33,14 +35,26 @@ fn own_network() {
     }
 }
 
-fn table_exists() -> bool {
+/// Whether the table that process `pid` made is there.
+fn table_exists(pid: u32) -> bool {
     let tables = Command::new("nft").args(["list", "tables"]).output().expect("nft");
-    String::from_utf8_lossy(&tables.stdout).contains(&format!("sidetrack-run-{}", std::process::id()))
+    String::from_utf8_lossy(&tables.stdout).contains(&format!("sidetrack-run-{pid}"))
 }
 
-fn directory() -> PathBuf {
+/// The directory of the control group that process `pid` made.
+fn directory(pid: u32) -> PathBuf {
     let hierarchy = Hierarchy::find().expect("cgroup2");
-    hierarchy.mount.join(hierarchy.own).join(format!("sidetrack-run-{}", std::process::id()))
+    hierarchy.mount.join(hierarchy.own).join(format!("sidetrack-run-{pid}"))
+}
+
+fn handle(pid: u32) -> OwnedFd {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("pidfd")
+}
+
+fn has_ended(process: &OwnedFd, limit_s: i64) -> bool {
+    let limit = Timespec { tv_sec: limit_s, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).expect("poll") == 1
 }
 
 pub fn serves() -> Outcome {
@@ -53,8 +67,9 @@ pub fn serves() -> Outcome {
         \x20 s = socket.socket(f, socket.SOCK_DGRAM)\n\
         \x20 try: s.sendto(b'leak?', (a, 53)); raise SystemExit(5)\n\
         \x20 except PermissionError: pass";
+    let own = std::process::id();
     let served = started_in_cgroup(&["/usr/bin/python3", "-c", script]);
-    assert!(table_exists() && directory().exists());
+    assert!(table_exists(own) && directory(own).exists());
     assert_eq!(served.code(), 0);
     assert_eq!(
         served.seen().into_keys().collect::<Vec<_>>(),
@@ -67,19 +82,46 @@ pub fn serves() -> Outcome {
 /// Not even what the command left running, which could go past us once the rules are gone.
 pub fn leaves_nothing() -> Outcome {
     own_network();
-    let before = process::children(std::process::id()).len();
+    let own = std::process::id();
+    let before = process::children(own).len();
     let served = started_in_cgroup(&["sh", "-c", "setsid sleep 1000 & exit 3"]);
     assert_eq!(served.code(), 3);
-    let left = std::fs::read_to_string(directory().join("cgroup.procs")).expect("processes");
-    let sleeper =
-        Pid::from_raw(left.trim().parse().expect("one process")).expect("the sleeper is still there");
-    let sleeper = rustix::process::pidfd_open(sleeper, PidfdFlags::empty()).expect("pidfd");
+    let left = std::fs::read_to_string(directory(own).join("cgroup.procs")).expect("processes");
+    let sleeper = handle(left.trim().parse().expect("the sleeper is still there"));
     served.finish();
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let ended = poll(&mut [PollFd::new(&sleeper, PollFlags::IN)], Some(&now)).expect("poll");
-    assert_eq!(ended, 1, "the sleeper has ended");
-    assert!(!table_exists() && !directory().exists());
-    assert_eq!(process::children(std::process::id()).len(), before);
+    assert!(has_ended(&sleeper, 0));
+    assert!(!table_exists(own) && !directory(own).exists());
+    assert_eq!(process::children(own).len(), before);
+    Outcome::Done
+}
+
+/// Started by [`survives_nothing`]: runs a command that does not end until it is killed itself.
+pub fn start_and_wait() -> Outcome {
+    own_network();
+    let served = started_in_cgroup(&["sh", "-c", "setsid sleep 1000 & echo; exec sleep 1000"]);
+    served.code();
+    Outcome::Done
+}
+
+/// We are killed: the command, what it left running, the control group and the rules go all the same.
+pub fn survives_nothing() -> Outcome {
+    let mut middle = again("root", "cgroup: start and wait").stdout(Stdio::piped()).spawn().expect("start");
+    let mut output = middle.stdout.take().expect("stdout");
+    output.read_exact(&mut [0]).expect("the command's word that its child is there");
+    let own = middle.id();
+    let of_group = std::fs::read_to_string(directory(own).join("cgroup.procs")).expect("processes");
+    let of_group: Vec<OwnedFd> = of_group.lines().map(|pid| handle(pid.parse().expect("a pid"))).collect();
+    assert_eq!(of_group.len(), 2);
+    let comm = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let guard = process::children(own).into_iter().find(|pid| comm(pid).trim() == "sidetrack-guard");
+    let guard = handle(guard.expect("a guard"));
+    NetNs::of_process(own).and_then(|network| network.enter()).expect("enter");
+    assert!(table_exists(own));
+    middle.kill().expect("kill");
+    middle.wait().expect("wait");
+    assert!(has_ended(&guard, 20), "the guard ends");
+    assert!(of_group.iter().all(|process| has_ended(process, 0)));
+    assert!(!table_exists(own) && !directory(own).exists());
     Outcome::Done
 }
 

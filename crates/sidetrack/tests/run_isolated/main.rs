@@ -51,11 +51,13 @@ const FOR_ROOT: &[Scenario] = &[
     ("nothing leaks (nobody)", scenarios::no_leak_as_nobody),
     ("cgroup: connections, names and the rest", cgroup::serves),
     ("cgroup: nothing is left behind", cgroup::leaves_nothing),
+    ("cgroup: nothing survives a kill", cgroup::survives_nothing),
     ("cgroup: a loop is seen", cgroup::sees_loops),
 ];
 
 /// Started by other scenarios.
-const INTERNAL: &[Scenario] = &[("on a terminal", scenarios::on_terminal)];
+const INTERNAL: &[Scenario] =
+    &[("on a terminal", scenarios::on_terminal), ("cgroup: start and wait", cgroup::start_and_wait)];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();

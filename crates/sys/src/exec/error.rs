@@ -197,10 +197,13 @@ fn remedy(step: Step, errno: i32) -> Option<String> {
 /// What keeps ordinary users from making user namespaces on this host, with the remedy; `None` if nothing that
 /// can be read does.
 pub fn user_namespace_obstacle() -> Option<String> {
-    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-    if read("/proc/self/ns/user").is_none() && fs::symlink_metadata("/proc/self/ns/user").is_err() {
+    if fs::symlink_metadata("/proc/self/ns/user").is_err() {
         return Some("The kernel has no user namespaces (CONFIG_USER_NS)".to_owned());
     }
+    forbidding_setting(|name| fs::read_to_string(format!("/proc/sys/{name}")).ok())
+}
+
+fn forbidding_setting(read: impl Fn(&str) -> Option<String>) -> Option<String> {
     let obstacles = [
         ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
         ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -211,7 +214,7 @@ pub fn user_namespace_obstacle() -> Option<String> {
              for sidetrack",
         ),
     ];
-    obstacles.iter().find(|(name, bad, _)| read(&format!("/proc/sys/{name}")).as_deref() == Some(*bad)).map(
+    obstacles.iter().find(|(name, bad, _)| read(name).is_some_and(|value| value.trim() == *bad)).map(
         |(name, bad, fix)| {
             format!("This host forbids user namespaces: {} is {bad}. As root: {fix}", name.replace('/', "."))
         },
@@ -228,6 +231,21 @@ mod tests {
             assert_eq!(Step::from_code(step.code()), step);
         }
         assert_eq!(Step::from_code(200), Step::Process);
+    }
+
+    #[test]
+    fn settings_that_forbid_user_namespaces_are_named_with_the_fix() {
+        let host = |name: &'static str, value: &'static str| {
+            forbidding_setting(move |asked| (asked == name).then(|| value.to_owned()))
+        };
+        let ubuntu = host("kernel/apparmor_restrict_unprivileged_userns", "1\n").unwrap();
+        assert!(ubuntu.contains("kernel.apparmor_restrict_unprivileged_userns is 1"), "{ubuntu}");
+        assert!(ubuntu.contains("profile"), "{ubuntu}");
+        let debian = host("kernel/unprivileged_userns_clone", "0\n").unwrap();
+        assert!(debian.ends_with("As root: sysctl kernel.unprivileged_userns_clone=1"), "{debian}");
+        assert!(host("user/max_user_namespaces", "0").is_some());
+        assert_eq!(host("user/max_user_namespaces", "96365\n"), None);
+        assert_eq!(host("nothing", "0"), None);
     }
 
     #[test]

@@ -7,11 +7,12 @@ use sidetrack_sys::caps;
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::exec::{ChildProcess, PrivateFiles, Program, spawn_in_cgroup};
 use sidetrack_sys::nft::{
-    Chain, ChainKind, Family, Field, Hook, Lifetime, OwnedTable, RTN_LOCAL, Rule, Statement, TCP, Table,
-    Value, Verdict, priority,
+    Chain, ChainKind, Family, Field, Hook, Lifetime, OwnError, OwnedTable, RTN_LOCAL, Rule, Statement, TCP,
+    Table, Value, Verdict, priority,
 };
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use sidetrack_sys::udp;
+use sidetrack_sys::undo::{Action, Guard};
 
 use super::RunError;
 use crate::dns;
@@ -23,8 +24,9 @@ const ATTEMPTS: u8 = 100;
 #[derive(Debug)]
 pub(super) struct CgroupNetwork {
     leaf: Leaf,
-    /// Tied to us: it goes even if we are killed.
     table: Option<OwnedTable>,
+    /// Does what [`CgroupNetwork::remove`] does if we are killed.
+    guard: Option<Guard>,
 }
 
 /// The sockets that serve the command.
@@ -42,14 +44,19 @@ impl CgroupNetwork {
         }
         let sockets = Sockets::open()?;
         let port = sockets.port().map_err(|error| RunError::host("read the listener's port", error))?;
-        let name = format!("sidetrack-run-{}", std::process::id());
-        let leaf = Hierarchy::find()
-            .and_then(|hierarchy| hierarchy.create_leaf(&name))
-            .map_err(|error| RunError::host("make a control group for the command", error))?;
+        let group = |error| RunError::host("make a control group for the command", error);
+        let hierarchy = Hierarchy::find().map_err(group)?;
+        let name = unique_name();
+        let directory = hierarchy.mount.join(&hierarchy.own).join(&name);
+        // Performed from the last to the first: no process may be left when the rules go.
+        let actions =
+            [Action::DeleteTable { family: Family::Inet, name: name.clone() }, Action::EndCgroup(directory)];
+        let guard = Guard::spawn(&actions)
+            .map_err(|error| RunError::host("start the process that cleans up after a crash", error))?;
+        let leaf = hierarchy.create_leaf(&name).map_err(group)?;
         // From here on the group is removed again whatever fails.
-        let mut network = Self { leaf, table: None };
-        let table = table(&network.leaf, port);
-        let owned = OwnedTable::create(&table, Lifetime::Socket)
+        let mut network = Self { leaf, table: None, guard: Some(guard) };
+        let owned = own(&table(&network.leaf, port))
             .map_err(|error| RunError::host("put the command's nftables rules in force", error))?;
         network.table = Some(owned);
         Ok((network, sockets))
@@ -67,10 +74,11 @@ impl CgroupNetwork {
             .clear()
             .and_then(|()| self.leaf.remove())
             .map_err(|error| RunError::host("remove the command's control group", error))?;
-        match self.table.take() {
-            Some(table) => {
-                table.delete().map_err(|error| RunError::host("remove the command's nftables rules", error))
-            }
+        if let Some(table) = self.table.take() {
+            table.delete().map_err(|error| RunError::host("remove the command's nftables rules", error))?;
+        }
+        match self.guard.take() {
+            Some(guard) => guard.disarm().map_err(|error| RunError::host("stop the cleaning process", error)),
             None => Ok(()),
         }
     }
@@ -78,7 +86,8 @@ impl CgroupNetwork {
 
 impl Drop for CgroupNetwork {
     fn drop(&mut self) {
-        // After `remove` there is nothing left; on an error path this is the best that can be done.
+        // After `remove` there is nothing left. On an error path the guard finds the end of its pipe and does the
+        // same as this; whoever is second has nothing to do.
         if self.leaf.clear().is_ok() {
             let _ = self.leaf.remove();
         }
@@ -129,13 +138,27 @@ fn resolver() -> io::Result<(UdpSocket, SocketAddr)> {
     Err(last)
 }
 
+/// Name of the table and the control group; other commands run at the same time.
+fn unique_name() -> String {
+    format!("sidetrack-run-{}", std::process::id())
+}
+
+/// Makes the table ours. If we are killed it stays until the guard has ended the command (Linux 6.9); before, it
+/// goes with us, a moment earlier than the command's last process.
+fn own(table: &Table) -> Result<OwnedTable, OwnError> {
+    match OwnedTable::create(table, Lifetime::SocketThenOrphan) {
+        Err(OwnError::PersistUnsupported) => OwnedTable::create(table, Lifetime::Socket),
+        done => done,
+    }
+}
+
 /// Connections of the group go to us; what is no TCP and not for this host goes nowhere.
 fn table(leaf: &Leaf, port: u16) -> Table {
     let of_group = || Statement::is(Field::SocketCgroup { level: leaf.level() }, Value::Cgroup(leaf.id()));
     let redirect = Rule::new([Statement::is(Field::L4Proto, TCP), of_group(), Statement::Redirect { port }]);
     let elsewhere = Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL));
     let drop = Rule::new([of_group(), elsewhere, Statement::Verdict(Verdict::Drop)]);
-    Table::new(Family::Inet, format!("sidetrack-run-{}", std::process::id()))
+    Table::new(Family::Inet, unique_name())
         .with_chain(Chain::base("connections", ChainKind::Nat, Hook::Output, priority::DSTNAT).with(redirect))
         .with_chain(Chain::base("rest", ChainKind::Filter, Hook::Output, priority::FILTER).with(drop))
 }
