@@ -3,10 +3,12 @@
 mod control;
 mod kernel;
 mod node;
+mod run;
 mod sockets;
 mod threads;
 mod up;
 
+pub use run::{RunCommand, run};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, up};
 

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,6 +17,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Runs one command and carries its connections; needs no rights, leaves nothing behind
+    Run(run::RunArgs),
     /// Runs a node: listeners and interceptors of a configuration file
     Up {
         /// The configuration file
@@ -33,6 +35,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
+    /// Prints every privileged action that a configuration leads to; does none
+    Plan(plan::PlanArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
@@ -49,11 +53,13 @@ fn main() -> ExitCode {
         .init();
     let result = match Cli::parse().command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };

@@ -120,7 +120,9 @@ impl Reloader {
             standing: Arc::new(Mutex::new(standing)),
             requests: sender,
         };
-        (Self { handle: handle.clone(), requests, apply, last_text: None }, handle)
+        // What was just read: a change nearby is no change of it.
+        let last_text = std::fs::read_to_string(path).ok();
+        (Self { handle: handle.clone(), requests, apply, last_text }, handle)
     }
 
     /// Reloads on SIGHUP, on changes of the file and on request, until dropped. `ready` is told once all is watched.

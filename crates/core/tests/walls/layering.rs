@@ -19,7 +19,7 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["live"]),
     ("intercept", &["carry", "config", "dns", "live", "session"]),
-    ("session", &["carry", "config", "intercept", "live", "process", "worker"]),
+    ("session", &["carry", "config", "dns", "intercept", "live", "process", "worker"]),
     ("worker", &["carry", "config", "intercept", "live", "process", "session"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
@@ -35,7 +35,22 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ("doctor", &["config"]),
     ("cleanup", &["config"]),
     // Arguments in, text out.
-    ("cli", &["admin", "app", "cleanup", "config", "doctor", "explain", "live", "plan", "record", "reload"]),
+    (
+        "cli",
+        &[
+            "admin",
+            "app",
+            "cleanup",
+            "config",
+            "doctor",
+            "explain",
+            "intercept",
+            "live",
+            "plan",
+            "record",
+            "reload",
+        ],
+    ),
     ("main", &["cli"]),
 ];
 

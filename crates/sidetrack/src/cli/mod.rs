@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod explain;
 pub mod flows;
 pub mod plan;
+pub mod run;
 pub mod schema;
 
 use std::io::{self, IsTerminal, Write};

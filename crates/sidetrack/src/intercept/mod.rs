@@ -30,8 +30,8 @@ pub struct Listening {
 /// How a listener finds out where a connection wanted to go.
 #[derive(Debug)]
 pub enum Catches {
-    /// The namespace of one command: the original destination, with names given back for our own addresses.
-    Run(Arc<Mutex<NameTable>>),
+    /// One command: the original destination, with names given back for our own addresses.
+    Run(RunCatch),
     /// `SO_ORIGINAL_DST`.
     Redirect,
     /// The local address of the connection.
@@ -40,6 +40,18 @@ pub enum Catches {
     Socks(Arc<ServerConfig>),
     /// The listener stands for a server, or for several by name.
     Reverse(ReverseTarget),
+}
+
+/// What catches one command.
+#[derive(Debug)]
+pub struct RunCatch {
+    /// The names behind the addresses that our resolver gave out.
+    pub names: Arc<Mutex<NameTable>>,
+    /// Our resolver's address: connections to it are questions for us.
+    pub resolver: SocketAddr,
+    /// The command has a network of its own, in which everything is redirected: nothing can come to our listener by
+    /// itself.
+    pub alone: bool,
 }
 
 impl Catches {

@@ -1,6 +1,6 @@
 //! `run`, `redirect` and `tproxy`: the kernel knows where the connection wanted to go.
 
-use super::{Catches, Listening};
+use super::{Catches, Listening, RunCatch};
 use crate::carry::Failure;
 use crate::live::Clock;
 use sidetrack_core::flow::{Destination, EndReason, Host};
@@ -25,7 +25,8 @@ pub fn original_destination(
     let address = found
         .map(sockopt::canonical)
         .map_err(|error| Failure::new(EndReason::Internal, format!("original destination: {error}")))?;
-    if is_listener(address, listening.address) && !matches!(listening.catches, Catches::Run(_)) {
+    let alone = matches!(&listening.catches, Catches::Run(run) if run.alone);
+    if is_listener(address, listening.address) && !alone {
         let detail =
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");
         return Err(Failure::new(EndReason::Loop, detail));
@@ -38,7 +39,7 @@ fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
 }
 
 fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Destination {
-    if let (Catches::Run(names), IpAddr::V4(ip)) = (&listening.catches, address.ip()) {
+    if let (Catches::Run(RunCatch { names, .. }), IpAddr::V4(ip)) = (&listening.catches, address.ip()) {
         let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(name) = names.name_used(ip, clock.now()) {
             return Destination { host: Host::Name(name), port: address.port() };

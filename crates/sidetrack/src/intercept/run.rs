@@ -172,6 +172,16 @@ fn launch_in_cgroup(program: &Program, names: SharedNames) -> Result<Launched, R
 }
 
 impl Launched {
+    /// The address of the resolver that the command asks.
+    pub fn resolver(&self) -> SocketAddr {
+        self.resolver
+    }
+
+    /// Whether the command has a network of its own.
+    pub fn is_isolated(&self) -> bool {
+        self.host.is_none()
+    }
+
     /// The command's process id.
     pub fn pid(&self) -> u32 {
         self.child.pid()

@@ -126,6 +126,15 @@ impl<'a> FlowRecord<'a> {
         }
     }
 
+    /// One line for people: `api.example:443 via socks5://gw:1080: refused: hop 1 of 1 …`.
+    pub fn sentence(&self) -> String {
+        let to = self.orig_dst.as_ref().map_or_else(|| "unknown destination".to_owned(), ToString::to_string);
+        let carrier = self.carrier.as_deref().map(|carrier| format!(" via {carrier}")).unwrap_or_default();
+        let reason = self.reason.map_or("in flight", EndReason::as_str);
+        let detail = self.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
+        format!("{to}{carrier}, {} bytes up, {} bytes down: {reason}{detail}", self.bytes_up, self.bytes_down)
+    }
+
     /// What a filter can ask about it.
     pub fn facts(&self) -> FlowFacts<'_> {
         FlowFacts {

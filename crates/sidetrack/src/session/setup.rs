@@ -3,8 +3,9 @@
 use super::Client;
 use crate::carry::{self, Carried, Failure, Order};
 use crate::config::Config;
+use crate::dns;
 use crate::intercept::socks::{Asked, Handshake, Refused};
-use crate::intercept::{Catches, Listening, proxy_header, redirect, reverse};
+use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse};
 use crate::live::{Decided, LiveFlow};
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
@@ -160,6 +161,11 @@ impl<'a> Setup<'a> {
             Catches::Run(_) | Catches::Redirect | Catches::Tproxy => {
                 let clock = &self.worker.clock;
                 caught.flow.orig_dst = redirect::original_destination(&client.stream, listening, clock)?;
+                if let Catches::Run(run) = &listening.catches
+                    && caught.flow.orig_dst.socket_addr() == Some(run.resolver)
+                {
+                    return Err(self.resolve(run, client).await);
+                }
             }
             Catches::Reverse(target) => {
                 let limits = &self.config.limits;
@@ -188,6 +194,14 @@ impl<'a> Setup<'a> {
             caught.flow.host = Some(name.clone());
         }
         Ok(caught)
+    }
+
+    /// The command asks our resolver over TCP.
+    async fn resolve(&self, run: &RunCatch, client: &mut Client) -> Stop {
+        self.live.set_deadline(None, EndReason::Idle);
+        let clock = self.worker.clock;
+        let served = dns::serve_tcp(&mut client.stream, run.names.clone(), move || clock.now()).await;
+        Stop::Answered(EndReason::Ok, served.err().map(|error| error.to_string()))
     }
 
     async fn decide(&self, caught: &mut Caught, client: &mut Client) -> Verdict {

@@ -1,0 +1,195 @@
+//! `sidetrack run -- CMD`: one command and its children, caught without a rule on the host.
+
+use super::sockets::Bound;
+use super::threads::Fleet;
+use super::up::control_runtime;
+use crate::carry::Dialing;
+use crate::config::{Admin, Config, Limits, OnCrash, Record, RecordTo};
+use crate::intercept::run::{Launched, Mode, RunOptions, launch};
+use crate::intercept::{Catches, Listening, RunCatch};
+use crate::live::{Clock, Ended, Ledger};
+use crate::metrics::Metrics;
+use crate::process::Owners;
+use crate::record::{Feed, FlowRecord, RecordWriter, Recorder, Target};
+use crate::worker::Shared;
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use sidetrack_core::carrier::{Carrier, Hop};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::limit::Budget;
+use sidetrack_core::net::IpSet;
+use sidetrack_core::policy::{Action, Carry, Policy};
+use sidetrack_sys::caps::{self, CapabilitySet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// The name of the one listener, for rules and records.
+const LISTENER: &str = "run";
+
+/// Descriptors kept back from flows.
+const DESCRIPTOR_RESERVE: u64 = 64;
+
+/// How long flows may stand still after the command's end before they are cut; while bytes move they go on.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// How often flows that outlive the command are looked at.
+const LAST_BYTES_LOOK: Duration = Duration::from_millis(10);
+
+/// Flows that `run` can tell about at its end.
+const TOLD_MAX: usize = 1000;
+
+/// What `run` is told on the command line.
+#[derive(Clone, Debug)]
+pub struct RunCommand {
+    /// The command, and how to catch it.
+    pub options: RunOptions,
+    /// The hops, in order; none: the rules of the configuration, or directly.
+    pub via: Vec<Hop>,
+    /// A file with rules.
+    pub config: Option<PathBuf>,
+    /// Where records go.
+    pub records: Option<PathBuf>,
+    /// Tell about every flow at the end, not only about those that failed.
+    pub verbose: bool,
+}
+
+/// Runs the command to its end; its exit code.
+///
+/// # Errors
+/// What could not be set up. The command did not run then, or could not be watched.
+pub fn run(command: RunCommand) -> anyhow::Result<u8> {
+    let config = configuration(&command)?;
+    let writer_target = match &config.record.to {
+        RecordTo::File(path) => Some(Target::File(path.clone())),
+        _ => None,
+    };
+    let (soft, _) = caps::open_files_limit();
+    let options = RunOptions { open_files_limit: Some(soft), ..command.options.clone() };
+    let launched = match launch(&options) {
+        Ok(launched) => launched,
+        Err(error) => {
+            eprintln!("sidetrack: {error}");
+            return Ok(error.exit_code());
+        }
+    };
+    let kept = match options.mode {
+        Mode::Isolated => CapabilitySet::empty(),
+        // To end what the command leaves running, whoever it became.
+        Mode::Cgroup => CapabilitySet::KILL,
+    };
+    caps::keep_only(caps::capabilities()?.permitted & kept).context("cannot give up capabilities")?;
+    let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
+    let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
+    let told = command.verbose;
+    control_runtime()?.block_on(watch_over(launched, config, nofile, writer, told))
+}
+
+fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
+    let mut config = match &command.config {
+        Some(path) => Config::load(path).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?,
+        None => Config {
+            version: 1,
+            workers: 1,
+            on_crash: OnCrash::Open,
+            admin: Admin { socket: None, metrics: None },
+            record: Record { to: RecordTo::None, recent: TOLD_MAX },
+            limits: Limits::default(),
+            listeners: Vec::new(),
+            policy: Arc::new(Policy::new(Vec::new(), Action::default())),
+            tests: Vec::new(),
+            warnings: Vec::new(),
+        },
+    };
+    if !command.via.is_empty() {
+        let carry = Carry { carrier: Carrier::Hops(command.via.clone()), ..Carry::default() };
+        config.policy = Arc::new(Policy::new(Vec::new(), Action::Carry(Arc::new(carry))));
+    }
+    config.record.to = command.records.clone().map_or(RecordTo::None, RecordTo::File);
+    Ok(config)
+}
+
+async fn watch_over(
+    mut launched: Launched,
+    config: Config,
+    nofile: u64,
+    writer: Option<RecordWriter>,
+    verbose: bool,
+) -> anyhow::Result<u8> {
+    let clock = Clock::start();
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
+    let config = Arc::new(ArcSwap::from_pointee(config));
+    let owners = Owners::Within(launched.pid());
+    let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, clock));
+    let fleet = Fleet::start(&shared, 1)?;
+    let serving = catch(&mut launched, &fleet)?;
+    let feed = Arc::new(Feed::new(TOLD_MAX));
+    let metrics = Arc::new(Metrics::new());
+    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), writer, metrics);
+    let (stop_records, stopped) = watch::channel(false);
+    let records = tokio::spawn(recorder.run(stopped));
+    let dns = tokio::spawn(launched.serve_dns(move || clock.now()));
+    let code = launched.wait().await.context("cannot watch the command")?;
+    drop(serving);
+    last_bytes(fleet.ledgers()).await;
+    tokio::task::spawn_blocking(move || fleet.stop()).await?;
+    dns.abort();
+    let _ = stop_records.send(true);
+    records.await?;
+    tell(&feed.recent(TOLD_MAX, |_| true), verbose);
+    // Rules on the host go with their socket; what the command left running in its control group is ended.
+    drop(launched);
+    Ok(code)
+}
+
+/// Serves the command's connections.
+fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<super::Serving>> {
+    let resolver = launched.resolver();
+    let names = launched.names.clone();
+    std::mem::take(&mut launched.listeners)
+        .into_iter()
+        .map(|socket| {
+            let listening = Listening {
+                name: LISTENER.into(),
+                catches: Catches::Run(RunCatch {
+                    names: names.clone(),
+                    resolver,
+                    alone: launched.is_isolated(),
+                }),
+                address: socket.local_addr()?,
+                proxy_from: IpSet::default(),
+            };
+            Ok(fleet.serve(Bound { listening: Arc::new(listening), sockets: vec![socket] }))
+        })
+        .collect()
+}
+
+/// The command is gone, but what it sent may still be on its way.
+async fn last_bytes(ledgers: &[Arc<Ledger>]) {
+    let mut look = tokio::time::interval(LAST_BYTES_LOOK);
+    loop {
+        look.tick().await;
+        let moving =
+            ledgers.iter().any(|ledger| ledger.snapshot().iter().any(|flow| flow.idle() < LAST_BYTES));
+        if !moving {
+            return;
+        }
+    }
+}
+
+/// What somebody who only sees the command's own complaint wants to know.
+fn tell(ended: &[Ended], verbose: bool) {
+    for ended in ended.iter().rev() {
+        let fine = matches!(ended.reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown);
+        if fine && !verbose {
+            continue;
+        }
+        let decided = ended.flow.decided();
+        let record = FlowRecord::ended(ended, decided.as_deref());
+        eprintln!("sidetrack: {}", record.sentence());
+    }
+    if verbose {
+        eprintln!("sidetrack: {} flows; no rule was left on this host", ended.len());
+    }
+}
