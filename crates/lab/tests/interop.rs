@@ -9,9 +9,11 @@ mod support;
 
 use sidetrack_lab::load::Via;
 use sidetrack_lab::peers::socksx::{S6, S6_DATA, V0_1_0, V0_1_1};
-use sidetrack_lab::peers::{Proxy, Redirector};
+use sidetrack_lab::peers::{Proxy, Redirecting, Redirector, Unavailable, ours};
+use sidetrack_lab::service::Service;
+use sidetrack_lab::site::Site;
 use support::programs::{Program, Way, World};
-use support::{Done, Failure, Tally, skip_if_absent};
+use support::{Done, Tally, skip_if_absent};
 
 use Program::{Curl, CurlByName, CurlByNameV6, CurlRefused, CurlV6, Generator, Ssh};
 
@@ -22,6 +24,8 @@ enum Catch {
     Itself,
     /// A redirector in the client's node.
     By(Redirector),
+    /// Our redirector with several hops: these, then the proxy of the row by this scheme.
+    Chain(&'static [(&'static str, Proxy)], &'static str),
     /// `sidetrack run --via SCHEME://PROXY -- PROGRAM`.
     Run(&'static str),
 }
@@ -35,7 +39,7 @@ const ALL_CURLS: &[Program] = &[Curl, CurlV6, CurlByName, CurlByNameV6, CurlRefu
 /// (`try_read_buf` gives EAGAIN), so that curl fails one time in three: only a client that sends at once, many times.
 const HASTY: &[Program] = &[Generator(Via::Plain)];
 
-const fn ours(scheme: &'static str) -> Catch {
+const fn redirect(scheme: &'static str) -> Catch {
     Catch::By(Redirector::Ours { scheme, options: "" })
 }
 
@@ -79,15 +83,24 @@ const OUR_PROXY: &[Row] = &[
 
 /// Programs that know nothing, our interception and carriers, other people's proxies and ours.
 const OUR_CLIENT: &[Row] = &[
-    (ours("socks5"), Proxy::Dante, &[Curl, Ssh]),
-    (ours("socks5"), Proxy::Microsocks, &[Curl, CurlV6, Ssh]),
-    (ours("socks5"), Proxy::Socksx(V0_1_0, 5), &[Curl, Ssh]),
-    (ours("socks5"), Proxy::Socksx(V0_1_1, 5), &[Curl, Ssh]),
-    (ours("socks6+socksx010"), Proxy::Socksx(V0_1_0, 6), &[Curl, Ssh]),
-    (ours("socks6+socksx"), Proxy::Socksx(V0_1_1, 6), &[Curl, Ssh]),
-    (ours("socks5"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
-    (ours("socks6"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
-    (ours("socks6+socksx"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (redirect("socks5"), Proxy::Dante, &[Curl, Ssh]),
+    (redirect("socks5"), Proxy::Microsocks, &[Curl, CurlV6, Ssh]),
+    (redirect("socks5"), Proxy::Socksx(V0_1_0, 5), &[Curl, Ssh]),
+    (redirect("socks5"), Proxy::Socksx(V0_1_1, 5), &[Curl, Ssh]),
+    (redirect("socks6+socksx010"), Proxy::Socksx(V0_1_0, 6), &[Curl, Ssh]),
+    (redirect("socks6+socksx"), Proxy::Socksx(V0_1_1, 6), &[Curl, Ssh]),
+    (redirect("socks5"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (redirect("socks6"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (redirect("socks6+socksx"), Proxy::Ours, &[Curl, CurlV6, Ssh]),
+    (Catch::Chain(&[("socks5", Proxy::Dante)], "socks5"), Proxy::Microsocks, &[Curl, Ssh]),
+    (Catch::Chain(&[("socks6", Proxy::Ours)], "socks5"), Proxy::Dante, &[Curl, Ssh]),
+    (Catch::Chain(&[("socks5", Proxy::Dante)], "socks6"), Proxy::Ours, &[Curl, Ssh]),
+    (Catch::Chain(&[("socks6+socksx010", Proxy::Socksx(V0_1_0, 6))], "socks6"), Proxy::Ours, &[Curl, Ssh]),
+    (
+        Catch::Chain(&[("socks5", Proxy::Dante), ("socks6", Proxy::Ours)], "socks5"),
+        Proxy::Microsocks,
+        &[Curl, Ssh],
+    ),
     (Catch::Run("socks5"), Proxy::Dante, &[Curl, CurlByName, Ssh]),
     (Catch::Run("socks5"), Proxy::Microsocks, &[Curl, CurlV6, CurlByName, CurlByNameV6, Ssh]),
     (Catch::Run("socks6+socksx010"), Proxy::Socksx(V0_1_0, 6), &[Curl, CurlByName, Ssh]),
@@ -137,34 +150,48 @@ fn run(rows: &[Row]) {
     tally.finish();
 }
 
-fn run_row(world: &World<'_>, site: &sidetrack_lab::site::Site, row: &Row, tally: &mut Tally) {
-    let (catch, proxy, programs) = *row;
-    let name = |program: &dyn std::fmt::Debug| format!("{program:?} through {catch:?} and {proxy:?}");
-    let start = || -> Result<_, Result<Done, Failure>> {
-        let service = proxy.start(site).map_err(skip_if_absent)?;
-        let gateway = site.proxy_address(proxy.port());
-        let redirecting = match catch {
-            Catch::By(redirector) => Some(redirector.start(site, gateway).map_err(skip_if_absent)?),
-            Catch::Itself | Catch::Run(_) => None,
-        };
-        let way = match catch {
-            Catch::Itself => Way::Socks5(gateway),
-            Catch::By(_) => Way::Redirected,
-            Catch::Run(scheme) => Way::Run(scheme, gateway),
-        };
-        Ok((service, redirecting, way))
+/// What runs for a row.
+struct Started<'s> {
+    proxies: Vec<Service>,
+    redirector: Option<Redirecting<'s>>,
+    way: Way,
+}
+
+impl Started<'_> {
+    fn logs(&self) -> String {
+        let services = self.proxies.iter().chain(self.redirector.as_ref().map(|running| &running.service));
+        services.fold(String::new(), |logs, service| logs + "\n" + &service.log())
+    }
+}
+
+fn start<'s>(site: &'s Site, catch: Catch, proxy: Proxy) -> Result<Started<'s>, Unavailable> {
+    let mut proxies = vec![proxy.start(site)?];
+    let gateway = site.proxy_address(proxy.port());
+    let (redirector, way) = match catch {
+        Catch::Itself => (None, Way::Socks5(gateway)),
+        Catch::Run(scheme) => (None, Way::Run(scheme, gateway)),
+        Catch::By(redirector) => (Some(redirector.start(site, gateway)?), Way::Redirected),
+        Catch::Chain(before, scheme) => {
+            for (_, proxy) in before {
+                proxies.push(proxy.start(site)?);
+            }
+            let hop =
+                |(scheme, proxy): &(&str, Proxy)| format!("{scheme}://{}", site.proxy_address(proxy.port()));
+            let hops: Vec<String> = before.iter().chain([&(scheme, proxy)]).map(hop).collect();
+            (Some(Redirecting::by_itself(ours::redirector(site, &hops)?)), Way::Redirected)
+        }
     };
-    match start() {
-        Err(result) => tally.note(&name(&"everything"), result),
-        Ok((service, redirecting, way)) => {
+    Ok(Started { proxies, redirector, way })
+}
+
+fn run_row(world: &World<'_>, site: &Site, row: &Row, tally: &mut Tally) {
+    let (catch, proxy, programs) = *row;
+    match start(site, catch, proxy) {
+        Err(reason) => tally.note(&format!("{catch:?} and {proxy:?}"), skip_if_absent(reason)),
+        Ok(started) => {
             for program in programs {
-                let logs = || {
-                    let redirector =
-                        redirecting.as_ref().map(|running| running.service.log()).unwrap_or_default();
-                    format!("\nproxy's log: {}\nredirector's log: {redirector}", service.log())
-                };
-                let result = world.run(*program, way).map_err(|failure| failure + &logs());
-                tally.note(&name(program), result);
+                let result = world.run(*program, started.way).map_err(|failure| failure + &started.logs());
+                tally.note(&format!("{program:?} through {catch:?} and {proxy:?}"), result);
             }
         }
     }

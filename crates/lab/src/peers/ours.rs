@@ -1,6 +1,5 @@
 //! Sidetrack in every role: `sidetrack up -c FILE` with a generated configuration.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
@@ -41,13 +40,11 @@ pub fn socks(site: &Site, port: u16) -> Result<Service, Unavailable> {
     start(site, &site.proxy, "socks", &config, port)
 }
 
-/// A redirector of what goes to the origin, in front of `gateway`.
-pub fn redirector(
-    site: &Site,
-    scheme: &str,
-    options: &str,
-    gateway: SocketAddr,
-) -> Result<Service, Unavailable> {
+/// A redirector of what goes to the origin, through `hops` such as `socks6://10.77.1.2:1090?tfo=true`.
+///
+/// # Errors
+/// Our program is absent or does not start.
+pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
     let server = &site.proxy_server.b;
     let listener = format!(
         "[[listen]]\nkind = \"redirect\"\naddress = [\"127.0.0.1:{REDIRECT_PORT}\", \"[::1]:{REDIRECT_PORT}\"]\n\
@@ -57,9 +54,11 @@ pub fn redirector(
         site::SSH_PORT,
         site::ORIGIN_PORT
     );
-    let waits = scheme.starts_with("socks6") || !options.is_empty();
+    // Where the first bytes may travel with the request, we give them the time to come.
+    let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
     let wait = if waits { format!("\ninitial_data_wait_ms = {INITIAL_DATA_WAIT_MS}") } else { String::new() };
-    let config = format!("{listener}{}", rule(&format!("carrier = \"{scheme}://{gateway}{options}\"{wait}")));
+    let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
+    let config = format!("{listener}{}", rule(&format!("carrier = [{}]{wait}", carrier.join(", "))));
     start(site, &site.client, "redirect", &config, REDIRECT_PORT)
 }
 

@@ -36,6 +36,14 @@ pub struct Redirecting<'s> {
     table: Option<Table<'s>>,
 }
 
+impl Redirecting<'_> {
+    /// A program that sets its rules itself.
+    #[must_use]
+    pub fn by_itself(service: Service) -> Self {
+        Self { service, table: None }
+    }
+}
+
 impl Redirector {
     /// Starts it in front of the proxy at `gateway` and redirects what goes to the origin's ports.
     ///
@@ -48,10 +56,8 @@ impl Redirector {
                 (socksx::redirector(site, version, socks, gateway)?, socksx::REDIRECTOR_PORT)
             }
             Self::Ours { scheme, options } => {
-                return Ok(Redirecting {
-                    service: ours::redirector(site, scheme, options, gateway)?,
-                    table: None,
-                });
+                let hops = [format!("{scheme}://{gateway}{options}")];
+                return Ok(Redirecting::by_itself(ours::redirector(site, &hops)?));
             }
         };
         let table = Some(Table::redirect(site, port)?);
