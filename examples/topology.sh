@@ -144,7 +144,8 @@ NGINX
 # The records of flows, one line each: the fields that answer "who, where to, how, how much, how did it end".
 records() {
     if command -v jq >/dev/null; then
-        jq -r '"    \(.client) -> \(.host // "")\(if .host then " " else "" end)\(.orig_dst)  by \(.carrier)\n" +
+        jq -r '(.host // "") as $host | (.orig_dst | startswith($host)) as $same |
+            "    \(.client) -> \(if $same then "" else $host + " at " end)\(.orig_dst), by \(.carrier)\n" +
             "      rule \(.rule // "(default)"), caught by \(.intercept), \(.bytes_up) bytes up, " +
             "\(.bytes_down) bytes down, \(.duration_seconds) s, ended: \(.reason)"' "$1"
     else

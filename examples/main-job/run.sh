@@ -34,9 +34,9 @@ wait_for proxy proxy 10.77.1.1 1080
 
 say '4. One command, no configuration, no root: curl runs unmodified and is told nothing.'
 for url in http://10.77.2.2/ http://web.example/; do
-    show "sidetrack run --via socks6://10.77.1.1:1080 -- curl $url"
+    show "sidetrack run --via socks6://10.77.1.1:1080 -- curl $url    (with --records, to show them below)"
     on client env -i PATH="$PATH" HOME=/tmp \
-        "$sidetrack" run --via socks6://10.77.1.1:1080 -- curl -sS --max-time 10 "$url" >"$work/page"
+        "$sidetrack" run --records "$work/run.jsonl" --via socks6://10.77.1.1:1080 -- curl -sS --max-time 10 "$url" >"$work/page"
     echo "    page, first line: $(head -n 1 "$work/page")"
     grep -q 'Hello from nginx' "$work/page" || fail "that is not nginx's page"
 done
@@ -69,7 +69,10 @@ wait_for_lines() { # FILE COUNT: records are written as flows end; bounded wait
 }
 wait_for_lines "$work/proxy.jsonl" 3
 wait_for_lines "$work/client.jsonl" 1
-echo "  the client's record (redirected by policy):"
+wait_for_lines "$work/run.jsonl" 2
+echo "  the records of 'sidetrack run':"
+records "$work/run.jsonl"
+echo "  the record of the client's 'sidetrack up' (redirected by policy):"
 records "$work/client.jsonl"
 echo "  the proxy's records (two of 'sidetrack run', one by policy):"
 records "$work/proxy.jsonl"

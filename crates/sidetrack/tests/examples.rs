@@ -1,0 +1,156 @@
+//! Every example runs to its end, on real namespaces and real programs, with the binary under test: as root, and as
+//! an ordinary user in user namespaces. The scripts check what they show and fail where it is not so.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
+const TESTED: [&str; 5] = ["chain-of-three", "main-job", "reverse-proxy", "router-tproxy", "run-one-command"];
+
+/// Longest time for one example, in seconds; they take two or three.
+const LIMIT_S: &str = "120";
+
+/// User id of nobody, for the runs as an ordinary user.
+const NOBODY: &str = "65534";
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples")
+}
+
+/// The examples and the binary where any user can read and run them.
+fn stage() -> TempDir {
+    let folder = tempfile::Builder::new().prefix("examples").tempdir().expect("a temporary folder");
+    open_to_all(folder.path());
+    copy_tree(&examples(), &folder.path().join("examples"));
+    let binary = folder.path().join("sidetrack");
+    fs::copy(env!("CARGO_BIN_EXE_sidetrack"), &binary).expect("the binary can be copied");
+    open_to_all(&binary);
+    folder
+}
+
+fn open_to_all(path: &Path) {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("our own file");
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir(to).expect("a new folder");
+    open_to_all(to);
+    for entry in fs::read_dir(from).expect("a folder can be listed") {
+        let path = entry.expect("a folder can be listed").path();
+        let target = to.join(path.file_name().expect("entries have names"));
+        if path.is_dir() {
+            copy_tree(&path, &target);
+        } else {
+            fs::copy(&path, &target).expect("a file can be copied");
+            open_to_all(&target);
+        }
+    }
+}
+
+fn run_script(stage: &TempDir, example: &str, user: Option<&str>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", LIMIT_S]);
+    if let Some(user) = user {
+        command.args(["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"]);
+    }
+    command.arg("bash").arg(stage.path().join("examples").join(example).join("run.sh"));
+    command.env("SIDETRACK", stage.path().join("sidetrack")).env("HOME", stage.path());
+    command.env_remove("SIDETRACK_EXAMPLE_ISOLATED").current_dir(stage.path());
+    command.output().expect("bash can be started")
+}
+
+/// Runs an example as we are, and as nobody too when we are root.
+fn passes(example: &str) {
+    let stage = stage();
+    let root = fs::metadata(stage.path()).expect("our own folder").uid() == 0;
+    let users: &[Option<&str>] = if root { &[None, Some(NOBODY)] } else { &[None] };
+    for user in users {
+        let output = run_script(&stage, example, *user);
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if text.contains("does not let an ordinary user")
+            && std::env::var_os("SIDETRACK_REQUIRE_ALL").is_none()
+        {
+            eprintln!(
+                "skipped: {example} as user {}: no user namespaces here",
+                user.unwrap_or("of the test")
+            );
+            continue;
+        }
+        assert!(output.status.success(), "{example} as user {user:?}: {}\n{text}", output.status);
+    }
+}
+
+#[test]
+fn main_job() {
+    passes("main-job");
+}
+
+#[test]
+fn run_one_command() {
+    passes("run-one-command");
+}
+
+#[test]
+fn reverse_proxy() {
+    passes("reverse-proxy");
+}
+
+#[test]
+fn router_tproxy() {
+    passes("router-tproxy");
+}
+
+#[test]
+fn chain_of_three() {
+    passes("chain-of-three");
+}
+
+#[test]
+fn every_example_has_its_test() {
+    let mut found: Vec<_> = fs::read_dir(examples())
+        .expect("the examples are there")
+        .map(|entry| entry.expect("a folder can be listed").path())
+        .filter(|path| path.is_dir())
+        .map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+        .collect();
+    found.sort();
+    assert_eq!(found, TESTED);
+}
+
+/// The TOML blocks of a Markdown document that begin with a version, as files for `check`.
+fn configurations(document: &str) -> Vec<String> {
+    let blocks = document.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```"));
+    blocks.map(|(block, _)| block.to_owned()).filter(|block| block.contains("version = 1")).collect()
+}
+
+fn check(path: &Path) -> Result<(), String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_sidetrack")).arg("check").arg(path).output();
+    let output = output.expect("our own binary can be started");
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(()) } else { Err(format!("{}: {said}", path.display())) }
+}
+
+#[test]
+fn every_configuration_shown_is_right() {
+    let mut files = Vec::new();
+    for example in TESTED {
+        for entry in fs::read_dir(examples().join(example)).expect("an example is a folder") {
+            files.push(entry.expect("a folder can be listed").path());
+        }
+    }
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    let folder = TempDir::new().expect("a temporary folder");
+    let readme = fs::read_to_string(examples().join("../README.md")).expect("there is a README");
+    for (index, block) in configurations(&readme).into_iter().enumerate() {
+        files.push(folder.path().join(format!("README-{index}.toml")));
+        fs::write(files.last().expect("just pushed"), block).expect("a temporary file");
+    }
+    assert!(files.len() > 9, "only {} configurations found", files.len());
+    let wrong: Vec<_> = files.iter().filter_map(|path| check(path).err()).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
