@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex};
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::exec::{ChildProcess, IsolatedCommand, LaunchError, Program, spawn_isolated};
-use sidetrack_sys::sockopt;
 use tokio::sync::oneshot;
 
 use crate::dns::{self, SharedNames};
@@ -109,7 +108,7 @@ impl RunError {
 #[derive(Debug)]
 pub struct Launched {
     /// Every connection arrives on one of these (one in its own namespace, one for each IP version in the
-    /// host's), non-blocking; [`sockopt::original_dst`] tells where it wanted to go.
+    /// host's), non-blocking; [`sidetrack_sys::sockopt::original_dst`] tells where it wanted to go.
     pub listeners: Vec<TcpListener>,
     /// The names behind the addresses of 198.18.0.0/15 that the command was given.
     pub names: SharedNames,
@@ -172,12 +171,13 @@ fn launch_in_cgroup(program: &Program, names: SharedNames) -> Result<Launched, R
 }
 
 impl Launched {
-    /// The address of the resolver that the command asks.
+    /// The address of the resolver that the command asks: a TCP connection to it is for [`dns::serve_tcp`].
     pub fn resolver(&self) -> SocketAddr {
         self.resolver
     }
 
-    /// Whether the command has a network of its own.
+    /// Whether the command has a network of its own, where everything is redirected. In the host's, a connection
+    /// whose original destination is a listener's own address dialled that, and would come back for ever.
     pub fn is_isolated(&self) -> bool {
         self.host.is_none()
     }
@@ -185,19 +185,6 @@ impl Launched {
     /// The command's process id.
     pub fn pid(&self) -> u32 {
         self.child.pid()
-    }
-
-    /// True if a connection to `target` is a DNS conversation with us, to be given to [`dns::serve_tcp`].
-    pub fn is_resolver(&self, target: SocketAddr) -> bool {
-        sockopt::canonical(target) == self.resolver
-    }
-
-    /// True if a connection to `target` was not redirected but dialled our listener itself: dialling on would
-    /// come back here for ever. Cannot happen in the command's own namespace, where everything is redirected.
-    pub fn is_loop(&self, target: SocketAddr) -> bool {
-        let target = sockopt::canonical(target);
-        self.host.is_some()
-            && self.listeners.iter().any(|listener| listener.local_addr().is_ok_and(|own| own == target))
     }
 
     /// Answers the command's DNS questions for as long as the future is polled, on the runtime that polls it.

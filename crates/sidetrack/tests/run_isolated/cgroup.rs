@@ -1,12 +1,13 @@
 //! `--mode cgroup`: in a network of the test's own, with one interface, so that the host's is left alone.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags};
+use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::{process, route};
@@ -125,17 +126,31 @@ pub fn survives_nothing() -> Outcome {
     Outcome::Done
 }
 
-pub fn sees_loops() -> Outcome {
+/// The listeners cannot be reached from outside the host, and the rights can be given up before the end.
+pub fn without_rights() -> Outcome {
     own_network();
+    let own = std::process::id();
     let served = started_in_cgroup(&["sleep", "1000"]);
-    let listeners = &served.launched.listeners;
-    assert_eq!(listeners.len(), 2, "IPv4 and IPv6");
-    for listener in listeners {
-        let address = listener.local_addr().expect("address");
-        assert!(address.ip().is_loopback());
-        assert!(served.launched.is_loop(address));
+    assert!(!served.launched.is_isolated());
+    assert_eq!(served.launched.listeners.len(), 2, "IPv4 and IPv6");
+    for listener in &served.launched.listeners {
+        assert!(listener.local_addr().expect("address").ip().is_loopback());
     }
-    assert!(!served.launched.is_loop("127.0.0.1:1".parse().expect("address")));
+    // Keeps the rights to look afterwards.
+    let mut looker = Command::new("sh")
+        .args(["-c", "read -r go; nft list tables"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("sh");
+    assert!(table_exists(own));
+    caps::keep_only(CapabilitySet::empty()).expect("give up");
     served.finish();
+    assert!(!directory(own).exists());
+    looker.stdin.take().expect("stdin").write_all(b"go\n").expect("go");
+    let seen = looker.wait_with_output().expect("wait");
+    assert!(seen.status.success());
+    assert!(!String::from_utf8_lossy(&seen.stdout).contains("sidetrack-run-"));
+    assert_eq!(process::children(own).len(), 1, "only the command, which was killed and not waited for");
     Outcome::Done
 }

@@ -52,7 +52,7 @@ const FOR_ROOT: &[Scenario] = &[
     ("cgroup: connections, names and the rest", cgroup::serves),
     ("cgroup: nothing is left behind", cgroup::leaves_nothing),
     ("cgroup: nothing survives a kill", cgroup::survives_nothing),
-    ("cgroup: a loop is seen", cgroup::sees_loops),
+    ("cgroup: rights can be given up before the end", cgroup::without_rights),
 ];
 
 /// Started by other scenarios.

@@ -101,7 +101,7 @@ async fn accept_all(listener: std::net::TcpListener, launched: Arc<Launched>, se
     loop {
         let (stream, _peer) = listener.accept().await.expect("accept");
         let target = sockopt::original_dst(&stream).expect("original destination");
-        if launched.is_resolver(target) {
+        if target == launched.resolver() {
             tokio::spawn(dns::serve_tcp(stream, Arc::clone(&launched.names), move || clock.now()));
             continue;
         }

@@ -82,6 +82,18 @@ impl Guard {
         Ok(())
     }
 
+    /// The other orderly end: the guard performs every action now, with the capabilities of the moment it was started, and is
+    /// waited for. For what we ourselves may not do any more.
+    ///
+    /// # Errors
+    /// If the guard is gone already.
+    pub fn finish(self) -> io::Result<()> {
+        let Self { pipe, child } = self;
+        drop(pipe);
+        rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()))?;
+        Ok(())
+    }
+
     fn send(&mut self, line: &str) -> io::Result<()> {
         self.pipe.write_all(line.as_bytes())
     }

@@ -67,30 +67,37 @@ impl CgroupNetwork {
         Ok(spawn_in_cgroup(program, files, &self.leaf)?)
     }
 
-    /// Ends what still runs inside, then removes the rules and the control group, in this order: without the
-    /// rules it would go past us.
+    /// Ends what still runs inside, then removes the control group and the rules, in this order: without the rules
+    /// it would go past us. The guard does it, which may: by now we have given our capabilities up.
     pub(super) fn remove(mut self) -> Result<(), RunError> {
-        self.leaf
-            .clear()
-            .and_then(|()| self.leaf.remove())
-            .map_err(|error| RunError::host("remove the command's control group", error))?;
-        if let Some(table) = self.table.take() {
-            table.delete().map_err(|error| RunError::host("remove the command's nftables rules", error))?;
+        self.release()
+            .map_err(|error| RunError::host("remove what was put on the host for the command", error))?;
+        if self.leaf.pids().is_ok() {
+            return Err(RunError::host(
+                "remove the command's control group",
+                io::Error::other("it is in use"),
+            ));
         }
-        match self.guard.take() {
-            Some(guard) => guard.disarm().map_err(|error| RunError::host("stop the cleaning process", error)),
-            None => Ok(()),
+        Ok(())
+    }
+
+    fn release(&mut self) -> io::Result<()> {
+        let Some(guard) = self.guard.take() else { return Ok(()) };
+        // On kernels where the rules go with our socket, nothing may run inside any more when it closes.
+        let cleared = self.leaf.clear();
+        self.table = None;
+        guard.finish()?;
+        match cleared {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 }
 
 impl Drop for CgroupNetwork {
     fn drop(&mut self) {
-        // After `remove` there is nothing left. On an error path the guard finds the end of its pipe and does the
-        // same as this; whoever is second has nothing to do.
-        if self.leaf.clear().is_ok() {
-            let _ = self.leaf.remove();
-        }
+        // After `remove` there is nothing left; else, and on error paths, this is the best that can be done.
+        let _ = self.release();
     }
 }
 
