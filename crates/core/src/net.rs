@@ -160,6 +160,65 @@ fn overlap(a: &[Range], b: &[Range]) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.first <= y.last && y.first <= x.last))
 }
 
+/// What is in both; `a` and `b` are joined.
+fn intersection(a: &[Range], b: &[Range]) -> Vec<Range> {
+    let both = |x: &Range| {
+        let x = *x;
+        b.iter().filter_map(move |y| {
+            let (first, last) = (x.first.max(y.first), x.last.min(y.last));
+            (first <= last).then_some(Range { first, last })
+        })
+    };
+    a.iter().flat_map(both).collect()
+}
+
+/// What is in `a` but not in `b`; both are joined.
+fn difference(a: &[Range], b: &[Range]) -> Vec<Range> {
+    let mut left = a.to_vec();
+    for hole in b {
+        let cut = |range: Range| {
+            let before = (range.first < hole.first)
+                .then(|| Range { first: range.first, last: range.last.min(hole.first.saturating_sub(1)) });
+            let after = (range.last > hole.last)
+                .then(|| Range { first: range.first.max(hole.last.saturating_add(1)), last: range.last });
+            before.into_iter().chain(after)
+        };
+        left = left.into_iter().flat_map(cut).collect();
+    }
+    left
+}
+
+/// The fewest networks that together are these ranges.
+fn nets_of(ranges: &[Range], v6: bool) -> Vec<IpNet> {
+    let bits = if v6 { 128 } else { 32 };
+    let mut nets = Vec::new();
+    for range in ranges {
+        let mut first = range.first;
+        loop {
+            // The largest block that begins here and does not end behind the range.
+            let aligned = first.trailing_zeros().min(bits);
+            let fits = (0..=aligned).rev().find(|size| last_of(first, *size) <= range.last).unwrap_or(0);
+            let address = if v6 {
+                Ipv6Addr::from(first).into()
+            } else {
+                Ipv4Addr::from(u32::try_from(first).unwrap_or(u32::MAX)).into()
+            };
+            nets.push(IpNet { address, prefix_len: u8::try_from(bits - fits).unwrap_or(u8::MAX) });
+            let last = last_of(first, fits);
+            if last >= range.last {
+                break;
+            }
+            first = last + 1;
+        }
+    }
+    nets
+}
+
+/// The last number of the block of 2^`size` numbers that begins at `first`.
+fn last_of(first: u128, size: u32) -> u128 {
+    first | 1_u128.checked_shl(size).map_or(u128::MAX, |length| length - 1)
+}
+
 /// A set of networks of both families; a lookup costs one binary search and allocates nothing.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct IpSet {
@@ -185,6 +244,29 @@ impl IpSet {
             IpAddr::V4(v4) => holds(&self.v4, u32::from(v4).into()),
             IpAddr::V6(v6) => holds(&self.v6, v6.into()),
         }
+    }
+
+    /// Every address of both families.
+    pub fn all() -> Self {
+        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        any.into_iter().map(|address| IpNet::new(address, 0)).collect()
+    }
+
+    fn of_ranges(v4: Vec<Range>, v6: Vec<Range>) -> Self {
+        let nets = nets_of(&v4, false).into_iter().chain(nets_of(&v6, true)).collect();
+        Self { nets, v4, v6 }
+    }
+
+    /// The addresses that are in both.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self::of_ranges(intersection(&self.v4, &other.v4), intersection(&self.v6, &other.v6))
+    }
+
+    /// The addresses that are not in `other`.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        Self::of_ranges(difference(&self.v4, &other.v4), difference(&self.v6, &other.v6))
     }
 
     /// Whether every address of `other` is in it.
@@ -241,6 +323,23 @@ impl PortSet {
     /// Whether `port` is in it.
     pub fn contains(&self, port: u16) -> bool {
         holds(&self.ranges, port.into())
+    }
+
+    /// Every port but 0.
+    pub fn all() -> Self {
+        [(1, u16::MAX)].into_iter().collect()
+    }
+
+    /// The ports that are in both.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self { ranges: intersection(&self.ranges, &other.ranges) }
+    }
+
+    /// The ports that are not in `other`.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        Self { ranges: difference(&self.ranges, &other.ranges) }
     }
 
     /// Whether every port of `other` is in it.

@@ -8,7 +8,7 @@ use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
 use sidetrack_core::policy::{
     Action, Capture, Carry, Condition, Decision, Dial, HostPattern, KernelAction, KernelPath, KernelRule,
-    Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict,
+    Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, without_user_space,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -219,6 +219,39 @@ fn networks_read_as_they_are_written() {
     assert!(set.overlaps(&nets(&["fdff::1"])) && !set.overlaps(&nets(&["11.0.0.0/8", "fe00::/8"])));
 }
 
+#[test]
+fn sets_are_written_with_the_fewest_networks() {
+    let text = |set: IpSet| set.to_string();
+    assert_eq!(text(nets(&["10.0.0.0/30"]).difference(&nets(&["10.0.0.1"]))), "10.0.0.0, 10.0.0.2/31");
+    assert_eq!(text(IpSet::all().difference(&nets(&["0.0.0.0/0"]))), "::/0");
+    assert_eq!(text(IpSet::all().difference(&nets(&["0.0.0.0/1", "::/0"]))), "128.0.0.0/1");
+    assert_eq!(text(IpSet::all().difference(&IpSet::all())), "");
+    assert_eq!(text(nets(&["10.0.0.0/9", "10.128.0.0/9"]).intersection(&IpSet::all())), "10.0.0.0/8");
+    let last = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+    assert_eq!(text(nets(&["ffff::/16"]).intersection(&nets(&[last, "fffe::/16"]))), last);
+    assert_eq!(nets(&["::/0"]).difference(&nets(&[last])).nets().len(), 128);
+    assert_eq!(PortSet::all().difference(&ports(&[(80, 80), (65535, 65535)])).to_string(), "1-79, 81-65534");
+    assert_eq!(ports(&[(1, 9)]).intersection(&ports(&[(5, 7), (9, 20)])).to_string(), "5-7, 9");
+}
+
+#[test]
+fn lines_are_cut_around_what_user_space_keeps() {
+    let policy = Policy::new(
+        vec![
+            rule(
+                "names",
+                vec![Condition::Port(ports(&[(443, 443)])), hosts(&["*.example"])],
+                hop("socks5://gw"),
+            ),
+            rule("no", vec![Condition::To(nets(&["10.0.0.0/8"]))], Action::Deny),
+        ],
+        Action::default(),
+    );
+    let cut = without_user_space(policy.kernel_path(&lan(Intercept::Redirect)));
+    let outside = IpSet::all().difference(&nets(&["10.0.0.0/8"]));
+    assert_eq!(lines(&cut), [format!("default: to {outside} port 1-442, 444-65535 Accept masquerade")]);
+}
+
 fn lan(intercept: Intercept) -> Capture {
     let traffic = Traffic::Anywhere { intercept, forwarded: true, src: None, dst: None, ports: None };
     Capture { listener: "lan".into(), traffic }
@@ -415,6 +448,31 @@ proptest! {
                 prop_assert!(dialled.is_ipv4() == to.is_ipv4());
             }
         }
+    }
+
+    /// Cut so that user space needs no lines, the filter does the same.
+    #[test]
+    fn cut_lines_do_the_same(policy in any_policy(), from in any_ip(), to in any_ip(), port in 1..4u16) {
+        let to = SocketAddr::new(to, port);
+        let whole = policy.kernel_path(&lan(Intercept::Redirect));
+        let cut = without_user_space(whole.clone());
+        prop_assert!(cut.iter().all(|line| line.action != KernelAction::UserSpace));
+        let (action, by) = filtered(&whole, from, to);
+        let expected = if action == KernelAction::UserSpace { (action, None) } else { (action, by) };
+        prop_assert_eq!(filtered(&cut, from, to), expected);
+    }
+
+    /// Sets of addresses behave as sets.
+    #[test]
+    fn sets_are_sets(a in any_net(), b in any_net(), ip in any_ip(), c in any_ip()) {
+        for ip in [ip, c] {
+            prop_assert_eq!(a.intersection(&b).contains(ip), a.contains(ip) && b.contains(ip));
+            prop_assert_eq!(a.difference(&b).contains(ip), a.contains(ip) && !b.contains(ip));
+        }
+        let rebuilt: IpSet = a.difference(&b).nets().iter().copied().collect();
+        prop_assert_eq!(rebuilt.covers(&a.difference(&b)), true);
+        prop_assert_eq!(a.difference(&b).covers(&rebuilt), true);
+        prop_assert!(a.covers(&a.intersection(&b)) && !a.difference(&b).overlaps(&b));
     }
 
     /// And what it could do, it does: a plain verdict on addresses alone does not go through user space.

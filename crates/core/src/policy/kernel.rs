@@ -93,6 +93,26 @@ impl KernelMatch {
             && self.port.as_ref().is_none_or(|set| set.contains(to.port()))
     }
 
+    /// The packets that are in both; `None` if there are none.
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
+        let both = Parts::of(self).zip(&Parts::of(other), IpSet::intersection, PortSet::intersection);
+        both.is_some().then(|| both.matches())
+    }
+
+    /// The packets that are not in `other`, as matches that do not overlap.
+    pub fn difference(&self, other: &Self) -> Vec<Self> {
+        let (own, other) = (Parts::of(self), Parts::of(other));
+        let common = own.zip(&other, IpSet::intersection, PortSet::intersection);
+        let outside = own.zip(&other, IpSet::difference, PortSet::difference);
+        // Outside in the first respect; inside in the first but outside in the second; and so on.
+        let parts = [
+            Parts { from: outside.from, ..own.clone() },
+            Parts { from: common.from.clone(), to: outside.to, ..own },
+            Parts { from: common.from, to: common.to, port: outside.port },
+        ];
+        parts.into_iter().filter(Parts::is_some).map(|parts| parts.matches()).collect()
+    }
+
     fn is_all(&self) -> bool {
         *self == Self::default()
     }
@@ -104,6 +124,48 @@ impl KernelMatch {
         meet(self.from.as_ref(), other.from.as_ref(), IpSet::overlaps)
             && meet(self.to.as_ref(), other.to.as_ref(), IpSet::overlaps)
             && meet(self.port.as_ref(), other.port.as_ref(), PortSet::overlaps)
+    }
+}
+
+/// A match with every set written out.
+#[derive(Clone)]
+struct Parts {
+    from: IpSet,
+    to: IpSet,
+    port: PortSet,
+}
+
+impl Parts {
+    fn of(matches: &KernelMatch) -> Self {
+        Self {
+            from: matches.from.clone().unwrap_or_else(IpSet::all),
+            to: matches.to.clone().unwrap_or_else(IpSet::all),
+            port: matches.port.clone().unwrap_or_else(PortSet::all),
+        }
+    }
+
+    fn zip(
+        &self,
+        other: &Self,
+        ips: impl Fn(&IpSet, &IpSet) -> IpSet,
+        ports: impl Fn(&PortSet, &PortSet) -> PortSet,
+    ) -> Self {
+        Self {
+            from: ips(&self.from, &other.from),
+            to: ips(&self.to, &other.to),
+            port: ports(&self.port, &other.port),
+        }
+    }
+
+    /// Whether there is such a packet.
+    fn is_some(&self) -> bool {
+        !self.from.is_empty() && !self.to.is_empty() && self.port.ranges().next().is_some()
+    }
+
+    fn matches(self) -> KernelMatch {
+        let ips = |set: IpSet| (!set.covers(&IpSet::all())).then_some(set);
+        let port = (!self.port.covers(&PortSet::all())).then_some(self.port);
+        KernelMatch { from: ips(self.from), to: ips(self.to), port }
     }
 }
 
@@ -288,6 +350,33 @@ impl Policy {
         }
         without_idle_lines(lines)
     }
+}
+
+/// Most lines that one line is cut into; one that would need more stays in user space.
+const CUTS_MAX: usize = 64;
+
+/// The same lines without those of user space, cut so that none takes a packet which user space was to have: for a
+/// packet filter that only knows what it takes.
+pub fn without_user_space(lines: Vec<KernelRule>) -> Vec<KernelRule> {
+    let mut ours: Vec<KernelMatch> = Vec::new();
+    let mut out = Vec::new();
+    for line in lines {
+        if line.action == KernelAction::UserSpace {
+            ours.push(line.matches);
+            continue;
+        }
+        let mut pieces = vec![line.matches.clone()];
+        for kept in &ours {
+            pieces = pieces.iter().flat_map(|piece| piece.difference(kept)).collect();
+        }
+        if pieces.len() > CUTS_MAX {
+            // Later lines must not take its packets either.
+            ours.push(line.matches);
+        } else {
+            out.extend(pieces.into_iter().map(|matches| KernelRule { matches, ..line.clone() }));
+        }
+    }
+    out
 }
 
 /// The part of one address family.

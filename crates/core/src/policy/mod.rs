@@ -7,7 +7,7 @@ mod kernel;
 
 pub use condition::{Condition, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
-pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic};
+pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
 
 use crate::carrier::Carrier;
 use crate::flow::Destination;
