@@ -427,7 +427,7 @@ fn filtered(lines: &[KernelRule], from: IpAddr, to: SocketAddr) -> (KernelAction
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The filter never does to a packet what the rules would not do to its flow, knowing nothing but addresses.
     #[test]

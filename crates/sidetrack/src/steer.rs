@@ -3,8 +3,8 @@
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
 use sidetrack_core::flow::{Destination, Intercept};
-use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::policy::{Capture, KernelAction, KernelMatch, KernelRule, Traffic};
+use sidetrack_core::net::IpSet;
+use sidetrack_core::policy::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
 use sidetrack_sys::nft::{
     CgroupMatch, Except, InterfaceName, KernelPath, KernelRoute, Lifetime, MarkBits, Redirect, Selector,
     Steering, TProxy,
@@ -276,7 +276,7 @@ impl Steer {
         }
     }
 
-    /// The kernel path of traffic that would be caught (local, forwarded): lines up to the first that needs user space.
+    /// The kernel path of traffic that would be caught (local, forwarded): what no line keeps in user space.
     fn add_direct(
         &mut self,
         config: &Config,
@@ -294,18 +294,22 @@ impl Steer {
             dst: some(&caught.destinations),
             ports: (!caught.ports.is_empty()).then(|| caught.ports.clone()),
         };
-        let lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
-        for line in &lines {
-            let part = |caught: Option<&Selector>| match caught {
-                Some(caught) => narrowed(caught, &line.matches).map(|selector| vec![selector]),
-                None => Some(Vec::new()),
+        let mut lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
+        for line in lines.iter_mut().filter(|line| line.action != KernelAction::Accept) {
+            // Another destination for some of what is caught is left to user space.
+            line.action = KernelAction::UserSpace;
+        }
+        let lines = without_user_space(lines);
+        for pieces in lines.chunk_by(|a, b| a.index == b.index && a.masquerade == b.masquerade) {
+            let Some(line) = pieces.first() else { continue };
+            let part = |caught: Option<&Selector>| -> Vec<Selector> {
+                let narrow = |caught| pieces.iter().filter_map(move |line| narrowed(caught, &line.matches));
+                caught.into_iter().flat_map(narrow).collect()
             };
-            let (Some(local), Some(forwarded)) = (part(local), part(forwarded)) else { return };
-            if line.action != KernelAction::Accept {
-                return;
+            let (local, forwarded, masquerade) = (part(local), part(forwarded), line.masquerade);
+            if !local.is_empty() || !forwarded.is_empty() {
+                self.add_path(listener, line, KernelRoute::Direct { local, forwarded, masquerade });
             }
-            let masquerade = line.masquerade;
-            self.add_path(listener, line, KernelRoute::Direct { local, forwarded, masquerade });
         }
     }
 
@@ -327,19 +331,19 @@ fn may_be_left_to_the_kernel(config: &Config, listener: &Listener) -> bool {
     listener.accept_proxy_protocol.is_empty() && config.limits.max_flows_per_client.is_none()
 }
 
-/// What a line restricts within what is caught. `None` where both restrict the same thing: the intersection is left to
-/// user space, which is always right.
-fn narrowed(caught: &Selector, matches: &KernelMatch) -> Option<Selector> {
-    fn one<T: Clone + Default>(caught: &T, is_any: bool, line: Option<&T>) -> Option<T> {
-        match line {
-            None => Some(caught.clone()),
-            Some(line) => is_any.then(|| line.clone()),
-        }
-    }
+/// What is caught and matched by a line; `None` if nothing is. In a selector an empty set stands for everything.
+fn narrowed(caught: &Selector, line: &KernelMatch) -> Option<Selector> {
+    let some = |set: &IpSet| (!set.is_empty()).then(|| set.clone());
+    let all = KernelMatch {
+        from: some(&caught.sources),
+        to: some(&caught.destinations),
+        port: (!caught.ports.is_empty()).then(|| caught.ports.clone()),
+    };
+    let both = all.intersection(line)?;
     Some(Selector {
-        sources: one(&caught.sources, caught.sources.is_empty(), matches.from.as_ref())?,
-        destinations: one(&caught.destinations, caught.destinations.is_empty(), matches.to.as_ref())?,
-        ports: one::<PortSet>(&caught.ports, caught.ports.is_empty(), matches.port.as_ref())?,
+        sources: both.from.unwrap_or_default(),
+        destinations: both.to.unwrap_or_default(),
+        ports: both.port.unwrap_or_default(),
         ..caught.clone()
     })
 }
