@@ -1,0 +1,90 @@
+//! From a configuration to what the kernel is to do: it takes what user space would have carried the same way, and
+//! nothing of anybody else's.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+use sidetrack::config::Config;
+use sidetrack::steer::Steer;
+use sidetrack_sys::nft::{CgroupMatch, KernelRoute, Selector};
+use std::io;
+
+fn steered(text: &str) -> Steer {
+    let text = format!("version = 1\n{text}");
+    let config =
+        Config::from_text("steer.toml", &text).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let listeners = config.listeners.iter();
+    let bound: Vec<_> = listeners
+        .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
+        .collect();
+    let no_cgroup = |_: &str| -> io::Result<CgroupMatch> { Err(io::ErrorKind::NotFound.into()) };
+    Steer::new(&config, &bound, 0, &no_cgroup).unwrap()
+}
+
+/// Each path that is left alone: rule, selectors of both origins, masquerade.
+fn direct(steer: &Steer) -> Vec<(Option<&str>, &[Selector], &[Selector], bool)> {
+    let paths = steer.paths.iter().zip(&steer.steering.kernel_paths);
+    paths
+        .filter_map(|(path, kernel)| match &kernel.route {
+            KernelRoute::Direct { local, forwarded, masquerade } => {
+                Some((path.rule.as_deref(), local.as_slice(), forwarded.as_slice(), *masquerade))
+            }
+            KernelRoute::Dnat { .. } => None,
+        })
+        .collect()
+}
+
+const LOCAL: &str = "[[listen]]\nkind = \"redirect\"\naddress = \"127.0.0.1:15001\"\ndst = \"10.0.0.0/8\"\n";
+
+#[test]
+fn local_traffic_is_not_taken_from_those_who_are_forwarded() {
+    let steer = steered(LOCAL);
+    let paths = direct(&steer);
+    let [(None, [local], [], false)] = paths.as_slice() else { panic!("{paths:?}") };
+    assert_eq!(local.destinations.to_string(), "10.0.0.0/8");
+}
+
+#[test]
+fn forwarded_traffic_is_not_taken_from_local_programs() {
+    let text = "[[listen]]\nkind = \"tproxy\"\naddress = \"0.0.0.0:15002\"\ninterfaces = \"eth1\"\n";
+    let steer = steered(&format!("{text}{LOCAL}"));
+    let paths = direct(&steer);
+    let [(None, [], [forwarded], true), (None, [_], [], false)] = paths.as_slice() else {
+        panic!("{paths:?}")
+    };
+    assert_eq!(forwarded.interfaces.len(), 1);
+}
+
+#[test]
+fn what_both_the_listener_and_a_rule_restrict_is_intersected() {
+    let rules = "[[rule]]\nname = \"web\"\nmatch = { to = \"10.2.0.0/15\", port = 80 }\ncarrier = \"socks5://gw\"\n\
+                 [[rule]]\nname = \"bulk\"\nmatch = { to = [\"10.3.0.0/16\", \"192.0.2.0/24\"] }\ncarrier = \"direct\"\n";
+    let steer = steered(&format!("default = \"deny\"\n{LOCAL}{rules}"));
+    let paths = direct(&steer);
+    let [(Some("bulk"), [local], [], false)] = paths.as_slice() else { panic!("{paths:?}") };
+    assert_eq!(local.destinations.to_string(), "10.3.0.0/16");
+    assert_eq!(local.ports.to_string(), "1-79, 81-65535");
+}
+
+#[test]
+fn pieces_of_one_rule_are_one_path() {
+    let rules = "[[rule]]\nname = \"odd\"\nmatch = { to = \"10.5.0.0/16\", port = 80, from = \"10.6.0.0/16\" }\naction = \"deny\"\n";
+    let steer = steered(&format!("default = \"direct\"\n{LOCAL}{rules}"));
+    let paths = direct(&steer);
+    let [(None, local, [], false)] = paths.as_slice() else { panic!("{paths:?}") };
+    assert_eq!(local.len(), 3, "outside in source, in destination, in port");
+}
+
+#[test]
+fn what_only_user_space_can_do_stays_there() {
+    let needs_us = [
+        format!("[limits]\nmax_flows_per_client = 5\n{LOCAL}"),
+        format!("{LOCAL}accept_proxy_protocol = \"192.0.2.0/24\"\n"),
+        format!("default = \"deny\"\n{LOCAL}[[rule]]\nname = \"to\"\ncarrier = \"direct\"\nto = \"192.0.2.1:80\"\n"),
+        format!("default = \"deny\"\n{LOCAL}[[rule]]\nname = \"who\"\nmatch = {{ process = \"curl\" }}\ncarrier = \"direct\"\n"),
+        "[limits]\nmax_flows_per_client = 5\n[[listen]]\nkind = \"reverse\"\naddress = \"192.0.2.1:80\"\nto = \"10.0.0.1:80\"\n".into(),
+        "[[listen]]\nkind = \"reverse\"\naddress = \"192.0.2.1:80\"\nnames = { \"*\" = \"10.0.0.1:80\" }\n".into(),
+    ];
+    for text in needs_us {
+        assert_eq!(steered(&text).paths, [], "{text}");
+    }
+}
