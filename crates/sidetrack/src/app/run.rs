@@ -5,7 +5,7 @@ use super::threads::Fleet;
 use super::up::control_runtime;
 use crate::carry::Dialing;
 use crate::config::{Admin, Config, Limits, OnCrash, Record, RecordTo};
-use crate::intercept::run::{Launched, Mode, RunOptions, launch};
+use crate::intercept::run::{Launched, RunOptions, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
 use crate::live::{Clock, Ended, Ledger};
 use crate::metrics::Metrics;
@@ -74,12 +74,9 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
             return Ok(error.exit_code());
         }
     };
-    let kept = match options.mode {
-        Mode::Isolated => CapabilitySet::empty(),
-        // To end what the command leaves running, whoever it became.
-        Mode::Cgroup => CapabilitySet::KILL,
-    };
-    caps::keep_only(caps::capabilities()?.permitted & kept).context("cannot give up capabilities")?;
+    // To pass signals on to the command and to end what it leaves running, whoever it became.
+    let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
+    caps::keep_only(kept).context("cannot give up capabilities")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let told = command.verbose;
@@ -138,8 +135,9 @@ async fn watch_over(
     let _ = stop_records.send(true);
     records.await?;
     tell(&feed.recent(TOLD_MAX, |_| true), verbose);
-    // Rules on the host go with their socket; what the command left running in its control group is ended.
-    drop(launched);
+    if let Err(error) = launched.finish() {
+        eprintln!("sidetrack: {error}");
+    }
     Ok(code)
 }
 

@@ -4,6 +4,7 @@ use super::{Catches, Listening, RunCatch};
 use crate::carry::Failure;
 use crate::live::Clock;
 use sidetrack_core::flow::{Destination, EndReason, Host};
+use sidetrack_core::names::NameTable;
 use sidetrack_sys::sockopt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
@@ -31,19 +32,27 @@ pub fn original_destination(
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");
         return Err(Failure::new(EndReason::Loop, detail));
     }
-    Ok(named(address, listening, clock))
+    named(address, listening, clock)
 }
 
 fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
     address.port() == own.port() && (own.ip().is_unspecified() || own.ip().to_canonical() == address.ip())
 }
 
-fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Destination {
-    if let (Catches::Run(RunCatch { names, .. }), IpAddr::V4(ip)) = (&listening.catches, address.ip()) {
-        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(name) = names.name_used(ip, clock.now()) {
-            return Destination { host: Host::Name(name), port: address.port() };
+fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {
+    let (Catches::Run(RunCatch { names, resolver, .. }), IpAddr::V4(ip)) = (&listening.catches, address.ip())
+    else {
+        return Ok(address.into());
+    };
+    if address == *resolver || !NameTable::contains(ip) {
+        return Ok(address.into());
+    }
+    let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+    match names.name_used(ip, clock.now()) {
+        Some(name) => Ok(Destination { host: Host::Name(name), port: address.port() }),
+        // It stands for a name, and the name is forgotten: the address alone leads nowhere.
+        None => {
+            Err(Failure::new(EndReason::Dns, format!("{ip} stood for a name that was not used for long")))
         }
     }
-    address.into()
 }
