@@ -139,6 +139,12 @@ impl Splice {
         self.leaving(from).held
     }
 
+    /// Whether the driver waits for this side to become readable. If not, nothing is to be read from it now: it has
+    /// sent FIN, or as much is held as may be.
+    pub fn waits_to_read(&self, side: Side) -> bool {
+        self.leaving(side).read_blocked
+    }
+
     /// When something last moved.
     pub fn active(&self) -> Instant {
         self.active

@@ -5,6 +5,7 @@
 //! has carried [`SPLICE_AFTER`] bytes changes to a pipe and `splice(2)`: its bytes no longer pass through user space.
 
 use super::lane::Lane;
+use super::probe::Probe;
 use crate::live::{Clock, LiveFlow};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
@@ -56,6 +57,7 @@ pub struct Pump {
     live: Arc<LiveFlow>,
     clock: Clock,
     error: Option<io::Error>,
+    probe: Probe,
 }
 
 impl Pump {
@@ -79,7 +81,8 @@ impl Pump {
             live.first_byte(live.opened.elapsed());
         }
         let (up, down) = (Lane::holding(early_up), Lane::holding(early_down));
-        Self { client: Some(client), server: Some(server), core, up, down, live, clock, error: None }
+        let (client, server, probe) = (Some(client), Some(server), Probe::default());
+        Self { client, server, core, up, down, live, clock, error: None, probe }
     }
 
     fn lane(&mut self, from: Side) -> &mut Lane {
@@ -100,6 +103,12 @@ impl Pump {
     /// Does what the core asks until it waits or ends.
     fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
         let now = self.clock.now();
+        for side in self.probe.take(now) {
+            if let Ok(Some(error)) = self.socket(side).take_error() {
+                let input = self.failed(side, error);
+                self.core.handle(now, input);
+            }
+        }
         self.core.handle(now, Input::Woken);
         if let Some(reason) = self.live.ending() {
             self.core.handle(now, Input::End(reason));
@@ -124,8 +133,20 @@ impl Pump {
         if self.core.active() == now {
             self.live.touch(self.live.opened.elapsed());
         }
-        self.live.set_deadline(self.core.deadline(), EndReason::Idle);
+        self.probe.arm(now, self.is_unread(Side::Client), self.is_unread(Side::Server));
+        let deadline = self.core.deadline().into_iter().chain(self.probe.due()).min();
+        self.live.set_deadline(deadline, EndReason::Idle);
         Poll::Pending
+    }
+
+    /// Whether no readiness of this side would wake us.
+    fn is_unread(&self, side: Side) -> bool {
+        let lane = match side {
+            Side::Client => &self.up,
+            Side::Server => &self.down,
+        };
+        // A pipe without room stops the reading before the core's limit does.
+        !self.core.waits_to_read(side) || (lane.is_piped() && self.core.held(side) > 0)
     }
 
     /// Keeps what could not be written before the thread's buffer is used for something else.
