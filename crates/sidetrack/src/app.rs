@@ -9,6 +9,7 @@ mod threads;
 mod up;
 
 pub use run::{RunCommand, run};
+pub use sockets::{Bound, bind};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, up};
 

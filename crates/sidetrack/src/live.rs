@@ -61,6 +61,8 @@ pub struct LiveFlow {
     decided: Mutex<Option<Arc<Decided>>>,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
+    /// Bytes of our own still to go to the server before the client's: no payload, never counted.
+    preface: AtomicU64,
     connect_us: AtomicU64,
     first_byte_us: AtomicU64,
     sniff_us: AtomicU64,
@@ -99,6 +101,7 @@ impl LiveFlow {
             decided: Mutex::new(None),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
+            preface: AtomicU64::new(0),
             connect_us: AtomicU64::new(UNSET),
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
@@ -123,11 +126,20 @@ impl LiveFlow {
     /// Counts bytes that went from client to server (`up`) or back, and marks the flow as active.
     pub fn count(&self, up: u64, down: u64) {
         if up > 0 {
-            self.bytes_up.store(self.bytes_up.load(Relaxed) + up, Relaxed);
+            let ours = self.preface.load(Relaxed).min(up);
+            if ours > 0 {
+                self.preface.store(self.preface.load(Relaxed) - ours, Relaxed);
+            }
+            self.bytes_up.store(self.bytes_up.load(Relaxed) + up - ours, Relaxed);
         }
         if down > 0 {
             self.bytes_down.store(self.bytes_down.load(Relaxed) + down, Relaxed);
         }
+    }
+
+    /// The next so many bytes towards the server are ours (a PROXY protocol header): they are not counted.
+    pub fn put_preface(&self, bytes: u64) {
+        self.preface.store(bytes, Relaxed);
     }
 
     /// Bytes from client to server, and from server to client, so far.

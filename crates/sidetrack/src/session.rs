@@ -5,14 +5,14 @@
 
 mod client;
 mod lane;
+mod probe;
 pub mod pump;
 mod setup;
 mod watch;
 
-pub use client::Client;
+pub use client::{Client, Sniffed};
 pub use lane::PIPES_MAX;
 
-use crate::carry::Failure;
 use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::worker::{Admission, Worker};
@@ -22,7 +22,6 @@ use sidetrack_core::flow::EndReason;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpStream;
-use watch::Watched;
 
 /// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
 struct Entry {
@@ -61,9 +60,9 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
     };
     let mut entry = Entry::new(&worker);
     let mut client = Client::new(stream);
-    let making = Setup::new(&worker, &listening, &entry.live, peer).run(&mut client);
-    let made = Watched::new(making, entry.live.clone(), worker.clock).await;
-    match made.unwrap_or_else(|reason| SetupEnd::Failed(Failure::new(reason, setup::late(reason)))) {
+    // Boxed, so that the memory goes back before the long part of a flow's life begins.
+    let made = Box::pin(Setup::new(&worker, &listening, &entry.live, peer).run(&mut client)).await;
+    match made {
         SetupEnd::Ready(ready) => {
             let early_up = client.take_held();
             let pump = Pump::new(

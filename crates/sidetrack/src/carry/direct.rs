@@ -148,7 +148,9 @@ pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
         AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut,
     };
     let reason = match error.kind() {
-        ConnectionRefused | ConnectionReset => EndReason::Refused,
+        ConnectionRefused => EndReason::Refused,
+        // It had answered, and hung up before we looked.
+        ConnectionReset => EndReason::ServerReset,
         HostUnreachable | NetworkUnreachable => EndReason::Unreachable,
         TimedOut => EndReason::ConnectTimeout,
         AddrNotAvailable => EndReason::Limit,

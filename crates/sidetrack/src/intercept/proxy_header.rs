@@ -10,9 +10,12 @@ use std::net::SocketAddr;
 /// Reads the header. Gives the client's address, or `peer` if the neighbour speaks for itself (LOCAL, UNKNOWN).
 ///
 /// # Errors
-/// `bad_request` if there is no header or a malformed one: a listener that expects it never guesses.
+/// `bad_request` if there is no header or a malformed one: a listener that expects it never guesses. `client_gone` if
+/// the connection ends inside it.
 pub async fn read(client: &mut Client, peer: SocketAddr) -> Result<SocketAddr, Failure> {
     let bad = |what: &str| Failure::new(EndReason::BadRequest, format!("PROXY protocol from {peer}: {what}"));
+    let gone =
+        |what: &str| Failure::new(EndReason::ClientGone, format!("PROXY protocol from {peer}: {what}"));
     let mut bytes = client.take_held();
     loop {
         match proxy_protocol::parse(&bytes) {
@@ -25,8 +28,8 @@ pub async fn read(client: &mut Client, peer: SocketAddr) -> Result<SocketAddr, F
         }
         match client.read_more().await {
             Ok(n) if n > 0 => bytes.append(&mut client.take_held()),
-            Ok(_) => return Err(bad("the connection ended inside the header")),
-            Err(error) => return Err(Failure::new(EndReason::ClientReset, error.to_string())),
+            Ok(_) => return Err(gone("the connection ended inside the header")),
+            Err(error) => return Err(gone(&error.to_string())),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::live::Clock;
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::names::NameTable;
 use sidetrack_sys::sockopt;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 use tokio::net::TcpStream;
@@ -23,16 +24,25 @@ pub fn original_destination(
         Catches::Tproxy => sockopt::local_address(stream),
         _ => sockopt::original_dst(stream),
     };
-    let address = found
-        .map(sockopt::canonical)
-        .map_err(|error| Failure::new(EndReason::Internal, format!("original destination: {error}")))?;
     let alone = matches!(&listening.catches, Catches::Run(run) if run.alone);
+    let address = match found {
+        Ok(address) => sockopt::canonical(address),
+        // Conntrack does not know the connection, or is not there at all: so no rule has redirected it.
+        Err(error) if is_unknown(&error) && !alone => listening.address,
+        Err(error) => {
+            return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
+        }
+    };
     if is_listener(address, listening.address) && !alone {
         let detail =
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");
         return Err(Failure::new(EndReason::Loop, detail));
     }
     named(address, listening, clock)
+}
+
+fn is_unknown(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
 fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {

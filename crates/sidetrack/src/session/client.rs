@@ -17,6 +17,29 @@ const HELD_MAX: usize = 16 * 1024;
 /// How long a refused client may take to read the refusal before the socket is closed under it.
 const REFUSAL_LINGER: Duration = Duration::from_millis(500);
 
+/// What the first bytes say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sniffed {
+    /// This host.
+    Name(HostName),
+    /// No host, whatever follows.
+    Nameless,
+    /// Not enough came in time.
+    TimedOut,
+    /// The client sent FIN, or is gone, before they said anything.
+    Ended,
+}
+
+impl Sniffed {
+    /// The host, if they name one.
+    pub fn name(self) -> Option<HostName> {
+        match self {
+            Self::Name(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Client {
@@ -57,39 +80,34 @@ impl Client {
     pub async fn read_more(&mut self) -> io::Result<usize> {
         loop {
             self.stream.readable().await?;
-            match self.try_read_more() {
+            match try_read_into(&self.stream, &mut self.held) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
         }
     }
 
-    fn try_read_more(&mut self) -> io::Result<usize> {
-        let room = HELD_MAX.saturating_sub(self.held.len());
-        if room == 0 {
-            return Ok(0);
-        }
-        let mut buffer = [0; 4096];
-        let buffer = &mut buffer[..room.min(4096)];
-        let n = self.stream.try_read(buffer)?;
-        self.held.extend_from_slice(&buffer[..n]);
-        Ok(n)
+    /// The socket, to be watched, and the bytes that come from it.
+    pub fn split(&mut self) -> (&TcpStream, Incoming<'_>) {
+        (&self.stream, Incoming { stream: &self.stream, held: &mut self.held })
     }
 
     /// Waits, but not longer than `wait`, until the first bytes name a host or cannot.
-    pub async fn sniff(&mut self, wait: Duration) -> Option<HostName> {
+    pub async fn sniff(&mut self, wait: Duration) -> Sniffed {
         let deadline = Instant::now() + wait;
         loop {
             if !self.held.is_empty() {
                 match sniff(&self.held) {
-                    Sniff::Host { name, .. } => return Some(name),
-                    Sniff::None => return None,
+                    Sniff::Host { name, .. } => return Sniffed::Name(name),
+                    Sniff::None => return Sniffed::Nameless,
+                    Sniff::NeedMore if self.held.len() >= HELD_MAX => return Sniffed::Nameless,
                     Sniff::NeedMore => {}
                 }
             }
             match timeout_at(deadline, self.read_more()).await {
                 Ok(Ok(n)) if n > 0 => {}
-                _ => return None,
+                Ok(_) => return Sniffed::Ended,
+                Err(_) => return Sniffed::TimedOut,
             }
         }
     }
@@ -133,10 +151,30 @@ impl Client {
     }
 }
 
-impl FirstBytes for Client {
+/// The bytes of a client whose path is being made.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    stream: &'a TcpStream,
+    held: &'a mut Vec<u8>,
+}
+
+impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
         // WouldBlock is the ordinary case; any other error is met again by the pump.
-        let _ = self.try_read_more();
-        &self.held
+        let _ = try_read_into(self.stream, self.held);
+        self.held
     }
+}
+
+/// Reads what is there into the held bytes, as far as there is room.
+fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>) -> io::Result<usize> {
+    let room = HELD_MAX.saturating_sub(held.len());
+    if room == 0 {
+        return Ok(0);
+    }
+    let mut buffer = [0; 4096];
+    let buffer = &mut buffer[..room.min(4096)];
+    let n = stream.try_read(buffer)?;
+    held.extend_from_slice(&buffer[..n]);
+    Ok(n)
 }

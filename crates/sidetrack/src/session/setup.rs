@@ -1,6 +1,7 @@
 //! The making of a path: interceptor, policy, carrier, in this order, and the answer to the client.
 
 use super::Client;
+use super::watch::Watched;
 use crate::carry::{self, Carried, Failure, Order};
 use crate::config::Config;
 use crate::dns;
@@ -13,9 +14,12 @@ use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::splice;
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// How the making of a path ended.
@@ -39,7 +43,7 @@ pub struct Ready {
 }
 
 /// What a time-out of this stage means, in words.
-pub fn late(reason: EndReason) -> &'static str {
+fn late(reason: EndReason) -> &'static str {
     match reason {
         EndReason::HandshakeTimeout => "the client did not finish its handshake in time",
         EndReason::ConnectTimeout => "the path to the server was not made in time",
@@ -118,8 +122,7 @@ impl<'a> Setup<'a> {
     async fn make(&self, client: &mut Client) -> Result<Ready, Stop> {
         let limits = &self.config.limits;
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
-        let mut caught = self.intercept(client).await?;
-        let verdict = self.decide(&mut caught, client).await;
+        let (mut caught, verdict) = self.watched(self.catch(client)).await??;
         self.live.decide(Decided { flow: caught.flow.clone(), verdict: Some(verdict.clone()) });
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
@@ -128,7 +131,12 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                self.carry(carry, &caught, client).await.map(|carried| (carry, carried))
+                match self.watched(self.carry(carry, &caught, client)).await {
+                    Ok(carried) => carried.map(|carried| (carry, carried)),
+                    // A client with a protocol of its own is told so in it.
+                    Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
+                    Err(ended) => return Err(Stop::Failed(ended)),
+                }
             }
         };
         let (carry, carried) = match carried {
@@ -143,6 +151,18 @@ impl<'a> Setup<'a> {
             handshake.reply(client, reply).await?;
         }
         Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry) })
+    }
+
+    /// One stage, until the deadline or somebody's wish ends it.
+    async fn watched<T>(&self, stage: impl Future<Output = T>) -> Result<T, Failure> {
+        let watched = Watched::new(pin!(stage), self.live, self.worker.clock).await;
+        watched.map_err(|reason| Failure::new(reason, late(reason)))
+    }
+
+    async fn catch(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
+        let mut caught = self.intercept(client).await?;
+        let verdict = self.decide(&mut caught, client).await;
+        Ok((caught, verdict))
     }
 
     fn due(&self, after_ms: u64, reason: EndReason) {
@@ -171,7 +191,11 @@ impl<'a> Setup<'a> {
                 let limits = &self.config.limits;
                 let wait = Duration::from_millis(limits.first_bytes_ms);
                 let patience = Duration::from_millis(limits.handshake_timeout_ms);
+                let before = Instant::now();
                 let (server, name) = reverse::server(target, client, wait, patience).await?;
+                if target.needs_first_bytes() {
+                    self.live.sniffed(before.elapsed());
+                }
                 caught.flow.orig_dst = server;
                 caught.sniffed = target.needs_first_bytes().then(|| name.clone());
                 caught.flow.host = name;
@@ -213,7 +237,9 @@ impl<'a> Setup<'a> {
             match self.config.policy.decide(&caught.flow, seen) {
                 Decision::Verdict(verdict) => return verdict,
                 Decision::NeedFirstBytes { wait_ms, .. } => {
-                    let name = client.sniff(Duration::from_millis(wait_ms)).await;
+                    let before = Instant::now();
+                    let name = client.sniff(Duration::from_millis(wait_ms)).await.name();
+                    self.live.sniffed(before.elapsed());
                     if caught.flow.host.is_none() {
                         caught.flow.host.clone_from(&name);
                     }
@@ -249,9 +275,16 @@ impl<'a> Setup<'a> {
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
         if let Some(version) = carry.proxy_protocol {
             let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
-            client.put_first(proxy_header::write(version, flow, server, self.live.id));
+            let header = proxy_header::write(version, flow, server, self.live.id);
+            self.live.put_preface(header.len() as u64);
+            client.put_first(header);
         }
-        let mut carried = carry::carry(&order, client).await?;
+        let (stream, mut first) = client.split();
+        let mut carried = tokio::select! {
+            biased;
+            carried = carry::carry(&order, &mut first) => carried?,
+            error = reset_of(stream) => return Err(Failure::new(EndReason::ClientGone, error)),
+        };
         let held = client.take_held();
         client.put_last(&held[carried.sent.min(held.len())..]);
         self.live.count(carried.sent as u64, 0);
@@ -277,4 +310,13 @@ async fn refuse(socks: Option<(Handshake, Box<Request>)>, client: &mut Client, f
     // A client that is gone needs no answer: the flow ends for the reason it has.
     let _ = handshake.reply(client, Reply::failed(code)).await;
     Stop::Answered(failure.reason, Some(failure.detail))
+}
+
+/// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and the
+/// answer still count.
+async fn reset_of(stream: &TcpStream) -> String {
+    match stream.ready(Interest::ERROR).await {
+        Ok(_) => "the client reset the connection while the path was being made".into(),
+        Err(error) => format!("the client's socket cannot be watched: {error}"),
+    }
 }

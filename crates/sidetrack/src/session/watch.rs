@@ -5,24 +5,23 @@ use crate::live::{Clock, LiveFlow};
 use sidetrack_core::flow::EndReason;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// See the module.
-pub struct Watched<F> {
-    inner: Pin<Box<F>>,
-    live: Arc<LiveFlow>,
+pub struct Watched<'a, F> {
+    inner: Pin<&'a mut F>,
+    live: &'a LiveFlow,
     clock: Clock,
 }
 
-impl<F> Watched<F> {
-    /// Watches `inner`. Boxed, so that the memory goes back before the long part of a flow's life begins.
-    pub fn new(inner: F, live: Arc<LiveFlow>, clock: Clock) -> Self {
-        Self { inner: Box::pin(inner), live, clock }
+impl<'a, F> Watched<'a, F> {
+    /// Watches `inner`, one stage of the making of a path.
+    pub fn new(inner: Pin<&'a mut F>, live: &'a LiveFlow, clock: Clock) -> Self {
+        Self { inner, live, clock }
     }
 }
 
-impl<F: Future> Future for Watched<F> {
+impl<F: Future> Future for Watched<'_, F> {
     type Output = Result<F::Output, EndReason>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
