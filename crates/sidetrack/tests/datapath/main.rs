@@ -1,0 +1,14 @@
+//! The data path under fire: real sockets on loopback, the product's own workers, and every way a flow can go.
+//!
+//! Every wait is bounded by [`node::PATIENCE`]; nothing sleeps to synchronise. Random tests print their seed.
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
+mod endings;
+mod half_close;
+mod handshakes;
+mod node;
+mod path;
+mod peers;
+mod random;
+mod socks;
+mod transfers;

@@ -1,0 +1,164 @@
+//! A node of the product inside the test's own process: its listeners, its workers, its records.
+
+use sidetrack::app::{Fleet, Serving, bind};
+use sidetrack::carry::Dialing;
+use sidetrack::config::Config;
+use sidetrack::live::{Clock, Ended, LiveFlow};
+use sidetrack::process::Owners;
+use sidetrack::worker::Shared;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::limit::Budget;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The longest that anything in these tests may take.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `done` gives something; the test fails with `what` if it takes longer than [`PATIENCE`].
+pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// See the module.
+pub struct Node {
+    fleet: Option<Fleet>,
+    serving: Vec<Serving>,
+    ended: Mutex<Vec<Ended>>,
+}
+
+impl Node {
+    /// Starts a node with this configuration (without `version`), two workers unless it says otherwise.
+    pub fn start(text: &str) -> Self {
+        Self::start_with(text, Budget::from_nofile(4096, 64))
+    }
+
+    /// A node that carries everything directly, behind a SOCKS listener `in`.
+    pub fn socks() -> Self {
+        Self::start("[[listen]]\nname = 'in'\nkind = 'socks'\naddress = '127.0.0.1:0'\n")
+    }
+
+    /// A node whose one port `in` stands for `server`, with the keys of one rule for all flows.
+    pub fn reverse(server: SocketAddr, rule: &str) -> Self {
+        Self::start(&reverse_config(server, rule))
+    }
+
+    /// As [`Node::start`], with this budget of descriptors.
+    pub fn start_with(text: &str, budget: Budget) -> Self {
+        let workers = if text.starts_with("workers") { "" } else { "workers = 2\n" };
+        let text = format!("version = 1\n{workers}{text}");
+        let config = Config::from_text("test.toml", &text)
+            .unwrap_or_else(|error| panic!("{text}\n{}", error.render(false)));
+        let bound: Vec<_> = config
+            .listeners
+            .iter()
+            .flat_map(|listener| bind(listener, &config, config.workers).expect("loopback ports"))
+            .collect();
+        let own = bound.iter().map(|bound| bound.listening.address).collect();
+        let dialing = Dialing { mark: None, own };
+        let budget = match config.limits.max_flows {
+            Some(most) => budget.at_most(most.into()),
+            None => budget,
+        };
+        let workers = config.workers;
+        let config = Arc::new(arc_swap::ArcSwap::from_pointee(config));
+        let shared = Arc::new(Shared::new(config, dialing, Owners::Ourselves, budget, Clock::start()));
+        let fleet = Fleet::start(&shared, workers).expect("threads");
+        let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
+        Self { fleet: Some(fleet), serving, ended: Mutex::default() }
+    }
+
+    /// Where the listener of this name listens.
+    pub fn address(&self, name: &str) -> SocketAddr {
+        let found = self.serving.iter().find(|serving| &*serving.listening.name == name);
+        found.unwrap_or_else(|| panic!("no listener '{name}'")).listening.address
+    }
+
+    /// Where the listener `in` listens.
+    pub fn entry(&self) -> SocketAddr {
+        self.address("in")
+    }
+
+    /// The flows in flight.
+    pub fn live(&self) -> Vec<Arc<LiveFlow>> {
+        self.fleet.iter().flat_map(|fleet| fleet.ledgers()).flat_map(|ledger| ledger.snapshot()).collect()
+    }
+
+    /// Waits for a flow in flight for which `is` holds.
+    pub fn await_live(&self, what: &str, is: impl Fn(&LiveFlow) -> bool) -> Arc<LiveFlow> {
+        eventually(what, || self.live().into_iter().find(|flow| is(flow)))
+    }
+
+    /// Waits until `count` flows have ended and none is in flight; fails if it is not that many, or if one of them
+    /// was recorded twice.
+    pub fn ended(&self, count: usize) -> Vec<Ended> {
+        let mut ended = self.ended.lock().expect("no test panics inside");
+        eventually(&format!("{count} flows end"), || {
+            let fleet = self.fleet.as_ref()?;
+            // Looked at before the records are: a flow leaves the one for the other in one step.
+            let idle = fleet.ledgers().iter().all(|ledger| ledger.is_empty());
+            for ledger in fleet.ledgers() {
+                let (more, lost) = ledger.take_ended();
+                assert_eq!(lost, 0, "records were lost");
+                ended.extend(more);
+            }
+            (idle && ended.len() >= count).then_some(())
+        });
+        check(&ended, count);
+        std::mem::take(&mut ended)
+    }
+
+    /// Waits for the one flow to end.
+    pub fn only_end(&self) -> Ended {
+        self.ended(1).remove(0)
+    }
+
+    /// Waits for the one flow to end, and fails if it did so for another reason.
+    pub fn ends_with(&self, reason: EndReason) -> Ended {
+        let ended = self.only_end();
+        assert_eq!(ended.reason, reason, "{ended:?}");
+        ended
+    }
+
+    /// Stops the node as SIGTERM does; gives the records of the flows that it ended.
+    pub fn stop(mut self) -> Vec<Ended> {
+        self.serving.clear();
+        let fleet = self.fleet.take().expect("stopped once");
+        let ledgers: Vec<_> = fleet.ledgers().to_vec();
+        fleet.stop();
+        let mut ended: Vec<_> = ledgers.iter().flat_map(|ledger| ledger.take_ended().0).collect();
+        ended.append(&mut self.ended.lock().expect("no test panics inside"));
+        ended
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.serving.clear();
+        if let Some(fleet) = self.fleet.take() {
+            fleet.stop();
+        }
+    }
+}
+
+fn check(ended: &[Ended], count: usize) {
+    let numbers: BTreeSet<_> = ended.iter().map(|ended| ended.flow.id).collect();
+    assert_eq!(numbers.len(), ended.len(), "a flow was recorded twice");
+    assert_eq!(ended.len(), count, "{:?}", ended.iter().map(|ended| ended.reason).collect::<Vec<_>>());
+}
+
+/// The configuration of [`Node::reverse`].
+pub fn reverse_config(server: SocketAddr, rule: &str) -> String {
+    format!(
+        "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{server}'\n\
+         [[rule]]\nname = 'all'\n{rule}\n"
+    )
+}
