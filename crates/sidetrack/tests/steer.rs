@@ -20,8 +20,10 @@ fn steered(text: &str) -> Steer {
     Steer::new(&config, &bound, 0, &no_cgroup).unwrap()
 }
 
-/// Each path that is left alone: rule, selectors of both origins, masquerade.
-fn direct(steer: &Steer) -> Vec<(Option<&str>, &[Selector], &[Selector], bool)> {
+/// A path that is left alone: rule, local and forwarded selectors, masquerade.
+type Direct<'a> = (Option<&'a str>, &'a [Selector], &'a [Selector], bool);
+
+fn direct(steer: &Steer) -> Vec<Direct<'_>> {
     let paths = steer.paths.iter().zip(&steer.steering.kernel_paths);
     paths
         .filter_map(|(path, kernel)| match &kernel.route {
