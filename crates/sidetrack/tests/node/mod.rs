@@ -1,0 +1,279 @@
+//! A running `sidetrack up` in the network namespace of the calling thread, and the small peers around it.
+#![allow(dead_code, reason = "each test target uses its own part")]
+
+pub mod peers;
+pub mod traces;
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long any single step may take before the test fails.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
+const PREAMBLE: &str = "version = 1\nworkers = 1\n";
+const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\n";
+
+/// A process that was started, and what it says.
+pub struct Up {
+    child: Child,
+    folder: tempfile::TempDir,
+    log: Lines,
+    records: Lines,
+}
+
+/// Lines of a pipe, read by a thread.
+struct Lines {
+    queue: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Lines {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, queue) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { queue, seen: Vec::new() }
+    }
+
+    /// The next line within the limit; none at the end.
+    fn next(&mut self, limit: Duration) -> Result<Option<String>, RecvTimeoutError> {
+        match self.queue.recv_timeout(limit) {
+            Ok(line) => {
+                self.seen.push(line.clone());
+                Ok(Some(line))
+            }
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next line that fits.
+    fn until(&mut self, what: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.next(end.saturating_duration_since(Instant::now())) {
+                Ok(Some(line)) if fits(&line) => return Some(line),
+                Ok(Some(_)) => {}
+                Ok(None) => return None,
+                Err(_) => panic!("no {what} in time; there was:\n{}", self.seen.join("\n")),
+            }
+        }
+    }
+
+    /// Everything to the end of the pipe: until nobody holds its other end any more.
+    fn drain(&mut self) -> &[String] {
+        self.until("end", |_| false);
+        &self.seen
+    }
+}
+
+impl Up {
+    /// Starts with this configuration and waits until it is ready. `{top}` keys stand before the tables.
+    pub fn start(top: &str, tables: &str) -> Self {
+        let mut up = Self::spawn(top, tables);
+        assert!(
+            up.log.until("readiness", |line| line.ends_with(": ready")).is_some(),
+            "it ended:\n{}",
+            up.log.seen.join("\n")
+        );
+        up
+    }
+
+    /// Starts it and waits for nothing.
+    pub fn spawn(top: &str, tables: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_config(&folder, top, tables);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
+            .args(["up", "-c"])
+            .arg(folder.path().join("sidetrack.toml"))
+            .env("SIDETRACK_LOG", "sidetrack=debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary");
+        let log = Lines::of(child.stderr.take().expect("a pipe"));
+        let records = Lines::of(child.stdout.take().expect("a pipe"));
+        Self { child, folder, log, records }
+    }
+
+    /// Another configuration in place of the file; nobody is told.
+    pub fn rewrite(&self, top: &str, tables: &str) {
+        write_config(&self.folder, top, tables);
+    }
+
+    /// Another configuration, by SIGHUP; waits until it is in force.
+    pub fn reload(&mut self, top: &str, tables: &str) {
+        self.rewrite(top, tables);
+        self.signal(Signal::HUP);
+        // The change of the file may have been noticed first: both words are the end of this reload.
+        let line =
+            self.log_line("reload", |line| line.contains("reloaded (") || line.contains("is not taken"));
+        assert!(line.contains("reloaded ("), "{line}\n{}", self.log.seen.join("\n"));
+    }
+
+    /// Where the configuration file, and what it names relatively, lies.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The keeper's process id.
+    pub fn keeper(&self) -> u32 {
+        let children = sidetrack_sys::process::children(self.pid());
+        *children.first().expect("a keeper")
+    }
+
+    /// The guard's process id.
+    pub fn guard(&self) -> u32 {
+        let children = sidetrack_sys::process::children(self.keeper());
+        *children.first().expect("a guard")
+    }
+
+    /// The addresses a listener said it listens on.
+    pub fn addresses(&self, listener: &str) -> Vec<SocketAddr> {
+        let name = format!("listener={listener} ");
+        let lines = self.log.seen.iter().filter(|line| line.contains(": listening ") && line.contains(&name));
+        lines.filter_map(|line| line.rsplit_once("address=")?.1.parse().ok()).collect()
+    }
+
+    /// The next line of the log that fits.
+    pub fn log_line(&mut self, what: &str, fits: impl Fn(&str) -> bool) -> String {
+        let found = self.log.until(what, fits);
+        found.unwrap_or_else(|| panic!("it ended without {what}:\n{}", self.log.seen.join("\n")))
+    }
+
+    /// Everything it has logged so far.
+    pub fn logged(&self) -> String {
+        self.log.seen.join("\n")
+    }
+
+    /// The next record.
+    pub fn record(&mut self) -> Record {
+        match self.records.next(LIMIT) {
+            Ok(Some(line)) => Record(serde_json::from_str(&line).expect("JSON")),
+            other => {
+                while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
+                panic!("no record: {other:?}; the log:\n{}", self.log.seen.join("\n"))
+            }
+        }
+    }
+
+    /// The next `count` records by the client's address.
+    pub fn records(&mut self, count: usize) -> BTreeMap<SocketAddr, Record> {
+        let by_client: BTreeMap<_, _> = (0..count)
+            .map(|_| {
+                let record = self.record();
+                (record.address("client"), record)
+            })
+            .collect();
+        assert_eq!(by_client.len(), count, "one record for each flow");
+        by_client
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// SIGTERM, and the end of all its processes; gives the exit status of the first.
+    pub fn stop(mut self) -> (ExitStatus, Vec<Record>) {
+        self.signal(Signal::TERM);
+        self.gone()
+    }
+
+    /// Waits until nobody holds the log any more: not the process, nor its keeper, nor the guard.
+    pub fn gone(&mut self) -> (ExitStatus, Vec<Record>) {
+        let status = self.child.wait().expect("a child");
+        self.log.drain();
+        let known = self.records.seen.len();
+        let rest = &self.records.drain()[known..];
+        let rest = rest.iter().map(|line| Record(serde_json::from_str(line).expect("JSON"))).collect();
+        (status, rest)
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // Ended already if the test went well.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait();
+        }
+        if std::thread::panicking() {
+            while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
+            eprintln!("its log:\n{}", self.log.seen.join("\n"));
+        }
+    }
+}
+
+/// Sends a signal to a process that may have ended.
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not 0");
+    // It may have ended.
+    let _ = kill_process(pid, signal);
+}
+
+/// The signal that ended it.
+pub fn ended_by(status: ExitStatus) -> Option<Signal> {
+    status.signal().and_then(Signal::from_named_raw)
+}
+
+fn write_config(folder: &tempfile::TempDir, top: &str, tables: &str) {
+    let path = folder.path().display().to_string();
+    let text = format!("{PREAMBLE}{top}{TABLES}{tables}").replace('@', &path);
+    // At once: whoever watches the file must not see half of it.
+    let fresh = folder.path().join("fresh");
+    std::fs::write(&fresh, text).expect("written");
+    std::fs::rename(fresh, folder.path().join("sidetrack.toml")).expect("renamed");
+}
+
+/// One record.
+#[derive(Clone, Debug)]
+pub struct Record(pub Value);
+
+impl Record {
+    /// A text field; empty for null.
+    pub fn text(&self, field: &str) -> &str {
+        self.0[field].as_str().unwrap_or_default()
+    }
+
+    /// An address field.
+    pub fn address(&self, field: &str) -> SocketAddr {
+        self.text(field).parse().unwrap_or_else(|_| panic!("{field} of {self:?}"))
+    }
+
+    /// A number.
+    pub fn number(&self, field: &str) -> u64 {
+        self.0[field].as_u64().unwrap_or_else(|| panic!("{field} of {self:?}"))
+    }
+
+    /// The fields that tell what became of the flow.
+    pub fn fate(&self) -> (&str, &str, &str) {
+        (self.text("rule"), self.text("carrier"), self.text("reason"))
+    }
+}
+
+/// `IP:PORT`, with brackets where needed.
+pub fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse::<IpAddr>().expect(ip), port)
+}

@@ -1,0 +1,54 @@
+//! What a node leaves, or does not leave, in the network namespace of the calling thread.
+
+use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_sys::{nft, route, sysctl};
+use std::os::unix::fs::MetadataExt;
+
+/// Everything that `up` changes in a network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traces {
+    tables: Vec<String>,
+    routing: String,
+    settings: Vec<(&'static str, String)>,
+    processes: Vec<String>,
+}
+
+/// The settings that `up` touches.
+const SETTINGS: [&str; 3] = [
+    "net/netfilter/nf_conntrack_acct",
+    "net/netfilter/nf_conntrack_events",
+    "net/netfilter/nf_conntrack_timestamp",
+];
+
+impl Traces {
+    /// As things are now.
+    pub fn now() -> Self {
+        let mut socket = Socket::open(Protocol::Netfilter).expect("netlink");
+        let tables = nft::list_tables(&mut socket).expect("tables");
+        Self {
+            tables: tables
+                .iter()
+                .map(|table| format!("{:?} {} {:?}", table.family, table.name, table.info))
+                .collect(),
+            routing: format!("{:?}", route::ours().expect("routes")),
+            settings: SETTINGS.map(|name| (name, sysctl::read(name).expect(name))).to_vec(),
+            processes: processes_here(),
+        }
+    }
+
+    /// The nftables tables.
+    pub fn tables(&self) -> &[String] {
+        &self.tables
+    }
+}
+
+/// Other processes in the network namespace of this thread.
+fn processes_here() -> Vec<String> {
+    let here = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace").ino();
+    let entries = std::fs::read_dir("/proc").expect("proc").flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| std::fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|ns| ns.ino() == here))
+        .map(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
+        .collect()
+}
