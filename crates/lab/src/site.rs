@@ -10,6 +10,7 @@
 //! a peer asks for it ([`Forwarding`]): what reaches the origin has gone through a program, and a redirection that
 //! does not take hold is a failure and not a very fast row.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,6 +26,10 @@ use crate::topology::{self, Link, Node};
 
 /// Port of the origin.
 pub const ORIGIN_PORT: u16 = 80;
+/// First of the further ports of the origin, see [`Site::use_origin_of_row`].
+const FIRST_ROW_PORT: u16 = 8001;
+/// How many of them there are.
+const ROW_PORTS: u16 = 64;
 /// Port of the server's sshd, where a test starts one.
 pub const SSH_PORT: u16 = 22;
 /// The origin's name, known to the proxy only.
@@ -45,6 +50,7 @@ const NICE: i32 = -19;
 #[derive(Debug)]
 pub struct Site {
     origin: Service,
+    origin_port: Cell<u16>,
     /// Where the load comes from.
     pub client: Node,
     /// Where the measured program runs.
@@ -90,6 +96,7 @@ impl Site {
         let origin = start_origin(&server, &directory)?;
         let site = Self {
             origin,
+            origin_port: Cell::new(ORIGIN_PORT),
             client,
             proxy,
             server,
@@ -102,16 +109,26 @@ impl Site {
         Ok(site)
     }
 
+    /// Gives the origin a port that belongs to row number `row` of a table alone.
+    ///
+    /// A relay and a masquerading kernel reach the server from the same address with different clocks and
+    /// sequence numbers. With one port for all, a row would meet the TIME_WAIT of the row before, and its SYNs
+    /// would be refused and sent again (RFC 6191): a cost that is not the row's.
+    pub fn use_origin_of_row(&self, row: usize) {
+        let offset = u16::try_from(row).unwrap_or(0) % ROW_PORTS;
+        self.origin_port.set(FIRST_ROW_PORT + offset);
+    }
+
     /// The origin as the proxy reaches it.
     #[must_use]
     pub fn origin(&self) -> SocketAddr {
-        (self.proxy_server.b.v4, ORIGIN_PORT).into()
+        (self.proxy_server.b.v4, self.origin_port.get()).into()
     }
 
     /// The origin over the direct link.
     #[must_use]
     pub fn origin_direct(&self) -> SocketAddr {
-        (self.client_server.b.v4, ORIGIN_PORT).into()
+        (self.client_server.b.v4, self.origin_port.get()).into()
     }
 
     /// An address of the proxy as the client reaches it.
@@ -234,6 +251,13 @@ fn start_origin(server: &Node, directory: &Scratch) -> Result<Service> {
 }
 
 fn origin_config(directory: &str) -> String {
+    let ports = (FIRST_ROW_PORT..FIRST_ROW_PORT + ROW_PORTS).chain([ORIGIN_PORT]);
+    let listen: String = ports
+        .map(|port| {
+            let options = "backlog=8192 fastopen=256";
+            format!("    listen {port} {options};\n    listen [::]:{port} {options};\n")
+        })
+        .collect();
     format!(
         "daemon off; user root; worker_processes 1; worker_rlimit_nofile 65536;
 pid {directory}/origin.pid; error_log {directory}/origin-error.log warn;
@@ -244,9 +268,7 @@ http {{
   client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
   fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
   server {{
-    listen {ORIGIN_PORT} backlog=8192 fastopen=256;
-    listen [::]:{ORIGIN_PORT} backlog=8192 fastopen=256;
-    root {directory}/www;
+{listen}    root {directory}/www;
   }}
 }}
 "

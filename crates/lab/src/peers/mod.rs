@@ -136,6 +136,8 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
+        let rows = ALL.iter().chain(FLIGHTS_ONLY);
+        site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
 }

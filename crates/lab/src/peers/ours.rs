@@ -52,7 +52,7 @@ pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> 
         server.v4,
         server.v6,
         site::SSH_PORT,
-        site::ORIGIN_PORT
+        site.origin().port()
     );
     // Where the first bytes may travel with the request, we give them the time to come.
     let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
