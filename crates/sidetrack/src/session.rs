@@ -73,6 +73,9 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
                 worker.clock,
             );
             let ending = pump.await;
+            if let Some(session) = ready.session {
+                worker.touch(&session);
+            }
             entry.end(ending.reason, ending.error.map(|error| error.to_string()));
         }
         SetupEnd::Answered(reason, detail) => {

@@ -11,7 +11,7 @@ use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
 use sidetrack_core::limit::{Budget, SourceLimit};
-use sidetrack_core::socks::v6::{SessionLimits, SessionTable};
+use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,7 +42,8 @@ pub struct Shared {
     budget: Mutex<Budget>,
     per_client: Option<Mutex<SourceLimit>>,
     next_flow: AtomicU64,
-    sessions: Arc<Mutex<SessionTable>>,
+    /// Sessions and tokens of SOCKS6 clients.
+    pub sessions: Arc<Mutex<SessionTable>>,
     clock: Clock,
 }
 
@@ -111,6 +112,12 @@ impl Worker {
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
+    }
+
+    /// Notes that a flow of this SOCKS6 session ended just now.
+    pub fn touch(&self, session: &SessionId) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.touch(self.clock.now(), session);
     }
 
     /// Wakes flows that are overdue, for ever.

@@ -4,9 +4,11 @@
 //! Numbers: `linux/in.h`, `linux/in6.h`, `linux/tcp.h`, `linux/netfilter_ipv4.h`.
 #![allow(unsafe_code)]
 
+mod header;
 mod listen;
 mod tcp_info;
 
+pub use header::{set_hop_limit, set_traffic_class, speaks_mptcp};
 pub use listen::{ListenOptions, listen};
 pub use tcp_info::{TcpInfo, tcp_info};
 

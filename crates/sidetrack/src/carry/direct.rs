@@ -1,15 +1,17 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
-use super::{Carried, Failure, Order, resolve};
+use super::{Carried, Failure, FirstBytes, Order, resolve, stack};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::socks::v6::StackOption;
 use sidetrack_sys::sockopt;
+use socket2::SockRef;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
@@ -28,13 +30,20 @@ pub struct Dialing {
 
 /// What one connection wants of its socket.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
-    /// TCP Fast Open: the connection is made with the first write.
+pub struct Wishes<'a> {
+    /// TCP Fast Open (RFC 7413) where the kernel holds a cookie of that server.
     pub tfo: bool,
+    /// The first bytes, to go into the SYN. Without them a Fast Open connection is made by the caller's first write,
+    /// which must come at once.
+    pub syn_data: &'a [u8],
     /// Multipath TCP.
     pub mptcp: bool,
     /// Bind to this foreign address first.
     pub from: Option<SocketAddr>,
+    /// Options about the packets (TOS, TTL), from the SYN on.
+    pub packets: &'a [StackOption],
+    /// An address is tried only when the one before it has failed, not beside it.
+    pub one_by_one: bool,
 }
 
 impl Dialing {
@@ -45,18 +54,18 @@ impl Dialing {
         })
     }
 
-    /// Connects to one address. With [`Wishes::tfo`] it returns before the SYN leaves.
+    /// Connects to one address; gives how many bytes of [`Wishes::syn_data`] went out already.
     ///
     /// # Errors
     /// As `connect(2)`, sorted into the closed list.
-    pub async fn connect(&self, to: SocketAddr, wishes: Wishes) -> Result<TcpStream, Failure> {
+    pub async fn connect(&self, to: SocketAddr, wishes: Wishes<'_>) -> Result<(TcpStream, usize), Failure> {
         if self.is_own(to) {
             return Err(Failure::new(EndReason::Loop, format!("{to} is our own listener")));
         }
         self.try_connect(to, wishes).await.map_err(|error| failure(&error, to))
     }
 
-    async fn try_connect(&self, to: SocketAddr, wishes: Wishes) -> io::Result<TcpStream> {
+    fn socket(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<socket2::Socket> {
         let socket = if wishes.mptcp { sockopt::mptcp_socket(&to)?.0 } else { sockopt::stream_socket(&to)? };
         if let Some(mark) = self.mark {
             sockopt::set_mark(&socket, mark)?;
@@ -67,30 +76,51 @@ impl Dialing {
             socket.bind(&SocketAddr::new(from.ip(), 0).into())?;
         }
         sockopt::set_tcp_nodelay(&socket, true)?;
+        stack::set(&socket, wishes.packets);
         if wishes.tfo {
-            sockopt::set_tcp_fastopen_connect(&socket)?;
+            // A wish: where the kernel does not do it (sysctl net.ipv4.tcp_fastopen), the connection is made without.
+            let _ = sockopt::set_tcp_fastopen_connect(&socket);
         }
+        Ok(socket)
+    }
+
+    async fn try_connect(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<(TcpStream, usize)> {
+        let socket = self.socket(to, wishes)?;
         let done = sockopt::start_connect(&socket, to)?;
         let stream = TcpStream::from_std(socket.into())?;
-        if !done {
+        let mut sent = 0;
+        if done && !wishes.syn_data.is_empty() {
+            // There is a cookie, and nothing was sent so far: this is the SYN.
+            sent = SockRef::from(&stream).send(wishes.syn_data)?;
+            // What tokio remembers is the moment before; the socket is writable again when the SYN is answered.
+            let _ = stream.try_io(Interest::WRITABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+        if !done || sent > 0 {
             stream.writable().await?;
             if let Some(error) = stream.take_error()? {
                 return Err(error);
             }
         }
-        Ok(stream)
+        Ok((stream, sent))
     }
 
-    /// Connects to the first of the addresses that answers; each has a head start over the next.
+    /// Connects to the first of the addresses that answers; each has a head start over the next. Gives what
+    /// [`Dialing::connect`] does.
     ///
     /// # Errors
     /// The first failure, if all fail.
-    pub async fn race(&self, addresses: &[SocketAddr], wishes: Wishes) -> Result<TcpStream, Failure> {
+    pub async fn race(
+        &self,
+        addresses: &[SocketAddr],
+        wishes: Wishes<'_>,
+    ) -> Result<(TcpStream, usize), Failure> {
         match addresses {
             [one] => self.connect(*one, wishes).await,
             many => {
                 let attempts: Vec<_> = many.iter().map(|to| Box::pin(self.connect(*to, wishes))).collect();
-                Race { waiting: attempts.into_iter(), running: Vec::new(), delay: None, first: None }.await
+                let head_start = (!wishes.one_by_one).then_some(ATTEMPT_DELAY);
+                let waiting = attempts.into_iter();
+                Race { waiting, running: Vec::new(), head_start, delay: None, first: None }.await
             }
         }
     }
@@ -100,12 +130,14 @@ impl Dialing {
 struct Race<F> {
     waiting: std::vec::IntoIter<Pin<Box<F>>>,
     running: Vec<Pin<Box<F>>>,
+    /// None: the next one starts only when all before it have failed.
+    head_start: Option<Duration>,
     delay: Option<Pin<Box<Sleep>>>,
     first: Option<Failure>,
 }
 
-impl<F: Future<Output = Result<TcpStream, Failure>>> Future for Race<F> {
-    type Output = Result<TcpStream, Failure>;
+impl<F: Future<Output = Result<(TcpStream, usize), Failure>>> Future for Race<F> {
+    type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -114,7 +146,7 @@ impl<F: Future<Output = Result<TcpStream, Failure>>> Future for Race<F> {
             let mut index = 0;
             while let Some(attempt) = this.running.get_mut(index) {
                 match attempt.as_mut().poll(cx) {
-                    Poll::Ready(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                    Poll::Ready(Ok(connected)) => return Poll::Ready(Ok(connected)),
                     Poll::Ready(Err(failure)) => {
                         drop(this.running.swap_remove(index));
                         this.first.get_or_insert(failure);
@@ -123,14 +155,14 @@ impl<F: Future<Output = Result<TcpStream, Failure>>> Future for Race<F> {
                     Poll::Pending => index += 1,
                 }
             }
-            let elapsed = this.delay.as_mut().is_none_or(|delay| delay.as_mut().poll(cx).is_ready());
+            let elapsed = this.delay.as_mut().is_some_and(|delay| delay.as_mut().poll(cx).is_ready());
             if !(elapsed || failed || this.running.is_empty()) {
                 return Poll::Pending;
             }
             match this.waiting.next() {
                 Some(attempt) => {
                     this.running.push(attempt);
-                    this.delay = Some(Box::pin(sleep(ATTEMPT_DELAY)));
+                    this.delay = this.head_start.map(|delay| Box::pin(sleep(delay)));
                 }
                 None if this.running.is_empty() => {
                     let none = || Failure::new(EndReason::Unreachable, "no address to try");
@@ -164,17 +196,51 @@ pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
 }
 
 /// Carries a flow directly.
-pub(super) async fn carry(order: &Order<'_>) -> Result<Carried, Failure> {
+pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     let addresses = resolve(&order.destination).await?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
+    let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
+    // Without bytes at hand there is nothing to put into the SYN, and a server that speaks first must not wait.
+    let held = if tfo { first.held() } else { &[] };
+    let syn_data = held.get(..syn_data_max(order.stack)).unwrap_or(held);
     let wishes = Wishes {
-        tfo: order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_))),
+        tfo: !syn_data.is_empty(),
+        syn_data,
         mptcp: order.carry.mptcp || asked(|option| matches!(option, StackOption::Multipath(true))),
         from: order.carry.keep_client_address.then_some(order.client),
+        packets: order.stack,
+        one_by_one: asked(|option| matches!(option, StackOption::HappyEyeballs(false))),
     };
-    let stream = order.dialing.race(&addresses, wishes).await?;
+    let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     let bound = sockopt::local_address(&stream).ok().map(Destination::from);
-    Ok(Carried { stream, early: Vec::new(), bound, sent: 0, stack: Vec::new() })
+    let stack = done(order.stack, &stream, sent, addresses.len());
+    Ok(Carried { stream, early: Vec::new(), bound, sent, stack })
+}
+
+/// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.
+fn syn_data_max(asked: &[StackOption]) -> usize {
+    let size = asked.iter().find_map(|option| match option {
+        StackOption::Tfo(size) if *size > 0 => Some(usize::from(*size)),
+        _ => None,
+    });
+    size.unwrap_or(usize::MAX)
+}
+
+/// What was asked for, as it was done.
+fn done(asked: &[StackOption], stream: &TcpStream, sent: usize, addresses: usize) -> Vec<StackOption> {
+    let mut done = stack::set(stream, asked);
+    for option in asked {
+        done.push(match option {
+            StackOption::Tfo(_) => {
+                let used = sent > 0 && sockopt::tcp_info(stream).is_ok_and(|info| info.syn_data_acked);
+                StackOption::Tfo(if used { u16::try_from(sent).unwrap_or(u16::MAX) } else { 0 })
+            }
+            StackOption::Multipath(_) => StackOption::Multipath(sockopt::speaks_mptcp(stream)),
+            StackOption::HappyEyeballs(wanted) => StackOption::HappyEyeballs(*wanted && addresses > 1),
+            _ => continue,
+        });
+    }
+    done
 }
 
 #[cfg(test)]
@@ -192,7 +258,7 @@ mod tests {
         let to = open.local_addr().unwrap();
         let stream = on_loopback(async {
             let stream = Dialing::default().race(&[closed, to], Wishes::default()).await;
-            stream.map(|stream| stream.peer_addr().unwrap())
+            stream.map(|(stream, _)| stream.peer_addr().unwrap())
         });
         assert_eq!(stream, Ok(to));
     }

@@ -161,9 +161,9 @@ pub(super) async fn carry(
 ) -> Result<Carried, Failure> {
     let entry = &hops[0];
     let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
-    let wishes = Wishes { tfo: entry.tfo, mptcp: entry.mptcp, from: None };
+    let wishes = Wishes { tfo: entry.tfo, mptcp: entry.mptcp, ..Wishes::default() };
     let dialled = order.dialing.race(&addresses, wishes).await;
-    let mut stream = dialled.map_err(|failure| at(failure, 0, hops))?;
+    let (mut stream, _) = dialled.map_err(|failure| at(failure, 0, hops))?;
     let clock = Clock::start();
     let held = first.held();
     let sent = held.len().min(INITIAL_DATA_MAX);

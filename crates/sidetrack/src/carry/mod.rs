@@ -3,6 +3,7 @@
 mod direct;
 mod hops;
 mod resolve;
+pub mod stack;
 
 pub use direct::Dialing;
 pub use resolve::resolve;
@@ -76,7 +77,7 @@ pub trait FirstBytes {
 /// The reason for the record, naming the hop and the step.
 pub async fn carry(order: &Order<'_>, first: &mut (impl FirstBytes + Send)) -> Result<Carried, Failure> {
     match &order.carry.carrier {
-        Carrier::Direct => direct::carry(order).await,
+        Carrier::Direct => direct::carry(order, first).await,
         Carrier::Hops(hops) => {
             let destination = match (order.carry.resolve, &order.destination.host) {
                 (Resolve::Local, Host::Name(_)) => resolve(&order.destination)

@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::watch::Watched;
-use crate::carry::{self, Carried, Failure, Order};
+use crate::carry::{self, Carried, Failure, Order, stack};
 use crate::config::Config;
 use crate::dns;
 use crate::intercept::socks::{Asked, Handshake, Refused};
@@ -13,6 +13,7 @@ use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
+use sidetrack_core::socks::v6::{Leg, SessionId};
 use sidetrack_core::splice;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -40,6 +41,8 @@ pub struct Ready {
     pub early: Vec<u8>,
     /// Bounds of the flow.
     pub config: splice::Config,
+    /// The SOCKS6 session it is part of: used until the flow ends.
+    pub session: Option<SessionId>,
 }
 
 /// What a time-out of this stage means, in words.
@@ -144,13 +147,16 @@ impl<'a> Setup<'a> {
             Err(failure) => return Err(refuse(caught.socks, client, failure).await),
         };
         self.live.connected(self.live.opened.elapsed());
-        if let Some((handshake, _)) = &mut caught.socks {
+        let mut session = None;
+        if let Some((handshake, request)) = &mut caught.socks {
             let code = ReplyCode::Succeeded;
             let bound = carried.bound.as_ref().and_then(Destination::socket_addr);
-            let reply = Reply { code, bound, stack: carried.stack, metadata: Vec::new() };
-            handshake.reply(client, reply).await?;
+            let mut done = stack::set(&client.stream, &stack::about(&request.stack, Leg::Client));
+            done.extend(carried.stack);
+            handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
+            session = request.session.take();
         }
-        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry) })
+        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), session })
     }
 
     /// One stage, until the deadline or somebody's wish ends it.
@@ -268,7 +274,7 @@ impl<'a> Setup<'a> {
             carry,
             destination,
             client: flow.client,
-            stack: request.map_or(&[], |request| &request.stack),
+            stack: &request.map_or_else(Vec::new, |request| stack::about(&request.stack, Leg::Remote)),
             metadata,
             dialing: &self.worker.dialing(),
         };

@@ -7,6 +7,7 @@ mod endings;
 mod half_close;
 mod handshakes;
 mod node;
+mod options;
 mod path;
 mod peers;
 mod random;
