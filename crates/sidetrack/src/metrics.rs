@@ -279,7 +279,10 @@ impl Observer for Metrics {
         }
         self.duration.observe(ended.duration.as_secs_f64());
         if ended.reason == EndReason::Limit {
-            self.shed.get_or_create(&ReasonLabel { reason: ended.reason.as_str() }).inc();
+            // Before policy is asked it was refused at the door; later, there were no ports or descriptors to dial with.
+            let at_the_door = decided.is_none_or(|decided| decided.verdict.is_none());
+            let reason = if at_the_door { "admission" } else { "connect" };
+            self.shed.get_or_create(&ReasonLabel { reason }).inc();
         }
     }
 

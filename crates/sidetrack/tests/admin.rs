@@ -172,7 +172,7 @@ async fn rules_configuration_and_status() {
     enter(&rig.ledger, &full(1));
     insta::assert_snapshot!(rig.get("/v1/rules", &[]).await.to_string());
     let status: Status = rig.client.ask(Method::GET, "/v1/status", &[]).await.unwrap();
-    assert_eq!((status.flows_active, status.flows_ended, status.workers), (1, 0, 1));
+    assert_eq!((status.flows_active, status.flows_ended), (1, 0));
     assert_eq!(status.pid, std::process::id());
     assert!((4..=status.fds_limit).contains(&status.fds_in_use), "{status:?}");
     assert_eq!(status.listeners[0].name, "out");

@@ -36,6 +36,7 @@ fn everything_at_a_glance() {
     record(&metrics, &fast, EndReason::KernelClosed);
     record(&metrics, &live(4, flow("10.9.8.7:25"), denied(Some("no mail"))), EndReason::PolicyDenied);
     record(&metrics, &Arc::new(LiveFlow::new(FlowId(5))), EndReason::Limit);
+    record(&metrics, &live(8, flow("10.9.8.7:80"), carried(None, &[])), EndReason::Limit);
     metrics.lost(3);
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));

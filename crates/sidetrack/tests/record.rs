@@ -245,3 +245,22 @@ async fn following_ends_with_the_recorder() {
     let mut late = rig.feed.follow(Filter::everything(), false).unwrap();
     assert_eq!(late.next().await, None);
 }
+
+#[tokio::test]
+async fn sigusr1_opens_the_file_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, old) = (dir.path().join("flows.jsonl"), dir.path().join("old"));
+    let writer = RecordWriter::start(Target::File(path.clone())).unwrap();
+    tokio::spawn(writer.reopen_on_signal().unwrap());
+    std::fs::rename(&path, &old).unwrap();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
+    let appears = async {
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), appears).await.expect("the file is made anew");
+    writer.push(b"new\n");
+    assert_eq!(writer.close(Duration::from_secs(20)), 0);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
+}

@@ -94,8 +94,6 @@ pub struct Status {
     pub started: Timestamp,
     /// For how long it has been running, whole seconds.
     pub uptime_seconds: u64,
-    /// Worker threads.
-    pub workers: usize,
     /// Flows in flight.
     pub flows_active: usize,
     /// Flows that ended since the start.
@@ -144,7 +142,6 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
         pid: std::process::id(),
         started: state.started_at,
         uptime_seconds: state.started.elapsed().as_secs(),
-        workers: state.ledgers.len(),
         flows_active: state.ledgers.iter().map(|ledger| ledger.len()).sum(),
         flows_ended: state.feed.ended_total(),
         fds_in_use: descriptors_in_use(),

@@ -110,7 +110,11 @@ async fn run(
     let ledgers = node.ledgers();
     let feed = Arc::new(Feed::new(config.record.recent));
     let metrics = Arc::new(Metrics::new());
-    let recorder = Recorder::new(ledgers.clone(), feed.clone(), writer(&config)?, metrics.clone());
+    let writer = writer(&config)?;
+    if let Some(writer) = &writer {
+        tokio::spawn(writer.reopen_on_signal()?);
+    }
+    let recorder = Recorder::new(ledgers.clone(), feed.clone(), writer, metrics.clone());
     let (stop_records, records_stopped) = watch::channel(false);
     let records = tokio::spawn(recorder.run(records_stopped));
     node.record_kernel_flows();

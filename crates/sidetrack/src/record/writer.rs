@@ -98,13 +98,20 @@ impl RecordWriter {
         self.shared.changed.notify_all();
     }
 
-    /// What reopens the file from elsewhere, after the writer itself was given away.
-    pub fn reopener(&self) -> impl Fn() + Send + Sync + use<> {
+    /// Opens the file anew at every SIGUSR1, as log rotation asks for, until the future is dropped or the writer has ended.
+    ///
+    /// # Errors
+    /// When the signal cannot be caught.
+    pub fn reopen_on_signal(&self) -> io::Result<impl Future<Output = ()> + Send + use<>> {
+        // Caught from here on, not from the first poll: until then the signal would end the process.
+        let mut signals = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::user_defined1())?;
         let shared = self.shared.clone();
-        move || {
-            shared.state().reopen = true;
-            shared.changed.notify_all();
-        }
+        Ok(async move {
+            while signals.recv().await.is_some() && !shared.state().done {
+                shared.state().reopen = true;
+                shared.changed.notify_all();
+            }
+        })
     }
 
     /// Lines lost since the last call.
