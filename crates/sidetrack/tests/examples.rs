@@ -1,6 +1,7 @@
 //! Every example runs to its end, on real namespaces and real programs, with the binary under test: as root, and as
 //! an ordinary user in user namespaces. The scripts check what they show and fail where it is not so.
 
+use sidetrack::config::Config;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -121,36 +122,13 @@ fn every_example_has_its_test() {
     assert_eq!(found, TESTED);
 }
 
-/// The TOML blocks of a Markdown document that begin with a version, as files for `check`.
-fn configurations(document: &str) -> Vec<String> {
-    let blocks = document.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```"));
-    blocks.map(|(block, _)| block.to_owned()).filter(|block| block.contains("version = 1")).collect()
-}
-
-fn check(path: &Path) -> Result<(), String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_sidetrack")).arg("check").arg(path).output();
-    let output = output.expect("our own binary can be started");
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() { Ok(()) } else { Err(format!("{}: {said}", path.display())) }
-}
-
 #[test]
-fn every_configuration_shown_is_right() {
-    let mut files = Vec::new();
-    for example in TESTED {
-        for entry in fs::read_dir(examples().join(example)).expect("an example is a folder") {
-            files.push(entry.expect("a folder can be listed").path());
-        }
-    }
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    let folder = TempDir::new().expect("a temporary folder");
+fn the_readme_shows_a_configuration_that_is_right() {
     let readme = fs::read_to_string(examples().join("../README.md")).expect("there is a README");
-    for (index, block) in configurations(&readme).into_iter().enumerate() {
-        files.push(folder.path().join(format!("README-{index}.toml")));
-        fs::write(files.last().expect("just pushed"), block).expect("a temporary file");
-    }
-    assert!(files.len() > 9, "only {} configurations found", files.len());
-    let wrong: Vec<_> = files.iter().filter_map(|path| check(path).err()).collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let block =
+        readme.split_once("```toml\n").and_then(|(_, rest)| rest.split_once("```")).expect("a TOML block").0;
+    let config =
+        Config::from_text("README.md", block).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    assert_eq!(config.warnings, []);
+    assert_eq!(config.listeners.len(), 2);
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The root of the workspace.
 pub fn root() -> PathBuf {
@@ -62,18 +63,22 @@ pub fn files(folder: &str, suffix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Every Rust source under `folder` (from the root). Panics if there is none: a scan over nothing would pass for
-/// the wrong reason.
-pub fn sources(folder: &str) -> Vec<Source> {
-    let root = root();
-    let found: Vec<_> = files(folder, ".rs").iter().map(|path| Source::read(&root, path)).collect();
-    assert!(!found.is_empty(), "nothing to scan: no Rust source under {folder}");
-    found
+/// Every Rust source of the repository: all crates, their tests, and the fuzz targets. Read once.
+pub fn all_sources() -> &'static [Source] {
+    static SOURCES: OnceLock<Vec<Source>> = OnceLock::new();
+    SOURCES.get_or_init(|| {
+        let root = root();
+        files("", ".rs").iter().map(|path| Source::read(&root, path)).collect()
+    })
 }
 
-/// Every Rust source of the repository: all crates, their tests, and the fuzz targets.
-pub fn all_sources() -> Vec<Source> {
-    sources("")
+/// Every Rust source under `folder` (from the root). Panics if there is none: a scan over nothing would pass for
+/// the wrong reason.
+pub fn sources(folder: &str) -> Vec<&'static Source> {
+    let found: Vec<_> =
+        all_sources().iter().filter(|source| Path::new(&source.path).starts_with(folder)).collect();
+    assert!(!found.is_empty(), "nothing to scan: no Rust source under {folder}");
+    found
 }
 
 /// Where a scan of Rust text stands.
