@@ -39,7 +39,9 @@ pub enum BindError {
     #[error("{0} is there and is no socket: remove it, or choose another path ([admin] socket)")]
     NotASocket(PathBuf),
     /// The system refused.
-    #[error("the admin socket {0} cannot be made: {1}")]
+    #[error(
+        "the admin socket {0} cannot be made: {1}; choose a path that this user may write to ([admin] socket)"
+    )]
     Io(PathBuf, #[source] io::Error),
 }
 

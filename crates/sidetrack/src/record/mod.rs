@@ -86,6 +86,11 @@ fn duration(seconds: f64) -> Duration {
 impl<'a> FlowRecord<'a> {
     /// The record of a flow in flight, as of now. `decided` is that of the flow.
     pub fn live(flow: &LiveFlow, decided: Option<&'a Decided>) -> Self {
+        Self::after(flow, decided, flow.opened.elapsed())
+    }
+
+    /// The record of a flow in flight, so long after it was caught.
+    fn after(flow: &LiveFlow, decided: Option<&'a Decided>, duration: Duration) -> Self {
         let (bytes_up, bytes_down) = flow.bytes();
         let known = decided.map(|decided| &decided.flow);
         let process = known.and_then(|known| known.process.as_ref());
@@ -109,7 +114,7 @@ impl<'a> FlowRecord<'a> {
             bytes_down,
             connect_seconds: flow.connect_time().map(seconds),
             first_byte_seconds: flow.first_byte_time().map(seconds),
-            duration_seconds: seconds(flow.opened.elapsed()),
+            duration_seconds: seconds(duration),
             shunted: known.is_some_and(|known| known.intercept == Intercept::Kernel),
             reason: None,
             detail: None,
@@ -119,10 +124,9 @@ impl<'a> FlowRecord<'a> {
     /// The record of a flow that ended. `decided` is that of the flow.
     pub fn ended(ended: &'a Ended, decided: Option<&'a Decided>) -> Self {
         Self {
-            duration_seconds: seconds(ended.duration),
             reason: Some(ended.reason),
             detail: ended.detail.as_deref().map(Cow::Borrowed),
-            ..Self::live(&ended.flow, decided)
+            ..Self::after(&ended.flow, decided, ended.duration)
         }
     }
 
