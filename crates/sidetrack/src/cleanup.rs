@@ -4,7 +4,7 @@
 //! SIGKILL. What can stay is a table of `on_crash = "closed"` (on purpose), everything on kernels without owned tables or when
 //! the guard was killed as well, empty control groups, and a socket that nobody answers at.
 
-use sidetrack_sys::cgroup::Hierarchy;
+use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::netlink::{Error, Protocol, Socket};
 use sidetrack_sys::undo::Action;
 use sidetrack_sys::{nft, probe, process, route};
@@ -29,7 +29,7 @@ pub struct Places {
 pub struct Running {
     /// Its process id.
     pub pid: u32,
-    /// Its sub-command: `up`, `keeper` or `run`.
+    /// Its sub-command: `up` or `keeper`.
     pub command: String,
 }
 
@@ -47,22 +47,16 @@ pub struct Survey {
 /// Looks for leftovers; changes nothing.
 pub fn survey(places: &Places) -> Survey {
     let mut survey = Survey { running: running(&places.program), ..Survey::default() };
-    if !survey.runs(&["up", "keeper"]) {
+    if survey.running.is_empty() {
         survey.look("nftables", tables());
         survey.look("policy rules and routes", routes());
     }
-    if !survey.runs(&["run"]) {
-        survey.leftovers.extend(empty_cgroups());
-    }
+    survey.leftovers.extend(empty_cgroups());
     survey.leftovers.extend(places.sockets.iter().flat_map(|path| stale_sockets(path)));
     survey
 }
 
 impl Survey {
-    fn runs(&self, commands: &[&str]) -> bool {
-        self.running.iter().any(|running| commands.contains(&running.command.as_str()))
-    }
-
     fn look(&mut self, what: &str, found: Result<Vec<Action>, Error>) {
         match found {
             Ok(actions) => self.leftovers.extend(actions),
@@ -74,13 +68,24 @@ impl Survey {
     }
 }
 
+/// Whether this is the name of something of ours that nobody needs any more, as far as a name can tell: what
+/// `run --mode cgroup` makes has its process id at the end.
+fn is_abandoned(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(PREFIX) else { return false };
+    let pid = rest.strip_prefix("-run-").and_then(|pid| pid.parse::<u32>().ok());
+    (rest.is_empty() || rest.starts_with('-')) && !pid.is_some_and(is_alive)
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
 /// Tables of ours that no living process owns.
 fn tables() -> Result<Vec<Action>, Error> {
     let mut socket = Socket::open(Protocol::Netfilter)?;
-    let ours = nft::list_tables(&mut socket)?.into_iter().filter(|table| {
-        let name = table.name.strip_prefix(PREFIX);
-        name.is_some_and(|rest| rest.is_empty() || rest.starts_with('-')) && table.info.owner.is_none()
-    });
+    let ours = nft::list_tables(&mut socket)?
+        .into_iter()
+        .filter(|table| table.info.owner.is_none() && is_abandoned(&table.name));
     Ok(ours
         .filter_map(|table| Some(Action::DeleteTable { family: table.family?, name: table.name }))
         .collect())
@@ -100,7 +105,9 @@ fn routes() -> Result<Vec<Action>, Error> {
 fn empty_cgroups() -> Vec<Action> {
     let Ok(hierarchy) = Hierarchy::find() else { return Vec::new() };
     let leaves = hierarchy.leaves(&format!("{PREFIX}-")).into_iter();
-    let empty = leaves.filter(|leaf| leaf.pids().is_ok_and(|pids| pids.is_empty()));
+    let named =
+        |leaf: &Leaf| leaf.path().file_name().is_some_and(|name| is_abandoned(&name.to_string_lossy()));
+    let empty = leaves.filter(|leaf| named(leaf) && leaf.pids().is_ok_and(|pids| pids.is_empty()));
     empty.map(|leaf| Action::RemoveDirectory(leaf.directory())).collect()
 }
 
@@ -112,13 +119,13 @@ fn stale_sockets(path: &Path) -> Vec<Action> {
         let name = entry.file_name();
         let pid =
             name.to_str().and_then(|name| name.strip_prefix(&hidden)).and_then(|pid| pid.parse::<u32>().ok());
-        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+        pid.is_some_and(|pid| !is_alive(pid))
     });
     let candidates = std::iter::once(path.to_owned()).chain(half_made.map(|entry| entry.path()));
     candidates.filter(|path| probe::socket_is_stale(path)).map(Action::RemoveFile).collect()
 }
 
-/// Processes of this program in this network namespace that hold rules or control groups.
+/// Processes of this program in this network namespace that hold rules.
 fn running(program: &str) -> Vec<Running> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let own = fs::metadata("/proc/thread-self/ns/net").map(|metadata| metadata.ino()).ok();
@@ -133,8 +140,21 @@ fn running(program: &str) -> Vec<Running> {
 fn sub_command(pid: u32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = line.split(|byte| *byte == 0).skip(1).map(String::from_utf8_lossy);
-    words
-        .into_iter()
-        .find(|word| ["up", "keeper", "run"].contains(&word.as_ref()))
-        .map(|word| word.into_owned())
+    words.into_iter().find(|word| ["up", "keeper"].contains(&word.as_ref())).map(|word| word.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_abandoned;
+
+    #[test]
+    fn names_tell_what_is_ours_and_whether_its_maker_lives() {
+        for name in ["sidetrack", "sidetrack-old", "sidetrack-run-4194305", "sidetrack-run-"] {
+            assert!(is_abandoned(name), "{name}");
+        }
+        let alive = format!("sidetrack-run-{}", std::process::id());
+        for name in ["", "filter", "sidetracker", "my-sidetrack", &alive] {
+            assert!(!is_abandoned(name), "{name}");
+        }
+    }
 }

@@ -50,7 +50,8 @@ fn what_a_crash_left_is_found_and_taken_back_and_nothing_else() {
         assert_eq!(found(&places), Survey::default());
         assert_eq!(undo(&Survey::default(), false).out, "nothing of Sidetrack's is left behind\n");
         let mut socket = Socket::open(Protocol::Netfilter).unwrap();
-        for name in ["sidetrack", "sidetrack-old", "sidetracker", "filter"] {
+        let running = format!("sidetrack-run-{}", std::process::id());
+        for name in ["sidetrack", "sidetrack-run-4194305", "sidetracker", "filter", &running] {
             Table::new(Family::Inet, name).apply(&mut socket).unwrap();
         }
         let rule = MarkRule { version: IpVersion::V4, mark: 7, mask: 7, table: 7_007, priority: 700 };
@@ -70,7 +71,7 @@ fn what_a_crash_left_is_found_and_taken_back_and_nothing_else() {
         assert_eq!(found(&places), Survey::default());
         let names: Vec<_> =
             nft::list_tables(&mut socket).unwrap().into_iter().map(|table| table.name).collect();
-        assert_eq!(names, ["sidetracker", "filter"], "others' tables stay");
+        assert_eq!(names, ["sidetracker", "filter", &running], "tables of others and of the living stay");
     });
 }
 
