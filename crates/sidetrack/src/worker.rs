@@ -10,7 +10,7 @@ use crate::process::Owners;
 use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
-use sidetrack_core::limit::{Budget, SourceLimit};
+use sidetrack_core::limit::{Budget, SourceLimit, TokenBucket};
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::io;
 use std::net::IpAddr;
@@ -26,6 +26,10 @@ const SWEEP: Duration = Duration::from_millis(100);
 /// How long a listener rests when the system has no descriptor for the next connection: long enough not to spin,
 /// short enough not to be noticed.
 const ACCEPT_REST: Duration = Duration::from_millis(10);
+
+/// Lines in the log about failing to accept: at most so many at once, and so many a second, for each listener.
+const COMPLAINTS_BURST: u32 = 3;
+const COMPLAINTS_PER_SECOND: u32 = 1;
 
 /// Most client addresses that `limits.max_flows_per_client` counts at a time.
 const SOURCES_MAX: usize = 65_536;
@@ -137,6 +141,7 @@ impl Worker {
         listener: TcpListener,
         mut stop: watch::Receiver<bool>,
     ) {
+        let mut complaints = TokenBucket::new(COMPLAINTS_BURST, COMPLAINTS_PER_SECOND, self.clock.now());
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -153,7 +158,9 @@ impl Worker {
                 }
                 Err(error) if is_about_the_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(listener = %listening.name, %error, "cannot accept; resting");
+                    if let Some(silent) = complaints.take(self.clock.now()) {
+                        tracing::warn!(listener = %listening.name, %error, silent, "cannot accept; resting");
+                    }
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }

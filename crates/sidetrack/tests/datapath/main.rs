@@ -3,13 +3,16 @@
 //! Every wait is bounded by [`node::PATIENCE`]; nothing sleeps to synchronise. Random tests print their seed.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
+mod binary;
 mod endings;
 mod half_close;
 mod handshakes;
+mod limits;
 mod node;
 mod options;
 mod path;
 mod peers;
 mod random;
 mod socks;
+mod storms;
 mod transfers;

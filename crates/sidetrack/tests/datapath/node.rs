@@ -122,20 +122,46 @@ impl Node {
     /// Waits until `count` flows have ended and none is in flight; fails if it is not that many, or if one of them
     /// was recorded twice.
     pub fn ended(&self, count: usize) -> Vec<Ended> {
-        let mut ended = self.ended.lock().expect("no test panics inside");
         eventually(&format!("{count} flows end"), || {
-            let fleet = self.fleet.as_ref()?;
-            // Looked at before the records are: a flow leaves the one for the other in one step.
-            let idle = fleet.ledgers().iter().all(|ledger| ledger.is_empty());
-            for ledger in fleet.ledgers() {
-                let (more, lost) = ledger.take_ended();
-                assert_eq!(lost, 0, "records were lost");
-                ended.extend(more);
-            }
-            (idle && ended.len() >= count).then_some(())
+            let (idle, ended) = self.collect();
+            (idle && ended >= count).then_some(())
         });
-        check(&ended, count);
-        std::mem::take(&mut ended)
+        let ended = self.take();
+        assert_eq!(ended.len(), count, "{:?}", ended.iter().map(|ended| ended.reason).collect::<Vec<_>>());
+        ended
+    }
+
+    /// Waits until no flow is in flight and every connection that was made has been accepted; gives the flows that
+    /// ended, each recorded once.
+    pub fn all_ended(&self) -> Vec<Ended> {
+        // What is in a listener's queue is accepted within moments by a worker with nothing else to do: idle several
+        // times in a row is idle.
+        for _ in 0..20 {
+            eventually("the flows end", || self.collect().0.then_some(()));
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        self.take()
+    }
+
+    /// Takes in the records so far; whether no flow is in flight, and how many have ended.
+    fn collect(&self) -> (bool, usize) {
+        let mut ended = self.ended.lock().expect("no test panics inside");
+        let ledgers: Vec<_> = self.fleet.iter().flat_map(|fleet| fleet.ledgers()).collect();
+        // Looked at before the records are: a flow leaves the one for the other in one step.
+        let idle = ledgers.iter().all(|ledger| ledger.is_empty());
+        for ledger in ledgers {
+            let (more, lost) = ledger.take_ended();
+            assert_eq!(lost, 0, "records were lost");
+            ended.extend(more);
+        }
+        (idle, ended.len())
+    }
+
+    fn take(&self) -> Vec<Ended> {
+        let ended = std::mem::take(&mut *self.ended.lock().expect("no test panics inside"));
+        let numbers: BTreeSet<_> = ended.iter().map(|ended| ended.flow.id).collect();
+        assert_eq!(numbers.len(), ended.len(), "a flow was recorded twice");
+        ended
     }
 
     /// Waits for the one flow to end.
@@ -169,12 +195,6 @@ impl Drop for Node {
             fleet.stop();
         }
     }
-}
-
-fn check(ended: &[Ended], count: usize) {
-    let numbers: BTreeSet<_> = ended.iter().map(|ended| ended.flow.id).collect();
-    assert_eq!(numbers.len(), ended.len(), "a flow was recorded twice");
-    assert_eq!(ended.len(), count, "{:?}", ended.iter().map(|ended| ended.reason).collect::<Vec<_>>());
 }
 
 /// The configuration of [`Node::reverse`].

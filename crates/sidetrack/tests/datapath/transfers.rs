@@ -273,7 +273,7 @@ fn a_socks_client_of_its_own() {
 const HTTP_HEAD: &[u8] = b"GET /file HTTP/1.1\r\nUser-Agent: test\r\nHost: www.example.com\r\n\r\n";
 
 /// The ClientHello of curl for www.example.com.
-fn client_hello() -> &'static [u8] {
+pub fn client_hello() -> &'static [u8] {
     let hex = include_str!("../../../core/tests/vectors/client_hello_curl.hex");
     let digits: Vec<_> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex");
