@@ -7,6 +7,10 @@ use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// The futures of flows in the making are larger than what the system's allocator keeps at hand for each thread.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Catches the TCP traffic of unmodified programs, decides by policy, carries it.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]

@@ -62,6 +62,9 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
     let mut client = Client::new(stream);
     // Boxed, so that the memory goes back before the long part of a flow's life begins.
     let made = Box::pin(Setup::new(&worker, &listening, &entry.live, peer).run(&mut client)).await;
+    if entry.live.decided().is_none() {
+        entry.live.decide(setup::undecided(&listening, peer));
+    }
     match made {
         SetupEnd::Ready(ready) => {
             let early_up = client.take_held();

@@ -1,7 +1,7 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
 use super::{Carried, Failure, FirstBytes, Order, resolve, stack};
-use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::v6::StackOption;
 use sidetrack_sys::sockopt;
 use socket2::SockRef;
@@ -212,9 +212,8 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
         one_by_one: asked(|option| matches!(option, StackOption::HappyEyeballs(false))),
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
-    let bound = sockopt::local_address(&stream).ok().map(Destination::from);
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream, early: Vec::new(), bound, sent, stack })
+    Ok(Carried { stream, early: Vec::new(), bound: None, sent, stack })
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

@@ -210,8 +210,9 @@ async fn shake(
                 Step::Failed(failure) => return Err(failure),
             }
         }
-        let mut buffer = [0; 2048];
         stream.readable().await.map_err(|error| broken(&error, "waiting for the answer"))?;
+        // Behind the wait, so that it is on the stack and not in every flow's future.
+        let mut buffer = [0; 2048];
         match stream.try_read(&mut buffer) {
             Ok(0) => machine.eof(clock.now()),
             Ok(n) => machine.bytes(clock.now(), &buffer[..n]),

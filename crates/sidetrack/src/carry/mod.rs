@@ -56,7 +56,7 @@ pub struct Carried {
     pub stream: TcpStream,
     /// Bytes the server sent already.
     pub early: Vec<u8>,
-    /// Our address towards the server, or what the last hop said is bound for us.
+    /// What the last hop said is bound for us; none if we dialled: then it is the socket's own address.
     pub bound: Option<Destination>,
     /// How many of the client's first bytes went out already.
     pub sent: usize,
@@ -87,7 +87,8 @@ pub async fn carry(order: &Order<'_>, first: &mut (impl FirstBytes + Send)) -> R
                     .unwrap_or_else(|| order.destination.clone()),
                 _ => order.destination.clone(),
             };
-            hops::carry(order, hops, &destination, first).await
+            // Boxed: a direct flow's future need not have room for handshakes.
+            Box::pin(hops::carry(order, hops, &destination, first)).await
         }
     }
 }

@@ -54,6 +54,14 @@ pub struct RunCatch {
     pub alone: bool,
 }
 
+impl Listening {
+    /// Whether the client has to say something before policy can be asked.
+    pub fn speaks_first(&self) -> bool {
+        !self.proxy_from.is_empty()
+            || matches!(self.catches, Catches::Socks(_) | Catches::Reverse(ReverseTarget::ByName { .. }))
+    }
+}
+
 impl Catches {
     /// The word of records and rules.
     pub const fn intercept(&self) -> Intercept {

@@ -15,6 +15,7 @@ use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, SessionId};
 use sidetrack_core::splice;
+use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -114,7 +115,10 @@ impl<'a> Setup<'a> {
 
     /// Makes the path.
     pub async fn run(self, client: &mut Client) -> SetupEnd {
-        self.live.decide(undecided(self.listening, self.peer));
+        if self.listening.speaks_first() {
+            // The client may take its time: let it be seen meanwhile.
+            self.live.decide(undecided(self.listening, self.peer));
+        }
         match self.make(client).await {
             Ok(ready) => SetupEnd::Ready(ready),
             Err(Stop::Failed(failure)) => SetupEnd::Failed(failure),
@@ -150,7 +154,8 @@ impl<'a> Setup<'a> {
         let mut session = None;
         if let Some((handshake, request)) = &mut caught.socks {
             let code = ReplyCode::Succeeded;
-            let bound = carried.bound.as_ref().and_then(Destination::socket_addr);
+            let own = || sockopt::local_address(&carried.stream).ok();
+            let bound = carried.bound.as_ref().and_then(Destination::socket_addr).or_else(own);
             let mut done = stack::set(&client.stream, &stack::about(&request.stack, Leg::Client));
             done.extend(carried.stack);
             handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
