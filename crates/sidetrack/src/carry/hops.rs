@@ -12,9 +12,12 @@ use sidetrack_core::socks::client as socks;
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use sidetrack_core::socks::{v5, v6};
 use sidetrack_core::time::Instant;
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Most bytes of the client that travel with a request (the draft's limit for initial data, Sec. 1.3 of the facts).
@@ -210,13 +213,19 @@ async fn shake(
                 Step::Failed(failure) => return Err(failure),
             }
         }
-        stream.readable().await.map_err(|error| broken(&error, "waiting for the answer"))?;
-        // Behind the wait, so that it is on the stack and not in every flow's future.
-        let mut buffer = [0; 2048];
-        match stream.try_read(&mut buffer) {
-            Ok(0) => machine.eof(clock.now()),
-            Ok(n) => machine.bytes(clock.now(), &buffer[..n]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        let read = poll_fn(|cx| {
+            // Here, so that it is on the stack and not in every flow's future.
+            let mut buffer = [0; 2048];
+            let mut buffer = ReadBuf::new(&mut buffer);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
+            match buffer.filled() {
+                [] => machine.eof(clock.now()),
+                bytes => machine.bytes(clock.now(), bytes),
+            }
+            Poll::Ready(io::Result::Ok(()))
+        });
+        match read.await {
+            Ok(()) => {}
             // A proxy that closes with our initial data unread sends a reset: the machine knows what an end here means.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => machine.eof(clock.now()),
             Err(error) => return Err(broken(&error, "waiting for the answer")),

@@ -4,15 +4,21 @@ use crate::carry::FirstBytes;
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_sys::sockopt;
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 /// Most bytes held of a client whose path does not stand yet (a ClientHello or request head has at most 16 KiB; what
 /// is more waits in the kernel).
 const HELD_MAX: usize = 16 * 1024;
+
+/// Most bytes one read takes.
+const READ_MAX: usize = 4096;
 
 /// How long a refused client may take to read the refusal before the socket is closed under it.
 const REFUSAL_LINGER: Duration = Duration::from_millis(500);
@@ -78,13 +84,19 @@ impl Client {
     /// # Errors
     /// As the socket says.
     pub async fn read_more(&mut self) -> io::Result<usize> {
-        loop {
-            self.stream.readable().await?;
-            match try_read_into(&self.stream, &mut self.held) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
-            }
+        let room = HELD_MAX.saturating_sub(self.held.len()).min(READ_MAX);
+        if room == 0 {
+            return Ok(0);
         }
+        // Unlike a `try_read`, a short `poll_read` tells the runtime that the socket is empty now: one call less.
+        poll_fn(|cx| {
+            let mut buffer = [0; READ_MAX];
+            let mut buffer = ReadBuf::new(&mut buffer[..room]);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+            self.held.extend_from_slice(buffer.filled());
+            Poll::Ready(Ok(buffer.filled().len()))
+        })
+        .await
     }
 
     /// The socket, to be watched, and the bytes that come from it.
@@ -172,8 +184,8 @@ fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>) -> io::Result<usize> {
     if room == 0 {
         return Ok(0);
     }
-    let mut buffer = [0; 4096];
-    let buffer = &mut buffer[..room.min(4096)];
+    let mut buffer = [0; READ_MAX];
+    let buffer = &mut buffer[..room.min(READ_MAX)];
     let n = stream.try_read(buffer)?;
     held.extend_from_slice(&buffer[..n]);
     Ok(n)

@@ -164,7 +164,6 @@ impl Pump {
         scratch: &mut [u8],
         fresh: &mut Option<Fresh>,
     ) -> Input {
-        let max = (max as usize).min(SCRATCH);
         let socket = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
@@ -175,9 +174,9 @@ impl Pump {
             Side::Server => &mut self.down,
         };
         let result = if lane.is_piped() {
-            lane.poll_fill(cx, socket, max)
+            lane.poll_fill(cx, socket, max as usize)
         } else {
-            let mut buffer = ReadBuf::new(&mut scratch[..max]);
+            let mut buffer = ReadBuf::new(&mut scratch[..SCRATCH.min(max as usize)]);
             Pin::new(socket).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
         };
         match result {
