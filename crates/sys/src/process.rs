@@ -178,6 +178,16 @@ pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::pro
         .spawn()
 }
 
+/// A descriptor that becomes readable when the process ends (pidfd_open(2), Linux 5.3).
+///
+/// # Errors
+/// ESRCH if there is no such process.
+pub fn watch(pid: u32) -> io::Result<std::os::fd::OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+}
+
 /// Makes this process deaf to what ends programs from a terminal or a service manager (SIGINT, SIGTERM, SIGHUP), for one that
 /// ends with somebody else.
 pub fn ignore_stop_signals() {

@@ -158,6 +158,23 @@ pub fn add_local_default_in(name: &str, version: IpVersion, table: u32) -> Resul
     transact(&requests)
 }
 
+/// Puts back what of a policy rule and the local default route of its table somebody else removed; what is there stays as it
+/// is and nobody is told of a change.
+///
+/// # Errors
+/// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN.
+pub fn restore_mark_rule(name: &str, rule: &MarkRule) -> Result<(), Error> {
+    let index = interface_index(name)?;
+    let mut requests = Requests::new();
+    let asked = format!("restore the local {} default route in table {}", rule.version, rule.table);
+    let flags = flag::ACK | flag::CREATE | flag::EXCLUSIVE;
+    requests.push(asked, RTM_NEWROUTE, flags, &route_header(rule.version), |w| {
+        route_attributes(w, index, rule.table);
+    });
+    forgive(transact(&requests), libc::EEXIST)?;
+    add_mark_rule(rule)
+}
+
 /// Takes [`add_local_default_in`] back.
 ///
 /// # Errors

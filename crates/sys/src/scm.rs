@@ -67,6 +67,49 @@ pub fn close(end: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(end, rustix::net::Shutdown::Both)?)
 }
 
+/// Bytes as a descriptor to send along (memfd_create(2)), for what is larger than a message.
+///
+/// # Errors
+/// No memory, or no descriptor left.
+pub fn attach(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("sidetrack", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(fd);
+    std::io::Write::write_all(&mut file, bytes)?;
+    Ok(file.into())
+}
+
+/// The bytes of such a descriptor; it never waits for more.
+///
+/// # Errors
+/// `InvalidData` if it is no plain file, or has more than `most` bytes.
+pub fn attached(fd: OwnedFd, most: usize) -> io::Result<Vec<u8>> {
+    let file = std::fs::File::from(fd);
+    let metadata = file.metadata()?;
+    let length = usize::try_from(metadata.len()).ok().filter(|length| *length <= most && metadata.is_file());
+    let length =
+        length.ok_or(io::Error::new(io::ErrorKind::InvalidData, "the attachment is too large or no file"))?;
+    let mut bytes = vec![0; length];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// Waits until there is something to receive, the end included; `false` if nothing came in time.
+///
+/// # Errors
+/// What poll(2) says.
+pub fn wait(end: impl AsFd, limit: Option<std::time::Duration>) -> io::Result<bool> {
+    let limit = limit.map(|limit| rustix::event::Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let mut fds = [rustix::event::PollFd::new(&end, rustix::event::PollFlags::IN)];
+    match rustix::event::poll(&mut fds, limit.as_ref()) {
+        // A signal is no message; the caller looks at the time again.
+        Err(Errno::INTR) => Ok(false),
+        ready => Ok(ready? > 0),
+    }
+}
+
 /// Receives one message; `None` when the other end is closed.
 ///
 /// # Errors
@@ -126,6 +169,26 @@ mod tests {
         let second = receive(&far).unwrap().unwrap();
         assert_eq!((second.bytes.as_slice(), second.fds.len()), (&b"second"[..], 0));
         assert!(receive(&far).unwrap().is_none());
+    }
+
+    #[test]
+    fn attachments_are_read_whole_and_never_waited_for() {
+        let bytes = vec![7; MAX_BYTES * 3];
+        assert_eq!(attached(attach(&bytes).unwrap(), bytes.len()).unwrap(), bytes);
+        assert_eq!(attached(attach(&bytes).unwrap(), 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let (reader, _writer) = std::io::pipe().unwrap();
+        assert_eq!(attached(reader.into(), 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn waiting_ends_with_a_message_the_end_or_the_limit() {
+        let (near, far) = pair().unwrap();
+        assert!(!wait(&far, Some(std::time::Duration::ZERO)).unwrap());
+        send(&near, b"x", &[]).unwrap();
+        assert!(wait(&far, None).unwrap());
+        receive(&far).unwrap();
+        drop(near);
+        assert!(wait(&far, None).unwrap());
     }
 
     #[test]

@@ -339,6 +339,45 @@ fn reloading_cuts_nothing() {
 }
 
 #[test]
+fn no_connection_slips_past_a_change() {
+    in_namespace(|| {
+        let [ours, server] = ["127.0.0.1", "127.0.0.1"].map(listen);
+        let (to, redirected) = (server.local_addr().expect("address"), port(&ours));
+        let steering = |other: u16| {
+            // Sets of ranges and of single values, which differ each time.
+            let selector = Selector {
+                destinations: set(&["127.0.0.0/8", &format!("192.0.2.{}", other % 256)]),
+                ports: [(to.port(), to.port()), (other, other)].into_iter().collect(),
+                to_this_host: true,
+                ..Selector::default()
+            };
+            let redirect =
+                Redirect { port: redirected, v4: true, v6: false, local: vec![selector], forwarded: vec![] };
+            Steering { redirects: vec![redirect], ..Steering::default() }.table("sidetrack")
+        };
+        let mut table = OwnedTable::create(&steering(1), Lifetime::Socket).expect("table");
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let connecting = std::thread::spawn(move || {
+            let running = || stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty);
+            let (mut caught, mut slipped) = (0, 0);
+            while running() && caught < 1_000_000 {
+                let client = connect(&to.to_string()).expect("connect");
+                let mine = if support::readable(&ours, std::time::Duration::ZERO) { &ours } else { &server };
+                drop((client, accept(mine)));
+                *(if std::ptr::eq(mine, &ours) { &mut caught } else { &mut slipped }) += 1;
+            }
+            (caught, slipped)
+        });
+        for other in 2..80 {
+            table.replace(&steering(other)).expect("replaced");
+        }
+        drop(stop);
+        let (caught, slipped) = connecting.join().expect("connected");
+        assert!(caught > 0 && slipped == 0, "{slipped} went past, {caught} did not");
+    });
+}
+
+#[test]
 fn routes_and_rules_are_found_and_removed() {
     in_namespace(|| {
         let rules = route_marked_packets_here();

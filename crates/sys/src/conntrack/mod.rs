@@ -160,6 +160,16 @@ impl Conntrack {
         self.socket.dump(&request, |message| parse(message).filter(fits))
     }
 
+    /// Lets the kernel notice connections whose time has run out. By itself it looks at each only every half minute or so,
+    /// and the DESTROY event comes as late as that.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn evict_expired(&mut self) -> Result<(), Error> {
+        // Whoever lists the table evicts what has expired; nothing has this mark.
+        self.list(Some(MarkBits { value: u32::MAX, mask: u32::MAX })).map(drop)
+    }
+
     /// Deletes exactly this connection: next packets of it begin a new one. Says whether it was still there.
     ///
     /// # Errors

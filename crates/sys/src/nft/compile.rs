@@ -4,6 +4,7 @@ use super::expression::{self as e, Compare, Lookup, REGISTER};
 use super::field::DataKind;
 use super::model::{Chain, ChainKind, Hook, Policy, Rule, Statement, Table, Test};
 use super::set::{Element, ElementData, MapData, Set};
+use super::timeout;
 use super::{Family, Field, TCP, Value};
 use crate::netlink::{AttributeWriter, Requests, flag};
 
@@ -22,9 +23,16 @@ pub(super) enum Kind {
     DeleteTable = 2,
     NewChain = 3,
     GetChain = 4,
+    DeleteChain = 5,
     NewRule = 6,
+    DeleteRule = 8,
     NewSet = 9,
+    GetSet = 10,
+    DeleteSet = 11,
     NewElements = 12,
+    NewObject = 18,
+    GetObject = 19,
+    DeleteObject = 20,
     NewFlowtable = 22,
 }
 
@@ -81,10 +89,21 @@ pub(super) fn create(requests: &mut Requests, table: &Table, flags: u32) {
     new_table(requests, table.family, &table.name, flags, flag::CREATE | flag::EXCLUSIVE);
     // Chains first: elements of verdict maps and rules name them. Rules last: they name sets.
     table.chains.iter().for_each(|chain| new_chain(requests, table, chain));
-    for (index, set) in (1..).zip(&table.sets) {
+    table.timeouts.iter().for_each(|policy| timeout::new_object(requests, table, policy));
+    fill_sets(requests, table, &table.sets.iter().collect::<Vec<_>>());
+    fill_chains(requests, table);
+}
+
+/// Adds the messages that make these sets, with their elements.
+pub(super) fn fill_sets(requests: &mut Requests, table: &Table, sets: &[&Set]) {
+    for (index, set) in (1..).zip(sets) {
         new_set(requests, table, set, index);
         new_elements(requests, table, set);
     }
+}
+
+/// Adds the messages that put the rules into chains that are there.
+pub(super) fn fill_chains(requests: &mut Requests, table: &Table) {
     for chain in &table.chains {
         chain.rules.iter().for_each(|rule| new_rule(requests, table, chain, rule));
     }
@@ -105,7 +124,7 @@ pub(super) fn delete_table(requests: &mut Requests, family: Family, name: &str) 
     requests.push(asked, Kind::DeleteTable.number(), 0, &header(family.number()), |w| w.text(1, name));
 }
 
-fn new_chain(requests: &mut Requests, table: &Table, chain: &Chain) {
+pub(super) fn new_chain(requests: &mut Requests, table: &Table, chain: &Chain) {
     let asked = format!("create chain {} in the nftables table {} {}", chain.name, table.family, table.name);
     requests.push(asked, Kind::NewChain.number(), flag::CREATE, &header(table.family.number()), |w| {
         w.text(1, &table.name);
@@ -120,7 +139,7 @@ fn new_chain(requests: &mut Requests, table: &Table, chain: &Chain) {
     });
 }
 
-const fn hook_number(hook: Hook) -> u32 {
+pub(super) const fn hook_number(hook: Hook) -> u32 {
     match hook {
         Hook::Prerouting => 0,
         Hook::Input => 1,
@@ -153,11 +172,13 @@ fn length(kinds: &[DataKind]) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
+/// The data type of maps to verdicts (`NFT_DATA_VERDICT`).
+pub(super) const VERDICT: u32 = 0xffff_ff00;
+
 fn new_set(requests: &mut Requests, table: &Table, set: &Set, id: u32) {
     const INTERVAL: u32 = 0x4;
     const MAP: u32 = 0x8;
     const CONCAT: u32 = 0x80;
-    const VERDICT: u32 = 0xffff_ff00;
     let concatenated = set.key.len() > 1;
     let mut flags = if set.interval { INTERVAL } else { 0 };
     flags |= if set.data.is_some() { MAP } else { 0 };
@@ -334,6 +355,7 @@ impl Known {
                 e::immediate(w, REGISTER, &bits.to_ne_bytes());
                 e::ct_events_store(w, REGISTER);
             }
+            Statement::SetCtTimeout(name) => timeout::refer(w, name),
             Statement::Redirect { port } => {
                 e::immediate_value(w, REGISTER, Value::Port(*port));
                 e::redirect(w, REGISTER);

@@ -13,8 +13,10 @@ mod list;
 mod model;
 mod owned;
 mod probe;
+mod refill;
 mod render;
 mod set;
+mod timeout;
 
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
 pub use build::{
@@ -26,8 +28,9 @@ pub use interface::InterfaceName;
 pub use list::{ListedChain, ListedTable, list_base_chains, list_tables};
 pub use model::{Base, Chain, ChainKind, Family, Hook, Policy, Rule, Statement, Table, Test, Verdict};
 pub use owned::{OwnError, OwnedTable};
-pub use probe::{Feature, Probe, probe};
+pub use probe::{Feature, Probe, knows, probe};
 pub use set::{Element, ElementData, MapData, Set, Span};
+pub use timeout::{LastState, TimeoutPolicy};
 
 /// `NFPROTO_IPV4`.
 pub const NFPROTO_IPV4: u8 = 2;

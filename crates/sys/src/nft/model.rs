@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Field, Set, Value};
+use super::{Field, Set, TimeoutPolicy, Value};
 
 /// The family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +43,8 @@ pub struct Table {
     pub family: Family,
     /// The name, 1 to 255 bytes.
     pub name: String,
+    /// Conntrack time-outs.
+    pub timeouts: Vec<TimeoutPolicy>,
     /// Sets and maps.
     pub sets: Vec<Set>,
     /// Chains.
@@ -52,13 +54,36 @@ pub struct Table {
 impl Table {
     /// An empty table.
     pub fn new(family: Family, name: impl Into<String>) -> Self {
-        Self { family, name: name.into(), sets: Vec::new(), chains: Vec::new() }
+        Self { family, name: name.into(), timeouts: Vec::new(), sets: Vec::new(), chains: Vec::new() }
+    }
+
+    /// The table with these conntrack time-outs.
+    #[must_use]
+    pub fn with_timeouts(mut self, policy: TimeoutPolicy) -> Self {
+        self.timeouts.push(policy);
+        self
     }
 
     /// The table with this set.
     #[must_use]
     pub fn with_set(mut self, set: Set) -> Self {
         self.sets.push(set);
+        self
+    }
+
+    /// The table with every set and map under a longer name.
+    #[must_use]
+    pub(super) fn with_set_suffix(mut self, suffix: &str) -> Self {
+        self.sets.iter_mut().for_each(|set| set.name.push_str(suffix));
+        let rules = self.chains.iter_mut().flat_map(|chain| &mut chain.rules);
+        for statement in rules.flat_map(|rule| &mut rule.statements) {
+            match statement {
+                Statement::Match(_, Test::In(set) | Test::NotIn(set))
+                | Statement::DnatMap { map: set, .. }
+                | Statement::VerdictMap(_, set) => set.push_str(suffix),
+                _ => {}
+            }
+        }
         self
     }
 
@@ -186,6 +211,9 @@ pub enum Statement {
     },
     /// Chooses which conntrack events this connection sends: bits of [`super::ct_event`].
     SetCtEvents(u32),
+    /// Gives this connection the conntrack time-outs of the [`TimeoutPolicy`] of this name; only for the packet that opens
+    /// it.
+    SetCtTimeout(String),
     /// Sends the connection to a port of this host (`redirect`); nat chains at prerouting and output.
     Redirect {
         /// The local port.

@@ -2,6 +2,7 @@
 
 use super::apply::{Lifetime, find_table};
 use super::compile::{self, transaction};
+use super::refill::refill;
 use super::{Family, Table, delete_table};
 use crate::netlink::{Error, Protocol, Socket};
 
@@ -86,13 +87,33 @@ impl OwnedTable {
         Ok(Self { socket, family, name: name.into(), lifetime })
     }
 
-    /// Puts new content in place of the old in one transaction; on failure the old stays.
+    /// Puts new content in place of the old ; on failure the old stays. Every packet meets either the one or the
+    /// other.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn replace(&mut self, table: &Table) -> Result<(), Error> {
         let table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
-        table.replace(&mut self.socket, self.lifetime)
+        refill(&mut self.socket, &table)
+    }
+
+    /// The same with another lifetime from then on. Where that is a change, a packet that comes at the same moment may pass
+    /// both contents by.
+    ///
+    /// # Errors
+    /// As [`OwnedTable::create`]; the old content and lifetime stay then.
+    pub fn replace_as(&mut self, table: &Table, lifetime: Lifetime) -> Result<(), OwnError> {
+        if lifetime == self.lifetime {
+            return Ok(self.replace(table)?);
+        }
+        let table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
+        match table.replace(&mut self.socket, lifetime) {
+            Ok(()) => self.lifetime = lifetime,
+            Err(error) => {
+                return Err(unsupported(&mut self.socket, lifetime).unwrap_or(OwnError::Netlink(error)));
+            }
+        }
+        Ok(())
     }
 
     /// How long it lives.

@@ -9,8 +9,8 @@ use sidetrack_core::net::IpNet;
 use super::apply::Lifetime;
 use super::compile;
 use super::{
-    Chain, ChainKind, DataKind, Element, Family, Field, Hook, RTN_LOCAL, Rule, Set, Span, Statement, TCP,
-    Table, Test, Value, ct_event, priority,
+    Chain, ChainKind, DataKind, Element, Family, Field, Hook, LastState, RTN_LOCAL, Rule, Set, Span,
+    Statement, TCP, Table, Test, TimeoutPolicy, Value, ct_event, priority,
 };
 use crate::netlink::{Error, Requests, Socket};
 
@@ -39,6 +39,8 @@ pub enum Feature {
     Fib,
     /// Choosing the conntrack events of a connection.
     CtEvents,
+    /// Choosing the conntrack time-outs of a connection.
+    CtTimeout,
     /// Rejecting with a TCP reset.
     Reject,
     /// Sets of ranges over several fields.
@@ -49,7 +51,7 @@ pub enum Feature {
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Tables,
         Self::Owner,
         Self::Persist,
@@ -61,6 +63,7 @@ impl Feature {
         Self::SocketCgroup,
         Self::Fib,
         Self::CtEvents,
+        Self::CtTimeout,
         Self::Reject,
         Self::ConcatenatedRanges,
         Self::Flowtable,
@@ -80,6 +83,7 @@ impl Feature {
             Self::SocketCgroup => "Linux 5.13, CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA",
             Self::Fib => "CONFIG_NFT_FIB_INET",
             Self::CtEvents => "CONFIG_NFT_CT and CONFIG_NF_CONNTRACK_EVENTS",
+            Self::CtTimeout => "Linux 4.19, CONFIG_NFT_CT and CONFIG_NF_CONNTRACK_TIMEOUT",
             Self::Reject => "CONFIG_NFT_REJECT_INET",
             Self::ConcatenatedRanges => "Linux 5.6",
             Self::Flowtable => "Linux 4.16, CONFIG_NF_FLOW_TABLE_INET",
@@ -101,6 +105,7 @@ impl fmt::Display for Feature {
             Self::SocketCgroup => "nft socket cgroupv2",
             Self::Fib => "nft fib",
             Self::CtEvents => "nft ct event",
+            Self::CtTimeout => "nft ct timeout",
             Self::Reject => "nft reject",
             Self::ConcatenatedRanges => "nft sets of concatenated ranges",
             Self::Flowtable => "nft flowtable",
@@ -134,6 +139,14 @@ pub fn probe(socket: &mut Socket) -> Result<Probe, Error> {
         }
     }
     Ok(found)
+}
+
+/// Whether the kernel has this feature.
+///
+/// # Errors
+/// As [`probe`].
+pub fn knows(socket: &mut Socket, feature: Feature) -> Result<bool, Error> {
+    Ok(refusal(socket, &requests(feature))?.is_none())
 }
 
 /// Whether the kernel knows the table flags of a lifetime.
@@ -193,6 +206,10 @@ fn table(feature: Feature) -> Table {
         Feature::SocketCgroup => filter(vec![S::is(Field::SocketCgroup { level: 1 }, Value::Cgroup(1))]),
         Feature::Fib => filter(vec![S::is(Field::DestinationType, Value::AddressType(RTN_LOCAL))]),
         Feature::CtEvents => filter(vec![S::SetCtEvents(ct_event::DESTROY)]),
+        Feature::CtTimeout => {
+            let policy = TimeoutPolicy { name: "probe".into(), seconds: vec![(LastState::Close, 1)] };
+            filter(vec![S::is(Field::L4Proto, TCP), S::SetCtTimeout("probe".into())]).with_timeouts(policy)
+        }
         Feature::Reject => one(ChainKind::Filter, Hook::Output, priority::FILTER, vec![S::RejectWithReset]),
         Feature::ConcatenatedRanges => {
             filter(vec![S::Match(super::build::destination_fields(false), Test::In("ranges".into()))])

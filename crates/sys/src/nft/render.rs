@@ -12,6 +12,10 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "table {} {} {{", self.family, self.name)?;
         let mut first = true;
+        for policy in &self.timeouts {
+            separate(f, &mut first)?;
+            super::timeout::write(f, self.family, policy)?;
+        }
         for set in &self.sets {
             separate(f, &mut first)?;
             write_set(f, set)?;
@@ -183,6 +187,7 @@ fn write_statement(text: &mut String, family: Family, statement: &Statement) -> 
         Statement::SetMark { value, mask } => write_set_mark(text, "meta mark", *value, *mask),
         Statement::SetCtMark { value, mask } => write_set_mark(text, "ct mark", *value, *mask),
         Statement::SetCtEvents(bits) => write!(text, "ct event set {}", events(*bits)),
+        Statement::SetCtTimeout(name) => write!(text, "ct timeout set \"{name}\""),
         Statement::Redirect { port } => write!(text, "redirect to :{port}"),
         Statement::DnatMap { fields, map, v6 } => {
             write!(text, "dnat {}to {} map @{map}", version(family, *v6), joined(fields, " . "))

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::except::{canonical, destination_fields, destination_kinds};
 use super::selector::{MarkBits, Origin, Selector, Versions, add};
 use crate::nft::{
-    DataKind, Element, ElementData, Field, MapData, RTN_LOCAL, Rule, Set, Span, Statement, Test, Value,
-    Verdict, ct_event,
+    DataKind, Element, ElementData, Field, LastState, MapData, RTN_LOCAL, Rule, Set, Span, Statement, Test,
+    TimeoutPolicy, Value, Verdict, ct_event,
 };
 
 /// Connections the kernel carries by itself.
@@ -87,11 +87,20 @@ impl KernelPath {
     }
 
     /// The rules for nat chains: they mark the connection and end it, steered or left alone.
-    pub(super) fn nat_rules(&self, name: &str, origin: Origin, sets: &mut Vec<Set>) -> Vec<Rule> {
-        let marking = [
+    pub(super) fn nat_rules(
+        &self,
+        name: &str,
+        origin: Origin,
+        forget_ended: bool,
+        sets: &mut Vec<Set>,
+    ) -> Vec<Rule> {
+        let mut marking = vec![
             Statement::SetCtMark { value: self.mark.value, mask: self.mark.mask },
             Statement::SetCtEvents(ct_event::DESTROY),
         ];
+        if forget_ended {
+            marking.push(Statement::SetCtTimeout(ENDED.into()));
+        }
         let with = |(matches, end): (Vec<Statement>, Statement)| {
             Rule::new(matches.into_iter().chain(marking.iter().cloned()).chain([end]))
         };
@@ -138,6 +147,17 @@ impl KernelPath {
             }
         }
     }
+}
+
+/// The name of the time-outs.
+const ENDED: &str = "ended";
+
+/// Time-outs of connections that have ended. A FIN or an acknowledgement that was lost is sent again within a second or two
+/// and starts the time anew, so that these are long enough; the kernel's own (30, 120 and 10 s) only keep the record waiting.
+/// Half-closed connections keep the kernel's: there is a side that may still speak.
+pub(super) fn ended() -> TimeoutPolicy {
+    let seconds = vec![(LastState::LastAck, 10), (LastState::TimeWait, 3), (LastState::Close, 2)];
+    TimeoutPolicy { name: ENDED.into(), seconds }
 }
 
 /// The matches and the DNAT statements of one IP version: one for exact listening addresses, one for unspecified ones.

@@ -2,7 +2,7 @@
 
 use super::except::canonical;
 use super::except::{self, Except};
-use super::path::KernelPath;
+use super::path::{self, KernelPath};
 use super::selector::{MarkBits, Origin, Selector, Versions};
 use crate::nft::{
     Chain, ChainKind, Family, Field, Hook, Rule, Set, Statement, TCP, Table, Value, Verdict, priority,
@@ -23,6 +23,9 @@ pub struct Steering {
     pub tproxy_mark: Option<MarkBits>,
     /// What is redirected.
     pub redirects: Vec<Redirect>,
+    /// Whether connections of the kernel path that have ended are forgotten within seconds instead of minutes, so that their
+    /// records come soon. Needs [`crate::nft::Feature::CtTimeout`].
+    pub forget_ended: bool,
 }
 
 /// Connections that go to a local listener, which learns their original destination by SO_ORIGINAL_DST.
@@ -71,7 +74,8 @@ impl Steering {
         chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
         chains.push(self.nat_chain(Origin::Local, &mut sets));
         chains.extend(self.masquerade_chain());
-        Table { family: Family::Inet, name: name.into(), sets, chains }
+        let timeouts = if self.forgets() { vec![path::ended()] } else { vec![] };
+        Table { family: Family::Inet, name: name.into(), timeouts, sets, chains }
     }
 
     /// What is never steered: as configured, but not the listeners whose connections the kernel path takes.
@@ -82,6 +86,11 @@ impl Steering {
         except
     }
 
+    /// Whether there is something to forget soon.
+    const fn forgets(&self) -> bool {
+        self.forget_ended && !self.kernel_paths.is_empty()
+    }
+
     fn nat_chain(&self, origin: Origin, sets: &mut Vec<Set>) -> Chain {
         let (name, hook) = match origin {
             Origin::Local => ("output", Hook::Output),
@@ -89,7 +98,7 @@ impl Steering {
         };
         let mut chain = Chain::base(name, ChainKind::Nat, hook, priority::DSTNAT).with(jump(except::CHAIN));
         for (index, path) in self.kernel_paths.iter().enumerate() {
-            chain.rules.extend(path.nat_rules(&path_name(index), origin, sets));
+            chain.rules.extend(path.nat_rules(&path_name(index), origin, self.forgets(), sets));
         }
         for (index, redirect) in self.redirects.iter().enumerate() {
             chain.rules.extend(redirect.rules(index, origin, sets));
