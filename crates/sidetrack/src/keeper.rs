@@ -3,10 +3,15 @@
 //! `sidetrack up` starts itself once more as `sidetrack keeper`, over one socket pair, and gives up its own rights before
 //! it reads a peer's first byte. The keeper answers a closed list of requests ([`Ask`]); it cannot be asked for a rule that
 //! a configuration could not ask for. When its socket closes, however that comes, it takes everything back and ends: its
-//! nftables table goes with its netlink socket even after SIGKILL, the rest is undone by a guard process.
+//! nftables table goes with its netlink socket even after SIGKILL, the rest is undone by a guard process. Once a second it
+//! puts back what other programs removed of its routing, which is all of ours that they can remove.
 
+mod flow;
+mod kernel;
 mod serve;
+mod wire;
 
+pub use flow::{KernelFlow, KernelFlowKey};
 pub use serve::keep;
 
 use serde::{Deserialize, Serialize};
@@ -24,17 +29,10 @@ pub const ARGUMENT: &str = "keeper";
 /// What the keeper can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Make the kernel do what this configuration asks, in place of what was before.
-    Steer {
-        /// The configuration file's name, for relative paths in it.
-        name: String,
-        /// Its text.
-        text: String,
-        /// The addresses its listeners are bound to.
-        bound: Vec<(String, SocketAddr)>,
-        /// The number of the first kernel path.
-        first_path: usize,
-    },
+    /// Make the kernel do this, in place of what was before.
+    Steer(Order),
+    /// Which flows does the kernel carry alone now?
+    Flows,
     /// The end that follows is orderly: take everything back, also what is to outlive a crash.
     Release,
     /// Who owns the socket with these addresses?
@@ -46,6 +44,19 @@ pub enum Ask {
     },
 }
 
+/// What the kernel is to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The configuration file's name, for relative paths in it.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+    /// The addresses its listeners are bound to.
+    pub bound: Vec<(String, SocketAddr)>,
+    /// The number of the first kernel path.
+    pub first_path: usize,
+}
+
 /// What the keeper answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
@@ -54,6 +65,10 @@ pub enum Told {
         /// What was not possible as asked, in words.
         warnings: Vec<String>,
     },
+    /// The flows.
+    Flows(Vec<KernelFlow>),
+    /// Everything will be taken back when the connection ends.
+    Released,
     /// The owner, as far as it is known.
     Owner {
         /// Process id.
@@ -100,18 +115,35 @@ impl Keeper {
     ///
     /// # Errors
     /// Why nothing has changed.
-    pub fn steer(
-        &self,
-        name: &str,
-        text: &str,
-        bound: Vec<(String, SocketAddr)>,
-        first_path: usize,
-    ) -> Result<(Vec<String>, Option<Events>), KeeperError> {
-        let ask = Ask::Steer { name: name.to_owned(), text: text.to_owned(), bound, first_path };
-        match self.ask(&ask)? {
+    pub fn steer(&self, order: Order) -> Result<(Vec<String>, Option<Events>), KeeperError> {
+        match self.ask(&Ask::Steer(order))? {
             (Told::Steered { warnings }, mut fds) => Ok((warnings, fds.pop().map(Events::from))),
             (told, _) => Err(unexpected(told)),
         }
+    }
+
+    /// The flows that the kernel carries alone now.
+    ///
+    /// # Errors
+    /// If the keeper is gone, or conntrack does not answer it.
+    pub fn flows(&self) -> Result<Vec<KernelFlow>, KeeperError> {
+        match self.ask(&Ask::Flows)? {
+            (Told::Flows(flows), _) => Ok(flows),
+            (told, _) => Err(unexpected(told)),
+        }
+    }
+
+    /// A descriptor that becomes readable when the keeper has ended.
+    ///
+    /// # Errors
+    /// What pidfd_open(2) says.
+    pub fn watch(&self) -> io::Result<OwnedFd> {
+        process::watch(self.child.lock().unwrap_or_else(PoisonError::into_inner).id())
+    }
+
+    /// How the keeper ended, if it has.
+    pub fn ended(&self) -> Option<std::process::ExitStatus> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().ok().flatten()
     }
 
     /// Who owns a socket of this host.
@@ -127,13 +159,9 @@ impl Keeper {
 
     fn ask(&self, ask: &Ask) -> Result<(Told, Vec<OwnedFd>), KeeperError> {
         let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = |error: io::Error| KeeperError::Gone(error);
-        let bytes = serde_json::to_vec(ask).map_err(|error| gone(error.into()))?;
-        scm::send(&*end, &bytes, &[]).map_err(gone)?;
-        let message = scm::receive(&*end).map_err(gone)?;
-        let message = message.ok_or_else(|| gone(io::ErrorKind::UnexpectedEof.into()))?;
-        let told = serde_json::from_slice(&message.bytes).map_err(|error| gone(error.into()))?;
-        Ok((told, message.fds))
+        wire::send(&*end, ask, &[]).map_err(KeeperError::Gone)?;
+        let told = wire::receive(&*end).map_err(KeeperError::Gone)?;
+        told.ok_or_else(|| KeeperError::Gone(io::ErrorKind::UnexpectedEof.into()))
     }
 
     /// Lets the keeper take everything back, and waits until it has. Requests fail from then on.

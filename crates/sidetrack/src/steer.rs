@@ -73,6 +73,9 @@ pub struct SteerError {
 pub type FindCgroup<'a> = dyn Fn(&str) -> std::io::Result<CgroupMatch> + 'a;
 
 impl Path {
+    /// The connection marks of all paths.
+    pub const ANY: MarkBits = MarkBits { value: PATH_BIT << PATH_SHIFT, mask: PATH_BIT << PATH_SHIFT };
+
     /// The number of a path in a connection mark, if the mark is one of ours.
     pub const fn number_in(mark: u32) -> Option<usize> {
         let ours = mark >> PATH_SHIFT;
@@ -122,7 +125,7 @@ impl Steer {
             OnCrash::Open => Lifetime::Socket,
             OnCrash::Closed => Lifetime::SocketThenOrphan,
         };
-        let steering = Steering { except, ..Steering::default() };
+        let steering = Steering { except, forget_ended: true, ..Steering::default() };
         let paths = Vec::new();
         let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime };
         for listener in &config.listeners {

@@ -12,12 +12,14 @@ use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
 use sidetrack_core::limit::{Budget, SourceLimit, TokenBucket};
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
+use std::future::poll_fn;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// How often a worker looks for flows whose deadline has passed.
@@ -30,6 +32,9 @@ const ACCEPT_REST: Duration = Duration::from_millis(10);
 /// Lines in the log about failing to accept: at most so many at once, and so many a second, for each listener.
 const COMPLAINTS_BURST: u32 = 3;
 const COMPLAINTS_PER_SECOND: u32 = 1;
+
+/// Most connections that a listener that goes still serves: as many as may wait on a socket.
+const WAITING_MAX: usize = 4096;
 
 /// Most client addresses that `limits.max_flows_per_client` counts at a time.
 const SOURCES_MAX: usize = 65_536;
@@ -134,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Accepts connections until `stop` becomes true or its sender is gone.
+    /// Accepts connections until `stop` becomes true or its sender is gone; those that wait by then are still served.
     pub async fn accept(
         self: Arc<Self>,
         listening: Arc<Listening>,
@@ -147,15 +152,12 @@ impl Worker {
                 biased;
                 changed = stop.changed() => match changed {
                     Ok(()) if !*stop.borrow() => continue,
-                    _ => return,
+                    _ => break,
                 },
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => {
-                    let peer = sidetrack_sys::sockopt::canonical(peer);
-                    tokio::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
-                }
+                Ok((stream, peer)) => self.serve(&listening, stream, peer),
                 Err(error) if is_about_the_connection(&error) => {}
                 Err(error) => {
                     if let Some(silent) = complaints.take(self.clock.now()) {
@@ -165,6 +167,21 @@ impl Worker {
                 }
             }
         }
+        // The kernel has answered these clients already, and would reset them with the socket.
+        for _ in 0..WAITING_MAX {
+            match poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {
+                Poll::Ready(Ok((stream, peer))) => self.serve(&listening, stream, peer),
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            }
+        }
+        // Whoever waits for the end of `stop` finds the address free.
+        drop(listener);
+        drop(stop);
+    }
+
+    fn serve(self: &Arc<Self>, listening: &Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
+        let peer = sidetrack_sys::sockopt::canonical(peer);
+        tokio::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
     }
 }
 

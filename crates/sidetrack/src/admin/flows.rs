@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use serde::Deserialize;
 use sidetrack_core::filter::Filter;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Intercept};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -89,6 +89,7 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let Selection { filter: text, recent } = asked(query)?;
     let filter = filter(text.as_deref())?;
+    state.look().await;
     let mut body = b"{\"flows\":[".to_vec();
     let ended = state.feed.recent(recent, |ended| {
         let decided = ended.flow.decided();
@@ -123,6 +124,7 @@ pub(super) async fn show(
     Path(text): Path<String>,
 ) -> Result<Response, ApiError> {
     let id = id(&text)?;
+    state.look().await;
     let mut body = Vec::new();
     if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
         FlowRecord::live(&flow, flow.decided().as_deref()).write_line(&mut body);
@@ -139,12 +141,21 @@ pub(super) async fn show(
     Ok(json(body))
 }
 
+/// Whether the kernel carries it alone.
+fn is_the_kernels(flow: &LiveFlow) -> bool {
+    flow.decided().is_some_and(|decided| decided.flow.intercept == Intercept::Kernel)
+}
+
 pub(super) async fn kill_one(
     State(state): State<AdminState>,
     Path(text): Path<String>,
 ) -> Result<Json<Killed>, ApiError> {
     let id = id(&text)?;
     let flow = state.ledgers.iter().find_map(|ledger| ledger.find(id)).ok_or_else(|| not_in_flight(id))?;
+    if is_the_kernels(&flow) {
+        let help = "the kernel carries it alone; a rule with kernel = \"never\" keeps its flows in our hands";
+        return Err(ApiError::bad_request(format!("flow {id} is not ours to end"), help));
+    }
     flow.end(EndReason::Killed);
     Ok(Json(Killed { killed: vec![id] }))
 }
@@ -159,7 +170,8 @@ pub(super) async fn kill_many(
         return Err(ApiError::bad_request("no filter: this would end every flow", help));
     }
     let flows = state.live(&filter);
-    let killed = flows.iter().filter(|flow| flow.end(EndReason::Killed)).map(|flow| flow.id.0).collect();
+    let ours = flows.iter().filter(|flow| !is_the_kernels(flow));
+    let killed = ours.filter(|flow| flow.end(EndReason::Killed)).map(|flow| flow.id.0).collect();
     Ok(Json(Killed { killed }))
 }
 

@@ -52,6 +52,8 @@ pub trait Control: Send + Sync + 'static {
     fn config(&self) -> ConfigStatus;
     /// The listeners.
     fn listeners(&self) -> Vec<ListenerStatus>;
+    /// Brings what is known of flows that the kernel carries alone up to date. It may block.
+    fn look_at_kernel_flows(&self) {}
     /// Loads the configuration anew.
     ///
     /// # Errors
@@ -84,6 +86,13 @@ impl AdminState {
     ) -> Self {
         let (started, started_at) = (Instant::now(), SystemTime::now().into());
         Self { ledgers, feed, metrics, control, started, started_at }
+    }
+
+    /// Brings the flows of the kernel up to date, for whoever is about to list them.
+    async fn look(&self) {
+        let control = self.control.clone();
+        // A look that panicked leaves the list as it was.
+        let _ = tokio::task::spawn_blocking(move || control.look_at_kernel_flows()).await;
     }
 
     /// All metrics as text.

@@ -45,6 +45,10 @@ impl Control for ControlOf {
         .collect()
     }
 
+    fn look_at_kernel_flows(&self) {
+        self.node.look_at_kernel_flows();
+    }
+
     fn reload(&self) -> Result<(), String> {
         self.runtime.block_on(self.reload.reload()).map(|_| ())
     }

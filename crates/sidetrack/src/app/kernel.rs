@@ -1,120 +1,255 @@
-//! Records of flows that the kernel carried alone, from conntrack.
+//! Flows that the kernel carries alone, as conntrack shows them: their records, and a look at those in flight.
+//!
+//! The end of each comes as a DESTROY event. Those in flight are listed only when somebody looks: events of beginnings
+//! would cost every new connection a few per cent.
 
-use crate::config::Config;
-use crate::live::{Decided, Ended, Ledger, LiveFlow};
-use crate::steer::{Path, Steer};
+mod paths;
+
+pub use paths::Paths;
+
+use crate::keeper::{Keeper, KernelFlow, KernelFlowKey};
+use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use crate::worker::Shared;
 use sidetrack_core::flow::{EndReason, Flow, Intercept};
-use sidetrack_core::policy::{Action, Verdict};
-use sidetrack_sys::conntrack::{Entry, Event, Events};
+use sidetrack_core::policy::Action;
+use sidetrack_sys::conntrack::{Event, Events};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
-/// Paths that are kept: connections outlive reloads, and their records name the rule they began under.
-const PATHS_KEPT: usize = 4096;
+/// What the record of a flow says that goes on when we stop, and of one that the kernel can no longer carry then.
+const GOES_ON: &str = "the kernel carries it on; bytes are those until now";
+const ENDS: &str = "its addresses were rewritten by our rules, which end";
 
-/// The paths of this configuration and those before, by number.
-#[derive(Default)]
-pub struct Paths {
-    known: BTreeMap<usize, (Path, Verdict)>,
-    next: usize,
+/// See the module.
+pub struct KernelFlows {
+    paths: Mutex<Paths>,
+    /// Those in flight that somebody has seen.
+    seen: Mutex<BTreeMap<KernelFlowKey, Seen>>,
+    ledger: Arc<Ledger>,
+    shared: Arc<Shared>,
+    keeper: Option<Arc<Keeper>>,
+    stop: Notify,
 }
 
-impl Paths {
-    /// The number of the next configuration's first path.
-    pub const fn next(&self) -> usize {
-        self.next
+struct Seen {
+    flow: Arc<LiveFlow>,
+    slot: Slot,
+    /// It was not in the last list: its event comes now, or was lost.
+    missing: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl KernelFlows {
+    /// None yet. Without a keeper there will be none.
+    pub fn new(paths: Paths, shared: Arc<Shared>, keeper: Option<Arc<Keeper>>) -> Self {
+        let (paths, seen) = (Mutex::new(paths), Mutex::default());
+        Self { paths, seen, ledger: Arc::default(), shared, keeper, stop: Notify::new() }
     }
 
-    /// Adds the paths of a configuration that is in force now.
-    pub fn learn(&mut self, steer: &Steer, config: &Config) {
-        for (number, path) in steer.numbered_paths() {
-            let rule = path.index.and_then(|index| config.policy.rules().get(index));
-            let verdict = Verdict {
-                rule: path.rule.clone(),
-                index: path.index,
-                action: rule
-                    .map_or_else(|| config.policy.default_action().clone(), |rule| rule.action.clone()),
-                why: path
-                    .rule
-                    .as_ref()
-                    .map_or_else(|| "default".into(), |rule| format!("rule '{rule}'").into()),
+    /// The flows as admin and recorder see them.
+    pub const fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// The paths of the configurations so far.
+    pub fn paths(&self) -> MutexGuard<'_, Paths> {
+        lock(&self.paths)
+    }
+
+    /// Asks [`KernelFlows::record`] to note what is in flight and to end.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    /// Turns the ends of connections into records until [`KernelFlows::stop`].
+    pub async fn record(self: Arc<Self>, events: Events) {
+        #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
+        let mut socket = match AsyncFd::new(events) {
+            Ok(socket) => socket,
+            Err(error) => {
+                return tracing::error!(%error, "cannot watch conntrack: the kernel's flows have no records");
+            }
+        };
+        loop {
+            let ready = tokio::select! {
+                ready = socket.readable_mut() => ready,
+                () = self.stop.notified() => break,
             };
-            self.known.insert(number, (path.clone(), verdict));
+            let Ok(mut ready) = ready else { return };
+            match self.take(ready.get_inner_mut()) {
+                Ok(true) => {}
+                Ok(false) => ready.clear_ready(),
+                Err(error) => return tracing::error!(%error, "conntrack events ended"),
+            }
+            tokio::task::yield_now().await;
         }
-        self.next = steer.first_path + steer.paths.len();
-        while self.known.len() > PATHS_KEPT.max(steer.paths.len()) {
-            // The oldest is the one that follows the newest, numbers being used in a ring.
-            let newest = steer.numbered_paths().last().map_or(0, |(number, _)| number);
-            let after = self.known.range(newest + 1..).next().map(|(number, _)| *number);
-            let Some(oldest) = after.or_else(|| self.known.keys().next().copied()) else { break };
-            self.known.remove(&oldest);
+        let mut events = socket.into_inner();
+        let last = tokio::task::spawn_blocking(move || self.finish(&mut events)).await;
+        if last.is_err() {
+            tracing::error!("the kernel's flows in flight have no records");
         }
     }
-}
 
-/// Turns the ends of connections into records, for ever.
-pub async fn record(events: Events, paths: Arc<Mutex<Paths>>, shared: Arc<Shared>, ledger: Arc<Ledger>) {
-    #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
-    let mut socket = match AsyncFd::new(events) {
-        Ok(socket) => socket,
-        Err(error) => {
-            return tracing::error!(%error, "cannot watch conntrack: the kernel's flows have no records");
-        }
-    };
-    let mut batch = Vec::new();
-    loop {
-        let Ok(mut ready) = socket.readable_mut().await else { return };
-        match ready.get_inner_mut().read(&mut batch) {
-            Ok(true) => {}
-            Ok(false) => ready.clear_ready(),
-            Err(error) => return tracing::error!(%error, "conntrack events ended"),
-        }
-        for event in batch.drain(..) {
+    /// Takes some events; whether there may be more.
+    fn take(&self, events: &mut Events) -> Result<bool, sidetrack_sys::netlink::Error> {
+        let mut batch = Vec::new();
+        let more = events.read(&mut batch)?;
+        for event in batch {
             match event {
-                Event::Destroy(entry) => {
-                    let paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(ended) = ended(&entry, &paths, &shared) {
-                        ledger.note(ended);
-                    }
-                }
+                Event::Destroy(entry) => self.ended(&KernelFlow::from(&entry)),
                 Event::Overrun => {
-                    tracing::warn!("conntrack events were lost: some records of kernel flows are missing")
+                    tracing::warn!("conntrack events were lost: some records of kernel flows are missing");
                 }
                 _ => {}
             }
         }
-        tokio::task::yield_now().await;
+        Ok(more)
+    }
+
+    /// The end of one.
+    fn ended(&self, entry: &KernelFlow) {
+        let seen = lock(&self.seen).remove(&entry.key());
+        let (flow, slot) = match seen {
+            Some(seen) => (seen.flow, Some(seen.slot)),
+            None => match self.flow(entry) {
+                Some(flow) => (flow, None),
+                None => return,
+            },
+        };
+        count(&flow, entry);
+        self.note(flow, slot, (EndReason::KernelClosed, None), lasted(entry));
+    }
+
+    fn note(
+        &self,
+        flow: Arc<LiveFlow>,
+        slot: Option<Slot>,
+        (reason, detail): (EndReason, Option<&str>),
+        duration: Duration,
+    ) {
+        let ended = Ended { flow, reason, detail: detail.map(Into::into), duration };
+        match slot {
+            Some(slot) => self.ledger.leave(slot, ended),
+            None => self.ledger.note(ended),
+        }
+    }
+
+    /// A flow of ours; none if its mark is of nobody we know.
+    fn flow(&self, entry: &KernelFlow) -> Option<Arc<LiveFlow>> {
+        let paths = lock(&self.paths);
+        let (path, verdict) = paths.of(entry.mark, entry.start_ns)?;
+        debug_assert!(
+            matches!(verdict.action, Action::Carry(_)),
+            "a denied flow is never left to the kernel"
+        );
+        // What the client asked for, and where the answers come from if the destination was changed.
+        let orig_dst = match path.intercept {
+            Intercept::Reverse => entry.server,
+            _ => entry.destination,
+        };
+        let flow = Flow {
+            intercept: Intercept::Kernel,
+            listener: path.listener.clone(),
+            client: entry.client,
+            orig_dst: orig_dst.into(),
+            host: None,
+            process: None,
+            user: None,
+        };
+        let mut live = LiveFlow::new(self.shared.next_flow_id());
+        if let Some(since) = entry.start_ns.map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)) {
+            let age = SystemTime::now().duration_since(since).unwrap_or_default();
+            live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
+            live.since = since;
+        }
+        live.decide(Decided { flow, verdict: Some(verdict.clone()) });
+        Some(Arc::new(live))
+    }
+
+    /// Brings the ledger up to date with those in flight. Blocks for as long as the kernel takes to list them.
+    pub fn look(&self) {
+        let Some(keeper) = self.keeper.as_ref().filter(|_| self.paths().next() > 0) else { return };
+        match keeper.flows() {
+            Ok(entries) => self.listed(&entries),
+            Err(error) => tracing::warn!(%error, "cannot list the flows that the kernel carries"),
+        }
+    }
+
+    fn listed(&self, entries: &[KernelFlow]) {
+        let mut seen = lock(&self.seen);
+        seen.values_mut().for_each(|seen| seen.missing = !seen.missing);
+        for entry in entries {
+            if let Some(known) = seen.get_mut(&entry.key()) {
+                known.missing = false;
+                count(&known.flow, entry);
+            } else if !entry.closed
+                && let Some(flow) = self.flow(entry)
+            {
+                count(&flow, entry);
+                let slot = self.ledger.enter(flow.clone());
+                seen.insert(entry.key(), Seen { flow, slot, missing: false });
+            }
+        }
+    }
+
+    /// The last look: what has ended and what goes on.
+    fn finish(&self, events: &mut Events) {
+        let entries = self.keeper.as_ref().map_or_else(Vec::new, |keeper| {
+            keeper.flows().unwrap_or_else(|error| {
+                tracing::warn!(%error, "the kernel's flows in flight have no records");
+                Vec::new()
+            })
+        });
+        let mut left: BTreeMap<_, _> = entries.into_iter().map(|entry| (entry.key(), entry)).collect();
+        // What ends while we look has both an entry and an event.
+        let mut more = true;
+        while more {
+            let mut batch = Vec::new();
+            more = events.read(&mut batch).unwrap_or(false);
+            for event in batch {
+                if let Event::Destroy(entry) = event {
+                    let entry = KernelFlow::from(&entry);
+                    left.remove(&entry.key());
+                    self.ended(&entry);
+                }
+            }
+        }
+        for entry in left.into_values() {
+            if entry.closed {
+                self.ended(&entry);
+                continue;
+            }
+            let seen = lock(&self.seen).remove(&entry.key());
+            let (flow, slot) =
+                seen.map_or_else(|| (self.flow(&entry), None), |s| (Some(s.flow), Some(s.slot)));
+            if let Some(flow) = flow {
+                count(&flow, &entry);
+                let duration = flow.opened.elapsed();
+                self.note(
+                    flow,
+                    slot,
+                    (EndReason::Shutdown, Some(if entry.translated { ENDS } else { GOES_ON })),
+                    duration,
+                );
+            }
+        }
     }
 }
 
-fn ended(entry: &Entry, paths: &Paths, shared: &Shared) -> Option<Ended> {
-    let (path, verdict) = paths.known.get(&Path::number_in(entry.mark)?)?;
-    debug_assert!(matches!(verdict.action, Action::Carry(_)), "a denied flow is never left to the kernel");
-    // What the client asked for, and where the answers came from if the destination was changed.
-    let orig_dst = match path.intercept {
-        Intercept::Reverse => entry.reply.source,
-        _ => entry.original.destination,
-    };
-    let flow = Flow {
-        intercept: Intercept::Kernel,
-        listener: path.listener.clone(),
-        client: entry.original.source,
-        orig_dst: orig_dst.into(),
-        host: None,
-        process: None,
-        user: None,
-    };
+/// Sets the counts to those of conntrack, which never shrink.
+fn count(flow: &LiveFlow, entry: &KernelFlow) {
+    let (up, down) = flow.bytes();
+    flow.count(entry.bytes_up.saturating_sub(up), entry.bytes_down.saturating_sub(down));
+}
+
+/// From beginning to end, as conntrack saw it.
+fn lasted(entry: &KernelFlow) -> Duration {
     let span = entry.stop_ns.zip(entry.start_ns).map(|(stop, start)| stop.saturating_sub(start));
-    let duration = Duration::from_nanos(span.unwrap_or_default());
-    let mut live = LiveFlow::new(shared.next_flow_id());
-    live.since =
-        entry.start_ns.map_or_else(SystemTime::now, |ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
-    live.decide(Decided { flow, verdict: Some(verdict.clone()) });
-    let bytes =
-        |counters: &Option<sidetrack_sys::conntrack::Counters>| counters.as_ref().map_or(0, |c| c.bytes);
-    live.count(bytes(&entry.client_to_server), bytes(&entry.server_to_client));
-    Some(Ended { flow: Arc::new(live), reason: EndReason::KernelClosed, detail: None, duration })
+    Duration::from_nanos(span.unwrap_or_default())
 }

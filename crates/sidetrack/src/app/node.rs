@@ -1,16 +1,16 @@
 //! What a node is made of, and how a new configuration takes the place of the old one.
 
-use super::kernel::{self, Paths};
+use super::kernel::{KernelFlows, Paths};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
-use crate::config::{Config, Listener};
-use crate::keeper::Keeper;
+use crate::config::{Config, Listener, ListenerKind, OnCrash};
+use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reload::Change;
 use crate::session::PIPES_MAX;
-use crate::steer::{OWN_MARK, Steer};
+use crate::steer::{OWN_MARK, Steer, TABLE};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -19,9 +19,14 @@ use sidetrack_core::limit::Budget;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup;
 use sidetrack_sys::conntrack::Events;
+use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
 
 /// Descriptors kept back from flows: listeners, epoll, records, admin clients, resolver.
 const DESCRIPTOR_RESERVE: u64 = 128;
@@ -39,6 +44,7 @@ pub struct Prepared {
     bound: Vec<(Listener, Vec<Bound>)>,
     steered: Steered,
     steer: Steer,
+    steered_since: SystemTime,
     events: Option<Events>,
 }
 
@@ -47,12 +53,11 @@ pub struct Node {
     shared: Arc<Shared>,
     fleet: Mutex<Option<Fleet>>,
     ledgers: Vec<Arc<Ledger>>,
-    /// The kernel's flows.
-    kernel_ledger: Arc<Ledger>,
+    kernel: Arc<KernelFlows>,
     served: Mutex<Vec<Served>>,
     steered: Steered,
-    paths: Arc<Mutex<Paths>>,
     events: Mutex<Option<Events>>,
+    recording: Mutex<Option<JoinHandle<()>>>,
     subscribed: AtomicBool,
     name: String,
     workers: usize,
@@ -77,6 +82,7 @@ impl Prepared {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
         };
+        let may_steer = may_steer(config)?;
         let bound = config
             .listeners
             .iter()
@@ -85,12 +91,18 @@ impl Prepared {
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let steer = Steer::new(config, &addresses, 0, &cgroup::find_match)?;
         let mut steered = Steered { keeper: None };
+        let steered_since = SystemTime::now();
         let mut events = None;
-        if !steer.is_empty() && needed(&steer)? {
+        if may_steer {
+            // Also where there is nothing to steer yet: a reload may bring it, and rules may ask for processes of others.
             steered.keeper = Some(Arc::new(Keeper::start().context("cannot start the keeper")?));
-            events = steered.steer(name, text, &addresses, 0)?;
+            if steer.is_empty() {
+                remove_orphan();
+            } else {
+                events = steered.steer(name, text, &addresses, 0)?;
+            }
         }
-        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, events })
+        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -106,7 +118,7 @@ impl Prepared {
         let budget = {
             let config = config.load();
             if self.steered.keeper.is_some() {
-                paths.learn(&self.steer, &config);
+                paths.learn(&self.steer, &config, self.steered_since);
             }
             budget(&config, nofile, self.workers)
         };
@@ -120,11 +132,11 @@ impl Prepared {
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
-            kernel_ledger: Arc::default(),
+            kernel: Arc::new(KernelFlows::new(paths, shared.clone(), self.steered.keeper.clone())),
             fleet: Mutex::new(Some(fleet)),
             shared,
             steered: self.steered,
-            paths: Arc::new(Mutex::new(paths)),
+            recording: Mutex::default(),
             subscribed: AtomicBool::new(self.events.is_some()),
             events: Mutex::new(self.events),
             name: self.name,
@@ -138,7 +150,7 @@ impl Prepared {
 impl Node {
     /// The flows of each worker, and those of the kernel.
     pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
-        self.ledgers.iter().chain([&self.kernel_ledger]).cloned().collect()
+        self.ledgers.iter().chain([self.kernel.ledger()]).cloned().collect()
     }
 
     /// The listeners: name, kind, addresses.
@@ -192,12 +204,15 @@ impl Node {
         let addresses = addresses(listening);
         self.steer_anew(new, change.text, &addresses)?;
         // Nothing can fail from here on.
-        served.retain(stays);
+        let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
+        *served = stay;
         for (listener, bound) in fresh {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
             served.push(Served { listener, serving });
         }
         self.set_dialing(&served);
+        // New ones are at work before the old ones go: where both have an address, it is served at every moment.
+        go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
         Ok(())
     }
 
@@ -207,17 +222,20 @@ impl Node {
         text: &str,
         addresses: &[(Arc<str>, SocketAddr)],
     ) -> anyhow::Result<()> {
-        let mut paths = lock(&self.paths);
+        let mut paths = self.kernel.paths();
         let steer = Steer::new(config, addresses, paths.next(), &cgroup::find_match)?;
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
-                "listeners of kind redirect and tproxy need rights that were given up at the start: restart sidetrack"
+                "listeners of kind redirect and tproxy need root (CAP_NET_ADMIN) when sidetrack starts: restart it with \
+                 sudo"
             );
             return Ok(());
         }
+        let since = SystemTime::now();
         let events = self.steered.steer(&self.name, text, addresses, paths.next())?;
-        paths.learn(&steer, config);
+        paths.learn(&steer, config, since);
+        drop(paths);
         // The first subscription serves all later configurations.
         if let Some(events) = events.filter(|_| !self.subscribed.swap(true, Relaxed)) {
             *lock(&self.events) = Some(events);
@@ -235,9 +253,45 @@ impl Node {
     /// Turns the ends of the kernel's flows into records, as a task of the caller's event loop.
     pub fn record_kernel_flows(&self) {
         if let Some(events) = lock(&self.events).take() {
-            let ledger = self.kernel_ledger.clone();
-            tokio::spawn(kernel::record(events, self.paths.clone(), self.shared.clone(), ledger));
+            *lock(&self.recording) = Some(tokio::spawn(self.kernel.clone().record(events)));
         }
+    }
+
+    /// Gives those of the kernel's flows their records that have none yet. They go on.
+    pub async fn end_kernel_flows(&self) {
+        let recording = lock(&self.recording).take();
+        if let Some(recording) = recording {
+            self.kernel.stop();
+            // A task that panicked has said so.
+            let _ = recording.await;
+        }
+    }
+
+    /// Brings the ledger of the kernel's flows up to date. Blocks for as long as the kernel takes to list them.
+    pub fn look_at_kernel_flows(&self) {
+        self.kernel.look();
+    }
+
+    /// Waits until the keeper is gone, which it never is by itself; says what that means. For ever without a keeper.
+    pub async fn keeper_gone(&self, on_crash: OnCrash) -> String {
+        let Some(keeper) = &self.steered.keeper else { return std::future::pending().await };
+        let ended = match keeper.watch() {
+            Ok(end) => wait_for(end).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "cannot watch the keeper: its end would go unnoticed");
+            return std::future::pending().await;
+        }
+        let how = keeper.ended().map_or_else(|| "it ended".to_owned(), |status| status.to_string());
+        let traffic = match on_crash {
+            OnCrash::Open => "its rules are gone: captured traffic goes past sidetrack",
+            OnCrash::Closed => "its rules stay: captured traffic is blocked",
+        };
+        format!(
+            "the keeper process, which holds the rights, is gone ({how}); {traffic} until sidetrack is started again, which \
+             'Restart=on-failure' of systemd does"
+        )
     }
 
     /// Stops accepting, gives every flow its end, stops the workers.
@@ -266,8 +320,9 @@ impl Steered {
         first_path: usize,
     ) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
-        let addresses = addresses.iter().map(|(name, address)| (name.to_string(), *address)).collect();
-        let (warnings, events) = keeper.steer(name, text, addresses, first_path)?;
+        let bound = addresses.iter().map(|(name, address)| (name.to_string(), *address)).collect();
+        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path };
+        let (warnings, events) = keeper.steer(order)?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -292,17 +347,40 @@ fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
 }
 
 /// Whether the kernel's part is possible; an error where a listener cannot do without.
-fn needed(steer: &Steer) -> anyhow::Result<bool> {
+fn may_steer(config: &Config) -> anyhow::Result<bool> {
     if caps::is_network_root() {
         return Ok(true);
     }
-    anyhow::ensure!(
-        steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
-        "listeners of kind redirect and tproxy need root (CAP_NET_ADMIN): start with sudo, or use \
-         'sidetrack run -- COMMAND', which needs no rights"
-    );
-    tracing::info!("without CAP_NET_ADMIN nothing is left to the kernel; all flows pass through user space");
+    let captures =
+        |listener: &&Listener| matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_));
+    if let Some(listener) = config.listeners.iter().find(captures) {
+        anyhow::bail!(
+            "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): start with sudo, or use \
+             'sidetrack run -- COMMAND', which needs no rights",
+            listener.name,
+            listener.kind.intercept().as_str()
+        );
+    }
+    tracing::debug!("without CAP_NET_ADMIN nothing is left to the kernel; all flows pass through user space");
     Ok(false)
+}
+
+/// Rules that kept traffic blocked after a crash (`on_crash = "closed"`) are of no use to a configuration without any.
+fn remove_orphan() {
+    match OwnedTable::adopt(Family::Inet, TABLE).map(OwnedTable::delete) {
+        Ok(Ok(())) => tracing::info!("the rules that kept traffic blocked after a crash are removed"),
+        // Mostly none is there; one of a running sidetrack is not ours to touch.
+        Err(OwnError::NoOrphan { .. } | OwnError::OwnedByAnother { .. }) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot look for rules left by a crash"),
+        Err(error) => tracing::warn!(%error, "cannot look for rules left by a crash"),
+    }
+}
+
+/// Waits until a descriptor is readable.
+async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
+    #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
+    let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
+    fd.readable().await.map(drop)
 }
 
 /// How many flows the limit on open files and the configuration allow.

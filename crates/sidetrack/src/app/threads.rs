@@ -18,12 +18,27 @@ type Start = (Arc<Listening>, TcpListener, watch::Receiver<bool>);
 /// How long workers may take to give each flow its end and its record when the process stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a reload waits for workers to let go of the sockets of a listener that goes.
+const LET_GO_PATIENCE: Duration = Duration::from_millis(100);
+
 /// A listener that is being served; dropping it stops the accepting. Flows go on.
 #[derive(Debug)]
 pub struct Serving {
     /// What its connections share.
     pub listening: Arc<Listening>,
-    _stop: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
+}
+
+impl Serving {
+    /// Stops the accepting and waits until all workers have let go of their sockets, though not for long: one may be
+    /// busy, and will come to it.
+    pub fn finish(self) {
+        self.stop.send_replace(true);
+        let until = Instant::now() + LET_GO_PATIENCE;
+        while !self.stop.is_closed() && Instant::now() < until {
+            std::thread::park_timeout(Duration::from_micros(200));
+        }
+    }
 }
 
 struct Thread {
@@ -69,7 +84,7 @@ impl Fleet {
             // A worker that is gone has taken the process with it: see `thread`.
             let _ = thread.starts.send((bound.listening.clone(), socket, stopped.clone()));
         }
-        Serving { listening: bound.listening, _stop: stop }
+        Serving { listening: bound.listening, stop }
     }
 
     /// Ends all flows with `shutdown` and stops the workers.

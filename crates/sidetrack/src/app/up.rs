@@ -123,12 +123,17 @@ async fn run(
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
-    node.announce();
+    // Before anybody is told that we are ready: until now these signals end us at once.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    node.announce();
+    let failure = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        gone = node.keeper_gone(config.on_crash) => Some(gone),
+    };
+    if let Some(gone) = &failure {
+        tracing::error!("{gone}; stopping");
     }
     reloads.abort();
     let _ = stop.send(true);
@@ -137,12 +142,16 @@ async fn run(
         move || node.stop()
     })
     .await?;
+    node.end_kernel_flows().await;
     let _ = stop_records.send(true);
     records.await?;
     for window in windows {
         window.await??;
     }
-    node.take_back()
+    match failure {
+        Some(gone) => anyhow::bail!("{gone}"),
+        None => node.take_back(),
+    }
 }
 
 fn writer(config: &Config) -> anyhow::Result<Option<RecordWriter>> {

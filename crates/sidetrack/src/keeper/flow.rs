@@ -1,0 +1,65 @@
+//! A connection that the kernel carries alone.
+
+use serde::{Deserialize, Serialize};
+use sidetrack_sys::conntrack::{Counters, Entry};
+use std::net::SocketAddr;
+
+/// What conntrack knows of a connection, as far as records need it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelFlow {
+    /// Conntrack's number of it; none on kernels before 2.6.22.
+    pub id: Option<u32>,
+    /// Its connection mark: which path it took.
+    pub mark: u32,
+    /// The client.
+    pub client: SocketAddr,
+    /// Where the client sent it.
+    pub destination: SocketAddr,
+    /// Who answers.
+    pub server: SocketAddr,
+    /// Bytes of packets from the client, headers included.
+    pub bytes_up: u64,
+    /// Bytes of packets from the server, headers included.
+    pub bytes_down: u64,
+    /// When it began, nanoseconds since 1970.
+    pub start_ns: Option<u64>,
+    /// When it ended, nanoseconds since 1970.
+    pub stop_ns: Option<u64>,
+    /// The kernel rewrites its addresses, which ends when the last table that asks for such a thing goes.
+    pub translated: bool,
+    /// Both sides have closed it, or one has reset it.
+    pub closed: bool,
+}
+
+/// Tells one connection from another that had the same addresses before.
+pub type KernelFlowKey = (SocketAddr, SocketAddr, Option<u32>, Option<u64>);
+
+impl KernelFlow {
+    /// See [`KernelFlowKey`].
+    pub const fn key(&self) -> KernelFlowKey {
+        (self.client, self.destination, self.id, self.start_ns)
+    }
+}
+
+impl From<&Entry> for KernelFlow {
+    fn from(entry: &Entry) -> Self {
+        /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE` (linux/netfilter/nf_conntrack_tcp.h).
+        const TIME_WAIT: u8 = 7;
+        const CLOSE: u8 = 8;
+        let bytes = |counters: Option<Counters>| counters.map_or(0, |counters| counters.bytes);
+        Self {
+            id: entry.id,
+            mark: entry.mark,
+            client: entry.original.source,
+            destination: entry.original.destination,
+            server: entry.reply.source,
+            bytes_up: bytes(entry.client_to_server),
+            bytes_down: bytes(entry.server_to_client),
+            start_ns: entry.start_ns,
+            stop_ns: entry.stop_ns,
+            translated: entry.reply.source != entry.original.destination
+                || entry.reply.destination != entry.original.source,
+            closed: matches!(entry.tcp_state, Some(TIME_WAIT | CLOSE)),
+        }
+    }
+}

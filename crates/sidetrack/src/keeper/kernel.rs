@@ -1,0 +1,241 @@
+//! What the keeper does to the kernel, and how it takes that back.
+
+use super::{KernelFlow, Order};
+use crate::config::Config;
+use crate::steer::{Path, Steer, TABLE};
+use anyhow::Context;
+use sidetrack_sys::conntrack::{self, Conntrack, Events, Group};
+use sidetrack_sys::netlink::{self, Protocol, Socket};
+use sidetrack_sys::nft::{self, Family, Feature, Lifetime, OwnError, OwnedTable, Table};
+use sidetrack_sys::undo::{Action, Guard};
+use sidetrack_sys::{cgroup, route};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Receive buffer of the conntrack events, bytes: no event was lost at 28,000 connections a second.
+const EVENTS_BUFFER: usize = 16 << 20;
+
+/// How often what others may have changed is put right, and conntrack is made to notice what has ended.
+const TEND_EVERY: Duration = Duration::from_secs(1);
+
+/// Looking after things may take this part of the time at most: a conntrack table of a million entries takes a while.
+const TEND_SHARE: u32 = 50;
+
+/// How long a predecessor that was killed may take to let go of its table: its keeper is taking things back.
+const HANDOVER: Duration = Duration::from_secs(3);
+const HANDOVER_PAUSE: Duration = Duration::from_millis(20);
+
+/// Most flows that are listed at a time.
+const FLOWS_MAX: usize = 65_536;
+
+/// The interface on which every address is made local.
+const LOOPBACK: &str = "lo";
+
+/// Everything that was done.
+pub(super) struct Kernel {
+    guard: Guard,
+    /// What takes it back, in the order it was done. The guard has the same list.
+    undo: Vec<Action>,
+    table: Option<OwnedTable>,
+    marks: Vec<route::MarkRule>,
+    /// There while the kernel carries flows alone.
+    conntrack: Option<Conntrack>,
+    tend_at: Instant,
+}
+
+impl Kernel {
+    /// Nothing has been done yet.
+    pub(super) fn new(guard: Guard) -> Self {
+        let (undo, marks) = (Vec::new(), Vec::new());
+        Self { guard, undo, table: None, marks, conntrack: None, tend_at: Instant::now() }
+    }
+
+    /// Makes the kernel do what the order says, in place of what was before.
+    pub(super) fn steer(&mut self, order: &Order) -> anyhow::Result<(Vec<String>, Option<Events>)> {
+        let config =
+            Config::from_text(&order.name, &order.text).map_err(|error| anyhow::anyhow!("{error}"))?;
+        let bound: Vec<_> =
+            order.bound.iter().map(|(name, address)| (name.as_str().into(), *address)).collect();
+        let mut steer = Steer::new(&config, &bound, order.first_path, &cgroup::find_match)?;
+        let mut warnings = Vec::new();
+        // The table is the token of who steers in this namespace: nothing else is touched before we have it.
+        self.own()?;
+        for rule in &steer.mark_rules {
+            self.add_mark_rule(*rule)?;
+        }
+        let events =
+            if steer.paths.is_empty() { None } else { self.watch_conntrack(&mut steer, &mut warnings) };
+        self.install(&steer, &mut warnings)?;
+        Ok((warnings, events))
+    }
+
+    /// Remembers how to take something back, before it is done.
+    fn note(&mut self, action: Action) -> io::Result<()> {
+        self.undo.push(action);
+        let added = self.undo.last().map(|action| self.guard.add(action));
+        if added.is_some_and(|added| added.is_err()) {
+            tracing::warn!("the guard process was gone; another one takes its place");
+            self.guard = Guard::spawn(&self.undo)?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, action: &Action) {
+        self.undo.retain(|other| other != action);
+        // A guard that is gone is noticed with the next note.
+        let _ = self.guard.remove(action);
+    }
+
+    /// Has the table, with what a predecessor left in it or empty.
+    fn own(&mut self) -> anyhow::Result<()> {
+        if self.table.is_some() {
+            return Ok(());
+        }
+        let until = Instant::now() + HANDOVER;
+        let adopted = loop {
+            match OwnedTable::adopt(Family::Inet, TABLE) {
+                Err(OwnError::OwnedByAnother { .. }) if Instant::now() < until => {
+                    std::thread::sleep(HANDOVER_PAUSE);
+                }
+                adopted => break adopted,
+            }
+        };
+        let empty = Table::new(Family::Inet, TABLE);
+        self.table = Some(match adopted {
+            Ok(table) => {
+                tracing::info!("taking over the rules that kept traffic blocked");
+                table
+            }
+            Err(OwnError::NoOrphan { .. }) => match OwnedTable::create(&empty, Lifetime::Socket) {
+                Err(OwnError::OwnerUnsupported) => OwnedTable::create(&empty, Lifetime::Namespace)?,
+                made => made?,
+            },
+            Err(error) => return Err(error.into()),
+        });
+        Ok(())
+    }
+
+    fn install(&mut self, steer: &Steer, warnings: &mut Vec<String>) -> anyhow::Result<()> {
+        let content = steer.steering.table(TABLE);
+        let table = self.table.as_mut().context("no table")?;
+        if table.lifetime() == Lifetime::Namespace {
+            table.replace(&content)?;
+        } else {
+            match table.replace_as(&content, steer.lifetime) {
+                Err(OwnError::PersistUnsupported) => table.replace_as(&content, Lifetime::Namespace)?,
+                done => done?,
+            }
+        }
+        let unowned = table.lifetime() == Lifetime::Namespace;
+        if unowned {
+            warnings.push(
+                "this kernel cannot tie our nftables table to our process (Linux 5.12, for on_crash = \"closed\" \
+                 6.9): another program's 'nft flush ruleset' removes it"
+                    .into(),
+            );
+        }
+        let delete = Action::DeleteTable { family: Family::Inet, name: TABLE.into() };
+        self.forget(&delete);
+        if unowned && steer.lifetime == Lifetime::Socket {
+            self.note(delete)?;
+        }
+        Ok(())
+    }
+
+    fn add_mark_rule(&mut self, rule: route::MarkRule) -> anyhow::Result<()> {
+        if self.marks.contains(&rule) {
+            return Ok(());
+        }
+        let interface = route::interface_index(LOOPBACK)?;
+        let (version, table) = (rule.version, rule.table);
+        self.note(Action::RemoveLocalDefault { version, interface, table })?;
+        self.note(Action::RemoveMarkRule(rule))?;
+        route::add_local_default_in(LOOPBACK, version, table)?;
+        route::add_mark_rule(&rule)?;
+        self.marks.push(rule);
+        Ok(())
+    }
+
+    /// Conntrack events with byte counts; without them the kernel's flows have no records, but they flow.
+    fn watch_conntrack(&mut self, steer: &mut Steer, warnings: &mut Vec<String>) -> Option<Events> {
+        if let Err(error) = self.account() {
+            warnings.push(format!("conntrack accounting: {error}; records lack byte counts"));
+        }
+        let knows = |feature| {
+            Socket::open(Protocol::Netfilter).and_then(|mut socket| nft::knows(&mut socket, feature))
+        };
+        if !knows(Feature::CtTimeout).unwrap_or(false) {
+            steer.steering.forget_ended = false;
+            warnings.push(format!(
+                "records of the kernel's flows come two minutes after their end: {} takes {}",
+                Feature::CtTimeout,
+                Feature::CtTimeout.needs()
+            ));
+        }
+        self.conntrack = Conntrack::open().ok();
+        let events = Events::open(&[Group::Destroy], EVENTS_BUFFER);
+        events
+            .map_err(|error| warnings.push(format!("conntrack events: {error}; no records of kernel flows")))
+            .ok()
+    }
+
+    fn account(&mut self) -> io::Result<()> {
+        for (name, value) in conntrack::enable_accounting()? {
+            self.note(Action::RestoreSetting { name: name.into(), value })?;
+        }
+        Ok(())
+    }
+
+    /// Puts right what others have changed, and lets conntrack notice ends; says for how long to wait with the next time.
+    /// `None`: nothing needs it.
+    pub(super) fn tend(&mut self) -> Option<Duration> {
+        if self.marks.is_empty() && self.conntrack.is_none() {
+            return None;
+        }
+        let begun = Instant::now();
+        if begun >= self.tend_at {
+            for rule in &self.marks {
+                if let Err(error) = route::restore_mark_rule(LOOPBACK, rule) {
+                    tracing::warn!(%error, "cannot restore the routing that tproxy needs");
+                }
+            }
+            if self.conntrack.is_some() {
+                // Said once already where it is not possible.
+                let _ = self.account();
+            }
+            if let Some(error) = self.conntrack.as_mut().and_then(|table| table.evict_expired().err()) {
+                tracing::warn!(%error, "cannot look through conntrack");
+            }
+            self.tend_at = begun + TEND_EVERY.max(begun.elapsed() * TEND_SHARE);
+        }
+        Some(self.tend_at.saturating_duration_since(Instant::now()))
+    }
+
+    /// The flows that the kernel carries alone now.
+    pub(super) fn flows(&mut self) -> Result<Vec<KernelFlow>, netlink::Error> {
+        let Some(conntrack) = &mut self.conntrack else { return Ok(Vec::new()) };
+        let entries = conntrack.list(Some(Path::ANY))?;
+        Ok(entries.iter().take(FLOWS_MAX).map(KernelFlow::from).collect())
+    }
+
+    /// Takes everything back. A table that is to outlive a crash stays unless the end is orderly.
+    ///
+    /// The table goes last: a successor waits for it, and must not meet half of what we undo.
+    pub(super) fn take_back(self, orderly: bool) -> anyhow::Result<()> {
+        let mut undone = true;
+        for action in self.undo.iter().rev() {
+            if let Err(error) = action.perform() {
+                tracing::error!(%error, "not taken back; 'sidetrack cleanup' tries again");
+                undone = false;
+            }
+        }
+        if undone {
+            // It may have been killed; then there is nothing to disarm.
+            let _ = self.guard.disarm();
+        }
+        match self.table {
+            Some(table) if orderly || table.lifetime() == Lifetime::Socket => Ok(table.delete()?),
+            _ => Ok(()),
+        }
+    }
+}
