@@ -1,6 +1,7 @@
 //! A running `sidetrack up` in the network namespace of the calling thread, and the small peers around it.
 #![allow(dead_code, reason = "each test target uses its own part")]
 
+pub mod admin;
 pub mod peers;
 pub mod traces;
 
@@ -117,14 +118,11 @@ impl Up {
         write_config(&self.folder, top, tables);
     }
 
-    /// Another configuration, by SIGHUP; waits until it is in force.
-    pub fn reload(&mut self, top: &str, tables: &str) {
+    /// Another configuration; it is in force when this returns.
+    pub fn reload(&self, top: &str, tables: &str) {
         self.rewrite(top, tables);
-        self.signal(Signal::HUP);
-        // The change of the file may have been noticed first: both words are the end of this reload.
-        let line =
-            self.log_line("reload", |line| line.contains("reloaded (") || line.contains("is not taken"));
-        assert!(line.contains("reloaded ("), "{line}\n{}", self.log.seen.join("\n"));
+        let (status, body) = admin::ask(self, "POST", "/v1/reload");
+        assert_eq!(status, 200, "{body}");
     }
 
     /// Where the configuration file, and what it names relatively, lies.
@@ -276,4 +274,27 @@ impl Record {
 /// `IP:PORT`, with brackets where needed.
 pub fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().expect(ip), port)
+}
+
+/// The same numbers in every run (SplitMix64).
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// The next 64 bits.
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.roll() % end as u64).expect("below a usize")
+    }
+
+    /// Bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.roll().to_le_bytes()[0]).collect()
+    }
 }

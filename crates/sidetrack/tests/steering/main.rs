@@ -7,4 +7,5 @@ mod hosts;
 mod node;
 
 mod forwarded;
+mod kernel_path;
 mod local;

@@ -1,0 +1,55 @@
+//! Who may do what.
+
+use crate::hosts::{in_namespace, is_root};
+use crate::node::Up;
+use sidetrack_sys::caps::CapabilitySet;
+
+const EVERYTHING: &str = "[[listen]]\nname = \"out\"\nkind = \"redirect\"\nports = 9\n\
+                          [[listen]]\nname = \"router\"\nkind = \"tproxy\"\nports = 9\n\
+                          [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"127.0.0.1:81\"\nto = \"127.0.0.1:9\"\n";
+
+/// A line of /proc/PID/task/TID/status.
+fn status(pid: u32, task: &str, field: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/status")).expect("a task");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
+    line.trim().to_owned()
+}
+
+#[test]
+fn every_thread_of_the_main_process_keeps_two_capabilities_at_most() {
+    in_namespace(|| {
+        let up = Up::start("default = \"direct\"\n", EVERYTHING);
+        let allowed = (CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE).bits();
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", up.pid())).expect("tasks").flatten();
+        let tasks: Vec<_> = tasks.map(|task| task.file_name().to_string_lossy().into_owned()).collect();
+        assert!(tasks.len() >= 2, "a worker and the control thread: {tasks:?}");
+        for task in &tasks {
+            for field in ["CapEff:", "CapPrm:", "CapBnd:", "CapInh:", "CapAmb:"] {
+                let held = u64::from_str_radix(&status(up.pid(), task, field), 16).expect("hex");
+                assert_eq!(held & !allowed, 0, "{field} {held:#x} of thread {task}");
+            }
+            assert_eq!(status(up.pid(), task, "NoNewPrivs:"), "1");
+        }
+        let keeper = up.keeper().to_string();
+        let held = u64::from_str_radix(&status(up.keeper(), &keeper, "CapEff:"), 16).expect("hex");
+        assert_ne!(held & CapabilitySet::NET_ADMIN.bits(), 0, "the keeper has what the kernel's part takes");
+        assert!(up.stop().0.success());
+    });
+}
+
+#[test]
+fn without_rights_the_refusal_says_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let output = std::thread::spawn(|| {
+        // A thread has its own capabilities, and what it starts inherits them.
+        sidetrack_sys::caps::keep_only(CapabilitySet::NET_BIND_SERVICE).expect("given up");
+        let mut up = Up::spawn("default = \"direct\"\n", EVERYTHING);
+        let (status, _) = up.gone();
+        (status.code(), up.logged())
+    });
+    let (code, log) = output.join().expect("ran");
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("sudo"), "{log}");
+}
