@@ -51,7 +51,7 @@ test: deps-test ## Formatting, clippy, every test tier with the namespace tests,
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay
 
-lab: deps-test ## The real programs across namespaces; a skip is a failure
+lab: deps-bench ## The real programs across namespaces; a skip is a failure
 	$(CARGO) build --locked --workspace
 	SIDETRACK_REQUIRE_ALL=1 $(AS_ROOT) $(CARGO) test --locked --package sidetrack-lab -- --nocapture
 
@@ -63,7 +63,8 @@ fuzz: deps-test ## Fuzzes every target for 30 seconds (SECONDS_EACH=n changes th
 
 bench-relay: deps-bench ## The bars of SPECIFICATION.md: we, the peers and the limits, interleaved (root)
 	$(CARGO) build --release --locked --workspace
-	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') $(TARGET_DIR)/release/sidetrack-lab relay $(RELAY)
+	bench/peers.sh
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/relay.sh $(RELAY)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency
 	@command -v cargo-deny >/dev/null || { \
