@@ -2,10 +2,9 @@
 //! Nothing is done.
 
 use crate::config::{Config, ListenerKind};
-use crate::steer::{OWN_MARK, Steer, SteerError, TABLE};
+use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
 use sidetrack_core::policy::{Action, Condition};
-use sidetrack_sys::cgroup;
 use sidetrack_sys::nft::Lifetime;
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use std::fmt;
@@ -57,7 +56,7 @@ impl Plan {
             .iter()
             .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
             .collect();
-        let steer = Steer::new(config, &bound, 0, &cgroup::find_match)?;
+        let steer = Steer::new(config, &bound, 0, &Host::here())?;
         let mut steps = listening(config);
         if !steer.is_empty() {
             steps.extend(steering(&steer));

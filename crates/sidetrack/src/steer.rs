@@ -10,6 +10,7 @@ use sidetrack_sys::nft::{
     Steering, TProxy,
 };
 use sidetrack_sys::route::{IpVersion, MarkRule};
+use sidetrack_sys::{cgroup, sysctl};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -72,6 +73,36 @@ pub struct SteerError {
 /// Where a cgroup of the configuration is.
 pub type FindCgroup<'a> = dyn Fn(&str) -> std::io::Result<CgroupMatch> + 'a;
 
+/// What steering has to know of this host.
+pub struct Host<'a> {
+    /// Finds cgroups.
+    pub find_cgroup: &'a FindCgroup<'a>,
+    /// Whether it forwards IPv4: without that a connection cannot be led on to another host.
+    pub forwards_v4: bool,
+    /// Whether it forwards IPv6.
+    pub forwards_v6: bool,
+}
+
+impl Host<'_> {
+    /// The host we run on, in the network namespace we run in.
+    pub fn here() -> Host<'static> {
+        let on = |name: &str| sysctl::read(name).is_ok_and(|value| value != "0");
+        Host {
+            find_cgroup: &cgroup::find_match,
+            forwards_v4: on("net/ipv4/ip_forward"),
+            forwards_v6: on("net/ipv6/conf/all/forwarding"),
+        }
+    }
+
+    /// Whether packets for this server can leave by way of NAT.
+    const fn leads_to(&self, server: SocketAddr) -> bool {
+        match server {
+            SocketAddr::V4(server) => self.forwards_v4 || server.ip().is_loopback(),
+            SocketAddr::V6(server) => self.forwards_v6 || server.ip().is_loopback(),
+        }
+    }
+}
+
 impl Path {
     /// The connection marks of all paths.
     pub const ANY: MarkBits = MarkBits { value: PATH_BIT << PATH_SHIFT, mask: PATH_BIT << PATH_SHIFT };
@@ -114,7 +145,7 @@ impl Steer {
         config: &Config,
         bound: &[(Arc<str>, SocketAddr)],
         first_path: usize,
-        find_cgroup: &FindCgroup<'_>,
+        host: &Host<'_>,
     ) -> Result<Self, SteerError> {
         let except = Except {
             mark: Some(OWN_MARK),
@@ -134,7 +165,7 @@ impl Steer {
                 .filter(|(name, _)| *name == listener.name)
                 .map(|(_, address)| *address)
                 .collect();
-            steer.add(config, listener, &addresses, find_cgroup)?;
+            steer.add(config, listener, &addresses, host)?;
         }
         Ok(steer)
     }
@@ -144,18 +175,18 @@ impl Steer {
         config: &Config,
         listener: &Listener,
         addresses: &[SocketAddr],
-        find_cgroup: &FindCgroup<'_>,
+        host: &Host<'_>,
     ) -> Result<(), SteerError> {
         match &listener.kind {
             ListenerKind::Socks(_) => {}
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
                 for address in addresses {
-                    self.add_reverse(config, listener, *address, server);
+                    self.add_reverse(config, listener, *address, server, host);
                 }
             }
             ListenerKind::Reverse(ReverseTarget::ByName { .. }) => {}
             ListenerKind::Redirect(redirect) => {
-                return self.add_redirect(config, listener, redirect, addresses, find_cgroup);
+                return self.add_redirect(config, listener, redirect, addresses, host);
             }
             ListenerKind::Tproxy(tproxy) => {
                 let selector = Selector {
@@ -181,14 +212,14 @@ impl Steer {
         listener: &Listener,
         redirect: &crate::config::Redirect,
         addresses: &[SocketAddr],
-        find_cgroup: &FindCgroup<'_>,
+        host: &Host<'_>,
     ) -> Result<(), SteerError> {
         let selector = Selector {
             sources: redirect.src.clone().unwrap_or_default(),
             destinations: redirect.dst.clone().unwrap_or_default(),
             ports: redirect.ports.clone().unwrap_or_default(),
             users: redirect.uids.clone(),
-            cgroups: cgroups(listener, redirect.cgroup.as_deref(), find_cgroup)?,
+            cgroups: cgroups(listener, redirect.cgroup.as_deref(), host.find_cgroup)?,
             // Connections within this host only where somebody names them.
             to_this_host: redirect.dst.is_some(),
             ..Selector::default()
@@ -262,6 +293,7 @@ impl Steer {
         listener: &Listener,
         address: SocketAddr,
         server: &Destination,
+        host: &Host<'_>,
     ) {
         let Some(server) = server.socket_addr().filter(|_| may_be_left_to_the_kernel(config, listener))
         else {
@@ -272,6 +304,7 @@ impl Steer {
         let Some(line) = lines.first().filter(|line| line.matches == KernelMatch::default()) else { return };
         if let KernelAction::Dnat(to) = line.action
             && KernelPath::check(address, to).is_ok()
+            && host.leads_to(to)
         {
             let pairs = vec![(address, to)];
             let route = KernelRoute::Dnat { pairs, masquerade: line.masquerade };

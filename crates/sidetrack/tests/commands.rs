@@ -208,8 +208,8 @@ interfaces = "eth1"
 
 [[listen]]
 kind = "reverse"
-address = "192.0.2.1:8080"
-to = "10.0.0.2:80"
+address = "127.0.0.1:8080"
+to = "127.0.0.1:80"
 
 [[rule]]
 name = "web"

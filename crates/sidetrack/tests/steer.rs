@@ -4,11 +4,15 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::Config;
-use sidetrack::steer::Steer;
+use sidetrack::steer::{Host, Steer};
 use sidetrack_sys::nft::{CgroupMatch, KernelRoute, Selector};
 use std::io;
 
 fn steered(text: &str) -> Steer {
+    steered_on(text, true)
+}
+
+fn steered_on(text: &str, forwards: bool) -> Steer {
     let text = format!("version = 1\n{text}");
     let config =
         Config::from_text("steer.toml", &text).unwrap_or_else(|error| panic!("{}", error.render(false)));
@@ -17,7 +21,8 @@ fn steered(text: &str) -> Steer {
         .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
         .collect();
     let no_cgroup = |_: &str| -> io::Result<CgroupMatch> { Err(io::ErrorKind::NotFound.into()) };
-    Steer::new(&config, &bound, 0, &no_cgroup).unwrap()
+    let host = Host { find_cgroup: &no_cgroup, forwards_v4: forwards, forwards_v6: forwards };
+    Steer::new(&config, &bound, 0, &host).unwrap()
 }
 
 /// A path that is left alone: rule, local and forwarded selectors, masquerade.
@@ -89,4 +94,18 @@ fn what_only_user_space_can_do_stays_there() {
     for text in needs_us {
         assert_eq!(steered(&text).paths, [], "{text}");
     }
+}
+
+/// DNAT to another host on a host that does not forward: the connection would hang.
+#[test]
+fn a_host_that_does_not_forward_leads_nothing_to_other_hosts() {
+    let to = |server: &str| {
+        format!(
+            "default = 'direct'\n[[listen]]\nkind = 'reverse'\naddress = '127.0.0.1:81'\nto = '{server}'\n"
+        )
+    };
+    let far = to("10.0.0.2:80").replace("127.0.0.1:81", "10.0.0.1:81");
+    assert_eq!(steered_on(&far, true).paths.len(), 1);
+    assert!(steered_on(&far, false).is_empty());
+    assert_eq!(steered_on(&to("127.0.0.1:80"), false).paths.len(), 1, "what stays here needs no forwarding");
 }

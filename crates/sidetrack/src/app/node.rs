@@ -10,14 +10,13 @@ use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reload::Change;
 use crate::session::PIPES_MAX;
-use crate::steer::{OWN_MARK, Steer, TABLE};
+use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::Process;
 use sidetrack_core::limit::Budget;
 use sidetrack_sys::caps::{self, CapabilitySet};
-use sidetrack_sys::cgroup;
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
@@ -89,7 +88,7 @@ impl Prepared {
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let steer = Steer::new(config, &addresses, 0, &cgroup::find_match)?;
+        let steer = Steer::new(config, &addresses, 0, &Host::here())?;
         let mut steered = Steered { keeper: None };
         let steered_since = SystemTime::now();
         let mut events = None;
@@ -223,7 +222,7 @@ impl Node {
         addresses: &[(Arc<str>, SocketAddr)],
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
-        let steer = Steer::new(config, addresses, paths.next(), &cgroup::find_match)?;
+        let steer = Steer::new(config, addresses, paths.next(), &Host::here())?;
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),

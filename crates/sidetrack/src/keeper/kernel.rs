@@ -2,13 +2,13 @@
 
 use super::{KernelFlow, Order};
 use crate::config::Config;
-use crate::steer::{Path, Steer, TABLE};
+use crate::steer::{Host, Path, Steer, TABLE};
 use anyhow::Context;
 use sidetrack_sys::conntrack::{self, Conntrack, Events, Group};
 use sidetrack_sys::netlink::{self, Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Feature, Lifetime, OwnError, OwnedTable, Table};
+use sidetrack_sys::route;
 use sidetrack_sys::undo::{Action, Guard};
-use sidetrack_sys::{cgroup, route};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ impl Kernel {
             Config::from_text(&order.name, &order.text).map_err(|error| anyhow::anyhow!("{error}"))?;
         let bound: Vec<_> =
             order.bound.iter().map(|(name, address)| (name.as_str().into(), *address)).collect();
-        let mut steer = Steer::new(&config, &bound, order.first_path, &cgroup::find_match)?;
+        let mut steer = Steer::new(&config, &bound, order.first_path, &Host::here())?;
         let mut warnings = Vec::new();
         // The table is the token of who steers in this namespace: nothing else is touched before we have it.
         self.own()?;

@@ -87,6 +87,13 @@ impl Check<'_> {
                 Vec::new()
             }
         };
+        if let (Some(ListenerKind::Tproxy(_)), Some(given)) = (&checked, &listen.address)
+            && addresses.iter().any(|address| !address.ip().is_unspecified())
+        {
+            let help = "TPROXY looks for a listener on the address a connection came in by, and lets it pass where there \
+                        is none: write `address = \"*:15001\"`";
+            self.error(given.span(), "a tproxy listener has to listen on every address", help);
+        }
         let accept = listen.accept_proxy_protocol.as_ref();
         let accept_proxy_protocol = accept.map(|nets| self.networks(nets)).unwrap_or_default();
         Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol })
