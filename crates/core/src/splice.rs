@@ -150,6 +150,11 @@ impl Splice {
         self.leaving(side).read_blocked
     }
 
+    /// Whether this side has sent FIN.
+    pub fn has_ended(&self, side: Side) -> bool {
+        self.leaving(side).eof
+    }
+
     /// When something last moved.
     pub fn active(&self) -> Instant {
         self.active

@@ -4,6 +4,7 @@
 //! making of a path needs is in a box that is gone when the long part of the flow's life begins.
 
 mod client;
+mod farewell;
 mod lane;
 mod probe;
 pub mod pump;

@@ -4,12 +4,22 @@ use crate::carry::FirstBytes;
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_sys::sockopt;
+<<<<<<< HEAD
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
+=======
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, Interest};
+>>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
@@ -52,12 +62,14 @@ pub struct Client {
     /// The socket.
     pub stream: TcpStream,
     held: Vec<u8>,
+    /// Whether reading has met an error. The socket tells it once; whoever comes later would find an orderly end.
+    broken: AtomicBool,
 }
 
 impl Client {
     /// A client that was just accepted.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, held: Vec::new() }
+        Self { stream, held: Vec::new(), broken: AtomicBool::new(false) }
     }
 
     /// Bytes that came and belong to the server, in front of those held.
@@ -84,9 +96,18 @@ impl Client {
     /// # Errors
     /// As the socket says.
     pub async fn read_more(&mut self) -> io::Result<usize> {
+<<<<<<< HEAD
         let room = HELD_MAX.saturating_sub(self.held.len()).min(READ_MAX);
         if room == 0 {
             return Ok(0);
+=======
+        loop {
+            self.stream.readable().await?;
+            match try_read_into(&self.stream, &mut self.held, &self.broken) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+>>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
         }
         // Unlike a `try_read`, a short `poll_read` tells the runtime that the socket is empty now: one call less.
         poll_fn(|cx| {
@@ -99,9 +120,15 @@ impl Client {
         .await
     }
 
-    /// The socket, to be watched, and the bytes that come from it.
-    pub fn split(&mut self) -> (&TcpStream, Incoming<'_>) {
-        (&self.stream, Incoming { stream: &self.stream, held: &mut self.held })
+    /// Who notices that the client is gone, and the bytes that come from it.
+    pub fn split(&mut self) -> (Presence<'_>, Incoming<'_>) {
+        let Self { stream, held, broken } = self;
+        (Presence { stream, broken }, Incoming { stream, held, broken })
+    }
+
+    /// Whether the client has reset the connection, as far as reading has found out.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Relaxed)
     }
 
     /// Waits, but not longer than `wait`, until the first bytes name a host or cannot.
@@ -127,7 +154,7 @@ impl Client {
     /// Waits, but not longer than `wait`, for any first bytes.
     pub async fn wait_for_bytes(&mut self, wait: Duration) {
         if self.held.is_empty() && !wait.is_zero() {
-            // Silence and a broken socket alike mean: nothing to send along. The pump meets the error again.
+            // Silence and a broken socket alike mean: nothing to send along.
             let _ = timeout_at(Instant::now() + wait, self.read_more()).await;
         }
     }
@@ -163,30 +190,62 @@ impl Client {
     }
 }
 
+/// Notices that a client is gone while its path is being made.
+#[derive(Debug)]
+pub struct Presence<'a> {
+    stream: &'a TcpStream,
+    broken: &'a AtomicBool,
+}
+
+impl Presence<'_> {
+    /// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and
+    /// the answer still count.
+    pub async fn lost(self) {
+        let mut error = pin!(self.stream.ready(Interest::ERROR));
+        poll_fn(|cx| {
+            // Who reads beside us may have taken the error before it was announced.
+            let is_broken = self.broken.load(Relaxed);
+            if is_broken { Poll::Ready(()) } else { error.as_mut().poll(cx).map(drop) }
+        })
+        .await;
+    }
+}
+
 /// The bytes of a client whose path is being made.
 #[derive(Debug)]
 pub struct Incoming<'a> {
     stream: &'a TcpStream,
     held: &'a mut Vec<u8>,
+    broken: &'a AtomicBool,
 }
 
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
-        // WouldBlock is the ordinary case; any other error is met again by the pump.
-        let _ = try_read_into(self.stream, self.held);
+        // WouldBlock is the ordinary case; any other error is remembered, and ends the making of the path.
+        let _ = try_read_into(self.stream, self.held, self.broken);
         self.held
     }
 }
 
 /// Reads what is there into the held bytes, as far as there is room.
-fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>) -> io::Result<usize> {
+fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>, broken: &AtomicBool) -> io::Result<usize> {
     let room = HELD_MAX.saturating_sub(held.len());
     if room == 0 {
         return Ok(0);
     }
+<<<<<<< HEAD
     let mut buffer = [0; READ_MAX];
     let buffer = &mut buffer[..room.min(READ_MAX)];
     let n = stream.try_read(buffer)?;
+=======
+    let mut buffer = [0; 4096];
+    let buffer = &mut buffer[..room.min(4096)];
+    let n = stream.try_read(buffer).inspect_err(|error| {
+        if error.kind() != io::ErrorKind::WouldBlock {
+            broken.store(true, Relaxed);
+        }
+    })?;
+>>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
     held.extend_from_slice(&buffer[..n]);
     Ok(n)
 }

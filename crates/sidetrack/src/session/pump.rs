@@ -4,11 +4,13 @@
 //! take is kept, in memory that the flow gives back when it is gone. An idle flow holds no buffer. A direction that
 //! has carried [`SPLICE_AFTER`] bytes changes to a pipe and `splice(2)`: its bytes no longer pass through user space.
 
+use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::live::{Clock, LiveFlow};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
+use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use std::cell::RefCell;
 use std::future::Future;
@@ -58,6 +60,7 @@ pub struct Pump {
     clock: Clock,
     error: Option<io::Error>,
     probe: Probe,
+    farewell: Option<Farewell>,
 }
 
 impl Pump {
@@ -82,7 +85,7 @@ impl Pump {
         }
         let (up, down) = (Lane::holding(early_up), Lane::holding(early_down));
         let (client, server, probe) = (Some(client), Some(server), Probe::default());
-        Self { client, server, core, up, down, live, clock, error: None, probe }
+        Self { client, server, core, up, down, live, clock, error: None, probe, farewell: None }
     }
 
     fn lane(&mut self, from: Side) -> &mut Lane {
@@ -103,11 +106,16 @@ impl Pump {
     /// Does what the core asks until it waits or ends.
     fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
         let now = self.clock.now();
+        if self.farewell.is_some_and(|farewell| farewell.is_sending()) {
+            return self.part(now);
+        }
         for side in self.probe.take(now) {
             if let Ok(Some(error)) = self.socket(side).take_error() {
-                let input = self.failed(side, error);
-                self.core.handle(now, input);
+                self.lost(now, side, error);
             }
+        }
+        if let Some(late) = self.farewell.filter(|farewell| farewell.is_late(now)) {
+            self.core.handle(now, Input::End(late.reason()));
         }
         self.core.handle(now, Input::Woken);
         if let Some(reason) = self.live.ending() {
@@ -123,9 +131,16 @@ impl Pump {
                     self.stash(&mut fresh, scratch);
                     self.read(cx, side, max, scratch, &mut fresh)
                 }
+                Output::Write(side, held) if self.is_gone(side) => self.swallow(side, held, &mut fresh),
                 Output::Write(side, held) => self.write(cx, side, held, scratch, &mut fresh),
                 Output::Fin(side) => self.fin(cx, side),
-                Output::Close { reason, reset } => return Poll::Ready((reason, reset)),
+                Output::Close { reason, reset } => match Farewell::gone_for(reason).filter(|_| reset) {
+                    Some(gone) if self.live.ending().is_none() => {
+                        self.farewell.get_or_insert(Farewell::new(gone, now));
+                        return self.part(now);
+                    }
+                    _ => return Poll::Ready((reason, reset)),
+                },
             };
             self.core.handle(now, input);
         }
@@ -134,9 +149,49 @@ impl Pump {
             self.live.touch(self.live.opened.elapsed());
         }
         self.probe.arm(now, self.is_unread(Side::Client), self.is_unread(Side::Server));
-        let deadline = self.core.deadline().into_iter().chain(self.probe.due()).min();
+        let farewell = self.farewell.map(|farewell| farewell.due(now));
+        let deadline = self.core.deadline().into_iter().chain(self.probe.due()).chain(farewell).min();
         self.live.set_deadline(deadline, EndReason::Idle);
         Poll::Pending
+    }
+
+    /// Waits until the words of the side that is gone have left the kernel, too; then the other side is reset.
+    fn part(&mut self, now: Instant) -> Poll<(EndReason, bool)> {
+        let Some(mut farewell) = self.farewell else { return Poll::Pending };
+        let info = sockopt::tcp_info(&*self.socket(farewell.gone.other()));
+        let unsent_bytes = info.map_or(0, |info| info.unsent_bytes);
+        if farewell.is_over(now, unsent_bytes) || self.live.ending().is_some() {
+            return Poll::Ready((farewell.reason(), true));
+        }
+        self.live.set_deadline(Some(farewell.due(now)), EndReason::Idle);
+        self.farewell = Some(farewell);
+        Poll::Pending
+    }
+
+    fn is_gone(&self, side: Side) -> bool {
+        self.farewell.is_some_and(|farewell| farewell.gone == side)
+    }
+
+    /// Notes that this side takes nothing more. What it said before may still wait to be read: its own end comes then.
+    fn lost(&mut self, now: Instant, side: Side, error: io::Error) {
+        self.error.get_or_insert(error);
+        match &self.farewell {
+            None => self.farewell = Some(Farewell::new(side, now)),
+            Some(first) if first.gone == side => {}
+            // Nobody is left to tell.
+            Some(first) => self.core.handle(now, Input::End(first.reason())),
+        }
+        if self.core.has_ended(side) {
+            self.core.handle(now, Input::Failed(side));
+        }
+    }
+
+    /// Drops what is held for a side that is gone.
+    fn swallow(&mut self, side: Side, held: u32, fresh: &mut Option<Fresh>) -> Input {
+        let from = side.other();
+        *fresh = fresh.filter(|bytes| bytes.from != from);
+        *self.lane(from) = Lane::default();
+        Input::Written(side, held)
     }
 
     /// Whether no readiness of this side would wake us.
@@ -181,6 +236,7 @@ impl Pump {
         };
         match result {
             Poll::Pending => Input::ReadBlocked(side),
+            Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
             Poll::Ready(Ok(0)) => Input::Eof(side),
             Poll::Ready(Ok(n)) => {
                 if side == Side::Server && self.live.first_byte_time().is_none() {
@@ -238,9 +294,15 @@ impl Pump {
                 {
                     self.core.handle(self.clock.now(), Input::Limit(from, limit));
                 }
+                if let Some(farewell) = &mut self.farewell {
+                    farewell.moved(self.clock.now());
+                }
                 Input::Written(side, u32::try_from(n).unwrap_or(u32::MAX))
             }
-            Poll::Ready(Err(error)) => self.failed(side, error),
+            Poll::Ready(Err(error)) => {
+                self.lost(self.clock.now(), side, error);
+                self.swallow(side, held, fresh)
+            }
         }
     }
 
@@ -252,8 +314,10 @@ impl Pump {
         }
     }
 
+    /// Reading has come to the end of what this side said before it was gone.
     fn failed(&mut self, side: Side, error: io::Error) -> Input {
         self.error.get_or_insert(error);
+        self.farewell.get_or_insert(Farewell::new(side, self.clock.now()));
         Input::Failed(side)
     }
 

@@ -21,7 +21,6 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// How the making of a path ended.
@@ -284,18 +283,24 @@ impl<'a> Setup<'a> {
             dialing: &self.worker.dialing(),
         };
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
+        if client.is_broken() {
+            return Err(gone());
+        }
         if let Some(version) = carry.proxy_protocol {
             let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
             let header = proxy_header::write(version, flow, server, self.live.id);
             self.live.put_preface(header.len() as u64);
             client.put_first(header);
         }
-        let (stream, mut first) = client.split();
+        let (presence, mut first) = client.split();
         let mut carried = tokio::select! {
             biased;
             carried = carry::carry(&order, &mut first) => carried?,
-            error = reset_of(stream) => return Err(Failure::new(EndReason::ClientGone, error)),
+            () = presence.lost() => return Err(gone()),
         };
+        if client.is_broken() {
+            return Err(gone());
+        }
         let held = client.take_held();
         client.put_last(&held[carried.sent.min(held.len())..]);
         self.live.count(carried.sent as u64, 0);
@@ -323,11 +328,6 @@ async fn refuse(socks: Option<(Handshake, Box<Request>)>, client: &mut Client, f
     Stop::Answered(failure.reason, Some(failure.detail))
 }
 
-/// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and the
-/// answer still count.
-async fn reset_of(stream: &TcpStream) -> String {
-    match stream.ready(Interest::ERROR).await {
-        Ok(_) => "the client reset the connection while the path was being made".into(),
-        Err(error) => format!("the client's socket cannot be watched: {error}"),
-    }
+fn gone() -> Failure {
+    Failure::new(EndReason::ClientGone, "the client reset the connection while the path was being made")
 }

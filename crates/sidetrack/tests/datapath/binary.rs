@@ -111,7 +111,8 @@ impl Binary {
         let (began, before) = (Instant::now(), self.cpu());
         std::thread::sleep(Duration::from_secs(1));
         let (used, passed) = (self.cpu() - before, began.elapsed());
-        assert!(used * 5 < passed, "a busy loop: {used:?} of processor time in {passed:?} of nothing to do");
+        // The sweep over thousands of flows costs something in a build for tests; a loop costs all there is.
+        assert!(used * 2 < passed, "a busy loop: {used:?} of processor time in {passed:?} of nothing to do");
     }
 
     /// The log so far.

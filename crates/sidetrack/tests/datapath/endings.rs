@@ -2,7 +2,9 @@
 
 use crate::node::Node;
 use crate::path::USER;
-use crate::peers::{Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset};
+use crate::peers::{
+    Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, expect_reset_at,
+};
 use crate::socks::{v5_ask, v5_connect, v5_reply, v5_request, v6_ask, v6_config};
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::EndReason;
@@ -50,7 +52,7 @@ fn policy_denied() {
     assert!(words.contains("(code 2)"), "{words}");
     assert_eq!(codes(&node, "127.0.0.1:2", EndReason::PolicyDenied).0, 2);
     let node = Node::reverse(closed_address(), "action = 'deny'");
-    expect_reset(&mut connect(node.entry()));
+    expect_reset_at(node.entry());
     let ended = node.ends_with(EndReason::PolicyDenied);
     assert_eq!(ended.flow.decided().unwrap().rule().map(|rule| &**rule), Some("all"));
 }
@@ -61,7 +63,7 @@ fn refused() {
     assert_eq!(code, 5);
     assert!(words.contains("(code 5)"), "{words}");
     let node = Node::reverse(closed_address(), "carrier = 'direct'");
-    expect_reset(&mut connect(node.entry()));
+    expect_reset_at(node.entry());
     node.ends_with(EndReason::Refused);
 }
 
@@ -114,7 +116,7 @@ fn connect_timeout() {
     expect_end(&mut client, b"");
     node.ends_with(EndReason::ConnectTimeout);
     let node = Node::reverse(address, "carrier = 'direct'\nconnect_timeout_ms = 200");
-    expect_reset(&mut connect(node.entry()));
+    expect_reset_at(node.entry());
     node.ends_with(EndReason::ConnectTimeout);
 }
 
@@ -149,7 +151,7 @@ fn hop_failed() {
             let _ = stream.write_all(lie);
         });
         let node = Node::reverse(closed_address(), &format!("carrier = ['{scheme}://{}']", hop.address));
-        expect_reset(&mut connect(node.entry()));
+        expect_reset_at(node.entry());
         let ended = node.ends_with(EndReason::HopFailed);
         assert!(ended.detail.as_ref().unwrap().contains("hop 1 of 1"), "{ended:?}");
     }
@@ -176,7 +178,7 @@ fn a_hop_that_does_not_know_us_is_auth_failed() {
     for (scheme, address, ours) in hops {
         for login in ["alice:wrong@", "bob:open%20sesame@", ""] {
             let node = Node::reverse(closed_address(), &format!("carrier = ['{scheme}://{login}{address}']"));
-            expect_reset(&mut connect(node.entry()));
+            expect_reset_at(node.entry());
             node.ends_with(EndReason::AuthFailed);
             if ours {
                 last.ends_with(EndReason::AuthFailed);
@@ -304,14 +306,6 @@ fn lifetime() {
     assert!(ended.duration >= std::time::Duration::from_millis(300), "{ended:?}");
 }
 
-/// Fails unless a new connection is reset, be it before connect(2) has returned.
-fn expect_shed(address: SocketAddr) {
-    match TcpStream::connect(address) {
-        Ok(stream) => expect_reset(&mut crate::peers::patient(stream)),
-        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
-    }
-}
-
 #[test]
 fn limit() {
     let server = Server::echo();
@@ -320,7 +314,7 @@ fn limit() {
         let to = server.address.to_string();
         let first = v5_connect(node.entry(), &to);
         let mut second = v5_connect(node.entry(), &to);
-        expect_shed(node.entry());
+        expect_reset_at(node.entry());
         drop(first);
         let mut ended = vec![];
         crate::node::eventually("the first flow is gone", || (node.live().len() == 1).then_some(()));
@@ -352,7 +346,7 @@ fn other_clients_have_limits_of_their_own() {
 fn without_descriptors_for_a_single_flow_all_are_shed() {
     let node = Node::start_with(SOCKS, Budget::from_nofile(10, 64));
     for _ in 0..20 {
-        expect_shed(node.entry());
+        expect_reset_at(node.entry());
     }
     assert!(node.ended(20).iter().all(|ended| ended.reason == EndReason::Limit));
 }
@@ -368,7 +362,7 @@ fn a_loop_is_refused() {
     assert_eq!(codes(&node, &format!("localhost:{}", node.entry().port()), EndReason::Loop).0, 2);
     let node =
         Node::start("[[listen]]\nname = 'in'\nkind = 'redirect'\naddress = '127.0.0.1:0'\nports = 80\n");
-    expect_reset(&mut connect(node.entry()));
+    expect_reset_at(node.entry());
     node.ends_with(EndReason::Loop);
 }
 

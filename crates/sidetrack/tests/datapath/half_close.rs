@@ -6,7 +6,7 @@ use crate::path::{Hop, Path};
 use crate::peers::{Host, expect, expect_end, expect_reset, read_all, reset};
 use crate::random::Random;
 use sidetrack_core::flow::{EndReason, Side};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 /// Plays one row on every path: `row` gets the side that acts and the other one.
@@ -196,5 +196,45 @@ fn a_reset_does_not_wait_for_a_side_that_does_not_read() {
         assert!(!read_all(&mut b).0.is_empty());
     };
     // What is held gets two seconds to leave, at every node of a path: one is enough to see it.
+    on(&[&[]], row, reset_by);
+}
+
+#[test]
+fn what_was_said_before_a_reset_reaches_a_side_that_is_writing() {
+    let row = |mut a: TcpStream, mut b: TcpStream| {
+        // An upload that is refused in the middle: there is always something to write to A.
+        assert!(fill(&b) > 0);
+        a.write_all(b"413 too large").unwrap();
+        drop(a);
+        expect(&mut b, b"413 too large");
+        expect_reset(&mut b);
+    };
+    each(row, reset_by);
+}
+
+#[test]
+fn what_came_before_a_reset_reaches_a_side_that_reads_slowly() {
+    let row = |mut a: TcpStream, mut b: TcpStream| {
+        let bytes = Random::new(5).bytes(600_000);
+        // Nobody reads; so much fits into the sockets and pipes of the path.
+        std::thread::scope(|scope| scope.spawn(|| a.write_all(&bytes).unwrap()).join().unwrap());
+        // Every byte has left A before it resets: what it had not sent is lost with or without us.
+        eventually("all is acknowledged", || {
+            (sidetrack_sys::sockopt::tcp_info(&a).unwrap().acked_bytes >= bytes.len() as u64).then_some(())
+        });
+        reset(a);
+        let mut got = Vec::new();
+        let mut buffer = vec![0; 64 << 10];
+        let end = loop {
+            match b.read(&mut buffer) {
+                Ok(0) => panic!("an orderly end after {} bytes", got.len()),
+                Ok(n) => got.extend_from_slice(&buffer[..n]),
+                Err(error) => break error,
+            }
+            std::thread::park_timeout(std::time::Duration::from_millis(10));
+        };
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+        assert!(got == bytes, "{} of {} bytes", got.len(), bytes.len());
+    };
     on(&[&[]], row, reset_by);
 }

@@ -1,7 +1,7 @@
 //! Clients that leave, or never finish, at every step of every handshake.
 
 use crate::node::{Node, eventually};
-use crate::peers::{Host, connect, expect, expect_echo, expect_reset, reset};
+use crate::peers::{Host, connect, expect, expect_echo, expect_reset_at, reset};
 use crate::socks::{v5_address, v5_request};
 use sidetrack_core::flow::EndReason;
 use std::io::{Read, Write};
@@ -123,7 +123,7 @@ fn one_byte_at_a_time_does_not_hold_a_listener_longer() {
 fn a_client_that_says_nothing_times_out() {
     let node = listeners(200);
     for listener in ["socks", "login", "proxied", "named"] {
-        expect_reset(&mut connect(node.address(listener)));
+        expect_reset_at(node.address(listener));
         node.ends_with(EndReason::HandshakeTimeout);
     }
 }
@@ -216,4 +216,21 @@ fn a_client_whose_first_byte_is_no_name_is_let_go_at_once() {
     expect_echo(&mut client, b"\x00\x01 no protocol with names");
     drop(client);
     node.ends_with(EndReason::Ok);
+}
+
+#[test]
+fn a_client_that_resets_while_its_first_bytes_are_awaited_is_gone() {
+    let server = Host::new();
+    let node = Node::start(&format!(
+        "default = 'direct'\nlimits = {{ first_bytes_ms = 100 }}\n\
+         [[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{}'\n\
+         [[rule]]\nname = 'by-name'\nmatch = {{ host = 'a.example' }}\naction = 'deny'\n",
+        server.address
+    ));
+    for _ in 0..10 {
+        let client = connect(node.entry());
+        node.await_live("the flow", |_| true);
+        reset(client);
+        node.ends_with(EndReason::ClientGone);
+    }
 }

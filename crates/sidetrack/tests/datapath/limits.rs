@@ -200,3 +200,31 @@ fn receivers_that_do_not_read_cost_bounded_memory_and_no_time() {
     let reasons = reasons(&node.stop());
     assert_eq!(reasons.iter().map(|(_, count)| count).sum::<usize>(), FLOWS, "{reasons:?}");
 }
+
+#[test]
+fn half_closed_and_idle_flows_cost_no_time() {
+    const FLOWS: usize = 30;
+    let (sink, accepted) = std::sync::mpsc::sync_channel(FLOWS);
+    // Says so much that the direction changes to a pipe, and then no more; closes nothing.
+    let server = Server::start(move |mut stream| {
+        stream.write_all(&[1; 400_000]).unwrap();
+        sink.send(stream).unwrap();
+    });
+    let node = Binary::start("", 1024);
+    let to = server.address.to_string();
+    let mut clients: Vec<_> = (0..FLOWS).map(|_| v5_connect(node.entry, &to)).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        client.read_exact(&mut vec![0; 400_000]).unwrap();
+        match number % 3 {
+            0 => client.shutdown(std::net::Shutdown::Write).unwrap(),
+            1 => {}
+            _ => client.write_all(b"some bytes that nobody reads").unwrap(),
+        }
+    }
+    let accepted: Vec<_> = clients.iter().map(|_| accepted.recv_timeout(PATIENCE).unwrap()).collect();
+    node.expect_calm();
+    drop((clients, accepted));
+    node.await_records(FLOWS);
+    let reasons = reasons(&node.stop());
+    assert_eq!(reasons.iter().map(|(_, count)| count).sum::<usize>(), FLOWS, "{reasons:?}");
+}

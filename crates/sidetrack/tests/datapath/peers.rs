@@ -39,6 +39,14 @@ pub fn expect_reset(stream: &mut TcpStream) {
     assert_eq!((bytes.len(), kind), (0, io::ErrorKind::ConnectionReset));
 }
 
+/// Fails unless a new connection is reset, be it before connect(2) has returned.
+pub fn expect_reset_at(address: SocketAddr) {
+    match TcpStream::connect_timeout(&address, PATIENCE) {
+        Ok(stream) => expect_reset(&mut patient(stream)),
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+    }
+}
+
 /// Fails unless the stream ends in order after exactly these bytes.
 pub fn expect_end(stream: &mut TcpStream, expected: &[u8]) {
     let (bytes, end) = read_all(stream);

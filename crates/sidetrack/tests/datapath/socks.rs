@@ -82,7 +82,8 @@ pub fn v6_ask(stream: &mut TcpStream, config: ClientConfig) -> Result<Box<Connec
                 Output::Failed { reason, detail } => return Err(format!("{reason}: {detail}")),
             }
         }
-        let mut buffer = [0; 512];
+        // One by one: what follows the reply is the server's.
+        let mut buffer = [0; 1];
         match stream.read(&mut buffer).map_err(|error| error.to_string())? {
             0 => machine.handle(now, Input::Eof),
             n => machine.handle(now, Input::Bytes(&buffer[..n])),

@@ -295,20 +295,25 @@ fn by_name() {
 
 #[test]
 fn proxy_protocol_out_and_in() {
-    for version in [1, 2] {
+    let over: [(&[Hop], _); 4] = [(&[], 1), (&[], 2), (&[SOCKS5], 1), (&[SOCKS6, SOCKSX], 2)];
+    for (hops, version) in over {
         let server = server(b"");
         let last = Node::start(&format!(
             "[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{}'\n\
              accept_proxy_protocol = '127.0.0.0/8'\n",
             server.address
         ));
-        let first = Node::reverse(last.entry(), &format!("carrier = 'direct'\nproxy_protocol = {version}"));
-        let nodes = [first, last];
+        let mut nodes = Path::over(hops, last.entry(), &format!("proxy_protocol = {version}")).nodes;
+        nodes.push(last);
         let ended = transfers(&nodes, b"", || connect(nodes[0].entry()));
         let clients = |ended: &[Ended]| -> BTreeSet<_> {
             ended.iter().map(|ended| ended.flow.decided().expect("decided").flow.client).collect()
         };
-        assert_eq!(clients(&ended[0]), clients(&ended[1]), "the last node knows the clients of the first");
+        assert_eq!(
+            clients(&ended[0]),
+            clients(&ended[nodes.len() - 1]),
+            "the last node knows the clients of the first"
+        );
         assert_eq!(clients(&ended[0]).len(), ended[0].len());
     }
 }

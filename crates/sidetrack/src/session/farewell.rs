@@ -1,0 +1,107 @@
+//! The last words of a side that is gone: what it said before it reset still belongs to the other side, and the reset
+//! that is passed on must not overtake it. Our own closing with a reset would forget every byte that is not sent yet.
+
+use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_core::time::Instant;
+use std::time::Duration;
+
+/// How long the other side may take nothing before it gets the reset all the same.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether all was sent.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Farewell {
+    /// The side that is gone.
+    pub gone: Side,
+    /// What cannot move on is given up then.
+    until: Instant,
+    /// Once all was read and written: what the kernel had not sent when it was last looked at.
+    unsent_bytes: Option<u32>,
+}
+
+impl Farewell {
+    /// This side is gone.
+    pub fn new(gone: Side, now: Instant) -> Self {
+        Self { gone, until: now + PATIENCE, unsent_bytes: None }
+    }
+
+    /// The side that is gone, if this is the reason of an end; the end waits for its words then.
+    pub const fn gone_for(reason: EndReason) -> Option<Side> {
+        match reason {
+            EndReason::ClientReset => Some(Side::Client),
+            EndReason::ServerReset => Some(Side::Server),
+            _ => None,
+        }
+    }
+
+    /// The reason the flow ends with.
+    pub const fn reason(&self) -> EndReason {
+        match self.gone {
+            Side::Client => EndReason::ClientReset,
+            Side::Server => EndReason::ServerReset,
+        }
+    }
+
+    /// The other side took some of it.
+    pub fn moved(&mut self, now: Instant) {
+        self.until = now + PATIENCE;
+    }
+
+    /// Whether the other side has taken nothing for too long.
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.until <= now
+    }
+
+    /// When to look again.
+    pub fn due(&self, now: Instant) -> Instant {
+        if self.unsent_bytes.is_some() { self.until.min(now + LOOK_AGAIN) } else { self.until }
+    }
+
+    /// Whether only the kernel still holds bytes.
+    pub const fn is_sending(&self) -> bool {
+        self.unsent_bytes.is_some()
+    }
+
+    /// Whether the connection may be reset, now that the kernel has so many bytes left to send.
+    pub fn is_over(&mut self, now: Instant, unsent_bytes: u32) -> bool {
+        if self.unsent_bytes.is_some_and(|before| unsent_bytes < before) {
+            self.moved(now);
+        }
+        self.unsent_bytes = Some(unsent_bytes);
+        unsent_bytes == 0 || self.is_late(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    #[test]
+    fn words_that_move_are_waited_for_and_no_others() {
+        let mut farewell = Farewell::new(Side::Client, at(0));
+        assert_eq!(farewell.due(at(10)), at(2000));
+        farewell.moved(at(1000));
+        assert!(!farewell.is_late(at(2999)) && farewell.is_late(at(3000)));
+        assert!(!farewell.is_over(at(2900), 500));
+        assert_eq!(farewell.due(at(2900)), at(2950));
+        assert!(!farewell.is_over(at(2950), 400));
+        assert!(!farewell.is_over(at(4949), 400));
+        assert!(farewell.is_over(at(4950), 400));
+        assert!(Farewell::new(Side::Server, at(0)).is_over(at(1), 0));
+    }
+
+    #[test]
+    fn only_resets_have_last_words() {
+        for side in [Side::Client, Side::Server] {
+            assert_eq!(Farewell::gone_for(Farewell::new(side, at(0)).reason()), Some(side));
+        }
+        assert_eq!(Farewell::gone_for(EndReason::Killed), None);
+    }
+}
