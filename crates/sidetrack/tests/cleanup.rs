@@ -134,6 +134,11 @@ fn while_one_runs_its_rules_are_not_touched() {
         )
         .unwrap();
         let mut child = Command::new(&program).arg("up").current_dir(dir.path()).spawn().unwrap();
+        // `spawn` returns while execve(2) is still setting the arguments up.
+        let arguments = format!("/proc/{}/cmdline", child.id());
+        while std::fs::read(&arguments).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
         let places = Places { program: "sidetrack-under-test".into(), sockets: Vec::new() };
         let during = found(&places);
         let said = undo(&during, false);

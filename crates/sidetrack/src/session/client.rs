@@ -4,22 +4,13 @@ use crate::carry::FirstBytes;
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_sys::sockopt;
-<<<<<<< HEAD
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
-use std::task::{Poll, ready};
-use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
-=======
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncWriteExt, Interest};
->>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
+use tokio::io::{AsyncRead, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
@@ -96,18 +87,9 @@ impl Client {
     /// # Errors
     /// As the socket says.
     pub async fn read_more(&mut self) -> io::Result<usize> {
-<<<<<<< HEAD
         let room = HELD_MAX.saturating_sub(self.held.len()).min(READ_MAX);
         if room == 0 {
             return Ok(0);
-=======
-        loop {
-            self.stream.readable().await?;
-            match try_read_into(&self.stream, &mut self.held, &self.broken) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
-            }
->>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
         }
         // Unlike a `try_read`, a short `poll_read` tells the runtime that the socket is empty now: one call less.
         poll_fn(|cx| {
@@ -118,6 +100,7 @@ impl Client {
             Poll::Ready(Ok(buffer.filled().len()))
         })
         .await
+        .inspect_err(|_| self.broken.store(true, Relaxed))
     }
 
     /// Who notices that the client is gone, and the bytes that come from it.
@@ -233,19 +216,13 @@ fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>, broken: &AtomicBool) ->
     if room == 0 {
         return Ok(0);
     }
-<<<<<<< HEAD
     let mut buffer = [0; READ_MAX];
     let buffer = &mut buffer[..room.min(READ_MAX)];
-    let n = stream.try_read(buffer)?;
-=======
-    let mut buffer = [0; 4096];
-    let buffer = &mut buffer[..room.min(4096)];
     let n = stream.try_read(buffer).inspect_err(|error| {
         if error.kind() != io::ErrorKind::WouldBlock {
             broken.store(true, Relaxed);
         }
     })?;
->>>>>>> 9340fbf (session: what a side said before it reset reaches the other, also when it is written to, reads slowly or the reset comes first)
     held.extend_from_slice(&buffer[..n]);
     Ok(n)
 }
