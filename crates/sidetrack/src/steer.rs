@@ -4,7 +4,9 @@
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
 use sidetrack_core::flow::{Destination, Intercept};
 use sidetrack_core::net::IpSet;
-use sidetrack_core::policy::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
+use sidetrack_core::policy::{
+    Action, Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space,
+};
 use sidetrack_sys::nft::{
     CgroupMatch, Except, InterfaceName, KernelPath, KernelRoute, Lifetime, MarkBits, Redirect, Selector,
     Steering, TProxy,
@@ -129,6 +131,7 @@ impl Steer {
         self.steering.kernel_paths.is_empty()
             && self.steering.tproxies.is_empty()
             && self.steering.redirects.is_empty()
+            && !self.steering.divert_answers
     }
 
     /// The paths with their numbers.
@@ -156,7 +159,8 @@ impl Steer {
             OnCrash::Open => Lifetime::Socket,
             OnCrash::Closed => Lifetime::SocketThenOrphan,
         };
-        let steering = Steering { except, forget_ended: true, ..Steering::default() };
+        let kernel_mark = Some(Path::ANY);
+        let steering = Steering { except, kernel_mark, forget_ended: true, ..Steering::default() };
         let paths = Vec::new();
         let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime };
         for listener in &config.listeners {
@@ -166,6 +170,10 @@ impl Steer {
                 .map(|(_, address)| *address)
                 .collect();
             steer.add(config, listener, &addresses, host)?;
+        }
+        if keeps_client_addresses(config) {
+            steer.steering.divert_answers = true;
+            steer.route_to_us((true, true));
         }
         Ok(steer)
     }
@@ -263,7 +271,6 @@ impl Steer {
 
     fn add_tproxy(&mut self, config: &Config, address: SocketAddr, selector: &Selector) {
         let (v4, v6) = versions(address);
-        self.steering.tproxy_mark = Some(TPROXY_MARK);
         self.steering.tproxies.push(TProxy {
             port: address.port(),
             v4,
@@ -271,6 +278,12 @@ impl Steer {
             selectors: vec![selector.clone()],
             drop_without_listener: config.on_crash == OnCrash::Closed,
         });
+        self.route_to_us((v4, v6));
+    }
+
+    /// Packets with the mark of tproxy, IPv4 or IPv6, are ours wherever they go to.
+    fn route_to_us(&mut self, (v4, v6): (bool, bool)) {
+        self.steering.tproxy_mark = Some(TPROXY_MARK);
         let wanted = [(v4, IpVersion::V4), (v6, IpVersion::V6)];
         for (_, version) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
             let rule = MarkRule {
@@ -360,6 +373,12 @@ impl Steer {
             index: line.index,
         });
     }
+}
+
+/// Whether some flows are carried on from their clients' addresses: the answers come to an address that is not ours.
+fn keeps_client_addresses(config: &Config) -> bool {
+    let mut actions = config.policy.rules().iter().map(|rule| &rule.action);
+    actions.any(|action| matches!(action, Action::Carry(carry) if carry.keep_client_address))
 }
 
 /// Who speaks the PROXY protocol to us has to be read, and only user space counts the flows of a client.

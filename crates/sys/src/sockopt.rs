@@ -13,7 +13,7 @@ pub use listen::{ListenOptions, listen};
 pub use tcp_info::{TcpInfo, tcp_info};
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -51,6 +51,19 @@ pub fn original_dst(fd: impl AsFd) -> io::Result<SocketAddr> {
 /// `Unsupported` for a socket that is not an internet one; else what getsockname says.
 pub fn local_address(fd: impl AsFd) -> io::Result<SocketAddr> {
     internet(rustix::net::getsockname(fd)?)
+}
+
+/// Whether an address is one of this host, asked of the routing tables. No packet is sent.
+pub fn is_of_this_host(ip: IpAddr) -> bool {
+    const DISCARD: u16 = 9;
+    let ip = ip.to_canonical();
+    let any = if ip.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+    // The source of a packet to an address of our own is that address.
+    let source = std::net::UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((ip, DISCARD))?;
+        socket.local_addr()
+    });
+    ip.is_loopback() || source.is_ok_and(|source| source.ip() == ip)
 }
 
 /// The peer's address of a connected internet socket, canonical.

@@ -77,6 +77,8 @@ fn full_steering() -> nft::Steering {
     let pair = |from: &str, to: &str| (from.parse().expect(from), to.parse().expect(to));
     nft::Steering {
         forget_ended: true,
+        divert_answers: true,
+        kernel_mark: Some(nft::MarkBits { value: 0x8000_0000, mask: 0x8000_0000 }),
         except: nft::Except {
             mark: Some(nft::MarkBits { value: 0x100, mask: 0xff00 }),
             listeners: ["192.0.2.9:1080", "[2001:db8::9]:1080", "0.0.0.0:8080"]

@@ -220,7 +220,9 @@ impl KernelFlows {
                 }
             }
         }
-        for entry in left.into_values() {
+        let mut left: Vec<_> = left.into_values().collect();
+        left.sort_by_key(|entry| entry.start_ns);
+        for entry in left {
             if entry.closed {
                 self.ended(&entry);
                 continue;

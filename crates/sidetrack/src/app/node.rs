@@ -347,14 +347,14 @@ fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
 
 /// Whether the kernel's part is possible; an error where a listener cannot do without.
 fn may_steer(config: &Config) -> anyhow::Result<bool> {
-    if caps::is_network_root() {
+    if caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW) {
         return Ok(true);
     }
     let captures =
         |listener: &&Listener| matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_));
     if let Some(listener) = config.listeners.iter().find(captures) {
         anyhow::bail!(
-            "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): start with sudo, or use \
+            "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_NET_RAW): start with sudo, or use \
              'sidetrack run -- COMMAND', which needs no rights",
             listener.name,
             listener.kind.intercept().as_str()

@@ -50,7 +50,7 @@ impl Dialing {
     fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
-                && (own.ip() == to.ip() || (own.ip().is_unspecified() && to.ip().is_loopback()))
+                && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))
         })
     }
 

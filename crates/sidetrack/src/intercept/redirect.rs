@@ -33,7 +33,7 @@ pub fn original_destination(
             return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
         }
     };
-    if is_listener(address, listening.address) && !alone {
+    if !alone && is_listener(address, listening.address) {
         let detail =
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");
         return Err(Failure::new(EndReason::Loop, detail));
@@ -45,8 +45,11 @@ fn is_unknown(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
+/// Another host may well have a server on the port of our listener.
 fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
-    address.port() == own.port() && (own.ip().is_unspecified() || own.ip().to_canonical() == address.ip())
+    let same = || own.ip().to_canonical() == address.ip();
+    address.port() == own.port()
+        && (same() || own.ip().is_unspecified() && sockopt::is_of_this_host(address.ip()))
 }
 
 fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {

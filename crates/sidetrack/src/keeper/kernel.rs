@@ -211,11 +211,13 @@ impl Kernel {
         Some(self.tend_at.saturating_duration_since(Instant::now()))
     }
 
-    /// The flows that the kernel carries alone now.
+    /// The flows that the kernel carries alone now, oldest first.
     pub(super) fn flows(&mut self) -> Result<Vec<KernelFlow>, netlink::Error> {
         let Some(conntrack) = &mut self.conntrack else { return Ok(Vec::new()) };
         let entries = conntrack.list(Some(Path::ANY))?;
-        Ok(entries.iter().take(FLOWS_MAX).map(KernelFlow::from).collect())
+        let mut flows: Vec<_> = entries.iter().take(FLOWS_MAX).map(KernelFlow::from).collect();
+        flows.sort_by_key(|flow| flow.start_ns);
+        Ok(flows)
     }
 
     /// Takes everything back. A table that is to outlive a crash stays unless the end is orderly.

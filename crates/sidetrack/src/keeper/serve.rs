@@ -4,11 +4,17 @@ use super::kernel::Kernel;
 use super::{Ask, Told, wire};
 use crate::process;
 use anyhow::Context;
+use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::process as system;
 use sidetrack_sys::scm;
 use sidetrack_sys::undo::Guard;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+
+/// What the keeper and its guard need: the packet filter, routing and conntrack; the descriptors of other users' processes;
+/// files with passwords that the configuration names.
+const NEEDED: CapabilitySet =
+    CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::DAC_READ_SEARCH);
 
 /// Serves until the other end closes, then takes everything back.
 ///
@@ -17,6 +23,8 @@ use std::os::fd::{AsFd, OwnedFd};
 pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     // The end of the connection is our only end: an interrupt from a terminal must not come before it.
     system::ignore_stop_signals();
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
     let mut kernel = Kernel::new(guard);
     let served = serve(&end, &mut kernel);

@@ -216,3 +216,20 @@ fn connections_within_the_host_are_caught_only_where_named() {
     }
     assert!(up.stop().0.success());
 }
+
+#[test]
+fn a_port_that_stands_for_itself_is_a_loop() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let tables = format!(
+        "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"0.0.0.0:80\"\nto = \"10.0.1.1:80\"\n{IN_USER_SPACE}"
+    );
+    let mut up = scene.line.client.run(move || Up::start("default = \"deny\"\n", &tables));
+    let refused = scene.line.client.run(|| Client::connect(at("127.0.0.1", 80)).map(drop));
+    assert!(refused.is_err());
+    assert_eq!(up.record().text("reason"), "loop");
+    let (status, records) = up.stop();
+    assert!(status.success() && records.is_empty(), "once: {records:?}");
+}

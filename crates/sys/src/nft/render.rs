@@ -219,6 +219,10 @@ fn write_match(text: &mut String, fields: &[Field], test: &Test) -> fmt::Result 
         Test::NotIn(set) => write!(text, "!= @{set}"),
         Test::AnyOf(bits) => write!(text, "{bits}"),
         Test::Masked { mask: mask @ Value::TcpFlags(_), value } => write!(text, "{value} / {mask}"),
+        // nft writes the highest bits of a mark as a prefix.
+        Test::Masked { mask: Value::Mark(mask), value } if mask.leading_ones() == mask.count_ones() => {
+            write!(text, "{value}/{}", mask.count_ones())
+        }
         Test::Masked { mask, value } => write!(text, "& {mask} == {value}"),
     }
 }

@@ -21,6 +21,11 @@ pub struct Steering {
     /// The mark that routing rules turn into local delivery, see [`crate::route::add_mark_rule`]; connections taken by TPROXY
     /// carry it as connection mark too. Needed with `tproxies`.
     pub tproxy_mark: Option<MarkBits>,
+    /// Whether answers to our sockets that are bound to a client's address are led to them, also without `tproxies`. It needs
+    /// `tproxy_mark` too.
+    pub divert_answers: bool,
+    /// What all marks of `kernel_paths` have in common: packets of such connections need no look-up of a socket.
+    pub kernel_mark: Option<MarkBits>,
     /// What is redirected.
     pub redirects: Vec<Redirect>,
     /// Whether connections of the kernel path that have ended are forgotten within seconds instead of minutes, so that their
@@ -68,8 +73,10 @@ impl Steering {
         let mut chains = vec![self.spared().chain(&mut sets)];
         if !self.tproxies.is_empty() {
             // The chain jumped to must exist before the one that jumps.
-            let take = self.take_chain(&mut sets);
-            chains.extend([take, self.divert_chain(&mut sets)]);
+            chains.push(self.take_chain(&mut sets));
+        }
+        if self.divert_answers || !self.tproxies.is_empty() {
+            chains.push(self.divert_chain(&mut sets));
         }
         chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
         chains.push(self.nat_chain(Origin::Local, &mut sets));
@@ -110,6 +117,10 @@ impl Steering {
     fn divert_chain(&self, sets: &mut Vec<Set>) -> Chain {
         let mut chain = Chain::base("divert", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
         let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
+        if let Some(kernel) = self.kernel_mark.filter(|_| !self.kernel_paths.is_empty()) {
+            let theirs = Statement::mark(Field::CtMark, kernel.value, kernel.mask);
+            chain.rules.push(Rule::new([theirs, Statement::Verdict(Verdict::Accept)]));
+        }
         // Also answers to sockets bound to a client's address. Wildcard sockets are listeners: a mere port number of ours as
         // destination does not make a packet ours.
         chain.rules.push(Rule::new([
@@ -119,6 +130,9 @@ impl Steering {
             Statement::SetMark { value: mark.value, mask: mark.mask },
             Statement::Verdict(Verdict::Accept),
         ]));
+        if self.tproxies.is_empty() {
+            return chain;
+        }
         chain.rules.push(jump(except::CHAIN));
         for (index, path) in self.kernel_paths.iter().enumerate() {
             chain.rules.extend(path.pass_rules(&path_name(index), sets));
