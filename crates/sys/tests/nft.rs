@@ -56,6 +56,19 @@ fn net(text: &str) -> IpNet {
     text.parse().expect(text)
 }
 
+fn full_except() -> nft::Except {
+    nft::Except {
+        mark: Some(nft::MarkBits { value: 0x100, mask: 0xff00 }),
+        listeners: ["192.0.2.9:1080", "[2001:db8::9]:1080", "0.0.0.0:8080"]
+            .map(|a| a.parse().expect(a))
+            .to_vec(),
+        sources: [net("203.0.113.7")].into_iter().collect(),
+        destinations: [net("169.254.0.0/16"), net("fe80::/10")].into_iter().collect(),
+        users: vec![1, 2],
+        cgroups: vec![],
+    }
+}
+
 /// Every builder at once, with every kind of match.
 fn full_steering() -> nft::Steering {
     let selector = nft::Selector {
@@ -79,16 +92,7 @@ fn full_steering() -> nft::Steering {
         forget_ended: true,
         divert_answers: true,
         kernel_mark: Some(nft::MarkBits { value: 0x8000_0000, mask: 0x8000_0000 }),
-        except: nft::Except {
-            mark: Some(nft::MarkBits { value: 0x100, mask: 0xff00 }),
-            listeners: ["192.0.2.9:1080", "[2001:db8::9]:1080", "0.0.0.0:8080"]
-                .map(|a| a.parse().expect(a))
-                .to_vec(),
-            sources: [net("203.0.113.7")].into_iter().collect(),
-            destinations: [net("169.254.0.0/16"), net("fe80::/10")].into_iter().collect(),
-            users: vec![1, 2],
-            cgroups: vec![],
-        },
+        except: full_except(),
         kernel_paths: vec![
             nft::KernelPath {
                 mark: nft::MarkBits { value: 1, mask: 0xff },
