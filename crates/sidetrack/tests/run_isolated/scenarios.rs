@@ -62,7 +62,8 @@ pub fn terminal() -> Outcome {
         // An ordinary user who cannot reach the build directory.
         return Outcome::Lacks("a readable path to this program");
     }
-    let command = format!("{} --scenario self 'on a terminal'", exe.display());
+    // `exec`, or the interrupt also ends the shell of `script`, which bash replaces by itself and dash does not.
+    let command = format!("exec {} --scenario self 'on a terminal'", exe.display());
     let mut script = Command::new("script")
         .args(["--quiet", "--return", "--flush", "--command", &command, "/dev/null"])
         .stdin(Stdio::piped())
