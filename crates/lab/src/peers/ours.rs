@@ -1,6 +1,7 @@
 //! Sidetrack in every role: `sidetrack up -c FILE` with a generated configuration.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
@@ -13,6 +14,9 @@ use crate::topology::Node;
 const REDIRECT_PORT: u16 = 42090;
 /// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
 const INITIAL_DATA_WAIT_MS: u32 = 50;
+/// It listens before it steers; this is a hundred times what that takes.
+const STEERS_WITHIN: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A port that leads to the origin, through user space whatever the kernel could do alone.
 pub fn reverse(site: &Site) -> Start<'_> {
@@ -73,9 +77,12 @@ fn rule(keys: &str) -> String {
 
 /// The row means nothing if the flows went through user space after all.
 fn require_translation(site: &Site) -> Result<(), Unavailable> {
-    let rules = site.proxy.run("nft", &["list", "ruleset"])?;
-    if rules.contains("dnat") {
-        return Ok(());
+    let began = Instant::now();
+    while began.elapsed() < STEERS_WITHIN {
+        if site.proxy.run("nft", &["list", "ruleset"])?.contains("dnat") {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
     Err(Unavailable::Failed(anyhow!(
         "sidetrack has put no dnat into nft: the flows would go through user space"
