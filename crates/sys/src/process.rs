@@ -188,6 +188,14 @@ pub fn watch(pid: u32) -> io::Result<std::os::fd::OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
+/// Names this thread for `ps` and `top`; at most 15 bytes are shown. The first thread's name is that of the process.
+///
+/// # Errors
+/// What prctl(2) says.
+pub fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
+    Ok(rustix::thread::set_name(name)?)
+}
+
 /// Makes this process deaf to what ends programs from a terminal or a service manager (SIGINT, SIGTERM, SIGHUP), for one that
 /// ends with somebody else.
 pub fn ignore_stop_signals() {

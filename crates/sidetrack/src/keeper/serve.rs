@@ -16,6 +16,9 @@ use std::os::fd::{AsFd, OwnedFd};
 const NEEDED: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::DAC_READ_SEARCH);
 
+/// What `ps` and `top` call this process.
+const NAME: &std::ffi::CStr = c"sidetrack-keep";
+
 /// Serves until the other end closes, then takes everything back.
 ///
 /// # Errors
@@ -23,6 +26,8 @@ const NEEDED: CapabilitySet =
 pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     // The end of the connection is our only end: an interrupt from a terminal must not come before it.
     system::ignore_stop_signals();
+    // The program was started by way of /proc/self/exe; only `ps` misses the name.
+    let _ = system::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;

@@ -39,6 +39,19 @@ fn every_thread_of_the_main_process_keeps_two_capabilities_at_most() {
 }
 
 #[test]
+fn people_can_tell_the_processes_apart() {
+    in_namespace(|| {
+        let up = Up::start("default = \"direct\"\n", EVERYTHING);
+        let name = |pid: u32| status(pid, &pid.to_string(), "Name:");
+        assert_eq!(
+            [name(up.pid()), name(up.keeper()), name(up.guard())],
+            ["sidetrack", "sidetrack-keep", "sidetrack-guard"]
+        );
+        assert!(up.stop().0.success());
+    });
+}
+
+#[test]
 fn without_rights_the_refusal_says_what_to_do() {
     if !is_root() {
         return;
