@@ -1,7 +1,7 @@
 //! The configuration: what a good file becomes, and every error message with its carets.
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
-use sidetrack::config::{Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings};
+use sidetrack::config::{AdminAt, Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -142,7 +142,7 @@ expect = { rule = "default", action = "deny" }
 fn a_full_file_becomes_what_it_says() {
     let config = load(FULL).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((config.version, config.workers, config.on_crash), (1, 2, OnCrash::Closed));
-    assert_eq!(config.admin.socket.as_deref(), Some(Path::new("/etc/sidetrack/run/admin.sock")));
+    assert_eq!(config.admin.socket, AdminAt::Path("/etc/sidetrack/run/admin.sock".into()));
     assert_eq!(config.admin.metrics, Some("127.0.0.1:9465".parse().unwrap()));
     assert_eq!(config.record.to, RecordTo::File("/etc/sidetrack/./flows.jsonl".into()));
     assert_eq!(config.record.recent, 10);

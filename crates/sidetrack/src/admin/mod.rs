@@ -18,11 +18,13 @@ mod capped;
 mod client;
 mod error;
 mod flows;
+mod places;
 mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
-pub use socket::{AdminSocket, BindError, SYSTEM_SOCKET, default_socket};
+pub use places::{SYSTEM_SOCKET, default_socket, directory, make_directory};
+pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;

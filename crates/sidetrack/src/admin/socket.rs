@@ -1,5 +1,6 @@
 //! The unix socket: made where nobody else's is, removed when we go.
 
+use super::places::make_directory;
 use sidetrack_sys::probe::socket_is_stale;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -9,23 +10,6 @@ use std::path::{Path, PathBuf};
 
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
-
-/// Where `sidetrack up` as root has its socket unless its configuration says otherwise.
-pub const SYSTEM_SOCKET: &str = "/run/sidetrack/admin.sock";
-
-/// Where the socket is unless the configuration or `--admin` says otherwise: [`SYSTEM_SOCKET`] for root,
-/// `$XDG_RUNTIME_DIR/sidetrack/admin.sock` for others (`/tmp/sidetrack-UID/admin.sock` where that is not set).
-pub fn default_socket() -> PathBuf {
-    let uid = sidetrack_sys::probe::uid();
-    if uid == 0 {
-        return SYSTEM_SOCKET.into();
-    }
-    let directory = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(runtime) => PathBuf::from(runtime).join("sidetrack"),
-        None => format!("/tmp/sidetrack-{uid}").into(),
-    };
-    directory.join("admin.sock")
-}
 
 /// Why the socket cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +44,16 @@ pub(super) struct Guard {
 }
 
 impl AdminSocket {
+    /// As [`Self::bind`], at a place in the [directory of this user's sockets](super::directory), which is made if there is none.
+    ///
+    /// # Errors
+    /// As [`Self::bind`], and if that directory is somebody else's.
+    pub fn bind_default(path: &Path) -> Result<Self, BindError> {
+        let made = path.parent().map_or(Ok(()), make_directory);
+        made.map_err(|error| BindError::Io(path.to_owned(), error))?;
+        Self::bind(path)
+    }
+
     /// Makes the socket with mode 0660, and its directory if there is none. A stale one is replaced, a live one never.
     ///
     /// # Errors

@@ -90,7 +90,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             version: 1,
             workers: 1,
             on_crash: OnCrash::Open,
-            admin: Admin { socket: None, metrics: None },
+            admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
             listeners: Vec::new(),

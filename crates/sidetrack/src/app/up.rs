@@ -2,7 +2,7 @@
 
 use super::node::{Node, Prepared};
 use crate::admin::{self, AdminSocket, AdminState};
-use crate::config::{Config, RecordTo};
+use crate::config::{AdminAt, Config, RecordTo};
 use crate::metrics::Metrics;
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
@@ -79,7 +79,11 @@ struct Windows {
 
 impl Windows {
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let admin = config.admin.socket.as_deref().map(AdminSocket::bind).transpose()?;
+        let admin = match &config.admin.socket {
+            AdminAt::Default => Some(AdminSocket::bind_default(&admin::default_socket())?),
+            AdminAt::Path(path) => Some(AdminSocket::bind(path)?),
+            AdminAt::None => None,
+        };
         let metrics = config
             .admin
             .metrics

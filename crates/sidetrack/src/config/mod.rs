@@ -60,12 +60,24 @@ pub enum OnCrash {
 }
 
 /// Where the running program can be asked and told things.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admin {
-    /// The unix socket of the admin interface; none = no admin interface.
-    pub socket: Option<PathBuf>,
+    /// The unix socket of the admin interface.
+    pub socket: AdminAt,
     /// An extra TCP address that serves `/metrics` and nothing else.
     pub metrics: Option<SocketAddr>,
+}
+
+/// Where the admin socket is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdminAt {
+    /// Where `sidetrack flows` looks by itself: the place is that of the user who runs us.
+    #[default]
+    Default,
+    /// There.
+    Path(PathBuf),
+    /// Nowhere: no admin interface.
+    None,
 }
 
 /// Where records of flows go.
@@ -139,12 +151,6 @@ impl Default for Limits {
             first_bytes_ms: Policy::FIRST_BYTES_MS,
             buffer_bytes: Self::BUFFER_BYTES,
         }
-    }
-}
-
-impl Default for Admin {
-    fn default() -> Self {
-        Self { socket: Some("/run/sidetrack/admin.sock".into()), metrics: None }
     }
 }
 

@@ -68,7 +68,8 @@ pub enum DefaultAction {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Admin {
-    /// Path of the unix socket of the admin interface, or "none". Default "/run/sidetrack/admin.sock".
+    /// Path of the unix socket of the admin interface, or "none". Default: "/run/sidetrack/admin.sock" for root,
+    /// "sidetrack/admin.sock" in $XDG_RUNTIME_DIR for others.
     pub socket: Option<At<String>>,
     /// A TCP address that serves /metrics and nothing else, such as "127.0.0.1:9465". Default: none.
     pub metrics: Option<At<String>>,

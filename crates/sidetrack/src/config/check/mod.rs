@@ -9,7 +9,7 @@ mod values;
 
 use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
-use super::{Admin, At, Config, Limits, OnCrash, Record, RecordTo, raw};
+use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, raw};
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Policy};
 use std::collections::BTreeMap;
@@ -126,9 +126,9 @@ impl Check<'_> {
 
     fn admin(&mut self, admin: &raw::Admin) -> Admin {
         let socket = match &admin.socket {
-            None => Admin::default().socket,
-            Some(path) if path.as_str() == "none" => None,
-            Some(path) => Some(self.path(path, &["none"])),
+            None => AdminAt::Default,
+            Some(path) if path.as_str() == "none" => AdminAt::None,
+            Some(path) => AdminAt::Path(self.path(path, &["none"])),
         };
         let metrics = admin.metrics.as_ref().and_then(|at| self.address(at));
         Admin { socket, metrics }
