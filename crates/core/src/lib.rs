@@ -5,6 +5,7 @@
 //! convention, not a trait. See `ARCHITECTURE.md`.
 #![forbid(unsafe_code)]
 
+pub mod area;
 pub mod carrier;
 pub mod filter;
 pub mod flow;

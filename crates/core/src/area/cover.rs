@@ -1,0 +1,107 @@
+//! The cheapest functions that together apply a set of attributes: weighted set cover, by branch and bound.
+
+use super::catalogue::{AttributeSet, Bridge, Catalogue, FunctionSet};
+
+/// Steps after which the search ends with the best it has found.
+pub(super) const SEARCH_MAX: u32 = 20_000;
+
+/// What functions that apply nothing unwanted can do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cover {
+    /// The functions.
+    pub allowed: FunctionSet,
+    /// All that they apply.
+    pub covered: AttributeSet,
+}
+
+/// The cheapest subset of `allowed` that applies all of `missing`; `allowed` as a whole does.
+pub(super) fn cheapest(catalogue: &Catalogue, missing: AttributeSet, allowed: FunctionSet) -> Bridge {
+    let mut start = Chosen { functions: FunctionSet::EMPTY, cost: 0, left: missing };
+    // What only one function applies is no choice.
+    for attribute in missing.iter() {
+        let appliers = catalogue.appliers[attribute].intersection(&allowed);
+        if appliers.len() == 1
+            && let Some(place) = appliers.iter().next()
+        {
+            start = start.with(catalogue, place);
+        }
+    }
+    let mut search = Search { catalogue, allowed, best: None, steps: 0 };
+    search.visit(start);
+    let is_cheapest = search.steps < SEARCH_MAX;
+    let best = search.best.unwrap_or(start);
+    Bridge { functions: best.functions, cost: best.cost, is_cheapest }
+}
+
+#[derive(Clone, Copy)]
+struct Chosen {
+    functions: FunctionSet,
+    cost: u64,
+    /// What nothing chosen applies yet.
+    left: AttributeSet,
+}
+
+impl Chosen {
+    fn with(mut self, catalogue: &Catalogue, place: usize) -> Self {
+        if self.functions.contains(place) {
+            return self;
+        }
+        self.functions.insert(place);
+        self.cost += u64::from(catalogue.costs[place]);
+        self.left = self.left.minus(&catalogue.applies[place]);
+        self
+    }
+}
+
+struct Search<'c> {
+    catalogue: &'c Catalogue,
+    allowed: FunctionSet,
+    best: Option<Chosen>,
+    steps: u32,
+}
+
+impl Search<'_> {
+    fn visit(&mut self, chosen: Chosen) {
+        self.steps += 1;
+        if chosen.left.is_empty() {
+            if self.best.is_none_or(|best| chosen.cost < best.cost) {
+                self.best = Some(chosen);
+            }
+            return;
+        }
+        let is_hopeless = |best: Chosen| chosen.cost + self.least_cost(chosen.left) >= best.cost;
+        if self.best.is_some_and(is_hopeless) {
+            return;
+        }
+        let mut appliers = self.scarcest(chosen.left);
+        while let Some(place) = appliers.iter().min_by_key(|place| self.price(*place, chosen.left)) {
+            appliers = appliers.minus(&FunctionSet::of(place));
+            // The first way down always ends at a full set, so there is a best before the search may stop.
+            if self.steps >= SEARCH_MAX && self.best.is_some() {
+                return;
+            }
+            self.visit(chosen.with(self.catalogue, place));
+        }
+    }
+
+    /// The functions for the attribute that fewest functions apply.
+    fn scarcest(&self, left: AttributeSet) -> FunctionSet {
+        let appliers = |attribute: usize| self.catalogue.appliers[attribute].intersection(&self.allowed);
+        left.iter().map(appliers).min_by_key(FunctionSet::len).unwrap_or_default()
+    }
+
+    /// Cost for each attribute of `left` that the function applies, in 65536ths.
+    fn price(&self, place: usize, left: AttributeSet) -> u64 {
+        let applied = self.catalogue.applies[place].intersection(&left).len() as u64;
+        (u64::from(self.catalogue.costs[place]) << 16) / applied.max(1)
+    }
+
+    /// No less than this will be paid for `left`: each attribute at the best price there is.
+    fn least_cost(&self, left: AttributeSet) -> u64 {
+        let cheapest = |attribute: usize| {
+            let appliers = self.catalogue.appliers[attribute].intersection(&self.allowed);
+            appliers.iter().map(|place| self.price(place, left)).min().unwrap_or(0)
+        };
+        left.iter().map(cheapest).sum::<u64>() >> 16
+    }
+}

@@ -1,0 +1,204 @@
+//! All pairs of nodes, kept up to date.
+
+use super::catalogue::{AttributeSet, Bridge, Catalogue};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is between two nodes, from the first to the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A channel (Eq. 4): data may move as it is.
+    Channel,
+    /// These functions bridge what is missing.
+    Bridged(Bridge),
+    /// Functions cannot bridge what is missing, because of these attributes.
+    Unfeasible(AttributeSet),
+}
+
+/// How many ordered pairs of different nodes there are of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All.
+    pub pairs: u64,
+    /// With a channel.
+    pub channels: u64,
+    /// Bridged by functions.
+    pub bridged: u64,
+    /// Neither.
+    pub unfeasible: u64,
+}
+
+impl Counts {
+    /// The share of pairs that cannot be bridged, 0 to 1 (the seed's unfeasibility ratio); 0 where there are no pairs.
+    pub fn unfeasibility_ratio(&self) -> f64 {
+        if self.pairs == 0 { 0.0 } else { self.unfeasible as f64 / self.pairs as f64 }
+    }
+
+    fn add(&mut self, class: Class, pairs: u64) {
+        self.pairs += pairs;
+        match class {
+            Class::Channel => self.channels += pairs,
+            Class::Bridged => self.bridged += pairs,
+            Class::Unfeasible => self.unfeasible += pairs,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Channel,
+    Bridged,
+    Unfeasible,
+}
+
+/// The nodes of an application (N_App), their areas, and what is between each two of them.
+#[derive(Clone, Debug)]
+pub struct Areas {
+    catalogue: Catalogue,
+    /// Node to area.
+    nodes: BTreeMap<Arc<str>, usize>,
+    areas: Vec<Area>,
+    numbers: BTreeMap<AttributeSet, usize>,
+    /// Areas without a node, to be used again.
+    free: Vec<usize>,
+    /// From area to area.
+    classes: Vec<Vec<Class>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    attributes: AttributeSet,
+    /// How many nodes are in it.
+    size: u64,
+}
+
+impl Areas {
+    /// No nodes yet.
+    pub const fn new(catalogue: Catalogue) -> Self {
+        Self {
+            catalogue,
+            nodes: BTreeMap::new(),
+            areas: Vec::new(),
+            numbers: BTreeMap::new(),
+            free: Vec::new(),
+            classes: Vec::new(),
+        }
+    }
+
+    /// Attributes and functions.
+    pub const fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// Adds a node, or changes its attributes.
+    pub fn set_node(&mut self, node: impl Into<Arc<str>>, attributes: AttributeSet) {
+        let node = node.into();
+        let area = self.area_of(attributes);
+        self.areas[area].size += 1;
+        if let Some(old) = self.nodes.insert(node, area) {
+            self.leave(old);
+        }
+    }
+
+    /// Takes a node out; false if there is none of this name.
+    pub fn remove_node(&mut self, node: &str) -> bool {
+        let area = self.nodes.remove(node);
+        area.map(|area| self.leave(area)).is_some()
+    }
+
+    /// The attributes of a node.
+    pub fn attributes(&self, node: &str) -> Option<AttributeSet> {
+        Some(self.areas[*self.nodes.get(node)?].attributes)
+    }
+
+    /// The areas: attributes, and the nodes that have exactly these.
+    pub fn areas(&self) -> BTreeMap<AttributeSet, Vec<&Arc<str>>> {
+        let mut areas: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (node, area) in &self.nodes {
+            areas.entry(self.areas[*area].attributes).or_default().push(node);
+        }
+        areas
+    }
+
+    /// What is between two nodes, from the first to the second; `None` if one of them is not known.
+    pub fn between(&self, from: &str, to: &str) -> Option<Outcome> {
+        Some(outcome(&self.catalogue, self.attributes(from)?, self.attributes(to)?))
+    }
+
+    /// All ordered pairs of different nodes with what is between them, in the order of their names.
+    pub fn pairs(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, Outcome)> {
+        let attributes = |area: &usize| self.areas[*area].attributes;
+        self.nodes.iter().flat_map(move |(from, from_area)| {
+            let others = self.nodes.iter().filter(move |(to, _)| *to != from);
+            others.map(move |(to, to_area)| {
+                (from, to, outcome(&self.catalogue, attributes(from_area), attributes(to_area)))
+            })
+        })
+    }
+
+    /// What the second node lacks of the attributes of the first; Eq. 5 does not ask for it.
+    pub fn surplus(&self, from: &str, to: &str) -> Option<AttributeSet> {
+        Some(self.attributes(from)?.minus(&self.attributes(to)?))
+    }
+
+    /// How many pairs there are of each kind.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for (from, row) in self.areas.iter().zip(&self.classes) {
+            for (to, class) in self.areas.iter().zip(row) {
+                counts.add(*class, from.size * to.size);
+            }
+            // No node is a pair with itself.
+            counts.channels -= from.size;
+            counts.pairs -= from.size;
+        }
+        counts
+    }
+
+    /// The area with these attributes; a new one gets its row and its column.
+    fn area_of(&mut self, attributes: AttributeSet) -> usize {
+        if let Some(area) = self.numbers.get(&attributes) {
+            return *area;
+        }
+        let area = self.free.pop().unwrap_or_else(|| {
+            self.areas.push(Area { attributes, size: 0 });
+            self.classes.iter_mut().for_each(|row| row.push(Class::Unfeasible));
+            self.classes.push(vec![Class::Unfeasible; self.areas.len()]);
+            self.areas.len() - 1
+        });
+        self.areas[area] = Area { attributes, size: 0 };
+        self.numbers.insert(attributes, area);
+        for other in 0..self.areas.len() {
+            let theirs = self.areas[other].attributes;
+            self.classes[area][other] = class(&self.catalogue, attributes, theirs);
+            self.classes[other][area] = class(&self.catalogue, theirs, attributes);
+        }
+        area
+    }
+
+    fn leave(&mut self, area: usize) {
+        self.areas[area].size -= 1;
+        if self.areas[area].size == 0 {
+            self.numbers.remove(&self.areas[area].attributes);
+            self.free.push(area);
+        }
+    }
+}
+
+fn class(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Class {
+    if from.is_subset(&to) {
+        Class::Channel
+    } else if catalogue.is_bridgeable(to.minus(&from)) {
+        Class::Bridged
+    } else {
+        Class::Unfeasible
+    }
+}
+
+/// Eqs. 4 and 5.
+fn outcome(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Outcome {
+    if from.is_subset(&to) {
+        return Outcome::Channel;
+    }
+    catalogue.bridge(to.minus(&from)).map_or_else(Outcome::Unfeasible, Outcome::Bridged)
+}
