@@ -12,13 +12,14 @@ pub const DESCRIPTORS_PER_FLOW: u64 = 2;
 /// Descriptors one pipe holds; a flow that is spliced in both directions borrows two pipes.
 pub const DESCRIPTORS_PER_PIPE: u64 = 2;
 
-/// How many flows, and pipes for `splice(2)`, may live at once; counts both and everything shed.
+/// How many flows may live at once, beside the pipes for `splice(2)` that are set aside; counts flows and what was shed.
 ///
+/// Pipes are lent by each worker's own pool, within its share of [`Self::pipes`]: nothing is locked for one.
 /// Shedding is a decision taken before a descriptor is used, so that `accept` never meets EMFILE and never spins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
     flows: Pool,
-    pipes: Pool,
+    pipes: u64,
 }
 
 /// Use of one bounded resource. All counts are since the start but `live`.
@@ -82,15 +83,8 @@ impl Budget {
     pub fn from_nofile(nofile: u64, reserve: u64) -> Self {
         let usable = nofile.saturating_sub(reserve);
         let pipes = (usable / Self::PIPE_SHARE / DESCRIPTORS_PER_PIPE).min(Self::MAX_PIPES);
-        Self::with_pipes(nofile, reserve, pipes)
-    }
-
-    /// As [`Self::from_nofile`], with `pipes` pipes; fewer if the limit does not allow as many.
-    pub fn with_pipes(nofile: u64, reserve: u64, pipes: u64) -> Self {
-        let usable = nofile.saturating_sub(reserve);
-        let pipes = pipes.min(usable / DESCRIPTORS_PER_PIPE);
         let flows = (usable - pipes * DESCRIPTORS_PER_PIPE) / DESCRIPTORS_PER_FLOW;
-        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes: Pool::new(pipes) }
+        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes }
     }
 
     /// The same with at most `flows` flows.
@@ -110,25 +104,14 @@ impl Budget {
         self.flows.release();
     }
 
-    /// Whether one more pipe may be opened; if so it is counted and must be released once.
-    #[must_use]
-    pub fn admit_pipe(&mut self) -> bool {
-        self.pipes.admit()
-    }
-
-    /// A pipe that was admitted is closed.
-    pub fn release_pipe(&mut self) {
-        self.pipes.release();
-    }
-
     /// Use of flows.
     pub const fn flows(&self) -> Usage {
         self.flows.0
     }
 
-    /// Use of pipes.
-    pub const fn pipes(&self) -> Usage {
-        self.pipes.0
+    /// How many pipes are set aside, for all workers together.
+    pub const fn pipes(&self) -> u64 {
+        self.pipes
     }
 }
 

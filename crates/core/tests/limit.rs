@@ -10,7 +10,7 @@ use std::time::Duration;
 fn known_descriptor_limits() {
     let maxima = |nofile, reserve| {
         let budget = Budget::from_nofile(nofile, reserve);
-        (budget.flows().max, budget.pipes().max)
+        (budget.flows().max, budget.pipes())
     };
     assert_eq!(maxima(1024, 64), (465, 15));
     assert_eq!(maxima(20_000, 64), (9_657, 311));
@@ -18,22 +18,17 @@ fn known_descriptor_limits() {
     assert_eq!(maxima(u64::MAX, 64), (Budget::MAX_FLOWS, Budget::MAX_PIPES));
     assert_eq!(maxima(64, 64), (0, 0));
     assert_eq!(maxima(0, u64::MAX), (0, 0));
-    assert_eq!(Budget::with_pipes(100, 0, u64::MAX).flows().max, 0);
 }
 
 #[test]
 fn what_is_shed_is_counted_and_what_is_released_can_be_had_again() {
-    let mut budget = Budget::with_pipes(6, 0, 1);
+    let mut budget = Budget::from_nofile(4, 0);
     assert!(budget.admit() && budget.admit());
     assert!(!budget.admit() && !budget.admit());
-    assert!(budget.admit_pipe() && !budget.admit_pipe());
     budget.release();
     assert!(budget.admit());
     let flows = budget.flows();
     assert_eq!((flows.max, flows.live, flows.peak, flows.admitted, flows.shed), (2, 2, 2, 3, 2));
-    budget.release_pipe();
-    let pipes = budget.pipes();
-    assert_eq!((pipes.live, pipes.peak, pipes.admitted, pipes.shed), (0, 1, 1, 1));
 }
 
 #[test]
@@ -79,12 +74,11 @@ fn one_source_cannot_take_all_and_the_table_is_bounded() {
 
 proptest! {
     #[test]
-    fn a_budget_never_exceeds_the_descriptor_limit(nofile: u64, reserve: u64, pipes: u64) {
-        for budget in [Budget::from_nofile(nofile, reserve), Budget::with_pipes(nofile, reserve, pipes)] {
-            let used = u128::from(budget.flows().max) * u128::from(DESCRIPTORS_PER_FLOW)
-                + u128::from(budget.pipes().max) * u128::from(DESCRIPTORS_PER_PIPE);
-            prop_assert!(used <= u128::from(nofile.saturating_sub(reserve)));
-        }
+    fn a_budget_never_exceeds_the_descriptor_limit(nofile: u64, reserve: u64) {
+        let budget = Budget::from_nofile(nofile, reserve);
+        let used = u128::from(budget.flows().max) * u128::from(DESCRIPTORS_PER_FLOW)
+            + u128::from(budget.pipes()) * u128::from(DESCRIPTORS_PER_PIPE);
+        prop_assert!(used <= u128::from(nofile.saturating_sub(reserve)));
     }
 
     #[test]

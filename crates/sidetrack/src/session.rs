@@ -12,7 +12,7 @@ mod setup;
 mod watch;
 
 pub use client::{Client, Sniffed};
-pub use lane::PIPES_MAX;
+pub use lane::allow_pipes;
 
 use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};

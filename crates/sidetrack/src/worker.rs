@@ -79,6 +79,12 @@ impl Shared {
         }
     }
 
+    /// How many pipes for `splice(2)` are set aside, for all workers together.
+    pub fn pipes(&self) -> usize {
+        let pipes = self.budget.lock().unwrap_or_else(PoisonError::into_inner).pipes();
+        usize::try_from(pipes).unwrap_or(usize::MAX)
+    }
+
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         FlowId(self.next_flow.fetch_add(1, Relaxed))

@@ -125,41 +125,50 @@ pub fn splice_to(pipe: &mut Pipe, sink: impl AsFd, max: usize, more: bool) -> io
     }
 }
 
-/// Pipes kept for the next flow. One per thread: nothing is locked.
+/// Least bytes a pipe must hold to be of use. A user who has `fs.pipe-user-pages-soft` pages in pipes gets further ones of
+/// two pages, through which bytes move slower than by copying.
+const USEFUL_PIPE_BYTES: usize = 64 * 1024;
+
+/// Pipes lent to flows, and those kept for the next one. One per thread: nothing is locked.
 #[derive(Debug)]
 pub struct PipePool {
     idle: Vec<Pipe>,
+    lent: usize,
     limit: usize,
     pipe_bytes: usize,
 }
 
 impl PipePool {
-    /// A pool of at most `limit` idle pipes of about `pipe_bytes` each.
-    pub fn new(limit: usize, pipe_bytes: usize) -> Self {
-        Self { idle: Vec::new(), limit, pipe_bytes }
+    /// A pool of at most `limit` pipes, lent and idle, of about `pipe_bytes` each.
+    pub const fn new(limit: usize, pipe_bytes: usize) -> Self {
+        Self { idle: Vec::new(), lent: 0, limit, pipe_bytes }
     }
 
-    /// An empty pipe: a kept one or a new one.
-    ///
-    /// # Errors
-    /// As [`Pipe::new`].
-    pub fn take(&mut self) -> io::Result<Pipe> {
-        match self.idle.pop() {
-            Some(pipe) => Ok(pipe),
-            None => Pipe::new(self.pipe_bytes),
+    /// Changes how many pipes there may be. Those that are lent stay so.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        self.idle.truncate(limit.saturating_sub(self.lent));
+    }
+
+    /// Lends an empty pipe, a kept one or a new one; `None` if all are lent, or the kernel gives none that is of use: copy
+    /// then. It is to be [put](Self::put) back.
+    pub fn take(&mut self) -> Option<Pipe> {
+        if self.lent >= self.limit {
+            return None;
         }
+        let fresh =
+            || Pipe::new(self.pipe_bytes).ok().filter(|pipe| pipe.capacity_bytes >= USEFUL_PIPE_BYTES);
+        let pipe = self.idle.pop().or_else(fresh)?;
+        self.lent += 1;
+        Some(pipe)
     }
 
-    /// Gives a pipe back. One that still holds bytes is closed instead: they would come out in another flow.
+    /// Takes a pipe back. One that still holds bytes is closed: they would come out in another flow.
     pub fn put(&mut self, pipe: Pipe) {
-        if pipe.is_empty() && self.idle.len() < self.limit {
+        self.lent = self.lent.saturating_sub(1);
+        if pipe.is_empty() && self.lent + self.idle.len() < self.limit {
             self.idle.push(pipe);
         }
-    }
-
-    /// Idle pipes held, two descriptors each.
-    pub fn idle_pipes(&self) -> usize {
-        self.idle.len()
     }
 }
 
@@ -283,19 +292,39 @@ mod tests {
     #[test]
     fn the_pool_is_bounded_and_never_reuses_undrained_pipes() {
         let mut pool = PipePool::new(2, 65_536);
-        let pipes = [pool.take().unwrap(), pool.take().unwrap(), pool.take().unwrap()];
+        let pipes = [pool.take().unwrap(), pool.take().unwrap()];
+        assert!(pool.take().is_none(), "both are lent");
         for pipe in pipes {
             pool.put(pipe);
         }
-        assert_eq!(pool.idle_pipes(), 2);
+        assert_eq!(pool.idle.len(), 2);
         let mut pipe = pool.take().unwrap();
         let (mut client, near) = connection();
         client.write_all(b"left over").unwrap();
         wait(&near, PollFlags::IN);
         assert_eq!(splice_from(&near, &mut pipe, 4).unwrap(), Fill::Bytes(4));
         pool.put(pipe);
-        assert_eq!(pool.idle_pipes(), 1);
+        assert_eq!(pool.idle.len(), 1);
         assert!(pool.take().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_new_limit_closes_idle_pipes_and_waits_for_lent_ones() {
+        let mut pool = PipePool::new(3, 65_536);
+        let mut lent: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(lent.len(), 3);
+        pool.put(lent.pop().unwrap());
+        pool.set_limit(1);
+        assert!(pool.idle.is_empty() && pool.take().is_none());
+        lent.into_iter().for_each(|pipe| pool.put(pipe));
+        assert_eq!((pool.idle.len(), pool.lent), (1, 0));
+        pool.set_limit(0);
+        assert!(pool.take().is_none() && pool.idle.is_empty());
+    }
+
+    #[test]
+    fn pipes_too_small_to_be_of_use_are_not_lent() {
+        assert!(PipePool::new(1, 4096).take().is_none());
     }
 
     #[test]

@@ -9,7 +9,6 @@ use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reload::Change;
-use crate::session::PIPES_MAX;
 use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::Shared;
 use anyhow::Context;
@@ -119,7 +118,7 @@ impl Prepared {
             if self.steered.keeper.is_some() {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
-            budget(&config, nofile, self.workers)
+            budget(&config, nofile)
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
         let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
@@ -383,9 +382,8 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
 }
 
 /// How many flows the limit on open files and the configuration allow.
-fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
-    let pipes = (workers * PIPES_MAX) as u64;
-    let budget = Budget::with_pipes(nofile, DESCRIPTOR_RESERVE, pipes.min(nofile / 16));
+fn budget(config: &Config, nofile: u64) -> Budget {
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

@@ -3,6 +3,7 @@
 use super::sockets::Bound;
 use crate::intercept::Listening;
 use crate::live::Ledger;
+use crate::session;
 use crate::worker::{Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::EndReason;
@@ -60,13 +61,14 @@ impl Fleet {
     /// The system gives no thread or no epoll instance.
     pub fn start(shared: &Arc<Shared>, workers: usize) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
+        let pipes = shared.pipes() / workers.max(1);
         let ledgers: Vec<_> = (0..workers).map(|_| Arc::new(Ledger::default())).collect();
         let threads = ledgers
             .iter()
             .enumerate()
             .map(|(number, ledger)| {
                 let worker = Arc::new(Worker::new(shared.clone(), ledger.clone()));
-                thread(number, worker, stopped.clone())
+                thread(number, worker, pipes, stopped.clone())
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         Ok(Self { threads, ledgers, stop })
@@ -103,7 +105,12 @@ impl Fleet {
     }
 }
 
-fn thread(number: usize, worker: Arc<Worker>, stopped: watch::Receiver<bool>) -> anyhow::Result<Thread> {
+fn thread(
+    number: usize,
+    worker: Arc<Worker>,
+    pipes: usize,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<Thread> {
     let (starts, inbox) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -111,7 +118,10 @@ fn thread(number: usize, worker: Arc<Worker>, stopped: watch::Receiver<bool>) ->
         .context("cannot make a worker's event loop")?;
     let handle = std::thread::Builder::new()
         .name(format!("worker-{number}"))
-        .spawn(move || runtime.block_on(work(worker, inbox, stopped)))
+        .spawn(move || {
+            session::allow_pipes(pipes);
+            runtime.block_on(work(worker, inbox, stopped));
+        })
         .context("cannot start a worker thread")?;
     Ok(Thread { starts, handle })
 }

@@ -2,7 +2,7 @@
 
 use super::pump::SPLICE_AFTER;
 use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,15 +10,14 @@ use tokio::io::{AsyncWrite, Interest};
 use tokio::net::TcpStream;
 
 thread_local! {
-    /// Idle pipes of this worker, kept for the next flow.
-    static PIPES: RefCell<PipePool> = RefCell::new(PipePool::new(PIPES_MAX, DEFAULT_PIPE_BYTES));
-    /// Pipes in use by flows of this worker.
-    static IN_USE: Cell<usize> = const { Cell::new(0) };
+    /// The pipes of this worker; none until [`allow_pipes`]. When none is left, flows go on being copied.
+    static PIPES: RefCell<PipePool> = const { RefCell::new(PipePool::new(0, DEFAULT_PIPE_BYTES)) };
 }
 
-/// Most pipes of one worker, two descriptors each; when none is left, flows go on being copied. Counted among the
-/// descriptors that admission keeps back.
-pub const PIPES_MAX: usize = 256;
+/// Lets flows of this thread have so many pipes: its share of those that admission sets aside.
+pub fn allow_pipes(pipes: usize) {
+    PIPES.with_borrow_mut(|pool| pool.set_limit(pipes));
+}
 
 /// One direction.
 #[derive(Debug, Default)]
@@ -62,6 +61,8 @@ impl Lane {
             Holds::Bytes { bytes, start } => {
                 bytes.drain(..*start);
                 *start = 0;
+                // Not twice as much: the bound of a direction is one of memory.
+                bytes.reserve_exact(more.len());
                 bytes.extend_from_slice(more);
             }
             holds => *holds = Holds::Bytes { bytes: more.to_vec(), start: 0 },
@@ -79,11 +80,7 @@ impl Lane {
             return None;
         }
         self.moved = u64::MAX;
-        if IN_USE.get() >= PIPES_MAX {
-            return None;
-        }
-        let pipe = PIPES.with_borrow_mut(PipePool::take).ok()?;
-        IN_USE.set(IN_USE.get() + 1);
+        let pipe = PIPES.with_borrow_mut(PipePool::take)?;
         let limit = u32::try_from(pipe.capacity_bytes()).unwrap_or(u32::MAX);
         self.holds = Holds::Pipe(Box::new(pipe));
         Some(limit)
@@ -148,7 +145,6 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         if let Holds::Pipe(pipe) = std::mem::take(&mut self.holds) {
-            IN_USE.set(IN_USE.get().saturating_sub(1));
             // At the end of the thread the pool may be gone before the last flow.
             let _ = PIPES.try_with(|pool| pool.borrow_mut().put(*pipe));
         }

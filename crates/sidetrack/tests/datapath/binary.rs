@@ -91,6 +91,15 @@ impl Binary {
             as u64
     }
 
+    /// Descriptors in use that are ends of pipes.
+    pub fn pipe_ends(&self) -> usize {
+        let descriptors =
+            std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process that runs");
+        // One may be closed before it is looked at.
+        let targets = descriptors.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("pipe:")).count()
+    }
+
     /// Sets the soft limit of open files of the running process.
     pub fn limit_open_files(&self, soft: u64) {
         let limit = Rlimit { current: Some(soft), maximum: Some(self.hard_limit) };

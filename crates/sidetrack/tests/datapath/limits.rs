@@ -26,8 +26,8 @@ fn a_low_limit_sheds_and_recovers() {
     let server = Server::echo();
     let to = server.address.to_string();
     let node = Binary::start("", 256);
-    // 128 are kept back, 16 pipes of two set aside; a flow has two.
-    let room = (256 - 128 - 32) / 2;
+    // 128 are kept back, two pipes of two set aside; a flow has two.
+    let room = (256 - 128 - 4) / 2;
     let mut held: Vec<_> = (0..room).map(|_| v5_connect(node.entry, &to)).collect();
     let shed = 2000;
     for _ in 0..shed {
@@ -59,6 +59,29 @@ fn a_low_limit_sheds_and_recovers() {
     assert_eq!(reasons[1].1, room + 1);
     let shed = records.iter().find(|record| record["reason"] == "limit").unwrap();
     assert!(shed["detail"].as_str().unwrap().contains("RLIMIT_NOFILE"), "{shed}");
+}
+
+#[test]
+fn large_flows_share_the_pipes_that_are_set_aside() {
+    const FLOWS: usize = 12;
+    let server = Server::echo();
+    let to = server.address.to_string();
+    let node = Binary::start("", 512);
+    let (before, set_aside) = (node.pipe_ends(), (512 - 128) / 32 / 2);
+    let large = vec![7; 1 << 20];
+    let mut held: Vec<_> = (0..FLOWS).map(|_| v5_connect(node.entry, &to)).collect();
+    for stream in &mut held {
+        expect_echo(stream, &large);
+    }
+    let lent = (node.pipe_ends() - before) / 2;
+    assert!(lent > 0 && lent <= set_aside, "{lent} pipes where {set_aside} are set aside");
+    // Those that found none are copied, and go on.
+    for stream in &mut held {
+        expect_echo(stream, &large);
+    }
+    drop(held);
+    node.await_records(FLOWS);
+    assert_eq!(reasons(&node.stop()), [("ok".to_owned(), FLOWS)]);
 }
 
 #[test]
