@@ -1,8 +1,11 @@
 //! `sidetrack cleanup`, in a network namespace of the test's own; as root only.
 
+#[path = "../../sys/tests/support/mod.rs"]
+mod hosts;
+
+use hosts::in_namespace;
 use sidetrack::cleanup::{Places, Running, Survey, survey};
 use sidetrack::cli::cleanup::undo;
-use sidetrack_sys::caps;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Lifetime, OwnedTable, Table};
 use sidetrack_sys::route::{self, IpVersion, MarkRule};
@@ -10,26 +13,6 @@ use sidetrack_sys::undo::Action;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Runs the test on a thread in a network namespace of its own. Says so and does nothing when not root.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    if !caps::is_network_root() {
-        eprintln!("skipped: needs root");
-        return;
-    }
-    let thread = std::thread::spawn(|| {
-        #[expect(
-            deprecated,
-            reason = "the new form is unsafe because of CLONE_FILES, which is not used here"
-        )]
-        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).expect("unshare");
-        route::link_up("lo").expect("lo up");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
 
 fn places(sockets: &[&Path]) -> Places {
     let sockets = sockets.iter().map(|path| path.to_path_buf()).collect();

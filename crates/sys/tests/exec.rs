@@ -1,13 +1,16 @@
-//! Real commands in networks of their own. A command is started by a process with one thread, which no test of
-//! the usual harness has: so this one runs each scenario in a process of its own, as the user it names.
+//! Real commands in networks of their own.
+
+#[path = "support/apart.rs"]
+mod apart;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use apart::{NOBODY, Suite, again, become_nobody};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::exec::{
@@ -15,94 +18,31 @@ use sidetrack_sys::exec::{
 };
 use sidetrack_sys::{cgroup, process, sockopt, udp};
 
-/// `nobody`, the user without any right.
-const NOBODY: u32 = 65_534;
-
-type Scenario = (&'static str, fn());
-
-/// Run as root, if we are, and as an ordinary user.
-const FOR_EVERYBODY: &[Scenario] = &[
-    ("exit codes are the command's", exit_codes),
-    ("connections arrive with their destinations", connections_arrive),
-    ("questions arrive at any address's port 53", dns_questions_arrive),
-    ("the command is who the caller is", identity),
-    ("the command cannot undo its network", no_way_out),
-    ("private files are seen inside only", private_files),
-    ("signals are passed on", signals),
-    ("the command dies with its parent", dies_with_parent),
-    ("a failed start leaves nothing", failed_start),
-    ("the process behind a connection is found", owner_is_found),
-];
-
-/// These need root.
-const FOR_ROOT: &[Scenario] = &[
-    ("all ids are what they were", all_ids),
-    ("a control group holds the command", in_cgroup),
-    ("capabilities are dropped for good", become_nobody),
-];
-
-/// Started by other scenarios.
-const INTERNAL: &[Scenario] = &[("start and wait", start_and_wait)];
+const SUITE: Suite<()> = Suite {
+    title: "exec",
+    limit_seconds: 60,
+    for_everybody: &[
+        ("exit codes are the command's", exit_codes),
+        ("connections arrive with their destinations", connections_arrive),
+        ("questions arrive at any address's port 53", dns_questions_arrive),
+        ("the command is who the caller is", identity),
+        ("the command cannot undo its network", no_way_out),
+        ("private files are seen inside only", private_files),
+        ("signals are passed on", signals),
+        ("the command dies with its parent", dies_with_parent),
+        ("a failed start leaves nothing", failed_start),
+        ("the process behind a connection is found", owner_is_found),
+    ],
+    for_root: &[
+        ("all ids are what they were", all_ids),
+        ("a control group holds the command", in_cgroup),
+        ("capabilities are dropped for good", rights_are_dropped),
+    ],
+    internal: &[("start and wait", start_and_wait)],
+};
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().collect();
-    if let [_, flag, user, name] = arguments.as_slice()
-        && flag == "--scenario"
-    {
-        return scenario(user, name);
-    }
-    if arguments.iter().any(|argument| argument == "--list") {
-        return ExitCode::SUCCESS;
-    }
-    let filter = arguments.iter().skip(1).find(|argument| !argument.starts_with('-'));
-    let root = rustix::process::geteuid().is_root();
-    let mut runs: Vec<(&str, Scenario)> = Vec::new();
-    if root {
-        runs.extend(FOR_EVERYBODY.iter().chain(FOR_ROOT).map(|scenario| ("root", *scenario)));
-    } else {
-        eprintln!("skipped: {} scenarios need root", FOR_ROOT.len());
-    }
-    runs.extend(FOR_EVERYBODY.iter().map(|scenario| (if root { "nobody" } else { "self" }, *scenario)));
-    runs.retain(|(_, (name, _))| filter.is_none_or(|filter| name.contains(filter.as_str())));
-    let failed = runs.iter().filter(|(user, (name, _))| !run_apart(user, name)).count();
-    println!("\nexec: {} passed, {failed} failed", runs.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn run_apart(user: &str, name: &str) -> bool {
-    let child = again(user, name).spawn().expect("start myself");
-    let done = finished(child);
-    println!("{name} (as {user}) ... {}", if done { "ok" } else { "FAILED" });
-    done
-}
-
-/// This program again, for one scenario. The link works for a user who cannot reach the build directory, too.
-fn again(user: &str, name: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--scenario", user, name]).stdin(Stdio::null());
-    command
-}
-
-fn finished(mut child: Child) -> bool {
-    let pid = rustix::process::Pid::from_child(&child);
-    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("pidfd");
-    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-    if poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&limit)).expect("poll") == 0 {
-        eprintln!("took more than 60 s");
-        child.kill().expect("kill");
-    }
-    child.wait().expect("wait").success()
-}
-
-fn scenario(user: &str, name: &str) -> ExitCode {
-    std::env::set_current_dir("/").expect("chdir");
-    if user == "nobody" {
-        caps::become_user(NOBODY, NOBODY, CapabilitySet::empty()).expect("become nobody");
-    }
-    let found = FOR_EVERYBODY.iter().chain(FOR_ROOT).chain(INTERNAL).find(|(other, _)| *other == name);
-    let (_, test) = found.expect("a scenario of this name");
-    test();
-    ExitCode::SUCCESS
+    SUITE.main(|_| ())
 }
 
 fn program(argv: &[&str]) -> Program {
@@ -356,9 +296,9 @@ fn in_cgroup() {
     leaf.remove().expect("empty again");
 }
 
-fn become_nobody() {
+fn rights_are_dropped() {
     let keep = CapabilitySet::NET_RAW;
-    caps::become_user(NOBODY, NOBODY, keep).expect("become nobody");
+    become_nobody(keep);
     let sets = caps::capabilities().expect("capabilities");
     assert_eq!((sets.effective, sets.permitted, sets.bounding), (keep, keep, keep));
     assert_eq!(rustix::process::getuid().as_raw(), NOBODY);

@@ -1,6 +1,7 @@
 //! Text to tokens.
 
 use super::error::FilterError;
+use super::test::Op;
 use std::ops::Range;
 
 /// What a token is. Words and strings carry their text; a string never is a keyword.
@@ -11,15 +12,7 @@ pub(super) enum Kind {
     And,
     Or,
     Not,
-    In,
-    Eq,
-    Ne,
-    Fits,
-    FitsNot,
-    Lt,
-    Le,
-    Gt,
-    Ge,
+    Op(Op),
     Open,
     Close,
     ListOpen,
@@ -36,18 +29,18 @@ pub(super) struct Token {
 
 /// Operators and marks, longest first.
 const MARKS: [(&str, Kind); 18] = [
-    ("==", Kind::Eq),
-    ("!=", Kind::Ne),
-    ("!~", Kind::FitsNot),
-    ("<=", Kind::Le),
-    (">=", Kind::Ge),
+    ("==", Kind::Op(Op::Eq)),
+    ("!=", Kind::Op(Op::Ne)),
+    ("!~", Kind::Op(Op::FitsNot)),
+    ("<=", Kind::Op(Op::Le)),
+    (">=", Kind::Op(Op::Ge)),
     ("&&", Kind::And),
     ("||", Kind::Or),
-    ("=~", Kind::Fits),
-    ("=", Kind::Eq),
-    ("~", Kind::Fits),
-    ("<", Kind::Lt),
-    (">", Kind::Gt),
+    ("=~", Kind::Op(Op::Fits)),
+    ("=", Kind::Op(Op::Eq)),
+    ("~", Kind::Op(Op::Fits)),
+    ("<", Kind::Op(Op::Lt)),
+    (">", Kind::Op(Op::Gt)),
     ("!", Kind::Not),
     ("(", Kind::Open),
     (")", Kind::Close),
@@ -92,7 +85,7 @@ fn word(text: &str) -> Kind {
         "and" => Kind::And,
         "or" => Kind::Or,
         "not" => Kind::Not,
-        "in" => Kind::In,
+        "in" => Kind::Op(Op::In),
         _ => Kind::Word(text.to_owned()),
     }
 }

@@ -99,21 +99,11 @@ impl Parser {
     }
 
     fn op(&mut self, field: &str) -> Result<Op, FilterError> {
-        let op = match self.peek() {
-            Some(Kind::Eq) => Op::Eq,
-            Some(Kind::Ne) => Op::Ne,
-            Some(Kind::Fits) => Op::Fits,
-            Some(Kind::FitsNot) => Op::FitsNot,
-            Some(Kind::Lt) => Op::Lt,
-            Some(Kind::Le) => Op::Le,
-            Some(Kind::Gt) => Op::Gt,
-            Some(Kind::Ge) => Op::Ge,
-            Some(Kind::In) => Op::In,
-            _ => {
-                let message = format!("expected an operator after '{field}': == != ~ !~ < <= > >= or in");
-                return Err(self.wrong(message));
-            }
+        let Some(Kind::Op(op)) = self.peek() else {
+            let message = format!("expected an operator after '{field}': == != ~ !~ < <= > >= or in");
+            return Err(self.wrong(message));
         };
+        let op = *op;
         self.next += 1;
         Ok(op)
     }
@@ -126,7 +116,7 @@ impl Parser {
                 self.next += 1;
                 Ok((text, at))
             }
-            Some(Kind::And | Kind::Or | Kind::Not | Kind::In) => {
+            Some(Kind::And | Kind::Or | Kind::Not | Kind::Op(Op::In)) => {
                 Err(self.wrong("expected a value here; put a value that is a keyword into quotes"))
             }
             Some(Kind::ListOpen) => Err(self.wrong("a list goes with 'in': write port in [80, 443]")),

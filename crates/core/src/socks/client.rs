@@ -51,7 +51,7 @@ pub struct Connected {
 #[derive(Debug)]
 pub enum Client {
     /// Version 5.
-    V5(v5::Client),
+    V5(Box<v5::Client>),
     /// Version 6.
     V6(Box<v6::Client>),
 }

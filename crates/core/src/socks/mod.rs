@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod client;
+mod handshake;
 pub(crate) mod password;
 pub(crate) mod reader;
 pub mod reply;

@@ -153,16 +153,14 @@ pub fn server_configs() -> Vec<ServerConfig> {
 
 /// One of the version 5 clients.
 pub fn v5_client(destination: &Destination, password: bool, optimistic: bool) -> Client {
-    Client::V5(v5::Client::new(
-        v5::ClientConfig {
-            destination: destination.clone(),
-            credentials: password.then(credentials),
-            optimistic,
-            initial_data: b"hello".to_vec(),
-            handshake_timeout: Duration::from_secs(10),
-        },
-        Instant::ZERO,
-    ))
+    let config = v5::ClientConfig {
+        destination: destination.clone(),
+        credentials: password.then(credentials),
+        optimistic,
+        initial_data: b"hello".to_vec(),
+        handshake_timeout: Duration::from_secs(10),
+    };
+    Client::V5(Box::new(v5::Client::new(config, Instant::ZERO)))
 }
 
 /// One of the version 6 clients.

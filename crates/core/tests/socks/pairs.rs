@@ -25,7 +25,7 @@ fn v5(credentials: Option<&str>, optimistic: bool) -> impl FnOnce(Instant) -> Cl
         initial_data: b"hello".to_vec(),
         handshake_timeout: Duration::from_secs(10),
     };
-    move |now| Client::V5(v5::Client::new(config, now))
+    move |now| Client::V5(Box::new(v5::Client::new(config, now)))
 }
 
 /// A version 6 client's configuration, to be changed where a test differs.

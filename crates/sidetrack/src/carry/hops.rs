@@ -25,7 +25,7 @@ pub const INITIAL_DATA_MAX: usize = 1 << 14;
 
 /// The machine for one hop.
 enum Machine {
-    Socks(Box<socks::Client>),
+    Socks(socks::Client),
     /// With what is to follow once the tunnel stands.
     Http(Box<connect::Client>, Vec<u8>),
 }
@@ -52,7 +52,7 @@ impl Machine {
                     initial_data: initial,
                     handshake_timeout: timeout,
                 };
-                Self::Socks(Box::new(socks::Client::V5(v5::Client::new(config, now))))
+                Self::Socks(socks::Client::V5(Box::new(v5::Client::new(config, now))))
             }
             HopProtocol::Socks6(dialect) => {
                 let own = order.carry.metadata.iter();
@@ -68,7 +68,7 @@ impl Machine {
                     initial_data: initial,
                     handshake_timeout: timeout,
                 };
-                Self::Socks(Box::new(socks::Client::V6(Box::new(v6::Client::new(config, now)))))
+                Self::Socks(socks::Client::V6(Box::new(v6::Client::new(config, now))))
             }
             HopProtocol::Http => {
                 let (early, late) =

@@ -183,16 +183,20 @@ fn a_client_that_half_closes_while_we_dial_is_still_served() {
     assert_eq!(ended.flow.bytes(), (8, 12));
 }
 
+/// A port for a server, and a rule that asks for first bytes for as long as can be set.
+fn by_name(server: std::net::SocketAddr) -> Node {
+    Node::start(&format!(
+        "default = 'direct'\nlimits = {{ first_bytes_ms = 100 }}\n\
+         [[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{server}'\n\
+         [[rule]]\nname = 'by-name'\nmatch = {{ host = 'a.example' }}\naction = 'deny'\n"
+    ))
+}
+
 #[test]
 fn a_server_that_speaks_first_is_not_held_by_a_rule_on_names() {
     let server = Host::new();
-    // As long as can be set: the wait must end by itself, the client says nothing.
-    let node = Node::start(&format!(
-        "default = 'direct'\nlimits = {{ first_bytes_ms = 100 }}\n\
-         [[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{}'\n\
-         [[rule]]\nname = 'by-name'\nmatch = {{ host = 'a.example' }}\naction = 'deny'\n",
-        server.address
-    ));
+    // The wait must end by itself: the client says nothing.
+    let node = by_name(server.address);
     let mut client = connect(node.entry());
     let mut accepted = server.accept();
     accepted.write_all(b"220 banner\r\n").unwrap();
@@ -221,12 +225,7 @@ fn a_client_whose_first_byte_is_no_name_is_let_go_at_once() {
 #[test]
 fn a_client_that_resets_while_its_first_bytes_are_awaited_is_gone() {
     let server = Host::new();
-    let node = Node::start(&format!(
-        "default = 'direct'\nlimits = {{ first_bytes_ms = 100 }}\n\
-         [[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{}'\n\
-         [[rule]]\nname = 'by-name'\nmatch = {{ host = 'a.example' }}\naction = 'deny'\n",
-        server.address
-    ));
+    let node = by_name(server.address);
     for _ in 0..10 {
         let client = connect(node.entry());
         node.await_live("the flow", |_| true);

@@ -7,6 +7,8 @@ mod binary;
 mod endings;
 mod half_close;
 mod handshakes;
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
 mod limits;
 mod node;
 mod options;

@@ -28,26 +28,6 @@ pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs `test` on a thread with a fresh network namespace that has `lo` only. Says so and does nothing when not root.
-pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: it needs root to make a network namespace");
-        return;
-    }
-    let thread = std::thread::spawn(|| {
-        #[expect(
-            deprecated,
-            reason = "the new form is unsafe because of CLONE_FILES, which is not used here"
-        )]
-        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).expect("unshare");
-        sidetrack_sys::route::link_up("lo").expect("lo up");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 /// See the module.
 pub struct Node {
     /// What its workers share.

@@ -1,6 +1,7 @@
 //! What a SOCKS6 request asks for beyond a connection, and destinations by name: done, and told as it was done.
 
-use crate::node::{Node, in_namespace};
+use crate::hosts::in_namespace;
+use crate::node::Node;
 use crate::path::Hop;
 use crate::path::Path;
 use crate::peers::{Host, Server, connect, echo, expect, expect_echo, expect_end};
@@ -70,13 +71,25 @@ fn the_last_proxy_of_a_chain_answers() {
     expect_echo(&mut stream, b"through both");
 }
 
-#[test]
-fn multipath_is_used_where_both_have_it() {
-    let options = ListenOptions { mptcp: true, ..ListenOptions::default() };
-    let listener = sockopt::listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+/// A server that accepts by hand, with these options.
+fn listening(options: &ListenOptions) -> Host {
+    let listener = sockopt::listen("127.0.0.1:0".parse().unwrap(), options).unwrap();
     listener.set_nonblocking(false).unwrap();
     let address = listener.local_addr().unwrap();
-    let server = Server::start_on(Host { listener, address }, echo);
+    Host { listener, address }
+}
+
+/// One that takes bytes with the SYN, in a namespace that allows it.
+fn fast_open() -> Host {
+    sidetrack_sys::sysctl::write("net/ipv4/tcp_fastopen", "3").unwrap();
+    listening(&ListenOptions { fastopen_queue_len: Some(16), ..ListenOptions::default() })
+}
+
+#[test]
+fn multipath_is_used_where_both_have_it() {
+    let host = listening(&ListenOptions { mptcp: true, ..ListenOptions::default() });
+    let address = host.address;
+    let server = Server::start_on(host, echo);
     let (_, kernel_has_it) = sockopt::mptcp_socket(&address).unwrap();
     let node = Node::socks();
     let (stream, done) = asked(&node, &address.to_string(), &[StackOption::Multipath(true)], b"");
@@ -95,12 +108,9 @@ fn multipath_is_used_where_both_have_it() {
 #[test]
 fn fast_open_puts_the_first_bytes_into_the_syn() {
     in_namespace(|| {
-        sidetrack_sys::sysctl::write("net/ipv4/tcp_fastopen", "3").unwrap();
-        let options = ListenOptions { fastopen_queue_len: Some(16), ..ListenOptions::default() };
-        let listener = sockopt::listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
-        listener.set_nonblocking(false).unwrap();
-        let address = listener.local_addr().unwrap();
-        let _server = Server::start_on(Host { listener, address }, echo);
+        let host = fast_open();
+        let address = host.address;
+        let _server = Server::start_on(host, echo);
         let node = Node::socks();
         let to = address.to_string();
         // The first connection brings the cookie, the second uses it.
@@ -131,13 +141,8 @@ fn fast_open_puts_the_first_bytes_into_the_syn() {
 #[test]
 fn fast_open_does_not_hold_a_server_that_speaks_first() {
     in_namespace(|| {
-        sidetrack_sys::sysctl::write("net/ipv4/tcp_fastopen", "3").unwrap();
-        let options = ListenOptions { fastopen_queue_len: Some(16), ..ListenOptions::default() };
-        let listener = sockopt::listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
-        listener.set_nonblocking(false).unwrap();
-        let address = listener.local_addr().unwrap();
-        let host = Host { listener, address };
-        let node = Node::reverse(address, "carrier = 'direct'\ntfo = true");
+        let host = fast_open();
+        let node = Node::reverse(host.address, "carrier = 'direct'\ntfo = true");
         // The second time there is a cookie.
         for _ in 0..2 {
             let mut client = connect(node.entry());

@@ -12,8 +12,8 @@ use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::{process, route};
 
+use crate::apart::{Outcome, again};
 use crate::scenarios::started_in_cgroup;
-use crate::{Outcome, again};
 
 /// A network with a default route that leads nowhere: what is not caught is lost, or seen by `nft`.
 fn own_network() {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::Outcome;
+use crate::apart::Outcome;
 use crate::served;
 
 /// What every program is to reach.

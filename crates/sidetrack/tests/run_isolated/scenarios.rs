@@ -4,12 +4,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
+use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::route;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::apart::{Outcome, become_nobody};
 use crate::served::{self, options, run, start};
-use crate::{Outcome, become_nobody};
 
 /// Names reach us exactly as the program says them: no search list, no dots counted, no host name appended.
 pub fn names() -> Outcome {
@@ -156,7 +157,7 @@ pub fn no_leak_as_root() -> Outcome {
 }
 
 pub fn no_leak_as_nobody() -> Outcome {
-    no_leak(become_nobody)
+    no_leak(|| become_nobody(CapabilitySet::empty()))
 }
 
 /// Starts a command in the network the scenario made.

@@ -2,6 +2,7 @@
 
 use super::super::address::{self, NameLayout};
 use super::super::client::{Connected, Input, Output};
+use super::super::handshake::{Event, Handshake};
 use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
 use super::super::reader::{Reader, Stop};
 use super::super::reply::ReplyCode;
@@ -10,7 +11,6 @@ use super::{CONNECT, VERSION, put_message};
 use crate::carrier::Credentials;
 use crate::flow::{Destination, EndReason};
 use crate::time::Instant;
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// One CONNECT through a version 5 proxy.
@@ -34,7 +34,6 @@ enum State {
     Method,
     Status,
     Reply,
-    Over,
 }
 
 impl State {
@@ -42,7 +41,7 @@ impl State {
         match self {
             Self::Method => "method selection",
             Self::Status => "answer to the password",
-            Self::Reply | Self::Over => "reply to CONNECT",
+            Self::Reply => "reply to CONNECT",
         }
     }
 }
@@ -52,20 +51,15 @@ impl State {
 pub struct Client {
     config: ClientConfig,
     state: State,
-    buffer: Vec<u8>,
-    outputs: VecDeque<Output>,
-    deadline: Instant,
-    initial_data_sent: usize,
+    handshake: Handshake,
 }
 
 impl Client {
     /// Begins; the first [`Client::poll`] gives the opening bytes.
     pub fn new(mut config: ClientConfig, now: Instant) -> Self {
         let initial_data = std::mem::take(&mut config.initial_data);
-        let deadline = now + config.handshake_timeout;
-        let (buffer, outputs) = (Vec::new(), VecDeque::new());
-        let mut client =
-            Self { config, state: State::Method, buffer, outputs, deadline, initial_data_sent: 0 };
+        let handshake = Handshake::new(now + config.handshake_timeout);
+        let mut client = Self { config, state: State::Method, handshake };
         client.open(initial_data);
         client
     }
@@ -84,7 +78,7 @@ impl Client {
             let (user, password) = (credentials.user.as_bytes(), credentials.password.as_bytes());
             if password::put_request(&mut message, user, password).is_none() {
                 let detail = "user and password for a SOCKS5 hop must have 1 to 255 bytes each";
-                return self.fail(EndReason::AuthFailed, detail.into());
+                return self.handshake.fail(EndReason::AuthFailed, detail);
             }
             if optimistic {
                 opening.append(&mut message);
@@ -92,69 +86,58 @@ impl Client {
         }
         if optimistic {
             put_message(&mut opening, CONNECT, &self.config.destination);
-            opening.extend_from_slice(&initial_data);
-            self.initial_data_sent = initial_data.len();
+            self.handshake.send_with(opening, &initial_data);
         } else {
             self.config.initial_data = initial_data;
+            self.handshake.send(opening);
         }
-        self.send(opening);
     }
 
     /// Takes one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
-        if self.state == State::Over {
-            return;
-        }
-        match input {
-            Input::Bytes(bytes) => {
-                self.buffer.extend_from_slice(bytes);
-                self.advance();
-            }
-            Input::Eof => {
+        match self.handshake.handle(now, input, self.state.awaited()) {
+            Event::Bytes => self.advance(),
+            Event::Eof => {
                 let detail = format!("the proxy closed before its {}", self.state.awaited());
-                self.fail(EndReason::HopFailed, detail);
+                self.handshake.fail(EndReason::HopFailed, detail);
             }
-            Input::Tick if now >= self.deadline => {
-                let detail = format!("no {} from the proxy in time", self.state.awaited());
-                self.fail(EndReason::ConnectTimeout, detail);
-            }
-            Input::Tick => {}
+            Event::None => {}
         }
     }
 
     /// The next output, until `None`.
     pub fn poll(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.handshake.poll()
     }
 
     /// When to hand in [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
-        (self.state != State::Over).then_some(self.deadline)
+        self.handshake.deadline()
     }
 
     /// As [`super::super::Client::initial_data_sent`].
     pub fn initial_data_sent(&self) -> usize {
-        self.initial_data_sent
+        self.handshake.initial_data_sent()
     }
 
     fn advance(&mut self) {
-        while self.state != State::Over {
-            let buffer = std::mem::take(&mut self.buffer);
+        while !self.handshake.is_over() {
+            let buffer = std::mem::take(&mut self.handshake.buffer);
             let mut reader = Reader::new(&buffer);
             let step = match self.state {
                 State::Method => self.method(&mut reader),
                 State::Status => self.status(&mut reader),
                 State::Reply => self.reply(&mut reader),
-                State::Over => return,
             };
             match step {
-                Ok(()) => self.buffer = reader.rest().to_vec(),
+                Ok(()) => self.handshake.buffer = reader.rest().to_vec(),
                 Err(Stop::Incomplete) => {
-                    self.buffer = buffer;
+                    self.handshake.buffer = buffer;
                     return;
                 }
                 Err(Stop::Address(error)) => {
                     return self
+                        .handshake
                         .fail(EndReason::HopFailed, format!("the proxy's reply is malformed: {error}"));
                 }
             }
@@ -171,7 +154,7 @@ impl Client {
                 _ => "",
             };
             let awaited = self.state.awaited();
-            self.fail(
+            self.handshake.fail(
                 EndReason::HopFailed,
                 format!("the proxy's {awaited} begins with 0x{version:02x} instead of 05{seems}"),
             );
@@ -193,13 +176,13 @@ impl Client {
                 }
             }
             METHOD_UNACCEPTABLE if has_credentials => {
-                self.fail(EndReason::AuthFailed, "the proxy accepts no user name and password".into());
+                self.handshake.fail(EndReason::AuthFailed, "the proxy accepts no user name and password");
             }
-            METHOD_UNACCEPTABLE => self.fail(
+            METHOD_UNACCEPTABLE => self.handshake.fail(
                 EndReason::AuthFailed,
-                "the proxy asks for authentication: give user:password@ in the hop".into(),
+                "the proxy asks for authentication: give user:password@ in the hop",
             ),
-            other => self.fail(
+            other => self.handshake.fail(
                 EndReason::HopFailed,
                 format!("the proxy selected method {other}, which was not offered"),
             ),
@@ -214,7 +197,7 @@ impl Client {
             // Their lengths were checked when the client was made.
             let _ = password::put_request(&mut message, user, password);
         }
-        self.send(message);
+        self.handshake.send(message);
     }
 
     fn status(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
@@ -222,7 +205,7 @@ impl Client {
         reader.u8()?;
         match reader.u8()? {
             0 => self.request(),
-            status => self.fail(
+            status => self.handshake.fail(
                 EndReason::AuthFailed,
                 format!("the proxy did not accept user name and password (status {status})"),
             ),
@@ -236,7 +219,7 @@ impl Client {
         if !self.config.optimistic {
             let mut message = Vec::new();
             put_message(&mut message, CONNECT, &self.config.destination);
-            self.send(message);
+            self.handshake.send(message);
         }
     }
 
@@ -249,7 +232,7 @@ impl Client {
             // The rest is not waited for: many servers cut a failure short.
             let destination = &self.config.destination;
             let detail = format!("the proxy answered CONNECT to {destination}: {code}");
-            self.fail(code.end_reason(), detail);
+            self.handshake.fail(code.end_reason(), detail);
             return Ok(());
         }
         reader.u8()?;
@@ -257,28 +240,14 @@ impl Client {
         let host = address::read_bound(reader, atyp, NameLayout::Bare)?;
         let bound = Destination { host, port: reader.u16()? };
         let rest = std::mem::take(&mut self.config.initial_data);
-        if !rest.is_empty() {
-            self.initial_data_sent += rest.len();
-            self.send(rest);
-        }
-        self.state = State::Over;
-        self.outputs.push_back(Output::Connected(Box::new(Connected {
+        self.handshake.send_with(Vec::new(), &rest);
+        self.handshake.connected(Connected {
             bound,
             stack: Vec::new(),
             metadata: Vec::new(),
             session: SessionReport::default(),
             leftover: reader.rest().to_vec(),
-        })));
+        });
         Ok(())
-    }
-
-    fn send(&mut self, bytes: Vec<u8>) {
-        self.outputs.push_back(Output::Send(bytes));
-    }
-
-    fn fail(&mut self, reason: EndReason, detail: String) {
-        self.state = State::Over;
-        self.buffer = Vec::new();
-        self.outputs.push_back(Output::Failed { reason, detail });
     }
 }

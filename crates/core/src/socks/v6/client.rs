@@ -2,6 +2,7 @@
 
 use super::super::address;
 use super::super::client::{Connected, Input, Output};
+use super::super::handshake::{Event, Handshake};
 use super::super::password::{self, METHOD_PASSWORD};
 use super::super::reader::{Reader, Stop};
 use super::super::reply::ReplyCode;
@@ -14,7 +15,6 @@ use super::{DecodeError, MAX_INITIAL_DATA_LEN, VERSION};
 use crate::carrier::{Credentials, Socks6Dialect};
 use crate::flow::{Destination, EndReason};
 use crate::time::Instant;
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// What a client asks the proxy for.
@@ -85,7 +85,6 @@ enum State {
     SecondAuthentication,
     /// Waits for the Operation Reply.
     Operation,
-    Over,
 }
 
 impl State {
@@ -93,7 +92,7 @@ impl State {
         match self {
             Self::Authentication | Self::SecondAuthentication => "Authentication Reply",
             Self::Status => "answer to the password",
-            Self::Operation | Self::Over => "Operation Reply",
+            Self::Operation => "Operation Reply",
         }
     }
 }
@@ -107,11 +106,8 @@ pub struct Client {
     /// Initial data not sent yet.
     rest: Vec<u8>,
     state: State,
-    buffer: Vec<u8>,
+    handshake: Handshake,
     report: SessionReport,
-    outputs: VecDeque<Output>,
-    deadline: Instant,
-    initial_data_sent: usize,
 }
 
 impl Client {
@@ -130,11 +126,8 @@ impl Client {
             credentials: credentials.clone().filter(|_| sends_credentials),
             rest: Vec::new(),
             state: State::Authentication,
-            buffer: Vec::new(),
+            handshake: Handshake::new(now + config.handshake_timeout),
             report: SessionReport::default(),
-            outputs: VecDeque::new(),
-            deadline: now + config.handshake_timeout,
-            initial_data_sent: 0,
         };
         client.open(config);
         client
@@ -185,49 +178,35 @@ impl Client {
         let command = if self.destination.is_some() { Command::Connect } else { Command::Noop };
         let destination = self.destination.clone().unwrap_or(address::UNSPECIFIED);
         match (Request { command, destination, options }).encode(self.dialect) {
-            Ok(mut bytes) => {
-                bytes.extend_from_slice(&initial_data);
-                self.initial_data_sent = initial_data.len();
-                self.outputs.push_back(Output::Send(bytes));
-            }
-            Err(error) => {
-                self.fail(EndReason::HopFailed, format!("the SOCKS6 request cannot be sent: {error}"))
-            }
+            Ok(bytes) => self.handshake.send_with(bytes, &initial_data),
+            Err(error) => self
+                .handshake
+                .fail(EndReason::HopFailed, format!("the SOCKS6 request cannot be sent: {error}")),
         }
     }
 
     /// Takes one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
-        if self.state == State::Over {
-            return;
-        }
-        match input {
-            Input::Bytes(bytes) => {
-                self.buffer.extend_from_slice(bytes);
-                self.advance();
-            }
-            Input::Eof => self.eof(),
-            Input::Tick if now >= self.deadline => {
-                let detail = format!("no {} from the proxy in time", self.state.awaited());
-                self.fail(EndReason::ConnectTimeout, detail);
-            }
-            Input::Tick => {}
+        match self.handshake.handle(now, input, self.state.awaited()) {
+            Event::Bytes => self.advance(),
+            Event::Eof => self.eof(),
+            Event::None => {}
         }
     }
 
     /// The next output, until `None`.
     pub fn poll(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.handshake.poll()
     }
 
     /// When to hand in [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
-        (self.state != State::Over).then_some(self.deadline)
+        self.handshake.deadline()
     }
 
     /// As [`super::super::Client::initial_data_sent`].
     pub fn initial_data_sent(&self) -> usize {
-        self.initial_data_sent
+        self.handshake.initial_data_sent()
     }
 
     /// What the proxy has said about session and tokens, also when the request failed.
@@ -236,7 +215,7 @@ impl Client {
     }
 
     fn eof(&mut self) {
-        let (reason, detail) = match (self.state, self.buffer.as_slice()) {
+        let (reason, detail) = match (self.state, self.handshake.buffer.as_slice()) {
             (State::Authentication, [VERSION]) => {
                 let detail = "the proxy does not take our request for SOCKS6 (version mismatch reply)";
                 (EndReason::HopFailed, detail.into())
@@ -253,20 +232,20 @@ impl Client {
                 format!("the proxy closed before its {} was complete", state.awaited()),
             ),
         };
-        self.fail(reason, detail);
+        self.handshake.fail(reason, detail);
     }
 
     fn advance(&mut self) {
-        loop {
+        while !self.handshake.is_over() {
             let used = match self.state {
                 State::Authentication | State::SecondAuthentication => self.authentication(),
                 State::Status => self.status(),
                 State::Operation => self.operation(),
-                State::Over => break,
             };
             match used {
-                Ok(Some(used)) if self.state != State::Over => drop(self.buffer.drain(..used)),
-                Ok(Some(_)) => self.buffer = Vec::new(),
+                // Nothing is left of the buffer once it is over.
+                Ok(Some(used)) if !self.handshake.is_over() => drop(self.handshake.buffer.drain(..used)),
+                Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => self.malformed(error),
             }
@@ -282,11 +261,11 @@ impl Client {
             _ => "",
         };
         let detail = format!("the proxy's {} is malformed: {error}{seems}", self.state.awaited());
-        self.fail(EndReason::HopFailed, detail);
+        self.handshake.fail(EndReason::HopFailed, detail);
     }
 
     fn authentication(&mut self) -> Result<Option<usize>, DecodeError> {
-        let Some((AuthReply { success, options }, used)) = AuthReply::decode(&self.buffer)? else {
+        let Some((AuthReply { success, options }, used)) = AuthReply::decode(&self.handshake.buffer)? else {
             return Ok(None);
         };
         self.report_session(&options);
@@ -294,7 +273,7 @@ impl Client {
             self.state = State::Operation;
             self.send_rest();
         } else if let Some(detail) = self.refusal(&options) {
-            self.fail(EndReason::AuthFailed, detail);
+            self.handshake.fail(EndReason::AuthFailed, detail);
         } else {
             // -11: the password once more, in the stream. Data may follow the client's last message at once.
             self.state = State::Status;
@@ -336,19 +315,16 @@ impl Client {
             // Their lengths were checked when the request was encoded.
             let _ = password::put_request(&mut message, user.as_bytes(), password.as_bytes());
         }
-        self.outputs.push_back(Output::Send(message));
+        self.handshake.send(message);
     }
 
     fn send_rest(&mut self) {
         let rest = std::mem::take(&mut self.rest);
-        if !rest.is_empty() {
-            self.initial_data_sent += rest.len();
-            self.outputs.push_back(Output::Send(rest));
-        }
+        self.handshake.send_with(Vec::new(), &rest);
     }
 
     fn status(&mut self) -> Result<Option<usize>, DecodeError> {
-        let mut reader = Reader::new(&self.buffer);
+        let mut reader = Reader::new(&self.handshake.buffer);
         let mut read = || -> Result<u8, Stop> {
             reader.u8()?;
             reader.u8()
@@ -358,7 +334,7 @@ impl Client {
             Ok(0) => self.state = State::SecondAuthentication,
             Ok(status) => {
                 let detail = format!("the proxy did not accept user name and password (status {status})");
-                self.fail(EndReason::AuthFailed, detail);
+                self.handshake.fail(EndReason::AuthFailed, detail);
             }
         }
         Ok(Some(2))
@@ -366,27 +342,26 @@ impl Client {
 
     fn operation(&mut self) -> Result<Option<usize>, DecodeError> {
         let Some((OperationReply { code, bound, options }, used)) =
-            OperationReply::decode(&self.buffer, self.dialect)?
+            OperationReply::decode(&self.handshake.buffer, self.dialect)?
         else {
             return Ok(None);
         };
         self.report_session(&options);
         if code == ReplyCode::Succeeded {
-            let leftover = self.buffer.split_off(used);
-            self.state = State::Over;
-            self.outputs.push_back(Output::Connected(Box::new(Connected {
+            let leftover = self.handshake.buffer.split_off(used);
+            self.handshake.connected(Connected {
                 bound,
                 stack: options.stack,
                 metadata: options.metadata,
                 session: self.report.clone(),
                 leftover,
-            })));
+            });
         } else {
             let detail = match &self.destination {
                 Some(destination) => format!("the proxy answered CONNECT to {destination}: {code}"),
                 None => format!("the proxy answered NOOP: {code}"),
             };
-            self.fail(code.end_reason(), detail);
+            self.handshake.fail(code.end_reason(), detail);
         }
         Ok(Some(used))
     }
@@ -402,12 +377,6 @@ impl Client {
         if options.token_accepted || options.token_rejected {
             report.token_accepted = Some(options.token_accepted);
         }
-    }
-
-    fn fail(&mut self, reason: EndReason, detail: String) {
-        self.state = State::Over;
-        self.buffer = Vec::new();
-        self.outputs.push_back(Output::Failed { reason, detail });
     }
 }
 
