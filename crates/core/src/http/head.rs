@@ -191,8 +191,17 @@ fn host_field<'a>(fields: &[httparse::Header<'a>]) -> Result<Option<&'a [u8]>, H
     Ok(first.map(|field| field.value.trim_ascii()))
 }
 
-/// Reads `host`, `host:port`, `[IPv6]` or `[IPv6]:port` (RFC 3986 Sec. 3.2); user information is an error (RFC 9110
-/// Sec. 4.2.4).
+impl Authority {
+    /// Reads `host`, `host:port`, `[IPv6]` or `[IPv6]:port` (RFC 3986 Sec. 3.2).
+    ///
+    /// # Errors
+    /// [`HeadError::BadAuthority`]; user information before the host is one (RFC 9110 Sec. 4.2.4).
+    pub fn parse(bytes: &[u8]) -> Result<Self, HeadError> {
+        authority(bytes)
+    }
+}
+
+/// See [`Authority::parse`].
 fn authority(bytes: &[u8]) -> Result<Authority, HeadError> {
     let text = std::str::from_utf8(bytes).map_err(|_| HeadError::BadAuthority)?;
     let (host, port) = match text.strip_prefix('[') {

@@ -1,8 +1,15 @@
-//! What the spine needs of HTTP and TLS: who is asked for (Host, SNI) and the client side of CONNECT.
+//! HTTP: who is asked for (Host, SNI), the client side of CONNECT, and what a proxy and its cache need: messages read
+//! strictly, bodies out of their framing, heads made ready for the next hop.
 
+pub mod cache;
 pub mod connect;
+pub mod fields;
+pub mod forward;
+pub mod framing;
 pub mod head;
+pub mod message;
 pub mod sni;
+pub mod uri;
 
 use crate::flow::{Host, HostName};
 use head::RequestHead;

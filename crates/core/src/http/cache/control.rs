@@ -1,0 +1,213 @@
+//! Cache directives of requests and responses (RFC 9111 Sec. 5.2, RFC 5861, RFC 8246, RFC 9213).
+
+use super::super::fields::{Fields, is_token, members};
+use super::dictionary::{self, Value};
+use super::{MAX_SECONDS, Rules};
+
+/// What a directive with an optional list of field names covers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// The directive is not there.
+    #[default]
+    Nothing,
+    /// The whole response.
+    All,
+    /// These fields, in lower case.
+    Fields(Vec<Vec<u8>>),
+}
+
+/// Directives of a response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseControl {
+    /// Store nothing.
+    pub no_store: bool,
+    /// Reuse only after validation.
+    pub no_cache: Scope,
+    /// Not for shared caches.
+    pub private: Scope,
+    /// May be stored although something else speaks against it.
+    pub public: bool,
+    /// Never serve stale.
+    pub must_revalidate: bool,
+    /// The same for shared caches.
+    pub proxy_revalidate: bool,
+    /// Store only if the status is understood; then no-store does not count.
+    pub must_understand: bool,
+    /// Freshness, seconds. A value that is no number is 0.
+    pub max_age_s: Option<u64>,
+    /// The same for shared caches.
+    pub s_maxage_s: Option<u64>,
+    /// Stale while a new one is fetched, seconds past freshness.
+    pub stale_while_revalidate_s: Option<u64>,
+    /// Stale instead of an error, seconds past freshness.
+    pub stale_if_error_s: Option<u64>,
+    /// These directives came in a targeted field: Expires does not count.
+    pub is_targeted: bool,
+}
+
+/// Directives of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestControl {
+    /// Validate first.
+    pub no_cache: bool,
+    /// Store nothing of this exchange.
+    pub no_store: bool,
+    /// From the cache or not at all.
+    pub only_if_cached: bool,
+    /// Greatest age, seconds.
+    pub max_age_s: Option<u64>,
+    /// Least freshness left, seconds.
+    pub min_fresh_s: Option<u64>,
+    /// Longest time past freshness, seconds; [`MAX_SECONDS`] for any.
+    pub max_stale_s: Option<u64>,
+    /// Stale instead of an error, seconds past freshness.
+    pub stale_if_error_s: Option<u64>,
+}
+
+impl ResponseControl {
+    /// Reads what counts of a response: the first targeted field that is there and parses, else Cache-Control.
+    pub fn of(fields: &Fields, rules: &Rules) -> Self {
+        rules.targets.iter().find_map(|target| Self::targeted(fields, target)).unwrap_or_else(|| {
+            let mut control = Self::default();
+            for member in fields.members("cache-control") {
+                let (name, value) = split(member);
+                control.take(&name, value);
+            }
+            control
+        })
+    }
+
+    fn take(&mut self, name: &[u8], value: Option<&[u8]>) {
+        match name {
+            b"no-store" => self.no_store = true,
+            b"no-cache" => self.no_cache.add(value),
+            b"private" => self.private.add(value),
+            b"public" => self.public = true,
+            b"must-revalidate" => self.must_revalidate = true,
+            b"proxy-revalidate" => self.proxy_revalidate = true,
+            b"must-understand" => self.must_understand = true,
+            b"max-age" => first(&mut self.max_age_s, seconds(value).unwrap_or(0)),
+            b"s-maxage" => first(&mut self.s_maxage_s, seconds(value).unwrap_or(0)),
+            b"stale-while-revalidate" => {
+                first(&mut self.stale_while_revalidate_s, seconds(value).unwrap_or(0));
+            }
+            b"stale-if-error" => first(&mut self.stale_if_error_s, seconds(value).unwrap_or(0)),
+            _ => {}
+        }
+    }
+
+    /// A targeted field (RFC 9213 Sec. 2.1): a Dictionary; absent if empty or not parsable.
+    fn targeted(fields: &Fields, name: &str) -> Option<Self> {
+        let text = fields.joined(name)?;
+        let members = dictionary::parse(&text).filter(|members| !members.is_empty())?;
+        let mut control = Self { is_targeted: true, ..Self::default() };
+        for (name, value) in members {
+            let seconds = match value {
+                Value::Integer(seconds) => Some(u64::try_from(seconds).unwrap_or(0).min(MAX_SECONDS)),
+                _ => None,
+            };
+            let is_set = value != Value::Boolean(false);
+            match name {
+                // No number where one belongs: the directive is ignored (RFC 9213 Sec. 2.1).
+                "max-age" => control.max_age_s = seconds,
+                "s-maxage" => control.s_maxage_s = seconds,
+                "stale-while-revalidate" => control.stale_while_revalidate_s = seconds,
+                "stale-if-error" => control.stale_if_error_s = seconds,
+                name if is_set => control.take(name.as_bytes(), None),
+                _ => {}
+            }
+        }
+        Some(control)
+    }
+
+    /// Whether a stale response may not be served even where something else would allow it.
+    pub fn forbids_stale(&self) -> bool {
+        self.must_revalidate
+            || self.proxy_revalidate
+            || self.s_maxage_s.is_some()
+            || self.no_cache == Scope::All
+    }
+}
+
+impl RequestControl {
+    /// Reads the directives of a request; `Pragma: no-cache` counts where there is no Cache-Control (RFC 9111
+    /// Sec. 5.4).
+    pub fn of(fields: &Fields) -> Self {
+        let mut control = Self::default();
+        if !fields.has("cache-control") {
+            control.no_cache = fields.has_member("pragma", "no-cache");
+            return control;
+        }
+        for member in fields.members("cache-control") {
+            let (name, value) = split(member);
+            match name.as_slice() {
+                b"no-cache" => control.no_cache = true,
+                b"no-store" => control.no_store = true,
+                b"only-if-cached" => control.only_if_cached = true,
+                b"max-age" => first(&mut control.max_age_s, seconds(value).unwrap_or(0)),
+                b"min-fresh" => first(&mut control.min_fresh_s, seconds(value).unwrap_or(MAX_SECONDS)),
+                b"max-stale" => {
+                    let any = value.is_none().then_some(MAX_SECONDS);
+                    first(&mut control.max_stale_s, any.or(seconds(value)).unwrap_or(0));
+                }
+                b"stale-if-error" => first(&mut control.stale_if_error_s, seconds(value).unwrap_or(0)),
+                _ => {}
+            }
+        }
+        control
+    }
+}
+
+impl Scope {
+    fn add(&mut self, value: Option<&[u8]>) {
+        let names = value.map(|value| {
+            let list = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
+            members(list).map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>()
+        });
+        match (names.filter(|names| !names.is_empty() && names.iter().all(|name| is_token(name))), &mut *self)
+        {
+            (_, Self::All) => {}
+            (Some(names), Self::Fields(held)) => held.extend(names),
+            (Some(names), Self::Nothing) => *self = Self::Fields(names),
+            // Without a list that can be read it covers everything.
+            (None, _) => *self = Self::All,
+        }
+    }
+
+    /// Whether this field is covered by name.
+    pub fn names(&self, field: &[u8]) -> bool {
+        matches!(self, Self::Fields(names) if names.iter().any(|name| name.eq_ignore_ascii_case(field)))
+    }
+}
+
+/// Name in lower case, and argument. A directive with white space around its `=` keeps the name it is meant for, with
+/// an argument that says nothing.
+fn split(member: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
+    match member.iter().position(|byte| *byte == b'=') {
+        Some(at) => {
+            let (name, value) = member.split_at(at);
+            (
+                name.trim_ascii_end().to_ascii_lowercase(),
+                Some(if name == name.trim_ascii_end() { value.get(1..).unwrap_or_default() } else { b"?" }),
+            )
+        }
+        None => (member.to_ascii_lowercase(), None),
+    }
+}
+
+/// Delta-seconds, also in quotes (RFC 9111 Sec. 5.2 and 1.2.2).
+fn seconds(value: Option<&[u8]>) -> Option<u64> {
+    let value = value?;
+    let digits = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let text = std::str::from_utf8(digits).ok()?;
+    // Too long for a number is a very great one.
+    Some(text.parse().unwrap_or(MAX_SECONDS).min(MAX_SECONDS))
+}
+
+/// Of several values of one directive the first counts (RFC 9111 Sec. 4.2.1).
+fn first(slot: &mut Option<u64>, value: u64) {
+    slot.get_or_insert(value);
+}

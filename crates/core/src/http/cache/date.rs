@@ -1,0 +1,121 @@
+//! HTTP dates (RFC 9110 Sec. 5.6.7).
+
+use super::UnixSeconds;
+
+const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+const DAY_S: u64 = 86_400;
+
+/// Reads a date in the preferred form or one of the two old ones; `None` if it is none, or before 1970.
+///
+/// A year of two digits is the one nearest to `now_s`, at most 50 years ahead.
+pub fn parse_date(text: &[u8], now_s: UnixSeconds) -> Option<UnixSeconds> {
+    let text = std::str::from_utf8(text).ok()?;
+    let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
+    match words[..] {
+        // Sun, 06 Nov 1994 08:49:37 GMT
+        [day_name, day, month, year, time, "GMT" | "UTC"] if day_name.ends_with(',') => {
+            seconds(number(year, 4)?, month, number(day, day.len().min(2))?, time)
+        }
+        // Sunday, 06-Nov-94 08:49:37 GMT
+        [day_name, date, time, "GMT"] if day_name.ends_with(',') => {
+            let mut parts = date.split('-');
+            let (day, month, year) = (parts.next()?, parts.next()?, parts.next()?);
+            let year = number(year, 2)?;
+            let (this, _, _) = civil(now_s / DAY_S);
+            let century = this - this % 100;
+            let year = if century + year > this + 50 { century + year - 100 } else { century + year };
+            seconds(year, month, number(day, 2)?, time)
+        }
+        // Sun Nov  6 08:49:37 1994
+        [_, month, day, time, year] => seconds(number(year, 4)?, month, number(day, day.len())?, time),
+        _ => None,
+    }
+}
+
+fn number(text: &str, digits: usize) -> Option<u64> {
+    let good = text.len() == digits && digits > 0 && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| good)
+}
+
+fn seconds(year: u64, month: &str, day: u64, time: &str) -> Option<UnixSeconds> {
+    let month = MONTHS.iter().position(|name| name.eq_ignore_ascii_case(month))? as u64 + 1;
+    let mut parts = time.split(':');
+    let (hour, minute, second) =
+        (number(parts.next()?, 2)?, number(parts.next()?, 2)?, number(parts.next()?, 2)?);
+    let good = parts.next().is_none() && hour < 24 && minute < 60 && second <= 60 && (1..=31).contains(&day);
+    let days = days(year, month, day).filter(|_| good)?;
+    Some(days * DAY_S + hour * 3600 + minute * 60 + second)
+}
+
+/// Days from 1970-01-01 to a date of the Gregorian calendar; `None` before it.
+fn days(year: u64, month: u64, day: u64) -> Option<u64> {
+    if year < 1970 {
+        return None;
+    }
+    // Years begin in March here, so that the leap day is the last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let since_0 = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    since_0.checked_sub(719_468)
+}
+
+/// Year, month and day of a number of days since 1970-01-01.
+const fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, in_era) = (days / 146_097, days % 146_097);
+    let year = (in_era - in_era / 1460 + in_era / 36_524 - in_era / 146_096) / 365;
+    let in_year = in_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * in_year + 2) / 153;
+    let day = in_year - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
+    (year + era * 400, month, day)
+}
+
+/// Writes a date in the preferred form.
+pub fn format_date(at_s: UnixSeconds) -> String {
+    // Nobody's clock is past the year 9999, which the form could not show.
+    let at_s = at_s.min(253_402_300_799);
+    let (days, rest) = (at_s / DAY_S, at_s % DAY_S);
+    let (year, month, day) = civil(days);
+    let name = |list: &[&'static str], index: u64| {
+        usize::try_from(index).ok().and_then(|index| list.get(index)).copied().unwrap_or_default()
+    };
+    let (day_name, month) = (name(&DAYS, days % 7), name(&MONTHS, month - 1));
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{day_name}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_three_forms_are_one_moment() {
+        for text in
+            ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
+        {
+            assert_eq!(parse_date(text.as_bytes(), 1_700_000_000), Some(784_111_777), "{text}");
+        }
+        assert_eq!(format_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(format_date(951_782_400), "Tue, 29 Feb 2000 00:00:00 GMT");
+        for bad in [
+            "0",
+            "-1",
+            "",
+            "Sun, 06 Nov 1994 08:49:37 PST",
+            "Sun, 06 Nov 1994 8:49:37 GMT",
+            "Sun, 06 Nov 1960 08:49:37 GMT",
+        ] {
+            assert_eq!(parse_date(bad.as_bytes(), 1_700_000_000), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_day_comes_back() {
+        for day in (0..80_000).step_by(13) {
+            let at = day * DAY_S + day % DAY_S;
+            assert_eq!(parse_date(format_date(at).as_bytes(), at), Some(at));
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What stored responses are good for a request (RFC 9111 Sec. 4, 5.2.1; RFC 5861).
+
+use super::super::fields::Fields;
+use super::super::message::Method;
+use super::control::{RequestControl, Scope};
+use super::range::{ByteRange, Ranges};
+use super::store::{Extent, Stored};
+use super::validate::if_range_holds;
+use super::{Rules, UnixSeconds};
+
+/// Why a request goes to the server (RFC 9211 Sec. 2.2, `fwd`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forward {
+    /// The cache is not to be asked.
+    Bypass,
+    /// The method is never answered from a cache.
+    Method,
+    /// Nothing is stored for this URL.
+    UriMiss,
+    /// What is stored was selected by other request fields.
+    VaryMiss,
+    /// The request's directives ask for it.
+    Request,
+    /// What is stored is stale.
+    Stale,
+    /// What is stored lacks bytes that were asked for.
+    Partial,
+}
+
+impl Forward {
+    /// The word of Cache-Status.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bypass => "bypass",
+            Self::Method => "method",
+            Self::UriMiss => "uri-miss",
+            Self::VaryMiss => "vary-miss",
+            Self::Request => "request",
+            Self::Stale => "stale",
+            Self::Partial => "partial",
+        }
+    }
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Answer from this stored response.
+    Hit {
+        /// Which of those given.
+        index: usize,
+        /// Ask the server for a newer one behind the client's back.
+        refresh: bool,
+    },
+    /// Ask the server whether this one is still good.
+    Validate {
+        /// Which of those given.
+        index: usize,
+        /// Why it is not used as it is.
+        why: Forward,
+    },
+    /// Ask the server; the answer may be stored.
+    Miss {
+        /// Why.
+        why: Forward,
+    },
+    /// Ask the server; the answer is not stored.
+    Pass {
+        /// Why.
+        why: Forward,
+    },
+    /// The client wants it from here or not at all, and it is not here: 504.
+    OnlyIfCached,
+}
+
+/// What went wrong with the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It answered 500, 502, 503 or 504.
+    Error,
+    /// It could not be reached, or broke off before its answer.
+    Unreachable,
+}
+
+/// Decides about a request, given all responses stored under its key.
+pub fn lookup(
+    method: &Method,
+    request: &Fields,
+    has_body: bool,
+    stored: &[&Stored],
+    now_s: UnixSeconds,
+) -> Lookup {
+    if !matches!(method, Method::Get | Method::Head) {
+        return Lookup::Pass { why: Forward::Method };
+    }
+    let control = RequestControl::of(request);
+    // A precondition on the state at the server is for the server (RFC 9111 Sec. 4.3.2).
+    if has_body || request.has("if-match") || request.has("if-unmodified-since") {
+        return Lookup::Pass { why: Forward::Bypass };
+    }
+    let found = select(method, request, stored, now_s).map_or_else(
+        |why| if *method == Method::Head { Lookup::Pass { why } } else { Lookup::Miss { why } },
+        |index| {
+            stored
+                .get(index)
+                .map_or(Lookup::Miss { why: Forward::UriMiss }, |best| judge(best, index, &control, now_s))
+        },
+    );
+    match found {
+        Lookup::Hit { .. } => found,
+        _ if control.only_if_cached => Lookup::OnlyIfCached,
+        Lookup::Miss { .. } if control.no_store => Lookup::Pass { why: Forward::Request },
+        _ => found,
+    }
+}
+
+/// The stored response that a request selects.
+fn select(
+    method: &Method,
+    request: &Fields,
+    stored: &[&Stored],
+    now_s: UnixSeconds,
+) -> Result<usize, Forward> {
+    let range = request.first("range");
+    let matching = || stored.iter().enumerate().filter(|(_, one)| one.is_selected_by(request));
+    let usable = matching().filter(|(_, one)| match one.extent {
+        Extent::Whole => true,
+        Extent::Part(part) => {
+            *method == Method::Get
+                && if_range_holds(request, one)
+                && range.is_some_and(|range| Ranges::within(range, part))
+        }
+    });
+    // Fresh before stale, selected by something before selected by nothing, and the newest (RFC 9111 Sec. 4.1).
+    let best = usable.max_by_key(|(_, one)| {
+        (!one.is_invalid && one.ttl_s(now_s) > 0, !one.selecting.is_empty(), one.date_s, one.response_time_s)
+    });
+    match best {
+        Some((index, _)) => Ok(index),
+        None if matching().next().is_some() => Err(Forward::Partial),
+        None if stored.is_empty() => Err(Forward::UriMiss),
+        None => Err(Forward::VaryMiss),
+    }
+}
+
+/// Whether the selected response is good as it is.
+fn judge(best: &Stored, index: usize, request: &RequestControl, now_s: UnixSeconds) -> Lookup {
+    let hit = |refresh| Lookup::Hit { index, refresh };
+    let ask = |why| match best.has_validator() && best.extent == Extent::Whole {
+        true => Lookup::Validate { index, why },
+        false => Lookup::Miss { why },
+    };
+    let age_s = best.age_s(now_s);
+    let too_old = request.max_age_s.is_some_and(|most| age_s > most);
+    let left_s = best.ttl_s(now_s);
+    let too_short =
+        request.min_fresh_s.is_some_and(|least| left_s < i64::try_from(least).unwrap_or(i64::MAX));
+    if request.no_cache || (too_old && request.max_stale_s.is_none()) {
+        return ask(Forward::Request);
+    }
+    if best.is_invalid || best.control.no_cache == Scope::All {
+        return ask(Forward::Stale);
+    }
+    if left_s > 0 {
+        return if too_short { ask(Forward::Request) } else { hit(false) };
+    }
+    let stale_s = u64::try_from(-left_s).unwrap_or(0);
+    if best.control.forbids_stale() || too_short {
+        return ask(Forward::Stale);
+    }
+    if request.max_stale_s.is_some_and(|most| stale_s <= most) {
+        return hit(false);
+    }
+    if best.control.stale_while_revalidate_s.is_some_and(|most| stale_s < most) {
+        return hit(true);
+    }
+    ask(Forward::Stale)
+}
+
+/// Whether a stored response that a request selects may be served although it is stale, because the server is in
+/// trouble (RFC 5861 Sec. 4, RFC 9111 Sec. 4.2.4).
+pub fn may_serve_stale(
+    stored: &Stored,
+    request: &Fields,
+    trouble: Trouble,
+    now_s: UnixSeconds,
+    rules: &Rules,
+) -> bool {
+    let control = RequestControl::of(request);
+    if stored.control.forbids_stale() || stored.is_invalid || control.no_cache {
+        return false;
+    }
+    if control.max_age_s.is_some_and(|most| stored.age_s(now_s) > most) {
+        return false;
+    }
+    let stale_s = u64::try_from(-stored.ttl_s(now_s)).unwrap_or(0);
+    let said = stored.control.stale_if_error_s.max(control.stale_if_error_s);
+    let most = match (said, trouble) {
+        (Some(most), _) => most,
+        (None, Trouble::Unreachable) => rules.stale_if_unreachable_s,
+        (None, Trouble::Error) => return false,
+    };
+    stale_s <= most
+}
+
+impl Ranges {
+    /// Whether all ranges that a Range field asks for lie in a part that is stored.
+    pub(super) fn within(field: &[u8], part: super::ContentRange) -> bool {
+        let Some(ranges) = Self::parse(field) else { return false };
+        let inside = |range: &ByteRange| match (*range, part.total) {
+            (ByteRange::From { first, last: Some(last) }, _) if last <= part.last => first >= part.first,
+            (range, Some(total)) => {
+                range.resolve(total).is_some_and(|(first, last)| first >= part.first && last <= part.last)
+            }
+            _ => false,
+        };
+        ranges.0.iter().all(inside)
+    }
+}

@@ -1,0 +1,128 @@
+//! The answer to a client out of a stored response (RFC 9111 Sec. 4; RFC 9110 Sec. 13, 14).
+
+use super::super::fields::Fields;
+use super::super::message::{Method, Response, reason_phrase};
+use super::range::{ContentRange, Ranges};
+use super::store::{Extent, Stored};
+use super::validate::{if_range_holds, is_not_modified};
+use super::{Scope, UnixSeconds};
+
+/// Which content goes with an answer. Positions count in the representation, not in what is stored of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// None: HEAD, 304, 416.
+    None,
+    /// All that is stored.
+    All,
+    /// First and last byte.
+    Range(u64, u64),
+    /// Several ranges, each with the text before it; then the text behind the last.
+    Multipart(Vec<(Vec<u8>, u64, u64)>, Vec<u8>),
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The head, with Age and Content-Length where that is known.
+    pub head: Response,
+    /// What follows it.
+    pub body: Body,
+}
+
+/// What a 304 does not repeat: fields about a content that it does not have (RFC 9110 Sec. 15.4.5).
+const NOT_IN_304: [&str; 5] =
+    ["content-encoding", "content-language", "content-length", "content-range", "content-type"];
+
+/// Makes the answer to a request that this stored response was found good for. `total` is the length of the whole
+/// representation, `None` while it is still coming in and its length is not known: ranges are not served then.
+/// `boundary` separates several ranges; it must not stand in the content.
+pub fn reply(
+    stored: &Stored,
+    (method, request): (&Method, &Fields),
+    total: Option<u64>,
+    boundary: &str,
+    now_s: UnixSeconds,
+) -> Reply {
+    let mut fields = stored.fields.clone();
+    if let Scope::Fields(_) = &stored.control.no_cache {
+        fields.retain(|name, _| !stored.control.no_cache.names(name));
+    }
+    fields.set("Age", stored.age_s(now_s).to_string());
+    let is_success = (200..300).contains(&stored.status);
+    if is_success && is_not_modified(request, stored, now_s) {
+        fields.retain(|name, _| !NOT_IN_304.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())));
+        return Reply { head: Response::new(304, fields), body: Body::None };
+    }
+    let range = request
+        .first("range")
+        .filter(|_| *method == Method::Get && stored.status == 200 && if_range_holds(request, stored));
+    let known = match stored.extent {
+        Extent::Whole => total,
+        Extent::Part(part) => part.total,
+    };
+    if let Some(ranges) = range.and_then(Ranges::parse)
+        && let Some(reply) = ranged(stored, &ranges, known, &fields, boundary)
+    {
+        return reply;
+    }
+    if let Some(total) = known {
+        fields.set("Content-Length", total.to_string());
+    }
+    let head = Response { reason: stored.reason.clone(), ..Response::new(stored.status, fields) };
+    Reply { head, body: if *method == Method::Head { Body::None } else { Body::All } }
+}
+
+/// A 206 or 416; `None` where the range is to be ignored.
+fn ranged(
+    stored: &Stored,
+    ranges: &Ranges,
+    total: Option<u64>,
+    fields: &Fields,
+    boundary: &str,
+) -> Option<Reply> {
+    let mut fields = fields.clone();
+    let resolved = match (total, stored.extent) {
+        (Some(total), _) => ranges.resolve(total),
+        // Of a part of unknown length only ranges with both ends can be told.
+        (None, Extent::Part(part)) => ranges.resolve(part.last.saturating_add(1)),
+        (None, Extent::Whole) => return None,
+    };
+    let part = |(first, last)| ContentRange { first, last, total };
+    match resolved[..] {
+        [] => {
+            fields.retain(|name, _| {
+                !NOT_IN_304.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
+            });
+            fields.set("Content-Range", format!("bytes */{}", total?));
+            fields.set("Content-Length", "0");
+            Some(Reply { head: Response::new(416, fields), body: Body::None })
+        }
+        [(first, last)] => {
+            let range = part((first, last));
+            fields.set("Content-Range", range.to_string());
+            fields.set("Content-Length", range.length().to_string());
+            let head = Response { reason: reason_phrase(206).into(), ..Response::new(206, fields) };
+            Some(Reply { head, body: Body::Range(first, last) })
+        }
+        ref many => {
+            let kind = fields.first("content-type").map(<[u8]>::to_vec);
+            let mut parts = Vec::new();
+            let mut length = 0;
+            for (first, last) in many.iter().copied() {
+                let lead = if parts.is_empty() { "" } else { "\r\n" };
+                let mut text = format!("{lead}--{boundary}\r\n").into_bytes();
+                if let Some(kind) = &kind {
+                    super::super::fields::write_field(&mut text, b"Content-Type", kind);
+                }
+                let range = part((first, last));
+                text.extend_from_slice(format!("Content-Range: {range}\r\n\r\n").as_bytes());
+                length += text.len() as u64 + range.length();
+                parts.push((text, first, last));
+            }
+            let end = format!("\r\n--{boundary}--\r\n").into_bytes();
+            fields.set("Content-Type", format!("multipart/byteranges; boundary={boundary}"));
+            fields.set("Content-Length", (length + end.len() as u64).to_string());
+            Some(Reply { head: Response::new(206, fields), body: Body::Multipart(parts, end) })
+        }
+    }
+}

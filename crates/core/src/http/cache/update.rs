@@ -1,0 +1,117 @@
+//! What a response to a validation, to HEAD or to a range changes in what is stored (RFC 9111 Sec. 3.2, 3.4, 4.3.4,
+//! 4.3.5).
+
+use super::super::fields::Fields;
+use super::super::message::Response;
+use super::range::ContentRange;
+use super::store::{Extent, Stored};
+use super::validate::weak_equal;
+use super::{Rules, UnixSeconds};
+
+/// What a 304 says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refreshed {
+    /// These of the stored responses are good, and were brought up to date.
+    Updated(Vec<usize>),
+    /// It is about none of them: ask again without conditions.
+    Unknown,
+}
+
+/// Takes a 304 to a validation: updates the stored responses it is about.
+pub fn refresh(
+    stored: &mut [&mut Stored],
+    response: &Response,
+    times: (UnixSeconds, UnixSeconds),
+    rules: &Rules,
+) -> Refreshed {
+    let about = subjects(stored, &response.fields);
+    for index in &about {
+        if let Some(one) = stored.get_mut(*index) {
+            update(one, &response.fields, times, rules);
+        }
+    }
+    if about.is_empty() { Refreshed::Unknown } else { Refreshed::Updated(about) }
+}
+
+/// The stored responses that a 304 is about.
+fn subjects(stored: &[&mut Stored], fields: &Fields) -> Vec<usize> {
+    let newest = |indexes: Vec<usize>| {
+        let date = |index: &usize| stored.get(*index).map(|one| (one.date_s, one.response_time_s));
+        indexes.into_iter().max_by_key(date).into_iter().collect::<Vec<_>>()
+    };
+    let having = |good: &dyn Fn(&Stored) -> bool| -> Vec<usize> {
+        stored.iter().enumerate().filter(|(_, one)| good(one)).map(|(index, _)| index).collect()
+    };
+    if let Some(tag) = fields.first("etag") {
+        if tag.starts_with(b"\"") {
+            let strong = having(&|one| one.fields.first("etag") == Some(tag));
+            if !strong.is_empty() {
+                return strong;
+            }
+        }
+        let same = having(&|one| one.fields.first("etag").is_some_and(|own| weak_equal(own, tag)));
+        return newest(same);
+    }
+    if let Some(modified) = fields.first("last-modified") {
+        return newest(having(&|one| one.fields.first("last-modified") == Some(modified)));
+    }
+    // No validator: it can only be about the one there is, which was asked about.
+    match stored {
+        [_] => vec![0],
+        _ => Vec::new(),
+    }
+}
+
+/// Fields that say how the stored bytes are to be read, which a 304 does not bring.
+const OF_THE_BYTES: [&str; 4] = ["content-encoding", "content-length", "content-range", "transfer-encoding"];
+
+fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) {
+    let kept = |name: &[u8]| OF_THE_BYTES.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
+    let names: Vec<&[u8]> = fields.iter().map(|(name, _)| name).filter(|name| !kept(name)).collect();
+    // What the age was counted from is of the last answer.
+    let stale = [&b"age"[..], b"date"];
+    stored.fields.retain(|name, _| !names.iter().chain(&stale).any(|other| name.eq_ignore_ascii_case(other)));
+    for (name, value) in fields.iter().filter(|(name, _)| !kept(name)) {
+        stored.fields.push(name, value);
+    }
+    (stored.request_time_s, stored.response_time_s) = times;
+    stored.is_invalid = false;
+    stored.settle(rules);
+}
+
+/// Takes a 200 to HEAD: updates a stored response that agrees with it, and makes one that does not invalid. `length`
+/// is the number of bytes of the stored content.
+pub fn freshen_by_head(
+    stored: &mut Stored,
+    response: &Response,
+    length: u64,
+    times: (UnixSeconds, UnixSeconds),
+    rules: &Rules,
+) {
+    let agrees = |name: &str| match (response.fields.first(name), stored.fields.first(name)) {
+        (Some(new), Some(old)) => new == old,
+        (None, _) => true,
+        (Some(_), None) => false,
+    };
+    let said = response.fields.first("content-length");
+    let same_length = said.is_none_or(|said| said == length.to_string().as_bytes());
+    if agrees("etag") && agrees("last-modified") && same_length {
+        update(stored, &response.fields, times, rules);
+    } else {
+        stored.is_invalid = true;
+    }
+}
+
+/// The part that two stored parts of one representation make together: both under the same strong tag, touching or
+/// overlapping. The first's bytes count where both have them. `None` if they do not belong together.
+pub fn combine(one: &Stored, other: &Stored) -> Option<ContentRange> {
+    let (Extent::Part(a), Extent::Part(b)) = (one.extent, other.extent) else { return None };
+    let same = one.strong_tag().is_some() && one.strong_tag() == other.strong_tag();
+    let totals_agree = a.total.zip(b.total).is_none_or(|(a, b)| a == b);
+    let touch = a.first <= b.last.saturating_add(1) && b.first <= a.last.saturating_add(1);
+    (same && totals_agree && touch).then(|| ContentRange {
+        first: a.first.min(b.first),
+        last: a.last.max(b.last),
+        total: a.total.or(b.total),
+    })
+}

@@ -1,0 +1,45 @@
+//! Which requests a stored response was selected by (RFC 9111 Sec. 4.1).
+
+use super::super::fields::{Fields, members};
+
+/// The request fields that selected a response: name in lower case, value in one spelling, `None` where the request
+/// had no such field.
+pub type Selecting = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// The selecting fields of a response to this request; `None` where no other request can ever match (`Vary: *`).
+pub fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
+    let mut found: Selecting = Vec::new();
+    for name in response.members("vary") {
+        if name == b"*" {
+            return None;
+        }
+        let name = name.to_ascii_lowercase();
+        if !found.iter().any(|(other, _)| *other == name) {
+            let value = value_of(request, &name);
+            found.push((name, value));
+        }
+    }
+    Some(found)
+}
+
+/// Whether a request has the selecting fields.
+pub fn matches(selecting: &Selecting, request: &Fields) -> bool {
+    selecting.iter().all(|(name, value)| value_of(request, name) == *value)
+}
+
+/// A field's value in one spelling: lines joined; where the field's syntax says so, white space around commas and the
+/// case of letters mean nothing.
+fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
+    let joined = request.joined(name)?;
+    match name {
+        b"accept" | b"accept-encoding" | b"accept-language" | b"accept-charset" => {
+            let list: Vec<_> = members(&joined).map(without_spaces).collect();
+            Some(list.join(&b','))
+        }
+        _ => Some(joined.into_owned()),
+    }
+}
+
+fn without_spaces(member: &[u8]) -> Vec<u8> {
+    member.iter().filter(|byte| !matches!(byte, b' ' | b'\t')).map(u8::to_ascii_lowercase).collect()
+}

@@ -1,0 +1,278 @@
+//! Header and trailer fields of an HTTP message, in the order they came (RFC 9110 Sec. 5).
+//!
+//! Names and values lie in one buffer, so that reading a head costs two allocations however many fields it has.
+//! Names keep the spelling of their sender and compare without case.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// Header or trailer fields. The empty collection is the default.
+#[derive(Clone, Default)]
+pub struct Fields {
+    text: Vec<u8>,
+    places: Vec<Place>,
+}
+
+/// Where name and value of one field lie in the text: the value directly behind the name.
+#[derive(Clone, Copy)]
+struct Place {
+    start: u32,
+    name: u32,
+    value: u32,
+}
+
+impl Fields {
+    /// No fields.
+    pub const fn new() -> Self {
+        Self { text: Vec::new(), places: Vec::new() }
+    }
+
+    /// The number of field lines.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is no field.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Forgets all fields and keeps the memory.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.places.clear();
+    }
+
+    /// Bytes of memory that names and values take.
+    pub fn memory_bytes(&self) -> usize {
+        self.text.capacity() + self.places.capacity() * size_of::<Place>()
+    }
+
+    /// Adds a field line behind the others. Name and value are written as they are: the caller has checked them, or
+    /// wrote them itself.
+    pub fn push(&mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        let (name, value) = (name.as_ref(), value.as_ref());
+        let size = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let place = Place { start: size(self.text.len()), name: size(name.len()), value: size(value.len()) };
+        self.text.extend_from_slice(name);
+        self.text.extend_from_slice(value);
+        self.places.push(place);
+    }
+
+    /// Takes all fields of this name out and adds this one behind the others.
+    pub fn set(&mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        self.remove(name.as_ref());
+        self.push(name, value);
+    }
+
+    /// Takes all fields of this name out; whether there was one.
+    pub fn remove(&mut self, name: impl AsRef<[u8]>) -> bool {
+        let before = self.places.len();
+        let name = name.as_ref();
+        self.retain(|other, _| !other.eq_ignore_ascii_case(name));
+        self.places.len() < before
+    }
+
+    /// Keeps the fields for which `keep` says so.
+    pub fn retain(&mut self, mut keep: impl FnMut(&[u8], &[u8]) -> bool) {
+        let text = &self.text;
+        self.places.retain(|place| keep(place.name(text), place.value(text)));
+    }
+
+    /// Names and values in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
+        self.places.iter().map(|place| (place.name(&self.text), place.value(&self.text)))
+    }
+
+    /// The values of all lines of this name, in order.
+    pub fn all<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
+        self.iter()
+            .filter(move |(other, _)| other.eq_ignore_ascii_case(name.as_ref()))
+            .map(|(_, value)| value)
+    }
+
+    /// The value of the first line of this name.
+    pub fn first(&self, name: impl AsRef<[u8]>) -> Option<&[u8]> {
+        let name = name.as_ref();
+        self.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// Whether there is a field of this name.
+    pub fn has(&self, name: impl AsRef<[u8]>) -> bool {
+        self.first(name).is_some()
+    }
+
+    /// The value as a recipient sees it: several lines joined by a comma (RFC 9110 Sec. 5.3). `None` without a line.
+    pub fn joined(&self, name: impl AsRef<[u8]>) -> Option<Cow<'_, [u8]>> {
+        let name = name.as_ref();
+        let mut lines =
+            self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+        let mut joined = Cow::Borrowed(lines.next()?);
+        for line in lines {
+            let joined = joined.to_mut();
+            joined.extend_from_slice(b", ");
+            joined.extend_from_slice(line);
+        }
+        Some(joined)
+    }
+
+    /// The members of a list field over all its lines, without empty ones; a comma inside quotes separates nothing.
+    pub fn members<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
+        self.all(name).flat_map(members)
+    }
+
+    /// Whether a list field has this member, without regard to case.
+    pub fn has_member(&self, name: &str, member: &str) -> bool {
+        self.members(name).any(|other| other.eq_ignore_ascii_case(member.as_bytes()))
+    }
+
+    /// Appends the field lines to a head: `Name: value CRLF` each.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        out.reserve(self.text.len() + self.places.len() * 4);
+        for (name, value) in self.iter() {
+            write_field(out, name, value);
+        }
+    }
+}
+
+/// Appends one field line to a head.
+pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+impl Place {
+    fn name<'a>(&self, text: &'a [u8]) -> &'a [u8] {
+        let start = self.start as usize;
+        text.get(start..start + self.name as usize).unwrap_or_default()
+    }
+
+    fn value<'a>(&self, text: &'a [u8]) -> &'a [u8] {
+        let start = (self.start + self.name) as usize;
+        text.get(start..start + self.value as usize).unwrap_or_default()
+    }
+}
+
+/// Two collections are equal if they hold the same lines in the same order, names compared without case.
+impl PartialEq for Fields {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len()
+            && self.iter().zip(other.iter()).all(|((name, value), (other_name, other_value))| {
+                name.eq_ignore_ascii_case(other_name) && value == other_value
+            })
+    }
+}
+
+impl Eq for Fields {}
+
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lossy = |(name, value)| (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
+        f.debug_map().entries(self.iter().map(lossy)).finish()
+    }
+}
+
+impl<const N: usize> From<[(&str, &str); N]> for Fields {
+    fn from(lines: [(&str, &str); N]) -> Self {
+        let mut fields = Self::new();
+        for (name, value) in lines {
+            fields.push(name, value);
+        }
+        fields
+    }
+}
+
+/// The members of one line of a list field (RFC 9110 Sec. 5.6.1): separated by commas outside quotes, trimmed, empty
+/// ones left out.
+pub fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    split_outside_quotes(line, b',').map(trim).filter(|member| !member.is_empty())
+}
+
+/// Parts of a text between `separator` bytes that stand outside quoted strings.
+pub fn split_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (mut quoted, mut escaped) = (false, false);
+        let end = text.iter().position(|byte| {
+            match (quoted, *byte) {
+                (true, _) if escaped => escaped = false,
+                (true, b'\\') => escaped = true,
+                (_, b'"') => quoted = !quoted,
+                (false, byte) => return byte == separator,
+                (true, _) => {}
+            }
+            false
+        });
+        rest = end.and_then(|end| text.get(end + 1..));
+        Some(end.and_then(|end| text.get(..end)).unwrap_or(text))
+    })
+}
+
+/// Without the optional white space (SP and HTAB only) around it.
+pub fn trim(mut text: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = text {
+        text = rest;
+    }
+    while let [rest @ .., b' ' | b'\t'] = text {
+        text = rest;
+    }
+    text
+}
+
+/// Whether the bytes are a token (RFC 9110 Sec. 5.6.2).
+pub fn is_token(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().copied().all(is_token_byte)
+}
+
+/// Whether the byte may stand in a token.
+pub const fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_found_joined_and_taken_out() {
+        let mut fields = Fields::from([("Vary", "A"), ("ETag", "\"1\""), ("vary", "b, c"), ("X", "")]);
+        assert_eq!(fields.joined("VARY").as_deref(), Some(&b"A, b, c"[..]));
+        assert_eq!(fields.members("vary").collect::<Vec<_>>(), [&b"A"[..], b"b", b"c"]);
+        assert!(fields.has_member("Vary", "B") && !fields.has("no"));
+        assert!(fields.remove("vary") && !fields.remove("vary"));
+        fields.set("x", "1");
+        let mut out = Vec::new();
+        fields.write_to(&mut out);
+        assert_eq!(out, b"ETag: \"1\"\r\nx: 1\r\n");
+    }
+
+    #[test]
+    fn commas_in_quotes_separate_nothing() {
+        let list = |text: &'static str| {
+            members(text.as_bytes()).map(|m| std::str::from_utf8(m).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(list(r#" a ,, b="x,\"y,", c"#), ["a", r#"b="x,\"y,""#, "c"]);
+        assert_eq!(list(r#"a="open, b"#), [r#"a="open, b"#]);
+        assert_eq!(list(" ,\t, "), [""; 0]);
+    }
+}

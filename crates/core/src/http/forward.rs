@@ -1,0 +1,252 @@
+//! What a proxy changes in a head before it passes it on (RFC 9110 Sec. 7.6): fields of one hop go, Via grows, Host is
+//! the target's. Everything else stays as it came, in its order.
+
+use super::fields::Fields;
+use super::framing::Length;
+use super::message::{Method, Request, Response, Version};
+use super::uri::Resource;
+
+/// Fields of one connection, whatever Connection says.
+const HOP_BY_HOP: [&str; 10] = [
+    "connection",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Fields that Connection cannot take out: without them the next hop would read another message.
+const PROTECTED: [&str; 10] = [
+    "authorization",
+    "cache-control",
+    "content-length",
+    "content-range",
+    "content-type",
+    "cookie",
+    "host",
+    "range",
+    "set-cookie",
+    "via",
+];
+
+/// Protocols whose upgrade is passed on. `h2c` never: the tunnel behind it would carry requests we do not see.
+const UPGRADES: [&str; 3] = ["websocket", "connect-udp", "connect-ip"];
+
+/// What of a request concerns its two connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestHop {
+    /// The client keeps the connection open for another request.
+    pub keeps_alive: bool,
+    /// The protocol it asks to switch to, if that is passed on.
+    pub upgrade: Option<Vec<u8>>,
+    /// It takes trailers.
+    pub takes_trailers: bool,
+    /// It waits for a 100 before it sends the body.
+    pub expects_continue: bool,
+}
+
+/// Why a request is answered by us instead of being passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// We are in its Via already.
+    Loop,
+    /// Max-Forwards is 0: the answer comes from here.
+    Here,
+    /// It expects what we do not know (417).
+    UnknownExpectation,
+}
+
+/// Whether the sender keeps its connection open (RFC 9112 Sec. 9.3).
+pub fn keeps_alive(version: Version, fields: &Fields) -> bool {
+    if fields.has_member("connection", "close") {
+        return false;
+    }
+    // HTTP/1.0 clients of proxies say it in either field.
+    version >= Version::Http11
+        || fields.has_member("connection", "keep-alive")
+        || fields.has_member("proxy-connection", "keep-alive")
+}
+
+/// Makes the head that goes to the server out of the one that came. `pseudonym` is our name in Via.
+///
+/// # Errors
+/// It does not go there.
+pub fn request(
+    request: &mut Request,
+    resource: &Resource,
+    length: Length,
+    pseudonym: &str,
+) -> Result<RequestHop, Stop> {
+    let mut hop = RequestHop {
+        keeps_alive: keeps_alive(request.version, &request.fields),
+        takes_trailers: request.fields.has_member("te", "trailers"),
+        ..RequestHop::default()
+    };
+    if is_loop(&request.fields, pseudonym) {
+        return Err(Stop::Loop);
+    }
+    for expectation in request.fields.members("expect") {
+        if !expectation.eq_ignore_ascii_case(b"100-continue") {
+            return Err(Stop::UnknownExpectation);
+        }
+        hop.expects_continue = request.version >= Version::Http11;
+    }
+    count_forward(request)?;
+    hop.upgrade =
+        upgrade(&request.fields).filter(|_| length == Length::None && request.method == Method::Get);
+    strip(&mut request.fields);
+    if request.version == Version::Http10 {
+        // A 100 would be taken for the answer.
+        request.fields.remove("expect");
+    }
+    request.target.clone_from(&resource.path);
+    let mut fields = Fields::new();
+    fields.push("Host", resource.host_field());
+    for (name, value) in request.fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"host")) {
+        fields.push(name, value);
+    }
+    request.fields = fields;
+    add_via(&mut request.fields, request.version, pseudonym);
+    put_length(&mut request.fields, length);
+    if let Some(upgrade) = &hop.upgrade {
+        request.fields.push("Connection", "Upgrade");
+        request.fields.push("Upgrade", upgrade);
+    } else if hop.takes_trailers {
+        request.fields.push("Connection", "TE");
+        request.fields.push("TE", "trailers");
+    }
+    Ok(hop)
+}
+
+/// Takes out of a response what concerned the connection it came on, and adds us to Via. The length fields of the
+/// body are the sender's business: see [`put_length`].
+pub fn response(response: &mut Response, pseudonym: &str) {
+    strip(&mut response.fields);
+    add_via(&mut response.fields, response.version, pseudonym);
+}
+
+/// Replaces the fields that frame the body.
+pub fn put_length(fields: &mut Fields, length: Length) {
+    match length {
+        // Of HEAD and 304 the length is about another message and stays.
+        Length::None => {
+            fields.remove("transfer-encoding");
+        }
+        Length::Exact(bytes) => fields.set("Content-Length", bytes.to_string()),
+        Length::Chunked => {
+            fields.remove("content-length");
+            fields.set("Transfer-Encoding", "chunked");
+        }
+        Length::UntilClose => {
+            fields.remove("content-length");
+            fields.remove("transfer-encoding");
+        }
+    }
+}
+
+/// Takes the fields of one hop out: the fixed ones, and those that Connection names.
+pub fn strip(fields: &mut Fields) {
+    let named: Vec<Vec<u8>> = fields.members("connection").map(<[u8]>::to_ascii_lowercase).collect();
+    let is_in =
+        |list: &[&str], name: &[u8]| list.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
+    fields.retain(|name, _| {
+        let is_named = named.iter().any(|other| name.eq_ignore_ascii_case(other));
+        !is_in(&HOP_BY_HOP, name) && (!is_named || is_in(&PROTECTED, name))
+    });
+}
+
+fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
+    if !fields.has_member("connection", "upgrade") {
+        return None;
+    }
+    let asked = fields
+        .members("upgrade")
+        .find(|asked| UPGRADES.iter().any(|known| asked.eq_ignore_ascii_case(known.as_bytes())));
+    asked.map(<[u8]>::to_vec)
+}
+
+/// Whether Via names us as a recipient.
+fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
+    fields.members("via").any(|member| {
+        let mut words = member.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+        words.nth(1).is_some_and(|by| by.eq_ignore_ascii_case(pseudonym.as_bytes()))
+    })
+}
+
+fn add_via(fields: &mut Fields, version: Version, pseudonym: &str) {
+    fields.push("Via", format!("{} {pseudonym}", version.number()));
+}
+
+/// Max-Forwards of TRACE and OPTIONS (RFC 9110 Sec. 7.6.2).
+fn count_forward(request: &mut Request) -> Result<(), Stop> {
+    if !matches!(request.method, Method::Trace | Method::Options) {
+        return Ok(());
+    }
+    let Some(text) = request.fields.first("max-forwards") else { return Ok(()) };
+    let count: Option<u64> = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    match count {
+        Some(0) => Err(Stop::Here),
+        Some(count) => {
+            request.fields.set("Max-Forwards", (count - 1).to_string());
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(text: &str) -> Result<(String, RequestHop), Stop> {
+        let mut head = Request::parse(text.as_bytes()).unwrap();
+        let length = super::super::framing::request_length(&head).unwrap();
+        let resource = Resource::parse(b"http://web.example:8080/p?q", &Method::Get).unwrap();
+        let hop = request(&mut head, &resource, length, "edge")?;
+        let mut out = Vec::new();
+        head.write_to(&mut out);
+        Ok((String::from_utf8(out).unwrap(), hop))
+    }
+
+    #[test]
+    fn fields_of_one_hop_stay_there_and_others_do_not() {
+        let text = "GET http://web.example:8080/p?q HTTP/1.1\r\nHost: evil\r\nCookie: a\r\nX-Hop: 1\r\nKeep-Alive: 5\r\n\
+                    Connection: x-hop, cookie, close\r\nProxy-Connection: keep-alive\r\nTE: trailers, gzip\r\n\
+                    Proxy-Authorization: Basic x\r\nVia: 1.0 other\r\nUpgrade: h2c\r\nAccept: *\r\n\r\n";
+        let (out, hop) = pass(text).unwrap();
+        assert_eq!(
+            out,
+            "GET /p?q HTTP/1.1\r\nHost: web.example:8080\r\nCookie: a\r\nVia: 1.0 other\r\nAccept: *\r\n\
+             Via: 1.1 edge\r\nConnection: TE\r\nTE: trailers\r\n\r\n"
+        );
+        assert!(!hop.keeps_alive && hop.takes_trailers && hop.upgrade.is_none());
+    }
+
+    #[test]
+    fn upgrades_are_rebuilt_or_dropped() {
+        let text = |upgrade: &str| {
+            format!("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: {upgrade}\r\n\r\n")
+        };
+        let (out, hop) = pass(&text("h2c, websocket")).unwrap();
+        assert!(out.ends_with("Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"), "{out}");
+        assert_eq!(hop.upgrade.as_deref(), Some(&b"websocket"[..]));
+        let (out, hop) = pass(&text("h2c")).unwrap();
+        assert!(hop.upgrade.is_none() && !out.contains("pgrade"), "{out}");
+    }
+
+    #[test]
+    fn what_is_not_passed_on() {
+        let with =
+            |method: &str, field: &str| pass(&format!("{method} / HTTP/1.1\r\nHost: h\r\n{field}\r\n\r\n"));
+        assert_eq!(with("GET", "Via: 1.1 a (x), 1.1 EDGE"), Err(Stop::Loop));
+        assert_eq!(with("GET", "Expect: 200-maybe"), Err(Stop::UnknownExpectation));
+        assert_eq!(with("TRACE", "Max-Forwards: 0"), Err(Stop::Here));
+        assert!(with("OPTIONS", "Max-Forwards: 7").unwrap().0.contains("Max-Forwards: 6\r\n"));
+        assert!(with("GET", "Max-Forwards: 0").unwrap().0.contains("Max-Forwards: 0\r\n"));
+    }
+}

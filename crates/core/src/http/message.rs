@@ -1,0 +1,446 @@
+//! HTTP/1 heads, read strictly: one interpretation or an error (RFC 9112 Sec. 2 to 5).
+//!
+//! A [`Scan`] finds the end of a head in a growing buffer and refuses what makes recipients disagree (bare LF, bare
+//! CR, NUL and other controls, folded lines, endless heads) at the first such byte; [`Request::parse`] and
+//! [`Response::parse`] then read the whole head. So any split of the stream gives the same result.
+
+use super::fields::{Fields, is_token, trim};
+use super::head::Authority;
+
+/// Most bytes of a head with its empty line.
+pub const MAX_HEAD: usize = 64 * 1024;
+/// Most field lines of a head, and of a trailer section.
+pub const MAX_FIELDS: usize = 100;
+/// Most bytes of a request target.
+pub const MAX_TARGET: usize = 8 * 1024;
+/// Most empty lines before a request line (RFC 9112 Sec. 2.2 asks to ignore at least one).
+const MAX_EMPTY_LINES: usize = 2;
+/// Longest request line: the target, a method and a version.
+const MAX_REQUEST_LINE: usize = MAX_TARGET + 64;
+
+/// How a message is broken. Each has one status to answer a request with; as a response it is a 502.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// A line ends with LF alone, or there is a CR that ends none.
+    #[error("a line of the head does not end with CR LF")]
+    BareLineEnd,
+    /// A NUL or another control byte.
+    #[error("the head holds a control byte")]
+    ControlByte,
+    /// A line begins with white space: obs-fold, or a field line before the first.
+    #[error("a line of the head begins with white space")]
+    Folded,
+    /// The first line is no request line or status line.
+    #[error("the first line is no HTTP/1 request line or status line")]
+    BadStartLine,
+    /// A field line has no name, no colon, or white space before the colon.
+    #[error("a line of the head is no header field")]
+    BadField,
+    /// The target has none of the forms its method allows.
+    #[error("the request target has no form that its method allows")]
+    BadTarget,
+    /// No Host in HTTP/1.1, several, or one that is no host and port.
+    #[error("the request needs exactly one Host field that is a host and port")]
+    BadHost,
+    /// A version other than 1.x.
+    #[error("the HTTP version is not 1.0 or 1.1")]
+    BadVersion,
+    /// The target exceeds [`MAX_TARGET`] bytes.
+    #[error("the request target is longer than {MAX_TARGET} bytes")]
+    TargetTooLong,
+    /// The head exceeds [`MAX_HEAD`] bytes or [`MAX_FIELDS`] fields.
+    #[error("the head is longer than {MAX_HEAD} bytes or has more than {MAX_FIELDS} fields")]
+    TooLong,
+    /// Length fields that contradict each other or say nothing.
+    #[error("Content-Length and Transfer-Encoding do not give one length")]
+    BadLength,
+    /// A transfer coding that is not served.
+    #[error("the transfer coding is not chunked")]
+    UnknownCoding,
+    /// A chunk is malformed, or its extensions or trailers are too long.
+    #[error("the chunked body is malformed")]
+    BadChunk,
+    /// The body ended before its length.
+    #[error("the body ended early")]
+    Truncated,
+}
+
+impl MessageError {
+    /// The status with which a request like this is answered.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::BadVersion => 505,
+            Self::TargetTooLong => 414,
+            Self::TooLong => 431,
+            Self::UnknownCoding => 501,
+            _ => 400,
+        }
+    }
+}
+
+/// Finds the end of a head in a buffer that grows. One for each head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scan {
+    scanned: usize,
+    empty_lines: usize,
+    /// Bytes of the line so far.
+    line: usize,
+    started: bool,
+}
+
+/// Whose head it is; servers are allowed a bare LF, which never leaves us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// A request.
+    Client,
+    /// A response.
+    Server,
+}
+
+impl Scan {
+    /// Looks at the bytes that are new; the length of the head once its empty line is there.
+    ///
+    /// # Errors
+    /// The first byte that no head may have, or that there are too many.
+    pub fn advance(&mut self, bytes: &[u8], sender: Sender) -> Result<Option<usize>, MessageError> {
+        while let Some(byte) = bytes.get(self.scanned) {
+            match byte {
+                b'\n' => {
+                    let before = self.scanned.checked_sub(1).and_then(|at| bytes.get(at));
+                    let after_cr = before == Some(&b'\r') && self.line > 0;
+                    if !after_cr && sender == Sender::Client {
+                        return Err(MessageError::BareLineEnd);
+                    }
+                    if self.end_line(usize::from(after_cr))? {
+                        return Ok(Some(self.scanned));
+                    }
+                    continue;
+                }
+                // A CR is judged with the byte after it.
+                b'\r' => match bytes.get(self.scanned + 1) {
+                    Some(b'\n') => {}
+                    Some(_) => return Err(MessageError::BareLineEnd),
+                    None => return self.within().map(|()| None),
+                },
+                b' ' | b'\t' if self.line == 0 => return Err(MessageError::Folded),
+                b'\t' | b' '..=b'~' | 0x80.. => {}
+                _ => return Err(MessageError::ControlByte),
+            }
+            self.scanned += 1;
+            self.line += 1;
+            self.within()?;
+            if !self.started && self.line > MAX_REQUEST_LINE {
+                return Err(MessageError::TargetTooLong);
+            }
+        }
+        Ok(None)
+    }
+
+    fn within(&self) -> Result<(), MessageError> {
+        if self.scanned >= MAX_HEAD { Err(MessageError::TooLong) } else { Ok(()) }
+    }
+
+    /// A line ended; whether it was the empty one behind the fields.
+    fn end_line(&mut self, cr: usize) -> Result<bool, MessageError> {
+        let is_empty = self.line == cr;
+        self.scanned += 1;
+        self.line = 0;
+        if is_empty && !self.started {
+            self.empty_lines += 1;
+            return if self.empty_lines > MAX_EMPTY_LINES {
+                Err(MessageError::BadStartLine)
+            } else {
+                Ok(false)
+            };
+        }
+        self.started = true;
+        Ok(is_empty)
+    }
+}
+
+/// A version of HTTP/1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// HTTP/1.0
+    Http10,
+    /// HTTP/1.1, and every later 1.x, which is answered as 1.1 (RFC 9110 Sec. 2.5).
+    Http11,
+}
+
+impl Version {
+    fn parse(text: &[u8]) -> Result<Self, MessageError> {
+        match text {
+            b"HTTP/1.0" => Ok(Self::Http10),
+            [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'1'..=b'9'] => Ok(Self::Http11),
+            [b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'] => Err(MessageError::BadVersion),
+            _ => Err(MessageError::BadStartLine),
+        }
+    }
+
+    /// As Via writes it.
+    pub const fn number(self) -> &'static str {
+        match self {
+            Self::Http10 => "1.0",
+            Self::Http11 => "1.1",
+        }
+    }
+}
+
+/// A request method: a token, case-sensitive (RFC 9110 Sec. 9).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Method {
+    /// GET
+    Get,
+    /// HEAD
+    Head,
+    /// POST
+    Post,
+    /// PUT
+    Put,
+    /// DELETE
+    Delete,
+    /// CONNECT
+    Connect,
+    /// OPTIONS
+    Options,
+    /// TRACE
+    Trace,
+    /// PATCH (RFC 5789)
+    Patch,
+    /// Any other.
+    Other(Box<[u8]>),
+}
+
+impl Method {
+    /// Reads a method.
+    ///
+    /// # Errors
+    /// The bytes are no token.
+    pub fn parse(bytes: &[u8]) -> Result<Self, MessageError> {
+        Ok(match bytes {
+            b"GET" => Self::Get,
+            b"HEAD" => Self::Head,
+            b"POST" => Self::Post,
+            b"PUT" => Self::Put,
+            b"DELETE" => Self::Delete,
+            b"CONNECT" => Self::Connect,
+            b"OPTIONS" => Self::Options,
+            b"TRACE" => Self::Trace,
+            b"PATCH" => Self::Patch,
+            other if is_token(other) && other.len() <= 32 => Self::Other(other.into()),
+            _ => return Err(MessageError::BadStartLine),
+        })
+    }
+
+    /// The method as written.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Get => b"GET",
+            Self::Head => b"HEAD",
+            Self::Post => b"POST",
+            Self::Put => b"PUT",
+            Self::Delete => b"DELETE",
+            Self::Connect => b"CONNECT",
+            Self::Options => b"OPTIONS",
+            Self::Trace => b"TRACE",
+            Self::Patch => b"PATCH",
+            Self::Other(other) => other,
+        }
+    }
+
+    /// Safe: asks for no change (RFC 9110 Sec. 9.2.1). An unknown method is not.
+    pub const fn is_safe(&self) -> bool {
+        matches!(self, Self::Get | Self::Head | Self::Options | Self::Trace)
+    }
+
+    /// Idempotent: may be sent again when a connection broke (RFC 9110 Sec. 9.2.2).
+    pub const fn is_idempotent(&self) -> bool {
+        self.is_safe() || matches!(self, Self::Put | Self::Delete)
+    }
+}
+
+/// The head of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Method.
+    pub method: Method,
+    /// Target as it was written, in any of the four forms.
+    pub target: Vec<u8>,
+    /// Version of the sender.
+    pub version: Version,
+    /// Header fields.
+    pub fields: Fields,
+}
+
+/// The head of a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// Status code, 100 to 599 and beyond to 999.
+    pub status: u16,
+    /// Reason phrase; may be empty.
+    pub reason: Vec<u8>,
+    /// Version of the sender.
+    pub version: Version,
+    /// Header fields.
+    pub fields: Fields,
+}
+
+impl Request {
+    /// Reads a whole head, as [`Scan`] found it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
+        let mut lines = lines(head).skip_while(|line| line.is_empty());
+        let mut parts = lines.next().unwrap_or_default().split(|byte| *byte == b' ');
+        let (Some(method), Some(target), Some(version), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(MessageError::BadStartLine);
+        };
+        let method = Method::parse(method)?;
+        if target.is_empty() || target.contains(&b'\t') {
+            return Err(MessageError::BadStartLine);
+        }
+        if target.len() > MAX_TARGET {
+            return Err(MessageError::TargetTooLong);
+        }
+        let version = Version::parse(version)?;
+        let fields = fields(lines)?;
+        let request = Self { method, target: target.to_vec(), version, fields };
+        request.check_host()?;
+        Ok(request)
+    }
+
+    fn check_host(&self) -> Result<(), MessageError> {
+        let mut hosts = self.fields.all("host");
+        match (hosts.next(), hosts.next()) {
+            (_, Some(_)) => Err(MessageError::BadHost),
+            (None, None) if self.version == Version::Http11 => Err(MessageError::BadHost),
+            // An empty one is allowed where the target has no authority (RFC 9112 Sec. 3.2).
+            (None | Some(b""), None) => Ok(()),
+            (Some(host), None) => Authority::parse(host).map(drop).map_err(|_| MessageError::BadHost),
+        }
+    }
+
+    /// Appends the head with its empty line.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.method.as_bytes());
+        out.push(b' ');
+        out.extend_from_slice(&self.target);
+        out.extend_from_slice(b" HTTP/1.1\r\n");
+        self.fields.write_to(out);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+impl Response {
+    /// A response of our own.
+    pub fn new(status: u16, fields: Fields) -> Self {
+        Self { status, reason: reason_phrase(status).as_bytes().to_vec(), version: Version::Http11, fields }
+    }
+
+    /// Reads a whole head, as [`Scan`] found it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
+        let mut lines = lines(head);
+        let first = lines.next().unwrap_or_default();
+        let (version, rest) = first.split_at_checked(8).ok_or(MessageError::BadStartLine)?;
+        let version = Version::parse(version)?;
+        let (status, reason) = match rest {
+            [b' ', a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', rest @ ..] => {
+                let digit = |byte: &u8| u16::from(byte - b'0');
+                (digit(a) * 100 + digit(b) * 10 + digit(c), rest)
+            }
+            _ => return Err(MessageError::BadStartLine),
+        };
+        // The space behind the status is left out by some servers when there is no phrase.
+        let reason = match reason {
+            [] => reason,
+            [b' ', reason @ ..] => reason,
+            _ => return Err(MessageError::BadStartLine),
+        };
+        Ok(Self { status, reason: reason.to_vec(), version, fields: fields(lines)? })
+    }
+
+    /// Appends the head with its empty line.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        write_status_line(out, self.status, &self.reason);
+        self.fields.write_to(out);
+        out.extend_from_slice(b"\r\n");
+    }
+
+    /// Whether another response to the same request follows (1xx, but not 101).
+    pub const fn is_interim(&self) -> bool {
+        self.status >= 100 && self.status < 200 && self.status != 101
+    }
+}
+
+/// Appends `HTTP/1.1 status reason CRLF`.
+pub fn write_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    let digit = |place: u16| b'0' + u8::try_from(status / place % 10).unwrap_or_default();
+    out.extend([digit(100), digit(10), digit(1), b' ']);
+    out.extend_from_slice(reason);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The lines of a head up to the empty one, without their ends.
+fn lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
+    head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+}
+
+/// Reads field lines up to the empty line.
+pub(super) fn fields<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Result<Fields, MessageError> {
+    let mut fields = Fields::new();
+    for line in lines.take_while(|line| !line.is_empty()) {
+        if matches!(line.first(), Some(b' ' | b'\t')) {
+            return Err(MessageError::Folded);
+        }
+        let colon = line.iter().position(|byte| *byte == b':').ok_or(MessageError::BadField)?;
+        let (name, value) = line.split_at(colon);
+        if !is_token(name) {
+            return Err(MessageError::BadField);
+        }
+        if fields.len() == MAX_FIELDS {
+            return Err(MessageError::TooLong);
+        }
+        fields.push(name, trim(value.get(1..).unwrap_or_default()));
+    }
+    Ok(fields)
+}
+
+/// The phrase of RFC 9110 for a status; empty for one it does not name.
+pub const fn reason_phrase(status: u16) -> &'static str {
+    match status {
+        100 => "Continue",
+        101 => "Switching Protocols",
+        103 => "Early Hints",
+        200 => "OK",
+        204 => "No Content",
+        206 => "Partial Content",
+        304 => "Not Modified",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        407 => "Proxy Authentication Required",
+        408 => "Request Timeout",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
+        416 => "Range Not Satisfiable",
+        417 => "Expectation Failed",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        505 => "HTTP Version Not Supported",
+        508 => "Loop Detected",
+        _ => "",
+    }
+}

@@ -1,0 +1,352 @@
+//! The target of a request: what is asked for, where it is, and the key under which it is cached.
+
+use super::head::Authority;
+use super::message::{MessageError, Method, Request};
+use crate::flow::{Destination, Host};
+use std::fmt;
+
+/// What a request asks a proxy for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A resource, by its absolute form, or by origin form and Host.
+    Resource(Resource),
+    /// A tunnel (CONNECT).
+    Tunnel(Destination),
+    /// The recipient as a whole: `OPTIONS *`.
+    Server,
+}
+
+/// Scheme of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scheme {
+    /// In clear.
+    Http,
+    /// Over TLS.
+    Https,
+}
+
+impl Scheme {
+    /// As in a URL.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+
+    /// The port where none is written.
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+        }
+    }
+}
+
+/// One resource: scheme, server, path and query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// Scheme.
+    pub scheme: Scheme,
+    /// Server; the scheme's port if none was written.
+    pub server: Destination,
+    /// Path and query as they were written, at least `/`; or `*` for OPTIONS.
+    pub path: Vec<u8>,
+}
+
+/// The form in which a resource was named, which says whether the client takes us for a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `http://host/path`
+    Absolute,
+    /// `/path`, with Host
+    Origin,
+}
+
+impl Target {
+    /// Reads the target of a request.
+    ///
+    /// # Errors
+    /// It has none of the four forms, or one its method does not allow; [`Target::is_foreign`] tells another scheme.
+    pub fn of(request: &Request) -> Result<(Self, Form), MessageError> {
+        let target = request.target.as_slice();
+        if request.method == Method::Connect {
+            let authority = Authority::parse(target).map_err(|_| MessageError::BadTarget)?;
+            let port = authority.port.ok_or(MessageError::BadTarget)?;
+            return Ok((Self::Tunnel(Destination { host: authority.host, port }), Form::Absolute));
+        }
+        if target.contains(&b'#') {
+            return Err(MessageError::BadTarget);
+        }
+        if target == b"*" {
+            return match request.method {
+                Method::Options => Ok((Self::Server, Form::Origin)),
+                _ => Err(MessageError::BadTarget),
+            };
+        }
+        if target.first() == Some(&b'/') {
+            let host = request.fields.first("host").filter(|host| !host.is_empty());
+            let resource = Resource::new(Scheme::Http, host.ok_or(MessageError::BadHost)?, target.to_vec())?;
+            return Ok((Self::Resource(resource), Form::Origin));
+        }
+        Ok((Self::Resource(Resource::parse(target, &request.method)?), Form::Absolute))
+    }
+
+    /// Whether a target is an absolute URL of a scheme that is neither http nor https (ftp, say): a 501, not a 400.
+    pub fn is_foreign(target: &[u8]) -> bool {
+        let scheme = target.windows(3).position(|part| part == b"://").and_then(|end| target.get(..end));
+        scheme.is_some_and(|scheme| {
+            scheme.first().is_some_and(u8::is_ascii_alphabetic)
+                && scheme
+                    .iter()
+                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'))
+                && !scheme.eq_ignore_ascii_case(b"http")
+                && !scheme.eq_ignore_ascii_case(b"https")
+        })
+    }
+}
+
+impl Resource {
+    fn new(scheme: Scheme, authority: &[u8], path: Vec<u8>) -> Result<Self, MessageError> {
+        let Authority { host, port } = Authority::parse(authority).map_err(|_| MessageError::BadHost)?;
+        let server = Destination { host, port: port.unwrap_or(scheme.default_port()) };
+        Ok(Self { scheme, server, path })
+    }
+
+    /// Reads an absolute http or https URL without a fragment.
+    ///
+    /// # Errors
+    /// It is none, or has user information (RFC 9110 Sec. 4.2.4).
+    pub fn parse(url: &[u8], method: &Method) -> Result<Self, MessageError> {
+        let (scheme, rest) = split_scheme(url).ok_or(MessageError::BadTarget)?;
+        let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
+        let (authority, rest) = rest.split_at(end);
+        let path = match rest.first() {
+            None if *method == Method::Options => b"*".to_vec(),
+            Some(b'/') => rest.to_vec(),
+            _ => [b"/", rest].concat(),
+        };
+        if path.contains(&b'#') {
+            return Err(MessageError::BadTarget);
+        }
+        Self::new(scheme, authority, path).map_err(|_| MessageError::BadTarget)
+    }
+
+    /// The Host field: the host, and its port where it is not the scheme's.
+    pub fn host_field(&self) -> String {
+        if self.server.port == self.scheme.default_port() {
+            match &self.server.host {
+                Host::Ip(std::net::IpAddr::V6(ip)) => format!("[{ip}]"),
+                host => host.to_string(),
+            }
+        } else {
+            self.server.to_string()
+        }
+    }
+
+    /// Another resource that a field of a response names (Location, Content-Location), if it has the same origin:
+    /// an absolute URL, a path, or a path relative to this one (RFC 3986 Sec. 5.2).
+    pub fn same_origin(&self, reference: &[u8]) -> Option<Self> {
+        let reference = reference.split(|byte| *byte == b'#').next().unwrap_or_default();
+        let path = match reference {
+            [] => return None,
+            [b'/', b'/', rest @ ..] => {
+                let url = [self.scheme.as_str().as_bytes(), b"://", rest].concat();
+                return self.if_same_origin(Self::parse(&url, &Method::Get).ok()?);
+            }
+            [b'/', ..] => reference.to_vec(),
+            [b'?', ..] => {
+                [self.path.split(|byte| *byte == b'?').next().unwrap_or_default(), reference].concat()
+            }
+            _ if split_scheme(reference).is_some() => {
+                return self.if_same_origin(Self::parse(reference, &Method::Get).ok()?);
+            }
+            _ if Target::is_foreign(reference) => return None,
+            _ => {
+                let own = self.path.split(|byte| *byte == b'?').next().unwrap_or_default();
+                let folder = own.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+                [own.get(..folder).unwrap_or_default(), reference].concat()
+            }
+        };
+        Some(Self { scheme: self.scheme, server: self.server.clone(), path: without_dot_segments(&path) })
+    }
+
+    fn if_same_origin(&self, other: Self) -> Option<Self> {
+        (self.scheme == other.scheme && self.server == other.server).then_some(other)
+    }
+
+    /// The key under which responses are cached: what is forwarded, with only those spellings made one that RFC 3986
+    /// Sec. 6.2.2 calls equivalent, and what the rules leave out of it.
+    pub fn key(&self, rules: &KeyRules) -> Vec<u8> {
+        let mut key = format!("{}://{}", self.scheme.as_str(), self.server).into_bytes();
+        let mut parts = self.path.splitn(2, |byte| *byte == b'?');
+        normalise(parts.next().unwrap_or_default(), &mut key);
+        let Some(query) = parts.next() else { return key };
+        if rules.is_empty() {
+            key.push(b'?');
+            normalise(query, &mut key);
+            return key;
+        }
+        let mut kept: Vec<Vec<u8>> = Vec::new();
+        for parameter in query.split(|byte| *byte == b'&') {
+            let mut text = Vec::with_capacity(parameter.len());
+            normalise(parameter, &mut text);
+            if !rules.ignores(text.split(|byte| *byte == b'=').next().unwrap_or_default()) {
+                kept.push(text);
+            }
+        }
+        if rules.sort_query {
+            kept.sort();
+        }
+        if !kept.is_empty() {
+            key.push(b'?');
+            key.extend_from_slice(&kept.join(&b'&'));
+        }
+        key
+    }
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = String::from_utf8_lossy(&self.path);
+        write!(f, "{}://{}{path}", self.scheme.as_str(), self.host_field())
+    }
+}
+
+/// What is left out of cache keys; the forwarded URL never changes. Empty by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyRules {
+    /// Query parameters that make no other resource: names, or beginnings of names before a final `*`.
+    pub ignored_parameters: Vec<String>,
+    /// Whether the order of query parameters makes no other resource.
+    pub sort_query: bool,
+}
+
+impl KeyRules {
+    const fn is_empty(&self) -> bool {
+        self.ignored_parameters.is_empty() && !self.sort_query
+    }
+
+    fn ignores(&self, name: &[u8]) -> bool {
+        self.ignored_parameters.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start.as_bytes()),
+            None => name == pattern.as_bytes(),
+        })
+    }
+}
+
+fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
+    for (scheme, start) in [(Scheme::Http, &b"http://"[..]), (Scheme::Https, b"https://")] {
+        if let Some((head, rest)) = url.split_at_checked(start.len())
+            && head.eq_ignore_ascii_case(start)
+        {
+            return Some((scheme, rest));
+        }
+    }
+    None
+}
+
+/// Appends a path or query with percent-encoded unreserved bytes decoded and other hex digits in upper case.
+fn normalise(text: &[u8], out: &mut Vec<u8>) {
+    let mut rest = text;
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        let decoded = match (byte, after) {
+            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        match decoded {
+            Some(byte) => {
+                rest = after.get(2..).unwrap_or_default();
+                if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+                    out.push(byte);
+                } else {
+                    out.push(b'%');
+                    out.extend(after.iter().take(2).map(u8::to_ascii_uppercase));
+                }
+            }
+            None => out.push(*byte),
+        }
+    }
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// RFC 3986 Sec. 5.2.4, on the path before the query.
+fn without_dot_segments(path: &[u8]) -> Vec<u8> {
+    let end = path.iter().position(|byte| *byte == b'?').unwrap_or(path.len());
+    let (path, query) = path.split_at(end);
+    let mut kept: Vec<&[u8]> = Vec::new();
+    let mut segments = path.split(|byte| *byte == b'/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        match segment {
+            b"." if is_last => kept.push(b""),
+            b"." => {}
+            b".." => {
+                kept.pop();
+                if is_last {
+                    kept.push(b"");
+                }
+            }
+            segment => kept.push(segment),
+        }
+    }
+    let mut clean = vec![b'/'];
+    clean.extend_from_slice(&kept.join(&b'/'));
+    clean.extend_from_slice(query);
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(url: &str) -> Resource {
+        Resource::parse(url.as_bytes(), &Method::Get).unwrap()
+    }
+
+    #[test]
+    fn equal_spellings_have_one_key_and_no_others() {
+        let key = |url: &str| String::from_utf8(resource(url).key(&KeyRules::default())).unwrap();
+        assert_eq!(key("HTTP://Web.Example/%7ea%2fb"), "http://web.example:80/~a%2Fb");
+        assert_eq!(key("http://web.example:80?q"), "http://web.example:80/?q");
+        assert_eq!(key("http://web.example/a//b/./c;d"), "http://web.example:80/a//b/./c;d");
+        assert_eq!(key("http://[2001:DB8::1]/%zz%"), "http://[2001:db8::1]:80/%zz%");
+        assert_ne!(key("https://a/"), key("http://a/"));
+        for bad in ["http:///x", "http://u@h/", "http://h:0/", "ftp://h/", "http://h/#f", "web"] {
+            assert!(Resource::parse(bad.as_bytes(), &Method::Get).is_err(), "{bad}");
+        }
+        assert!(Target::is_foreign(b"ftp://h/") && !Target::is_foreign(b"https://h/"));
+    }
+
+    #[test]
+    fn rules_leave_parameters_out_of_the_key() {
+        let rules = KeyRules { ignored_parameters: vec!["ved".into(), "utm_*".into()], sort_query: true };
+        let key = |url: &str| String::from_utf8(resource(url).key(&rules)).unwrap();
+        assert_eq!(key("http://g/webhp?sa=X&ved=0ah&hl=en&utm_a=1"), "http://g:80/webhp?hl=en&sa=X");
+        assert_eq!(key("http://g/webhp?ved=0ah"), "http://g:80/webhp");
+    }
+
+    #[test]
+    fn references_lead_to_the_same_origin_or_nowhere() {
+        let base = resource("http://web.example/a/b?q");
+        for (reference, path) in [
+            ("/x", Some("/x")),
+            ("c", Some("/a/c")),
+            ("../c#f", Some("/c")),
+            ("?r", Some("/a/b?r")),
+            ("http://web.example:80/y", Some("/y")),
+            ("//web.example/z", Some("/z")),
+            ("https://web.example/y", None),
+            ("http://other.example/y", None),
+            ("ftp://web.example/y", None),
+            ("", None),
+        ] {
+            let found = base.same_origin(reference.as_bytes()).map(|r| String::from_utf8(r.path).unwrap());
+            assert_eq!(found.as_deref(), path, "{reference}");
+        }
+    }
+}

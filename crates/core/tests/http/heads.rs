@@ -1,0 +1,130 @@
+//! Heads: what is read, and what is refused at which byte.
+
+use crate::{Read, error, read, read_every_way};
+use proptest::prelude::*;
+use sidetrack_core::http::message::{
+    MAX_HEAD, MessageError, Method, Request, Response, Scan, Sender, Version,
+};
+
+fn request(text: &str) -> Result<Request, MessageError> {
+    match read_every_way(text.as_bytes(), Sender::Client).into_iter().next() {
+        Some(Read::Request(request, _)) => Ok(request),
+        Some(Read::Broken(error)) => Err(error),
+        other => panic!("{text:?} gave {other:?}"),
+    }
+}
+
+fn response(text: &str) -> Result<Response, MessageError> {
+    let mut scan = Scan::default();
+    let length = scan.advance(text.as_bytes(), Sender::Server)?.expect("a whole head");
+    Response::parse(&text.as_bytes()[..length])
+}
+
+#[test]
+fn a_request_is_read_as_it_was_written() {
+    let text = "\r\nGET http://a.example/x?y HTTP/1.1\r\nHost: a.example\r\nx-a:  b c\t\r\nEmpty:\r\n\r\n";
+    let head = request(text).unwrap();
+    assert_eq!((&head.method, head.version), (&Method::Get, Version::Http11));
+    assert_eq!(head.target, b"http://a.example/x?y");
+    let fields: Vec<_> = head.fields.iter().collect();
+    assert_eq!(
+        fields,
+        [(&b"Host"[..], &b"a.example"[..]), (b"x-a", b"b c"), (b"Empty", b"")],
+        "names keep their case, values lose the space around them"
+    );
+}
+
+#[test]
+fn a_request_head_is_right_or_refused() {
+    use MessageError::*;
+    let with_line = |line: &str| request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{line}\r\n\r\n")).err();
+    for (line, expected) in [
+        ("A : b", Some(BadField)),
+        (" A: b", Some(Folded)),
+        ("A: b\r\n c", Some(Folded)),
+        ("A", Some(BadField)),
+        (": b", Some(BadField)),
+        ("A(b: c", Some(BadField)),
+        ("A: b\rc", Some(BareLineEnd)),
+        ("A: b\nC: d", Some(BareLineEnd)),
+        ("A: b\0", Some(ControlByte)),
+        ("A: \u{b}b", Some(ControlByte)),
+        ("A: b\x7f", Some(ControlByte)),
+        ("A: caf\u{e9}", None),
+        ("Host: h", Some(BadHost)),
+        ("host: other", Some(BadHost)),
+    ] {
+        assert_eq!(with_line(line), expected, "{line:?}");
+    }
+    for (text, expected) in [
+        ("GET / HTTP/1.1\r\n\r\n", Some(BadHost)),
+        ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n", Some(BadHost)),
+        ("GET / HTTP/1.1\r\nHost: u@h\r\n\r\n", Some(BadHost)),
+        ("GET / HTTP/1.1\r\nHost: h:080\r\n\r\n", None),
+        ("GET / HTTP/1.1\r\nHost: h:99999\r\n\r\n", Some(BadHost)),
+        ("GET / HTTP/1.0\r\n\r\n", None),
+        ("GET  / HTTP/1.1\r\nHost: h\r\n\r\n", Some(BadStartLine)),
+        ("GET / HTTP/1.1 \r\nHost: h\r\n\r\n", Some(BadStartLine)),
+        ("GET /\tx HTTP/1.1\r\nHost: h\r\n\r\n", Some(BadStartLine)),
+        ("G@T / HTTP/1.1\r\nHost: h\r\n\r\n", Some(BadStartLine)),
+        ("GET / HTTP/1.7\r\nHost: h\r\n\r\n", None),
+        ("GET / HTTP/2.0\r\nHost: h\r\n\r\n", Some(BadVersion)),
+        ("GET / http/1.1\r\nHost: h\r\n\r\n", Some(BadStartLine)),
+        ("GET /\r\n\r\n", Some(BadStartLine)),
+        ("\r\n\r\n\r\nGET / HTTP/1.0\r\n\r\n", Some(BadStartLine)),
+        ("\x16\x03\x01\x02\0\x01\0\x01", Some(ControlByte)),
+    ] {
+        assert_eq!(request(text).err(), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn a_response_head_is_read_with_what_servers_may_do() {
+    let head = response("HTTP/1.1 200 All is well\nA: b\r\nC: d\n\n").unwrap();
+    let mut out = Vec::new();
+    head.write_to(&mut out);
+    assert_eq!(out, b"HTTP/1.1 200 All is well\r\nA: b\r\nC: d\r\n\r\n", "a bare LF never leaves us");
+    assert_eq!(response("HTTP/1.0 404\r\n\r\n").unwrap().status, 404);
+    for (text, expected) in [
+        ("HTTP/1.1 20 OK\r\n\r\n", MessageError::BadStartLine),
+        ("HTTP/1.1 099 OK\r\n\r\n", MessageError::BadStartLine),
+        ("HTTP/1.1 200OK\r\n\r\n", MessageError::BadStartLine),
+        ("HTTP/1.1  200 OK\r\n\r\n", MessageError::BadStartLine),
+        ("ICY 200 OK\r\n\r\n", MessageError::BadStartLine),
+        ("HTTP/3.0 200 OK\r\n\r\n", MessageError::BadVersion),
+        ("HTTP/1.1 200 OK\r\nA: b\r\n folded\r\n\r\n", MessageError::Folded),
+        ("HTTP/1.1 200 OK\r\nA : b\r\n\r\n", MessageError::BadField),
+    ] {
+        assert_eq!(response(text).err(), Some(expected), "{text:?}");
+    }
+}
+
+#[test]
+fn endless_heads_are_refused_where_they_pass_their_bound() {
+    let long_target = format!("GET /{} HTTP/1.0\r\n\r\n", "a".repeat(9000));
+    assert_eq!(read(&[long_target.as_bytes()], Sender::Client), [Read::Broken(MessageError::TargetTooLong)]);
+    let many = format!("GET / HTTP/1.0\r\n{}\r\n", "A: b\r\n".repeat(101));
+    assert_eq!(read(&[many.as_bytes()], Sender::Client), [Read::Broken(MessageError::TooLong)]);
+    let endless = format!("GET / HTTP/1.0\r\nA: {}", "b".repeat(MAX_HEAD));
+    for size in [1, 7, 1000, endless.len()] {
+        let pieces: Vec<_> = endless.as_bytes().chunks(size).collect();
+        assert_eq!(read(&pieces, Sender::Client), [Read::Broken(MessageError::TooLong)], "pieces of {size}");
+    }
+    assert_eq!(error("GET / HTTP/1.0\r\nA: b\r\n\r\n", Sender::Client), None);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_survived_and_split_anyhow(
+        bytes in prop::collection::vec(prop_oneof![
+            4 => prop::sample::select(b"GET / HTTP/1.1\r\nhost: a\r\n:chunked,0123456789abcdef;\t\"".to_vec()),
+            1 => any::<u8>(),
+        ], 0..200),
+        cut in 0_usize..200,
+    ) {
+        for sender in [Sender::Client, Sender::Server] {
+            let (first, second) = bytes.split_at(cut.min(bytes.len()));
+            prop_assert_eq!(read(&[&bytes], sender), read(&[first, second], sender));
+        }
+    }
+}

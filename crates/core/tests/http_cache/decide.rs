@@ -1,0 +1,240 @@
+//! What stored responses are good for, and the answers made out of them.
+
+use crate::{T, fields, stored, stored_for};
+use sidetrack_core::http::cache::{
+    Body, Forward, Lookup, Rules, Stored, Trouble, conditions, lookup, may_serve_stale, reply,
+};
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::message::Method;
+
+const HIT: Lookup = Lookup::Hit { index: 0, refresh: false };
+const BEHIND: Lookup = Lookup::Hit { index: 0, refresh: true };
+
+const fn validate(why: Forward) -> Lookup {
+    Lookup::Validate { index: 0, why }
+}
+
+fn ask(request: &str, stored: &[&Stored], after_s: u64) -> Lookup {
+    lookup(&Method::Get, &fields(request), false, stored, T + after_s)
+}
+
+#[test]
+fn one_stored_response_is_judged_by_its_words_and_the_clients() {
+    use Forward::{Request, Stale};
+    let sixty = "Cache-Control: max-age=60|ETag: \"a\"";
+    let with = |more: &str| format!("Cache-Control: max-age=60, {more}|ETag: \"a\"");
+    for (text, request, after_s, expected) in [
+        (sixty.to_owned(), "", 59, HIT),
+        (sixty.to_owned(), "", 60, validate(Stale)),
+        (sixty.to_owned(), "Cache-Control: max-age=30", 30, HIT),
+        (sixty.to_owned(), "Cache-Control: max-age=30", 31, validate(Request)),
+        (sixty.to_owned(), "Cache-Control: max-age=0", 1, validate(Request)),
+        (sixty.to_owned(), "Cache-Control: min-fresh=20", 40, HIT),
+        (sixty.to_owned(), "Cache-Control: min-fresh=20", 41, validate(Request)),
+        (sixty.to_owned(), "Cache-Control: no-cache", 1, validate(Request)),
+        (sixty.to_owned(), "Pragma: no-cache", 1, validate(Request)),
+        (sixty.to_owned(), "Pragma: no-cache|Cache-Control: max-age=30", 1, HIT),
+        (sixty.to_owned(), "Cache-Control: max-stale", 1000, HIT),
+        (sixty.to_owned(), "Cache-Control: max-stale=10", 70, HIT),
+        (sixty.to_owned(), "Cache-Control: max-stale=10", 71, validate(Stale)),
+        (sixty.to_owned(), "Cache-Control: max-stale=x", 71, validate(Stale)),
+        (with("must-revalidate"), "Cache-Control: max-stale", 70, validate(Stale)),
+        (with("proxy-revalidate"), "Cache-Control: max-stale", 70, validate(Stale)),
+        (with("s-maxage=60"), "Cache-Control: max-stale", 70, validate(Stale)),
+        (with("no-cache"), "", 1, validate(Stale)),
+        (with("no-cache"), "Cache-Control: max-stale", 1, validate(Stale)),
+        (with("no-cache=\"X\""), "", 1, HIT),
+        (with("stale-while-revalidate=10"), "", 69, BEHIND),
+        (with("stale-while-revalidate=10"), "", 70, validate(Stale)),
+        (with("stale-while-revalidate=10, must-revalidate"), "", 65, validate(Stale)),
+        (with("stale-while-revalidate=10"), "Cache-Control: min-fresh=1", 65, validate(Stale)),
+        ("Cache-Control: max-age=60".to_owned(), "", 60, Lookup::Miss { why: Stale }),
+        (sixty.to_owned(), "Cache-Control: only-if-cached", 59, HIT),
+        (sixty.to_owned(), "Cache-Control: only-if-cached", 60, Lookup::OnlyIfCached),
+        (sixty.to_owned(), "If-Match: \"a\"", 1, Lookup::Pass { why: Forward::Bypass }),
+    ] {
+        assert_eq!(
+            ask(request, &[&stored(&text)], after_s),
+            expected,
+            "{text:?} asked {request:?} at {after_s}"
+        );
+    }
+}
+
+#[test]
+fn requests_without_a_stored_response() {
+    let miss = |why| Lookup::Miss { why };
+    assert_eq!(ask("", &[], 0), miss(Forward::UriMiss));
+    assert_eq!(ask("Cache-Control: no-store", &[], 0), Lookup::Pass { why: Forward::Request });
+    assert_eq!(ask("Cache-Control: only-if-cached", &[], 0), Lookup::OnlyIfCached);
+    let post = lookup(&Method::Post, &Fields::new(), true, &[], T);
+    assert_eq!(post, Lookup::Pass { why: Forward::Method });
+    let fat = lookup(&Method::Get, &Fields::new(), true, &[&stored("Cache-Control: max-age=9")], T);
+    assert_eq!(fat, Lookup::Pass { why: Forward::Bypass }, "GET with a body");
+    let head = lookup(&Method::Head, &Fields::new(), false, &[&stored("Cache-Control: max-age=9")], T);
+    assert_eq!(head, HIT);
+}
+
+#[test]
+fn variants_are_selected_by_the_request() {
+    let make = |request: &str, vary: &str, date: &str| {
+        stored_for(request, 200, &format!("Cache-Control: max-age=60|Vary: {vary}|Date: {{{date}}}")).unwrap()
+    };
+    let en = make("Accept-Language: en", "Accept-Language", "+0");
+    let de = make("Accept-Language: de, en;q=0.5", "accept-language", "+0");
+    let both = [&en, &de];
+    let index = |request: &str, stored: &[&Stored]| match ask(request, stored, 1) {
+        Lookup::Hit { index, .. } => Ok(index),
+        other => Err(other),
+    };
+    assert_eq!(index("Accept-Language: en", &both), Ok(0));
+    assert_eq!(index("accept-language: DE ,EN; q=0.5", &both), Ok(1));
+    assert_eq!(index("Accept-Language: de|Accept-Language: en;q=0.5", &both), Ok(1));
+    assert_eq!(index("", &both), Err(Lookup::Miss { why: Forward::VaryMiss }));
+    assert_eq!(index("Accept-Language: fr", &both), Err(Lookup::Miss { why: Forward::VaryMiss }));
+    let absent = make("", "X-A", "+0");
+    assert_eq!(index("", &[&absent]), Ok(0));
+    assert_eq!(
+        index("X-A:", &[&absent]),
+        Err(Lookup::Miss { why: Forward::VaryMiss }),
+        "empty is not absent"
+    );
+    let agent = make("User-Agent: A (b, c)", "User-Agent", "+0");
+    assert!(index("User-Agent: A (b,c)", &[&agent]).is_err(), "no list: every byte counts");
+    let (old, new) = (make("X: 1", "X", "-9"), make("X: 1", "X", "-3"));
+    assert_eq!(index("X: 1", &[&old, &new]), Ok(1), "the newest of several");
+    let plain = stored("Cache-Control: max-age=60");
+    assert_eq!(index("X: 1", &[&plain, &new]), Ok(1), "one that was selected before one that was not");
+    assert_eq!(index("X: 2", &[&plain, &new]), Ok(0));
+}
+
+#[test]
+fn parts_answer_the_ranges_they_hold() {
+    let part =
+        stored_for("", 206, "Cache-Control: max-age=60|Content-Range: bytes 2-5/10|ETag: \"a\"").unwrap();
+    let partial = Lookup::Miss { why: Forward::Partial };
+    for (request, expected) in [
+        ("Range: bytes=2-5", HIT),
+        ("Range: bytes=3-4", HIT),
+        ("Range: bytes=1-4", partial),
+        ("Range: bytes=3-", partial),
+        ("Range: bytes=-3", partial),
+        ("Range: bytes=2-3, 5-5", HIT),
+        ("Range: bytes=2-3|If-Range: \"a\"", HIT),
+        ("Range: bytes=2-3|If-Range: \"b\"", partial),
+        ("", partial),
+    ] {
+        assert_eq!(ask(request, &[&part], 1), expected, "{request:?}");
+    }
+}
+
+#[test]
+fn stale_is_served_when_the_server_is_in_trouble_and_nothing_forbids_it() {
+    let rules = Rules::default();
+    for (more, request, after_s, on_error, unreachable) in [
+        ("", "", 61, false, true),
+        ("", "", 60 + 86_401, false, false),
+        (", stale-if-error=10", "", 70, true, true),
+        (", stale-if-error=10", "", 71, false, false),
+        ("", "Cache-Control: stale-if-error=10", 70, true, true),
+        (", must-revalidate, stale-if-error=10", "", 61, false, false),
+        (", s-maxage=60, stale-if-error=10", "", 61, false, false),
+        (", no-cache, stale-if-error=10", "", 61, false, false),
+        (", stale-if-error=10", "Cache-Control: no-cache", 61, false, false),
+        (", stale-if-error=10", "Cache-Control: max-age=5", 61, false, false),
+    ] {
+        let stored = stored(&format!("Cache-Control: max-age=60{more}"));
+        let may = |trouble| may_serve_stale(&stored, &fields(request), trouble, T + after_s, &rules);
+        let found = (may(Trouble::Error), may(Trouble::Unreachable));
+        assert_eq!(found, (on_error, unreachable), "{more:?} {request:?} {after_s}");
+    }
+}
+
+#[test]
+fn a_validation_asks_with_every_tag() {
+    let (one, two) =
+        (stored("ETag: \"a\"|Last-Modified: {-9}"), stored("ETag: W/\"b\"|Cache-Control: max-age=1"));
+    let mut request = fields("If-None-Match: \"mine\"|Range: bytes=0-1|Accept: x");
+    conditions(&mut request, &two, &[&one, &two]);
+    assert_eq!(request, fields("Accept: x|If-None-Match: W/\"b\", \"a\""));
+    let mut request = fields("If-Modified-Since: {-1}");
+    conditions(&mut request, &one, &[&one]);
+    assert_eq!(request, fields("If-None-Match: \"a\"|If-Modified-Since: {-9}"));
+}
+
+#[test]
+fn clients_conditions_are_answered_from_the_cache() {
+    let one = stored("Cache-Control: max-age=60|ETag: \"a\"|Last-Modified: {-100}|Content-Type: x/y|X: 1");
+    for (request, status) in [
+        ("", 200),
+        ("If-None-Match: \"a\"", 304),
+        ("If-None-Match: W/\"a\"", 304),
+        ("If-None-Match: \"x\", \"a\"", 304),
+        ("If-None-Match: \"x\"|If-None-Match: \"a\"", 304),
+        ("If-None-Match: *", 304),
+        ("If-None-Match: \"x\"", 200),
+        ("If-None-Match: \"x\"|If-Modified-Since: {-1}", 200),
+        ("If-Modified-Since: {-100}", 304),
+        ("If-Modified-Since: {-1}", 304),
+        ("If-Modified-Since: {-101}", 200),
+        ("If-Modified-Since: yesterday", 200),
+    ] {
+        let found = reply(&one, (&Method::Get, &fields(request)), Some(9), "b", T + 5);
+        assert_eq!(found.head.status, status, "{request:?}");
+        assert_eq!(found.head.fields.first("age"), Some(&b"5"[..]));
+        if status == 304 {
+            let names = ["etag", "cache-control", "date"].map(|name| found.head.fields.has(name));
+            assert_eq!(names, [true; 3]);
+            assert!(!found.head.fields.has("content-type") && !found.head.fields.has("content-length"));
+        }
+    }
+}
+
+#[test]
+fn ranges_are_cut_out_of_the_whole() {
+    let one = stored("Cache-Control: max-age=60|ETag: \"a\"|Last-Modified: {-100}|Content-Type: x/y");
+    let answer = |request: &str, total| reply(&one, (&Method::Get, &fields(request)), total, "B", T);
+    let range = |request: &str| {
+        let reply = answer(request, Some(10));
+        let text =
+            reply.head.fields.first("content-range").map(|text| String::from_utf8_lossy(text).into_owned());
+        (reply.head.status, text.unwrap_or_default(), reply.body)
+    };
+    let part = |first, last| (206, format!("bytes {first}-{last}/10"), Body::Range(first, last));
+    let whole = (200, String::new(), Body::All);
+    for (request, expected) in [
+        ("Range: bytes=0-0", part(0, 0)),
+        ("Range: bytes=3-", part(3, 9)),
+        ("Range: bytes=3-99", part(3, 9)),
+        ("Range: bytes=-3", part(7, 9)),
+        ("Range: bytes=-99", part(0, 9)),
+        ("Range: bytes=0-2, 2-4, 5-6", part(0, 6)),
+        ("Range: bytes=10-", (416, "bytes */10".to_owned(), Body::None)),
+        ("Range: bytes=-0", (416, "bytes */10".to_owned(), Body::None)),
+        ("Range: bytes=4-3", whole.clone()),
+        ("Range: bytes=a-b", whole.clone()),
+        ("Range: lines=0-1", whole.clone()),
+        ("Range: bytes=0-1|If-Range: \"a\"", part(0, 1)),
+        ("Range: bytes=0-1|If-Range: W/\"a\"", whole.clone()),
+        ("Range: bytes=0-1|If-Range: \"b\"", whole.clone()),
+        ("Range: bytes=0-1|If-Range: {-100}", part(0, 1)),
+        ("Range: bytes=0-1|If-Range: {-99}", whole.clone()),
+    ] {
+        assert_eq!(range(request), expected, "{request:?}");
+    }
+    assert_eq!(answer("Range: bytes=0-1", None).body, Body::All, "the length is not known yet");
+    let many = answer("Range: bytes=0-1, 5-6", Some(10));
+    let Body::Multipart(parts, end) = &many.body else { panic!("{many:?}") };
+    let length: usize =
+        parts.iter().map(|(text, first, last)| text.len() + (last - first) as usize + 1).sum();
+    assert_eq!(many.head.fields.first("content-length"), Some((length + end.len()).to_string().as_bytes()));
+    let head = reply(&one, (&Method::Head, &fields("Range: bytes=0-1")), Some(10), "B", T);
+    assert_eq!((head.head.status, head.body), (200, Body::None), "ranges are for GET");
+}
+
+#[test]
+fn fields_that_need_validation_are_left_out() {
+    let one = stored("Cache-Control: max-age=60, no-cache=\"Set-Cookie\"|Set-Cookie: a=b|X: y");
+    let found = reply(&one, (&Method::Get, &Fields::new()), Some(1), "b", T);
+    assert!(!found.head.fields.has("set-cookie") && found.head.fields.has("x"));
+}
