@@ -16,6 +16,7 @@ pub mod live;
 pub mod metrics;
 pub mod plan;
 pub mod process;
+pub mod reactor;
 pub mod record;
 pub mod reload;
 pub mod session;

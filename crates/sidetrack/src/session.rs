@@ -16,13 +16,13 @@ pub use lane::allow_pipes;
 
 use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};
+use crate::reactor::TcpStream;
 use crate::worker::{Admission, Worker};
 use pump::Pump;
 use setup::{Setup, SetupEnd};
 use sidetrack_core::flow::EndReason;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpStream;
 
 /// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
 struct Entry {

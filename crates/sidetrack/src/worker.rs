@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::intercept::Listening;
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
+use crate::reactor::{self, TcpListener, TcpStream};
 use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
@@ -19,7 +20,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// How often a worker looks for flows whose deadline has passed.
@@ -137,10 +137,8 @@ impl Worker {
 
     /// Wakes flows that are overdue, for ever.
     pub async fn sweep(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(SWEEP);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            reactor::sleep(SWEEP).await;
             self.ledger.wake_due(self.clock.now());
         }
     }
@@ -169,7 +167,7 @@ impl Worker {
                     if let Some(silent) = complaints.take(self.clock.now()) {
                         tracing::warn!(listener = %listening.name, %error, silent, "cannot accept; resting");
                     }
-                    tokio::time::sleep(ACCEPT_REST).await;
+                    reactor::sleep(ACCEPT_REST).await;
                 }
             }
         }
@@ -187,7 +185,7 @@ impl Worker {
 
     fn serve(self: &Arc<Self>, listening: &Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
         let peer = sidetrack_sys::sockopt::canonical(peer);
-        tokio::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
+        reactor::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
     }
 }
 

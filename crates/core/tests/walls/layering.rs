@@ -9,18 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 21] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &[]),
     ("config", &[]),
     ("dns", &[]),
     ("process", &[]),
+    // The event loop knows no flow.
+    ("reactor", &[]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
-    ("carry", &["live"]),
-    ("intercept", &["carry", "config", "dns", "live", "session"]),
-    ("session", &["carry", "config", "dns", "intercept", "live", "process", "worker"]),
-    ("worker", &["carry", "config", "intercept", "live", "process", "session"]),
+    ("carry", &["live", "reactor"]),
+    ("intercept", &["carry", "config", "dns", "live", "reactor", "session"]),
+    ("session", &["carry", "config", "dns", "intercept", "live", "process", "reactor", "worker"]),
+    ("worker", &["carry", "config", "intercept", "live", "process", "reactor", "session"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),

@@ -3,6 +3,7 @@
 use super::sockets::Bound;
 use crate::intercept::Listening;
 use crate::live::Ledger;
+use crate::reactor;
 use crate::session;
 use crate::worker::{Shared, Worker};
 use anyhow::Context;
@@ -11,7 +12,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// A socket and what its connections share, on its way to a worker.
 type Start = (Arc<Listening>, TcpListener, watch::Receiver<bool>);
@@ -47,9 +49,45 @@ struct Thread {
     handle: JoinHandle<()>,
 }
 
+/// A runtime on a thread of its own, for what a worker's loop does not do itself: to resolve names, to run other
+/// protocols' libraries. The workers enter its context.
+struct Background {
+    handle: Handle,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Background {
+    fn start() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot make the background's event loop")?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("background".into())
+            .spawn(move || {
+                let _ = runtime.block_on(stopped);
+                // A name that is still being asked for keeps nobody.
+                runtime.shutdown_background();
+            })
+            .context("cannot start the background thread")?;
+        Ok(Self { handle, stop, thread })
+    }
+
+    fn stop(self) {
+        let _ = self.stop.send(());
+        if self.thread.join().is_err() {
+            tracing::error!("the background thread ended by a panic");
+        }
+    }
+}
+
 /// All workers of the process.
 pub struct Fleet {
     threads: Vec<Thread>,
+    background: Background,
     ledgers: Vec<Arc<Ledger>>,
     stop: watch::Sender<bool>,
 }
@@ -60,6 +98,7 @@ impl Fleet {
     /// # Errors
     /// The system gives no thread or no epoll instance.
     pub fn start(shared: &Arc<Shared>, workers: usize) -> anyhow::Result<Self> {
+        let background = Background::start()?;
         let (stop, stopped) = watch::channel(false);
         let pipes = shared.pipes() / workers.max(1);
         let ledgers: Vec<_> = (0..workers).map(|_| Arc::new(Ledger::default())).collect();
@@ -68,10 +107,11 @@ impl Fleet {
             .enumerate()
             .map(|(number, ledger)| {
                 let worker = Arc::new(Worker::new(shared.clone(), ledger.clone()));
-                thread(number, worker, pipes, stopped.clone())
+                let background = background.handle.clone();
+                thread(number, worker, pipes, stopped.clone(), background)
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(Self { threads, ledgers, stop })
+        Ok(Self { threads, background, ledgers, stop })
     }
 
     /// The flows of each worker.
@@ -102,6 +142,7 @@ impl Fleet {
                 tracing::error!("a worker ended by a panic");
             }
         }
+        self.background.stop();
     }
 }
 
@@ -110,17 +151,17 @@ fn thread(
     worker: Arc<Worker>,
     pipes: usize,
     stopped: watch::Receiver<bool>,
+    background: Handle,
 ) -> anyhow::Result<Thread> {
     let (starts, inbox) = mpsc::unbounded_channel();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot make a worker's event loop")?;
     let handle = std::thread::Builder::new()
         .name(format!("worker-{number}"))
         .spawn(move || {
             session::allow_pipes(pipes);
-            runtime.block_on(work(worker, inbox, stopped));
+            let _entered = background.enter();
+            if let Err(error) = reactor::block_on(work(worker, inbox, stopped)) {
+                tracing::error!(%error, "a worker's event loop ended");
+            }
         })
         .context("cannot start a worker thread")?;
     Ok(Thread { starts, handle })
@@ -131,7 +172,7 @@ async fn work(
     mut inbox: mpsc::UnboundedReceiver<Start>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    tokio::spawn(worker.clone().sweep());
+    reactor::spawn(worker.clone().sweep());
     loop {
         tokio::select! {
             start = inbox.recv() => match start {
@@ -144,9 +185,9 @@ async fn work(
     for flow in worker.ledger.snapshot() {
         flow.end(EndReason::Shutdown);
     }
-    let until = tokio::time::Instant::now() + STOP_PATIENCE;
-    while !worker.ledger.is_empty() && tokio::time::Instant::now() < until {
-        tokio::task::yield_now().await;
+    let until = Instant::now() + STOP_PATIENCE;
+    while !worker.ledger.is_empty() && Instant::now() < until {
+        reactor::yield_now().await;
     }
 }
 
@@ -156,9 +197,9 @@ fn accept_on(
     socket: TcpListener,
     stop: watch::Receiver<bool>,
 ) {
-    match tokio::net::TcpListener::from_std(socket) {
+    match reactor::TcpListener::new(socket) {
         Ok(listener) => {
-            tokio::spawn(worker.clone().accept(listening, listener, stop));
+            reactor::spawn(worker.clone().accept(listening, listener, stop));
         }
         Err(error) => tracing::error!(listener = %listening.name, %error, "cannot watch the listener"),
     }

@@ -1,6 +1,7 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
 use super::{Carried, Failure, FirstBytes, Order, resolve, stack};
+use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::v6::StackOption;
 use sidetrack_sys::sockopt;
@@ -11,9 +12,6 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep};
 
 /// Head start of each address before the next is tried beside it (RFC 8305 Sec. 5, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -87,16 +85,16 @@ impl Dialing {
     async fn try_connect(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<(TcpStream, usize)> {
         let socket = self.socket(to, wishes)?;
         let done = sockopt::start_connect(&socket, to)?;
-        let stream = TcpStream::from_std(socket.into())?;
+        let stream = TcpStream::new(socket.into())?;
         let mut sent = 0;
         if done && !wishes.syn_data.is_empty() {
             // There is a cookie, and nothing was sent so far: this is the SYN.
             sent = SockRef::from(&stream).send(wishes.syn_data)?;
-            // What tokio remembers is the moment before; the socket is writable again when the SYN is answered.
-            let _ = stream.try_io(Interest::WRITABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+            // The socket is writable again when the SYN is answered.
+            stream.forget_writable();
         }
         if !done || sent > 0 {
-            stream.writable().await?;
+            stream.writable().await;
             if let Some(error) = stream.take_error()? {
                 return Err(error);
             }
@@ -247,7 +245,7 @@ mod tests {
     use super::*;
 
     fn on_loopback<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+        crate::reactor::block_on(future).unwrap()
     }
 
     #[test]
@@ -257,7 +255,7 @@ mod tests {
         let to = open.local_addr().unwrap();
         let stream = on_loopback(async {
             let stream = Dialing::default().race(&[closed, to], Wishes::default()).await;
-            stream.map(|(stream, _)| stream.peer_addr().unwrap())
+            stream.map(|(stream, _)| std::net::TcpStream::peer_addr(&stream.into_std().unwrap()).unwrap())
         });
         assert_eq!(stream, Ok(to));
     }

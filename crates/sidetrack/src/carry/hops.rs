@@ -5,6 +5,7 @@
 use super::direct::Wishes;
 use super::{Carried, Failure, FirstBytes, Order, hop_name, resolve};
 use crate::live::Clock;
+use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::connect;
@@ -14,11 +15,9 @@ use sidetrack_core::socks::{v5, v6};
 use sidetrack_core::time::Instant;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 
 /// Most bytes of the client that travel with a request (the draft's limit for initial data, Sec. 1.3 of the facts).
 pub const INITIAL_DATA_MAX: usize = 1 << 14;
@@ -160,7 +159,7 @@ pub(super) async fn carry(
     order: &Order<'_>,
     hops: &[Hop],
     destination: &Destination,
-    first: &mut (impl FirstBytes + Send),
+    first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
     let entry = &hops[0];
     let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
@@ -216,9 +215,8 @@ async fn shake(
         let read = poll_fn(|cx| {
             // Here, so that it is on the stack and not in every flow's future.
             let mut buffer = [0; 2048];
-            let mut buffer = ReadBuf::new(&mut buffer);
-            ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
-            match buffer.filled() {
+            let n = ready!(stream.poll_recv(cx, &mut buffer))?;
+            match &buffer[..n] {
                 [] => machine.eof(clock.now()),
                 bytes => machine.bytes(clock.now(), bytes),
             }

@@ -8,12 +8,12 @@ pub mod stack;
 pub use direct::Dialing;
 pub use resolve::resolve;
 
+use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use std::net::SocketAddr;
-use tokio::net::TcpStream;
 
 /// Why a flow could not be carried, in the closed list's word and in words that name hop, step and code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +75,7 @@ pub trait FirstBytes {
 ///
 /// # Errors
 /// The reason for the record, naming the hop and the step.
-pub async fn carry(order: &Order<'_>, first: &mut (impl FirstBytes + Send)) -> Result<Carried, Failure> {
+pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     match &order.carry.carrier {
         Carrier::Direct => direct::carry(order, first).await,
         Carrier::Hops(hops) => {

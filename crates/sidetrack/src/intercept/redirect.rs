@@ -3,13 +3,13 @@
 use super::{Catches, Listening, RunCatch};
 use crate::carry::Failure;
 use crate::live::Clock;
+use crate::reactor::TcpStream;
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::names::NameTable;
 use sidetrack_sys::sockopt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
-use tokio::net::TcpStream;
 
 /// Where the application wanted to go; a name where it asked our resolver for one.
 ///

@@ -2,6 +2,7 @@
 
 use crate::carry::Failure;
 use crate::live::Clock;
+use crate::reactor::timeout;
 use crate::session::Client;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::Server;
@@ -11,7 +12,6 @@ use sidetrack_core::time::Instant;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::timeout;
 
 /// The server's end of one handshake.
 #[derive(Debug)]

@@ -1,18 +1,17 @@
 //! The client's side while the path is being made: its socket and the bytes it has sent so far.
 
 use crate::carry::FirstBytes;
+use crate::reactor::{TcpStream, timeout_at};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_sys::sockopt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Poll, ready};
-use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWriteExt, Interest, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
 
 /// Most bytes held of a client whose path does not stand yet (a ClientHello or request head has at most 16 KiB; what
 /// is more waits in the kernel).
@@ -91,13 +90,12 @@ impl Client {
         if room == 0 {
             return Ok(0);
         }
-        // Unlike a `try_read`, a short `poll_read` tells the runtime that the socket is empty now: one call less.
         poll_fn(|cx| {
+            // Here, so that it is on the stack and not in every flow's future.
             let mut buffer = [0; READ_MAX];
-            let mut buffer = ReadBuf::new(&mut buffer[..room]);
-            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
-            self.held.extend_from_slice(buffer.filled());
-            Poll::Ready(Ok(buffer.filled().len()))
+            let n = ready!(self.stream.poll_recv(cx, &mut buffer[..room]))?;
+            self.held.extend_from_slice(&buffer[..n]);
+            Poll::Ready(Ok(n))
         })
         .await
         .inspect_err(|_| self.broken.store(true, Relaxed))
@@ -184,11 +182,11 @@ impl Presence<'_> {
     /// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and
     /// the answer still count.
     pub async fn lost(self) {
-        let mut error = pin!(self.stream.ready(Interest::ERROR));
+        let mut error = pin!(self.stream.failed());
         poll_fn(|cx| {
             // Who reads beside us may have taken the error before it was announced.
             let is_broken = self.broken.load(Relaxed);
-            if is_broken { Poll::Ready(()) } else { error.as_mut().poll(cx).map(drop) }
+            if is_broken { Poll::Ready(()) } else { error.as_mut().poll(cx) }
         })
         .await;
     }

@@ -1,13 +1,11 @@
 //! What one direction of a flow holds: nothing, bytes in memory, or bytes in a kernel pipe.
 
 use super::pump::SPLICE_AFTER;
+use crate::reactor::TcpStream;
 use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncWrite, Interest};
-use tokio::net::TcpStream;
 
 thread_local! {
     /// The pipes of this worker; none until [`allow_pipes`]. When none is left, flows go on being copied.
@@ -98,9 +96,9 @@ impl Lane {
             return Poll::Ready(Err(io::Error::other("this direction has no pipe")));
         };
         loop {
-            ready!(socket.poll_read_ready(cx))?;
-            let fill = socket.try_io(Interest::READABLE, || match splice_from(socket, pipe, max)? {
-                // Only this clears the readiness that tokio remembers.
+            ready!(socket.poll_read_ready(cx));
+            let fill = socket.reading(|socket| match splice_from(socket, pipe, max)? {
+                // Only this makes the loop forget that there was something to read.
                 Fill::SourceEmpty => Err(ErrorKind::WouldBlock.into()),
                 fill => Ok(fill),
             });
@@ -118,13 +116,13 @@ impl Lane {
     pub fn poll_drain(
         &mut self,
         cx: &mut Context<'_>,
-        socket: &mut TcpStream,
+        socket: &TcpStream,
         held: usize,
     ) -> Poll<io::Result<usize>> {
         match &mut self.holds {
             Holds::Nothing => Poll::Ready(Err(io::Error::other("nothing is held for this side"))),
             Holds::Bytes { bytes, start } => {
-                let n = ready!(Pin::new(socket).poll_write(cx, &bytes[*start..]))?;
+                let n = ready!(socket.poll_send(cx, &bytes[*start..]))?;
                 *start += n;
                 if *start == bytes.len() {
                     self.holds = Holds::Nothing;
@@ -132,8 +130,8 @@ impl Lane {
                 Poll::Ready(Ok(n))
             }
             Holds::Pipe(pipe) => loop {
-                ready!(socket.poll_write_ready(cx))?;
-                match socket.try_io(Interest::WRITABLE, || splice_to(pipe, &*socket, held, false)) {
+                ready!(socket.poll_write_ready(cx));
+                match socket.writing(|socket| splice_to(pipe, socket, held, false)) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     result => return Poll::Ready(result),
                 }

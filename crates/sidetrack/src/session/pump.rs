@@ -8,6 +8,7 @@ use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::live::{Clock, LiveFlow};
+use crate::reactor::TcpStream;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
 use sidetrack_core::time::Instant;
@@ -18,8 +19,6 @@ use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 /// Bytes of a direction after which it changes to `splice(2)`. Below this a pipe costs more than the copies it saves
 /// (`bench/RESULTS.md`).
@@ -133,7 +132,7 @@ impl Pump {
                 }
                 Output::Write(side, held) if self.is_gone(side) => self.swallow(side, held, &mut fresh),
                 Output::Write(side, held) => self.write(cx, side, held, scratch, &mut fresh),
-                Output::Fin(side) => self.fin(cx, side),
+                Output::Fin(side) => self.fin(side),
                 Output::Close { reason, reset } => match Farewell::gone_for(reason).filter(|_| reset) {
                     Some(gone) if self.live.ending().is_none() => {
                         self.farewell.get_or_insert(Farewell::new(gone, now));
@@ -231,8 +230,7 @@ impl Pump {
         let result = if lane.is_piped() {
             lane.poll_fill(cx, socket, max as usize)
         } else {
-            let mut buffer = ReadBuf::new(&mut scratch[..SCRATCH.min(max as usize)]);
-            Pin::new(socket).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+            socket.poll_recv(cx, &mut scratch[..SCRATCH.min(max as usize)])
         };
         match result {
             Poll::Pending => Input::ReadBlocked(side),
@@ -271,7 +269,7 @@ impl Pump {
         };
         let result = match fresh {
             Some(bytes) if bytes.from == from && lane.is_empty() => {
-                Pin::new(socket).poll_write(cx, &scratch[bytes.start..bytes.end]).map_ok(|n| {
+                socket.poll_send(cx, &scratch[bytes.start..bytes.end]).map_ok(|n| {
                     bytes.start += n;
                     n
                 })
@@ -306,10 +304,9 @@ impl Pump {
         }
     }
 
-    fn fin(&mut self, cx: &mut Context<'_>, side: Side) -> Input {
-        match Pin::new(self.socket(side)).poll_shutdown(cx) {
-            Poll::Ready(Err(error)) if error.kind() != ErrorKind::NotConnected => self.failed(side, error),
-            // The socket's shutdown never blocks.
+    fn fin(&mut self, side: Side) -> Input {
+        match self.socket(side).shutdown_write() {
+            Err(error) if error.kind() != ErrorKind::NotConnected => self.failed(side, error),
             _ => Input::FinSent(side),
         }
     }

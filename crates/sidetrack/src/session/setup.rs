@@ -8,6 +8,7 @@ use crate::dns;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse};
 use crate::live::{Decided, LiveFlow};
+use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
@@ -21,7 +22,6 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 
 /// How the making of a path ended.
 pub enum SetupEnd {

@@ -1,0 +1,518 @@
+//! TCP sockets of a loop.
+
+use super::Loop;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What an edge of epoll has told of one socket and nobody has used up yet.
+#[derive(Debug, Default)]
+struct Source {
+    /// Tells an event of a socket that is gone from one of its successor in this place.
+    generation: u32,
+    readable: bool,
+    writable: bool,
+    /// The other side sent FIN or a reset: reading has an end, which no further edge announces.
+    ended: bool,
+    /// The socket holds an error, or did.
+    failed: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+/// All sockets of a loop.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    slots: Vec<Source>,
+    free: Vec<u32>,
+}
+
+impl Sources {
+    fn enter(&mut self) -> (u32, u64) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Source::default());
+            u32::try_from(self.slots.len() - 1).expect("descriptors are far fewer")
+        });
+        (index, u64::from(self.slots[index as usize].generation) << 32 | u64::from(index))
+    }
+
+    fn leave(&mut self, index: u32) {
+        let source = &mut self.slots[index as usize];
+        *source = Source { generation: source.generation.wrapping_add(1), ..Source::default() };
+        self.free.push(index);
+    }
+
+    fn at(&mut self, index: u32) -> &mut Source {
+        &mut self.slots[index as usize]
+    }
+
+    /// Notes what epoll told of a socket, and wakes who waits for it.
+    pub(super) fn notice(&mut self, key: u64, flags: EventFlags) {
+        let (index, generation) = (key & u64::from(u32::MAX), key >> 32);
+        let Some(source) = usize::try_from(index).ok().and_then(|index| self.slots.get_mut(index)) else {
+            return;
+        };
+        if u64::from(source.generation) != generation {
+            return;
+        }
+        let is_over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        source.failed |= flags.contains(EventFlags::ERR);
+        source.ended |= is_over || flags.contains(EventFlags::RDHUP);
+        if is_over || flags.intersects(EventFlags::IN | EventFlags::RDHUP) {
+            source.readable = true;
+            if let Some(waker) = source.reader.take() {
+                waker.wake();
+            }
+        }
+        if is_over || flags.contains(EventFlags::OUT) {
+            source.writable = true;
+            if let Some(waker) = source.writer.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+fn remember(slot: &mut Option<Waker>, waker: &Waker) {
+    if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
+        *slot = Some(waker.clone());
+    }
+}
+
+/// A place in a loop, held as long as the socket is open. Dropped before the socket is closed, and with it every
+/// interest: the close takes the socket out of the epoll instance.
+#[derive(Debug)]
+struct Place {
+    home: Rc<Loop>,
+    index: u32,
+}
+
+impl Place {
+    fn new(fd: impl AsFd, flags: EventFlags) -> io::Result<Self> {
+        let home = Loop::current();
+        let (index, key) = home.sources.borrow_mut().enter();
+        let place = Self { home, index };
+        epoll::add(&place.home.epoll, fd, epoll::EventData::new_u64(key), flags | EventFlags::ET)?;
+        Ok(place)
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Source) -> T) -> T {
+        f(self.home.sources.borrow_mut().at(self.index))
+    }
+
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.with(|source| {
+            if source.readable {
+                return Poll::Ready(());
+            }
+            remember(&mut source.reader, cx.waker());
+            Poll::Pending
+        })
+    }
+
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.with(|source| {
+            if source.writable {
+                return Poll::Ready(());
+            }
+            remember(&mut source.writer, cx.waker());
+            Poll::Pending
+        })
+    }
+
+    /// A read came back short: nothing more is there until the next edge, but for the end of the stream.
+    fn drained(&self) {
+        self.with(|source| source.readable = source.ended);
+    }
+
+    /// A read found nothing at all, not even the end.
+    fn empty(&self) {
+        self.with(|source| (source.readable, source.ended) = (false, false));
+    }
+
+    fn full(&self) {
+        self.with(|source| source.writable = false);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.home.sources.borrow_mut().leave(self.index);
+    }
+}
+
+/// A connected or connecting TCP socket. Belongs to the thread that made it.
+#[derive(Debug)]
+pub struct TcpStream {
+    place: Place,
+    fd: OwnedFd,
+}
+
+impl TcpStream {
+    /// Takes a non-blocking socket into this thread's loop.
+    ///
+    /// # Errors
+    /// The kernel refuses to watch it.
+    ///
+    /// # Panics
+    /// Outside of [`super::block_on`].
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        let place = Place::new(&fd, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
+        Ok(Self { place, fd })
+    }
+
+    /// Takes the socket out of the loop.
+    ///
+    /// # Errors
+    /// As `epoll_ctl(2)`.
+    pub fn into_std(self) -> io::Result<std::net::TcpStream> {
+        let Self { place, fd } = self;
+        epoll::delete(&place.home.epoll, &fd)?;
+        Ok(fd.into())
+    }
+
+    /// Whether there may be something to read.
+    pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.place.poll_readable(cx)
+    }
+
+    /// Whether there may be room to write; of a connecting socket: whether that is decided.
+    pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.place.poll_writable(cx)
+    }
+
+    /// Waits for room to write, or for the end of the attempt to connect.
+    pub async fn writable(&self) {
+        poll_fn(|cx| self.poll_write_ready(cx)).await;
+    }
+
+    /// Waits until the socket has met an error.
+    pub async fn failed(&self) {
+        poll_fn(|cx| {
+            self.place.with(|source| {
+                if source.failed {
+                    return Poll::Ready(());
+                }
+                remember(&mut source.reader, cx.waker());
+                Poll::Pending
+            })
+        })
+        .await;
+    }
+
+    /// A call that reads by itself; that it would block is noted.
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn reading<T>(&self, call: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        call(&self.fd).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                self.place.empty();
+            }
+        })
+    }
+
+    /// A call that writes by itself; that it would block is noted.
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn writing<T>(&self, call: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        call(&self.fd).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                self.place.full();
+            }
+        })
+    }
+
+    /// Forgets that there was room to write: what was seen of a socket before it connects is of no use after.
+    pub fn forget_writable(&self) {
+        self.place.full();
+    }
+
+    /// Reads what is there; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As `recv(2)`; `WouldBlock` if nothing is there.
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()) {
+                Ok((n, _)) => {
+                    if n < buffer.len() {
+                        // One call less than asking again: what comes from now on is a new edge.
+                        self.place.drained();
+                    }
+                    return Ok(n);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.place.empty();
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes what there is room for.
+    ///
+    /// # Errors
+    /// As `send(2)`; `WouldBlock` if there is no room.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL) {
+                Ok(n) => {
+                    if n < bytes.len() {
+                        self.place.full();
+                    }
+                    return Ok(n);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.place.full();
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Reads when something is there.
+    pub fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.poll_read_ready(cx));
+            match self.try_read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    /// Writes when there is room.
+    pub fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.poll_write_ready(cx));
+            match self.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    /// Sends FIN.
+    ///
+    /// # Errors
+    /// As `shutdown(2)`.
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
+    }
+
+    /// Takes the error that the socket holds (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// As `getsockopt(2)`.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(rustix::net::sockopt::socket_error(&self.fd)?.err().map(io::Error::from))
+    }
+
+    /// Our end's address.
+    ///
+    /// # Errors
+    /// As `getsockname(2)`.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        sidetrack_sys::sockopt::local_address(&self.fd)
+    }
+}
+
+impl AsFd for TcpStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsyncRead for TcpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let n = ready!(self.poll_recv(cx, buffer.initialize_unfilled()))?;
+        buffer.advance(n);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for TcpStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.shutdown_write())
+    }
+}
+
+/// A listening TCP socket.
+#[derive(Debug)]
+pub struct TcpListener {
+    place: Place,
+    socket: std::net::TcpListener,
+}
+
+impl TcpListener {
+    /// Takes a non-blocking listener into this thread's loop.
+    ///
+    /// # Errors
+    /// The kernel refuses to watch it.
+    ///
+    /// # Panics
+    /// Outside of [`super::block_on`].
+    pub fn new(socket: std::net::TcpListener) -> io::Result<Self> {
+        let place = Place::new(&socket, EventFlags::IN)?;
+        Ok(Self { place, socket })
+    }
+
+    /// The next connection, if one waits.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
+        loop {
+            ready!(self.place.poll_readable(cx));
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match rustix::net::acceptfrom_with(&self.socket, flags) {
+                Ok((fd, peer)) => {
+                    let stream = TcpStream::new(fd)?;
+                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    let none = || io::Error::other("accept(2) gave no address");
+                    return Poll::Ready(Ok((stream, peer.ok_or_else(none)?)));
+                }
+                Err(Errno::AGAIN) => self.place.empty(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// As `accept4(2)`.
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{block_on, spawn, yield_now};
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// A stream of this thread's loop and the other end, blocking.
+    fn pair() -> (TcpStream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (TcpStream::new(ours.into()).unwrap(), theirs)
+    }
+
+    #[test]
+    fn bytes_then_the_end_are_read_though_one_edge_told_of_both() {
+        block_on(async {
+            let (mut ours, mut theirs) = pair();
+            theirs.write_all(b"last words").unwrap();
+            drop(theirs);
+            // Both are there before the first read.
+            yield_now().await;
+            let mut all = Vec::new();
+            ours.read_to_end(&mut all).await.unwrap();
+            assert_eq!(all, b"last words");
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_reader_sleeps_until_bytes_come_and_a_writer_until_there_is_room() {
+        block_on(async {
+            let (mut ours, mut theirs) = pair();
+            let thread = std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 16];
+                theirs.write_all(b"go").unwrap();
+                let mut total = 0;
+                while total < 8 << 20 {
+                    total += theirs.read(&mut buffer).unwrap();
+                }
+                total
+            });
+            let mut word = [0; 2];
+            ours.read_exact(&mut word).await.unwrap();
+            assert_eq!(&word, b"go");
+            ours.write_all(&vec![7; 8 << 20]).await.unwrap();
+            assert_eq!(thread.join().unwrap(), 8 << 20);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_reset_wakes_who_waits_for_it() {
+        block_on(async {
+            let (ours, theirs) = pair();
+            socket2::SockRef::from(&theirs).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+            drop(theirs);
+            ours.failed().await;
+            assert_eq!(ours.try_read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn events_of_a_socket_that_is_gone_reach_no_successor() {
+        block_on(async {
+            let (ours, _theirs) = pair();
+            let key = u64::from(ours.place.index);
+            drop(ours);
+            let (next, _also_theirs) = pair();
+            assert_eq!(u64::from(next.place.index), key, "the place is used again");
+            let home = next.place.home.clone();
+            home.sources.borrow_mut().notice(key, EventFlags::HUP);
+            assert!(!next.place.with(|source| source.ended));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn accepts_what_waits() {
+        block_on(async {
+            let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let to = socket.local_addr().unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let listener = TcpListener::new(socket).unwrap();
+            let clients: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(to).unwrap()).collect();
+            for _ in 0..5 {
+                let (mut stream, peer) = listener.accept().await.unwrap();
+                assert!(clients.iter().any(|client| client.local_addr().unwrap() == peer));
+                spawn(async move { stream.write_all(b"hello").await.unwrap() });
+            }
+            for _ in 0..4 {
+                yield_now().await;
+            }
+            for mut client in clients {
+                let mut all = String::new();
+                client.read_to_string(&mut all).unwrap();
+                assert_eq!(all, "hello");
+            }
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,111 @@
+//! Timers of one thread.
+
+use super::Loop;
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Timers that are waited for, by time; the number tells those of one time apart.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    waiting: BTreeMap<(Instant, u64), Waker>,
+    count: u64,
+}
+
+impl Timers {
+    /// When the first one is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Wakes those that are due.
+    pub(super) fn wake_due(&mut self, now: Instant) {
+        while let Some(entry) = self.waiting.first_entry().filter(|entry| entry.key().0 <= now) {
+            entry.remove().wake();
+        }
+    }
+}
+
+/// Waits for a moment; see [`sleep`].
+#[derive(Debug)]
+pub struct Sleep {
+    at: Instant,
+    /// Where it waits, once it was polled.
+    waiting: Option<(Rc<Loop>, u64)>,
+}
+
+/// Waits until this moment, at least.
+pub const fn sleep_until(at: Instant) -> Sleep {
+    Sleep { at, waiting: None }
+}
+
+/// The moment after so long. A wait beyond what the clock can tell is for ever, as good as.
+fn in_time(wait: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or_else(|| now + Duration::from_secs(1 << 32))
+}
+
+/// Waits for so long, at least.
+pub fn sleep(wait: Duration) -> Sleep {
+    sleep_until(in_time(wait))
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.at <= Instant::now() {
+            return Poll::Ready(());
+        }
+        let own = self.waiting.as_ref().map_or_else(Loop::current, |(own, _)| own.clone());
+        let mut timers = own.timers.borrow_mut();
+        let number = match &self.waiting {
+            Some((_, number)) => *number,
+            None => {
+                timers.count += 1;
+                timers.count
+            }
+        };
+        timers.waiting.insert((self.at, number), cx.waker().clone());
+        drop(timers);
+        self.waiting = Some((own, number));
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some((own, number)) = self.waiting.take() {
+            own.timers.borrow_mut().waiting.remove(&(self.at, number));
+        }
+    }
+}
+
+/// The time was up first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elapsed;
+
+/// What `future` gives, if it does before `at`.
+///
+/// # Errors
+/// The time was up.
+pub async fn timeout_at<T>(at: Instant, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+    let mut future = pin!(future);
+    let mut sleep = pin!(sleep_until(at));
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| Err(Elapsed)),
+    })
+    .await
+}
+
+/// What `future` gives, if it does within `wait`.
+///
+/// # Errors
+/// The time was up.
+pub async fn timeout<T>(wait: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+    timeout_at(in_time(wait), future).await
+}
