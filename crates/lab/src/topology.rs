@@ -79,6 +79,12 @@ impl Node {
         &self.name
     }
 
+    /// The lab's own program, which starts others in nodes.
+    #[must_use]
+    pub fn launcher(&self) -> &Path {
+        &self.launcher
+    }
+
     /// The namespace as a path; valid as long as the node lives.
     #[must_use]
     pub fn netns(&self) -> PathBuf {
@@ -197,19 +203,35 @@ impl Drop for Node {
 /// `ip` refuses, for example because the same link exists already.
 pub fn link(a: &Node, b: &Node, subnet: u8) -> Result<Link> {
     let interface = format!("link{subnet}");
+    veth(a, &interface, b, &interface)?;
+    address(a, b, &interface, subnet)
+}
+
+/// Makes a veth pair: `name_a` in `a`, `name_b` in `b`, both without address and down.
+///
+/// # Errors
+/// `ip` refuses.
+pub fn veth(a: &Node, name_a: &str, b: &Node, name_b: &str) -> Result<()> {
     let (pid_a, pid_b) = (a.holder.id().to_string(), b.holder.id().to_string());
-    let pair = ["link", "add", &interface, "netns", &pid_a, "type", "veth", "peer", "name", &interface];
-    a.run("ip", &[&pair[..], &["netns", &pid_b]].concat())?;
+    let pair = ["link", "add", name_a, "netns", &pid_a, "type", "veth", "peer", "name", name_b];
+    a.run("ip", &[&pair[..], &["netns", &pid_b]].concat()).map(|_| ())
+}
+
+/// Gives the interfaces `interface` of two nodes the addresses of [`link`] and sets them up.
+///
+/// # Errors
+/// `ip` refuses.
+pub fn address(a: &Node, b: &Node, interface: &str, subnet: u8) -> Result<Link> {
     let end = |host: u8| End {
         v4: Ipv4Addr::new(10, 77, subnet, host),
         v6: Ipv6Addr::new(0xfd77, subnet.into(), 0, 0, 0, 0, 0, host.into()),
     };
-    let link = Link { a: end(1), b: end(2), interface };
+    let link = Link { a: end(1), b: end(2), interface: interface.to_owned() };
     for (node, end) in [(a, link.a), (b, link.b)] {
         let (v4, v6) = (format!("{}/24", end.v4), format!("{}/64", end.v6));
-        node.run("ip", &["addr", "add", &v4, "dev", &link.interface])?;
-        node.run("ip", &["addr", "add", &v6, "dev", &link.interface, "nodad"])?;
-        node.run("ip", &["link", "set", &link.interface, "up"])?;
+        node.run("ip", &["addr", "add", &v4, "dev", interface])?;
+        node.run("ip", &["addr", "add", &v6, "dev", interface, "nodad"])?;
+        node.run("ip", &["link", "set", interface, "up"])?;
     }
     Ok(link)
 }

@@ -9,6 +9,7 @@
 //! | a conntrack subscription ([`conntrack::Events`]) | CAP_NET_ADMIN to open, none to read on | closing it | `tests/conntrack.rs` |
 //! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
+//! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
 pub mod caps;
@@ -22,10 +23,12 @@ pub mod probe;
 pub mod process;
 pub mod random;
 pub mod route;
+pub mod scheduling;
 pub mod scm;
 pub mod sockdiag;
 pub mod sockopt;
 pub mod splice;
 pub mod sysctl;
+pub mod tap;
 pub mod udp;
 pub mod undo;

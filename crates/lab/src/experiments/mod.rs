@@ -2,4 +2,5 @@
 
 pub mod flights;
 pub mod idle;
+pub mod links;
 pub mod relay;

@@ -12,6 +12,7 @@ pub struct Histogram {
 
 impl Histogram {
     /// An empty one.
+    #[must_use]
     pub fn new() -> Self {
         Self { buckets: vec![0; (64 * STEPS) as usize], total: 0 }
     }
@@ -31,6 +32,7 @@ impl Histogram {
     }
 
     /// The duration below which `share` (0 to 1) of the counts lie, in nanoseconds; 0 when empty.
+    #[must_use]
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -41,6 +43,12 @@ impl Histogram {
             }
         }
         0
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

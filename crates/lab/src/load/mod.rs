@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 pub use engine::run;
+pub use histogram::Histogram;
 pub use script::Script;
 pub use wire::{Expect, Malformed};
 

@@ -1,0 +1,349 @@
+//! The thread that drives the links made here: TAP interfaces, one [`Direction`] each way, one timer for all.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use sidetrack_core::time::Instant;
+use sidetrack_sys::tap::{LONGEST_FRAME_BYTES, Tap};
+
+use super::conditions::Conditions;
+use super::direction::{Counts, Direction, Input};
+use super::frame::TapFrame;
+use crate::load::Histogram;
+
+/// A timer wakes a thread some 40 us late: we ask for that much less and look again and again for the rest.
+const EARLY: Duration = Duration::from_micros(60);
+/// After a long sleep (the CPU is idle, perhaps given away by its host) it is later than that: we wake earlier once and
+/// sleep a second, short time.
+const LONG_SLEEP: Duration = Duration::from_micros(500);
+const EARLY_AFTER_LONG_SLEEP: Duration = Duration::from_micros(300);
+/// How often, and how far apart, it is measured what waking up takes.
+const WAKE_SAMPLES: usize = 15;
+const WAKE_SAMPLE_GAP: Duration = Duration::from_millis(6);
+/// Frames taken from one interface before the others have their turn.
+const BATCH: usize = 64;
+/// Frames up to this many bytes are copied out of the large buffer they were read into.
+const SMALL_BYTES: usize = 4096;
+/// Large buffers kept for the next super-frames.
+const POOL_BUFFERS: usize = 256;
+/// Before ordinary threads, behind the kernel's own real-time threads.
+const PRIORITY: u8 = 10;
+
+/// Which way over a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From the first node to the second.
+    Forth,
+    /// From the second node to the first.
+    Back,
+}
+
+impl Way {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Forth, Self::Back];
+
+    /// Its place in a pair: 0 or 1.
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Self::Forth => 0,
+            Self::Back => 1,
+        }
+    }
+}
+
+/// How well the emulator kept its times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Lateness {
+    /// Half of the frames left at most this late, in nanoseconds.
+    pub median_ns: u64,
+    /// 99 of 100 frames left at most this late, in nanoseconds.
+    pub p99_ns: u64,
+    /// What waking up takes, which is taken off the delay of a frame that woke us, in nanoseconds.
+    pub wake_up_ns: u64,
+    /// Frames that the receiving interface refused.
+    pub refused: u64,
+}
+
+/// What the thread is asked for.
+enum Command {
+    Add {
+        taps: [Tap; 2],
+        conditions: [Conditions; 2],
+        seed: u64,
+        number: Sender<usize>,
+    },
+    Set {
+        link: usize,
+        way: Way,
+        conditions: Conditions,
+    },
+    Counts {
+        link: usize,
+        reply: Sender<[Counts; 2]>,
+    },
+    Lateness {
+        reply: Sender<Lateness>,
+    },
+    /// Sent at that moment, only to see how long waking up takes.
+    Wake(std::time::Instant),
+    Stop,
+}
+
+/// A running emulator; it and its interfaces end when it is dropped.
+#[derive(Debug)]
+pub struct Emulator {
+    commands: Sender<Command>,
+    wake: OwnedFd,
+    thread: Option<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Emulator {
+    /// Starts the thread, before all ordinary threads where the kernel allows that.
+    ///
+    /// # Errors
+    /// The thread or its wake-up descriptor cannot be made.
+    pub fn start() -> Result<Self> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let theirs = wake.try_clone()?;
+        let (commands, receiver) = channel();
+        let thread = std::thread::Builder::new().name("links".into()).spawn(move || {
+            // Without the right the links are less exact under load, which [`Lateness`] shows.
+            let _ = sidetrack_sys::scheduling::become_real_time(PRIORITY);
+            Engine::new(receiver, theirs).run()
+        });
+        let thread = Some(thread.context("cannot start the links' thread")?);
+        let emulator = Self { commands, wake, thread };
+        for _ in 0..WAKE_SAMPLES {
+            std::thread::sleep(WAKE_SAMPLE_GAP);
+            emulator.ask(Command::Wake(std::time::Instant::now()))?;
+        }
+        Ok(emulator)
+    }
+
+    /// Joins two interfaces; `conditions` and the result's index are for [`Way::Forth`] and [`Way::Back`].
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn add(&self, taps: [Tap; 2], conditions: [Conditions; 2], seed: u64) -> Result<usize> {
+        let (number, answer) = channel();
+        self.ask(Command::Add { taps, conditions, seed, number })?;
+        answer.recv().context("the links' thread has ended")
+    }
+
+    /// Changes one direction of a link; what is on its way is not changed.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn set(&self, link: usize, way: Way, conditions: Conditions) -> Result<()> {
+        self.ask(Command::Set { link, way, conditions })
+    }
+
+    /// What became of the frames of a link, forth and back.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn counts(&self, link: usize) -> Result<[Counts; 2]> {
+        let (reply, answer) = channel();
+        self.ask(Command::Counts { link, reply })?;
+        answer.recv().context("the links' thread has ended")
+    }
+
+    /// How well it kept its times so far, all links together.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn lateness(&self) -> Result<Lateness> {
+        let (reply, answer) = channel();
+        self.ask(Command::Lateness { reply })?;
+        answer.recv().context("the links' thread has ended")
+    }
+
+    fn ask(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| anyhow!("the links' thread has ended"))?;
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).context("cannot wake the links' thread")?;
+        Ok(())
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let _ = self.ask(Command::Stop);
+        if let Some(thread) = self.thread.take()
+            && let Ok(Err(error)) = thread.join()
+        {
+            eprintln!("sidetrack-lab: the links ended early: {error:#}");
+        }
+    }
+}
+
+/// One end of a link and the direction that begins there.
+struct Lane {
+    from: Tap,
+    to: usize,
+    direction: Direction<TapFrame>,
+}
+
+/// What the thread owns. The lanes of link n are 2n and 2n + 1.
+struct Engine {
+    commands: Receiver<Command>,
+    wake: OwnedFd,
+    epoch: std::time::Instant,
+    lanes: Vec<Lane>,
+    pool: Vec<Vec<u8>>,
+    late: Histogram,
+    refused: u64,
+    /// What waking up took when it was tried, sorted.
+    wake_samples: Vec<Duration>,
+    /// For the first frame after a sleep: it has waited that long while we woke up. A TAP has no time stamps.
+    waited: Duration,
+}
+
+impl Engine {
+    fn new(commands: Receiver<Command>, wake: OwnedFd) -> Self {
+        let epoch = std::time::Instant::now();
+        Self {
+            commands,
+            wake,
+            epoch,
+            lanes: Vec::new(),
+            pool: Vec::new(),
+            late: Histogram::new(),
+            refused: 0,
+            wake_samples: Vec::new(),
+            waited: Duration::ZERO,
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::ZERO + self.epoch.elapsed()
+    }
+
+    fn run(mut self) -> Result<()> {
+        loop {
+            self.wait()?;
+            while let Ok(command) = self.commands.try_recv() {
+                if !self.obey(command) {
+                    return Ok(());
+                }
+            }
+            for lane in 0..self.lanes.len() {
+                self.receive(lane)?;
+                self.deliver();
+            }
+        }
+    }
+
+    /// Sleeps until a frame or a command comes or the next frame is nearly due.
+    fn wait(&mut self) -> Result<()> {
+        let due = self.lanes.iter().filter_map(|lane| lane.direction.deadline()).min();
+        let left = due
+            .map(|due| due.since(self.now()))
+            .map(|left| left.saturating_sub(if left > LONG_SLEEP { EARLY_AFTER_LONG_SLEEP } else { EARLY }));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let mut waiting: Vec<_> =
+            self.lanes.iter().map(|lane| PollFd::new(&lane.from, PollFlags::IN)).collect();
+        waiting.push(PollFd::new(&self.wake, PollFlags::IN));
+        let begun = std::time::Instant::now();
+        let ready = match rustix::event::poll(&mut waiting, timeout.as_ref()) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(error).context("poll"),
+        };
+        let slept = begun.elapsed();
+        let typical = self.typical_wake_up();
+        self.waited = if ready > 0 && slept > typical { typical } else { Duration::ZERO };
+        let _ = rustix::io::read(self.wake.as_fd(), &mut [0; 8]);
+        Ok(())
+    }
+
+    /// The median of what was tried; what is beyond it in a single case, the receiver's own waking up covers.
+    fn typical_wake_up(&self) -> Duration {
+        self.wake_samples.get(self.wake_samples.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// False: it is over.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Add { taps: [a, b], conditions: [forth, back], seed, number } => {
+                let first = self.lanes.len();
+                self.lanes.push(Lane { from: a, to: first + 1, direction: Direction::new(forth, seed) });
+                self.lanes.push(Lane { from: b, to: first, direction: Direction::new(back, !seed) });
+                let _ = number.send(first / 2);
+            }
+            Command::Set { link, way, conditions } => {
+                let now = self.now();
+                if let Some(lane) = self.lanes.get_mut(2 * link + way.index()) {
+                    lane.direction.handle(now, Input::Conditions(conditions));
+                }
+            }
+            Command::Counts { link, reply } => {
+                let counts = |lane: usize| {
+                    self.lanes.get(lane).map_or_else(Counts::default, |lane| lane.direction.counts())
+                };
+                let _ = reply.send([counts(2 * link), counts(2 * link + 1)]);
+            }
+            Command::Lateness { reply } => {
+                let (median_ns, p99_ns) = (self.late.quantile(0.5), self.late.quantile(0.99));
+                let wake_up_ns = u64::try_from(self.typical_wake_up().as_nanos()).unwrap_or(u64::MAX);
+                let _ = reply.send(Lateness { median_ns, p99_ns, wake_up_ns, refused: self.refused });
+            }
+            Command::Wake(sent) => {
+                let took = sent.elapsed();
+                let at = self.wake_samples.partition_point(|sample| *sample < took);
+                self.wake_samples.insert(at, took);
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn receive(&mut self, lane: usize) -> Result<()> {
+        for _ in 0..BATCH {
+            let mut buffer = self.pool.pop().unwrap_or_else(|| vec![0; LONGEST_FRAME_BYTES]);
+            let Some(Lane { from, direction, .. }) = self.lanes.get_mut(lane) else { return Ok(()) };
+            let Some(length) = from.receive(&mut buffer).context("an interface of a link is gone")? else {
+                self.pool.push(buffer);
+                return Ok(());
+            };
+            let now = Instant::ZERO + self.epoch.elapsed().saturating_sub(std::mem::take(&mut self.waited));
+            if length <= SMALL_BYTES {
+                let small = buffer.get(..length).unwrap_or_default().to_vec();
+                direction.handle(now, Input::Frame(TapFrame::new(small, length)));
+                self.pool.push(buffer);
+            } else {
+                direction.handle(now, Input::Frame(TapFrame::new(buffer, length)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands on whatever is due.
+    fn deliver(&mut self) {
+        for lane in 0..self.lanes.len() {
+            loop {
+                let now = self.now();
+                let Some(lane) = self.lanes.get_mut(lane) else { return };
+                let Some(due) = lane.direction.deadline() else { break };
+                let Some(frame) = lane.direction.poll(now) else { break };
+                let to = lane.to;
+                self.late.record(u64::try_from(now.since(due).as_nanos()).unwrap_or(u64::MAX));
+                let sent = self.lanes.get(to).is_some_and(|lane| lane.from.send(frame.as_bytes()).is_ok());
+                self.refused += u64::from(!sent);
+                self.reuse(frame.into_buffer());
+            }
+        }
+    }
+
+    fn reuse(&mut self, buffer: Vec<u8>) {
+        if buffer.len() == LONGEST_FRAME_BYTES && self.pool.len() < POOL_BUFFERS {
+            self.pool.push(buffer);
+        }
+    }
+}

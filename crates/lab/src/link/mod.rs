@@ -1,0 +1,176 @@
+//! Emulated links: delay, jitter, loss, a rate with a finite queue, duplicates, overtaking, down and up, all of it
+//! changed while the link runs.
+//!
+//! [`Network::join`] puts a link between two nodes: by `tc netem` on a host in the middle where the kernel has it, else
+//! (or when asked for) by our own emulator in user space. Both take the same [`Conditions`]. The decisions of ours are
+//! a pure machine ([`direction::Direction`]) on a virtual clock; [`emulator`] feeds it from TAP interfaces.
+
+pub mod conditions;
+pub mod direction;
+pub mod emulator;
+pub mod frame;
+pub mod netem;
+pub mod random;
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use sidetrack_sys::tap::Tap;
+
+pub use conditions::{Conditions, Loss, Rate};
+pub use direction::Counts;
+pub use emulator::{Emulator, Lateness, Way};
+use netem::NetemLink;
+
+use crate::topology::{self, Link, Node};
+
+/// Frames a TAP holds for us while we are busy.
+const TAP_QUEUE_FRAMES: &str = "10000";
+
+/// What a link is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Kind {
+    /// `netem` where the kernel has it, else `builtin`.
+    #[default]
+    Auto,
+    /// tc-netem(8) on a host in the middle.
+    Netem,
+    /// Our own, in user space.
+    Builtin,
+}
+
+impl Kind {
+    /// [`Kind::Auto`] decided for this kernel.
+    ///
+    /// # Errors
+    /// No node can be made (root is needed).
+    pub fn resolved(self, launcher: &Path) -> Result<Self> {
+        Ok(match self {
+            Self::Auto if netem::is_available(launcher)? => Self::Netem,
+            Self::Auto => Self::Builtin,
+            chosen => chosen,
+        })
+    }
+}
+
+/// Makes links; those of one network share a thread.
+#[derive(Debug)]
+pub struct Network {
+    /// Absent: netem.
+    emulator: Option<Arc<Emulator>>,
+    seed: Cell<u64>,
+}
+
+/// An emulated link between two nodes; it goes with the value.
+#[derive(Debug)]
+pub struct Wire {
+    /// Addresses and the interface's name, the same at both ends.
+    pub link: Link,
+    medium: Medium,
+}
+
+#[derive(Debug)]
+enum Medium {
+    Builtin { emulator: Arc<Emulator>, number: usize },
+    Netem(NetemLink),
+}
+
+impl Network {
+    /// A network whose links are of this kind; `seed` decides what is lost on links of our own.
+    ///
+    /// # Errors
+    /// Not root; netem was asked for and this kernel has none.
+    pub fn new(kind: Kind, launcher: &Path, seed: u64) -> Result<Self> {
+        let emulator = match kind.resolved(launcher)? {
+            Kind::Netem if !netem::is_available(launcher)? => {
+                bail!("this kernel has no netem; use links of our own (--links builtin)")
+            }
+            Kind::Netem => None,
+            Kind::Builtin | Kind::Auto => Some(Arc::new(Emulator::start()?)),
+        };
+        Ok(Self { emulator, seed: Cell::new(seed) })
+    }
+
+    /// What its links are made of: `netem` or `builtin`.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        if self.emulator.is_some() { Kind::Builtin } else { Kind::Netem }
+    }
+
+    /// Joins two nodes with the addresses of [`topology::link`]; `conditions` are for [`Way::Forth`], [`Way::Back`].
+    ///
+    /// # Errors
+    /// `ip` or `tc` refuses, or the kernel has no TUN/TAP.
+    pub fn join(&self, a: &Node, b: &Node, subnet: u8, conditions: [Conditions; 2]) -> Result<Wire> {
+        let Some(emulator) = &self.emulator else {
+            let (netem, link) = NetemLink::join(a, b, subnet, conditions)?;
+            return Ok(Wire { link, medium: Medium::Netem(netem) });
+        };
+        let interface = format!("link{subnet}");
+        let tap = |node: &Node| {
+            let tap = node.enter(|| Ok(Tap::create(&interface)?))?;
+            node.run("ip", &["link", "set", "dev", &interface, "txqueuelen", TAP_QUEUE_FRAMES])?;
+            Ok::<_, anyhow::Error>(tap)
+        };
+        let seed = self.seed.get();
+        self.seed.set(random::Random::new(seed).bits());
+        let number = emulator.add([tap(a)?, tap(b)?], conditions, seed)?;
+        let link = topology::address(a, b, &interface, subnet)?;
+        Ok(Wire { link, medium: Medium::Builtin { emulator: Arc::clone(emulator), number } })
+    }
+
+    /// How well our own links kept their times; `None` with netem.
+    ///
+    /// # Errors
+    /// The emulator has ended.
+    pub fn lateness(&self) -> Result<Option<Lateness>> {
+        self.emulator.as_ref().map(|emulator| emulator.lateness()).transpose()
+    }
+}
+
+impl Wire {
+    /// Changes one direction while traffic runs.
+    ///
+    /// # Errors
+    /// The emulator has ended, or `tc` refuses.
+    pub fn set(&self, way: Way, conditions: Conditions) -> Result<()> {
+        match &self.medium {
+            Medium::Builtin { emulator, number } => emulator.set(*number, way, conditions),
+            Medium::Netem(netem) => netem.set(way, conditions),
+        }
+    }
+
+    /// Changes both directions to the same.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn set_both(&self, conditions: Conditions) -> Result<()> {
+        Way::BOTH.into_iter().try_for_each(|way| self.set(way, conditions))
+    }
+
+    /// What became of the frames, forth and back; `None` with netem.
+    ///
+    /// # Errors
+    /// The emulator has ended.
+    pub fn counts(&self) -> Result<Option<[Counts; 2]>> {
+        match &self.medium {
+            Medium::Builtin { emulator, number } => emulator.counts(*number).map(Some),
+            Medium::Netem(_) => Ok(None),
+        }
+    }
+
+    /// Frames that an end could not hand to the emulator because it was behind; a run with any is invalid.
+    ///
+    /// # Errors
+    /// The node is gone.
+    pub fn overruns(&self, node: &Node) -> Result<u64> {
+        let wanted = format!("{}:", self.link.interface);
+        let table = node.run("cat", &["/proc/thread-self/net/dev"])?;
+        let line = table.lines().find_map(|line| line.trim().strip_prefix(&wanted).map(str::to_owned));
+        // bytes packets errs drop fifo frame compressed multicast, for what is received and for what is sent.
+        let dropped = line.and_then(|line| line.split_whitespace().nth(11)?.parse().ok());
+        dropped.with_context(|| format!("{} has no interface {}", node.name(), self.link.interface))
+    }
+}
