@@ -23,6 +23,8 @@ const EARLY_AFTER_LONG_SLEEP: Duration = Duration::from_micros(300);
 /// How often, and how far apart, it is measured what waking up takes.
 const WAKE_SAMPLES: usize = 15;
 const WAKE_SAMPLE_GAP: Duration = Duration::from_millis(6);
+/// Trials that took longer were held up by something else.
+const LONGEST_WAKE: Duration = Duration::from_micros(80);
 /// Frames taken from one interface before the others have their turn.
 const BATCH: usize = 64;
 /// Frames up to this many bytes are copied out of the large buffer they were read into.
@@ -258,14 +260,20 @@ impl Engine {
         };
         let slept = begun.elapsed();
         let typical = self.typical_wake_up();
-        self.waited = if ready > 0 && slept > typical { typical } else { Duration::ZERO };
+        // After a short sleep everything is still at hand: half of that.
+        self.waited = match slept {
+            _ if ready == 0 || slept < typical => Duration::ZERO,
+            short if short < LONG_SLEEP => typical / 2,
+            _ => typical,
+        };
         let _ = rustix::io::read(self.wake.as_fd(), &mut [0; 8]);
         Ok(())
     }
 
     /// The median of what was tried; what is beyond it in a single case, the receiver's own waking up covers.
     fn typical_wake_up(&self) -> Duration {
-        self.wake_samples.get(self.wake_samples.len() / 2).copied().unwrap_or_default()
+        let median = self.wake_samples.get(self.wake_samples.len() / 2).copied().unwrap_or_default();
+        median.min(LONGEST_WAKE)
     }
 
     /// False: it is over.
