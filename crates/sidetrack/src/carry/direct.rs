@@ -34,6 +34,8 @@ pub struct Wishes<'a> {
     /// The first bytes, to go into the SYN. Without them a Fast Open connection is made by the caller's first write,
     /// which must come at once.
     pub syn_data: &'a [u8],
+    /// Bytes to send are at hand: the acknowledgement that ends the handshake can travel with them.
+    pub speaks_first: bool,
     /// Multipath TCP.
     pub mptcp: bool,
     /// Bind to this foreign address first.
@@ -75,6 +77,10 @@ impl Dialing {
         }
         sockopt::set_tcp_nodelay(&socket, true)?;
         stack::set(&socket, wishes.packets);
+        if wishes.speaks_first {
+            // A wish, too: without it the acknowledgement is a packet of its own.
+            let _ = sockopt::set_tcp_ack_with_data(&socket);
+        }
         if wishes.tfo {
             // A wish: where the kernel does not do it (sysctl net.ipv4.tcp_fastopen), the connection is made without.
             let _ = sockopt::set_tcp_fastopen_connect(&socket);
@@ -199,9 +205,10 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
     let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
     // Without bytes at hand there is nothing to put into the SYN, and a server that speaks first must not wait.
-    let held = if tfo { first.held() } else { &[] };
-    let syn_data = held.get(..syn_data_max(order.stack)).unwrap_or(held);
+    let held = first.held();
+    let syn_data = if tfo { held.get(..syn_data_max(order.stack)).unwrap_or(held) } else { &[] };
     let wishes = Wishes {
+        speaks_first: !held.is_empty(),
         tfo: !syn_data.is_empty(),
         syn_data,
         mptcp: order.carry.mptcp || asked(|option| matches!(option, StackOption::Multipath(true))),

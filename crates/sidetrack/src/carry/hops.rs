@@ -163,7 +163,7 @@ pub(super) async fn carry(
 ) -> Result<Carried, Failure> {
     let entry = &hops[0];
     let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
-    let wishes = Wishes { tfo: entry.tfo, mptcp: entry.mptcp, ..Wishes::default() };
+    let wishes = Wishes { tfo: entry.tfo, speaks_first: true, mptcp: entry.mptcp, ..Wishes::default() };
     let dialled = order.dialing.race(&addresses, wishes).await;
     let (mut stream, _) = dialled.map_err(|failure| at(failure, 0, hops))?;
     let clock = Clock::start();
