@@ -3,6 +3,7 @@
 //! Each worker owns one [`Ledger`]; only the admin side and the sweep of time-outs ever contend for its lock. Byte
 //! counts are atomics that the owning worker alone writes.
 
+use crate::reactor::now;
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::policy::{Action, Verdict};
 use std::collections::VecDeque;
@@ -44,7 +45,7 @@ impl Clock {
 
     /// The time now, for a core.
     pub fn now(&self) -> sidetrack_core::time::Instant {
-        let nanos = u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(now().saturating_duration_since(self.0).as_nanos()).unwrap_or(u64::MAX);
         sidetrack_core::time::Instant::from_nanos(nanos)
     }
 }
@@ -97,7 +98,7 @@ impl LiveFlow {
         Self {
             id,
             since: SystemTime::now(),
-            opened: Instant::now(),
+            opened: now(),
             decided: Mutex::new(None),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
@@ -152,9 +153,14 @@ impl LiveFlow {
         self.active_ms.store(u64::try_from(after.as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
+    /// Time since it was caught.
+    pub fn age(&self) -> Duration {
+        now().saturating_duration_since(self.opened)
+    }
+
     /// For how long nothing has moved.
     pub fn idle(&self) -> Duration {
-        self.opened.elapsed().saturating_sub(Duration::from_millis(self.active_ms.load(Relaxed)))
+        self.age().saturating_sub(Duration::from_millis(self.active_ms.load(Relaxed)))
     }
 
     /// Notes that the path to the server stood, after this time.

@@ -34,6 +34,13 @@ const REMOTE: u64 = u64::MAX;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Loop>>> = const { RefCell::new(None) };
+    static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// The time: inside a loop, when the events at hand were taken from the kernel, which is when they came; it costs
+/// nothing then. Elsewhere the clock's.
+pub fn now() -> Instant {
+    NOW.get().unwrap_or_else(Instant::now)
 }
 
 /// One thread's loop.
@@ -44,8 +51,6 @@ struct Loop {
     timers: RefCell<Timers>,
     remote: Arc<Remote>,
     events: RefCell<Vec<epoll::Event>>,
-    /// When the events at hand were taken from the kernel.
-    now: Cell<Instant>,
 }
 
 impl std::fmt::Debug for Loop {
@@ -67,7 +72,6 @@ impl Loop {
             timers: RefCell::default(),
             remote: Arc::new(Remote::new(wake)),
             events: RefCell::new(Vec::with_capacity(EVENTS_MAX)),
-            now: Cell::new(Instant::now()),
         })
     }
 
@@ -95,7 +99,7 @@ impl Loop {
             Err(error) => return Err(error.into()),
         }
         let now = Instant::now();
-        self.now.set(now);
+        NOW.set(Some(now));
         let mut sources = self.sources.borrow_mut();
         for event in events.iter() {
             match event.data.u64() {

@@ -40,7 +40,7 @@ impl Entry {
 
     fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
-            let duration = self.live.opened.elapsed();
+            let duration = self.live.age();
             let detail = detail.map(String::into_boxed_str);
             self.worker.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });
         }

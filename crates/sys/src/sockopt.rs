@@ -188,7 +188,8 @@ pub fn set_tcp_nodelay(fd: impl AsFd, on: bool) -> io::Result<()> {
 
 /// Lets the acknowledgement of a connection's answer wait for the first bytes, which follow at once and carry it
 /// (`TCP_QUICKACK` off before `connect`): a packet less. The kernel acknowledges as ever once the handshake is done; if
-/// no bytes follow, the other side learns of the connection up to 200 ms late.
+/// no bytes follow, the other side learns of the connection up to 200 ms late. Set on a listening socket, what its
+/// connections receive first is acknowledged with our answer, or 40 ms later.
 ///
 /// # Errors
 /// What setsockopt says.

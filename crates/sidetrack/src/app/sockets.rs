@@ -51,6 +51,10 @@ fn bind_one(
     for _ in 0..workers {
         let socket = sockopt::listen(address, &options)
             .with_context(|| format!("listener '{}': cannot listen on {address}", listener.name))?;
+        if matches!(listener.kind, ListenerKind::Socks(_)) {
+            // The client waits for our answer, which comes at once: it carries the acknowledgement. A wish.
+            let _ = sockopt::set_tcp_ack_with_data(&socket);
+        }
         // Port 0: the others share the port that the first one got.
         address = socket.local_addr()?;
         sockets.push(socket);

@@ -101,7 +101,10 @@ impl Dialing {
         }
         if !done || sent > 0 {
             stream.writable().await;
-            if let Some(error) = stream.take_error()? {
+            // An attempt that failed is announced as an error.
+            if stream.has_failed()
+                && let Some(error) = stream.take_error()?
+            {
                 return Err(error);
             }
         }

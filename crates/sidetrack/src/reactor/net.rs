@@ -96,10 +96,12 @@ struct Place {
 }
 
 impl Place {
-    fn new(fd: impl AsFd, flags: EventFlags) -> io::Result<Self> {
+    /// `ready`: whether to try to read and to write before the first event.
+    fn new(fd: impl AsFd, flags: EventFlags, ready: bool) -> io::Result<Self> {
         let home = Loop::current();
         let (index, key) = home.sources.borrow_mut().enter();
         let place = Self { home, index };
+        place.with(|source| (source.readable, source.writable) = (ready, ready));
         epoll::add(&place.home.epoll, fd, epoll::EventData::new_u64(key), flags | EventFlags::ET)?;
         Ok(place)
     }
@@ -165,8 +167,22 @@ impl TcpStream {
     /// # Panics
     /// Outside of [`super::block_on`].
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let place = Place::new(&fd, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
+        Self::watched(fd, false)
+    }
+
+    fn watched(fd: OwnedFd, ready: bool) -> io::Result<Self> {
+        let place = Place::new(&fd, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP, ready)?;
         Ok(Self { place, fd })
+    }
+
+    /// Whether there may be something to read, without waiting for it.
+    pub fn is_readable(&self) -> bool {
+        self.place.with(|source| source.readable)
+    }
+
+    /// Whether the socket has met an error.
+    pub fn has_failed(&self) -> bool {
+        self.place.with(|source| source.failed)
     }
 
     /// Takes the socket out of the loop.
@@ -379,7 +395,7 @@ impl TcpListener {
     /// # Panics
     /// Outside of [`super::block_on`].
     pub fn new(socket: std::net::TcpListener) -> io::Result<Self> {
-        let place = Place::new(&socket, EventFlags::IN)?;
+        let place = Place::new(&socket, EventFlags::IN, false)?;
         Ok(Self { place, socket })
     }
 
@@ -390,7 +406,8 @@ impl TcpListener {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match rustix::net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
-                    let stream = TcpStream::new(fd)?;
+                    // A client that speaks first mostly has by now.
+                    let stream = TcpStream::watched(fd, true)?;
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
                     let none = || io::Error::other("accept(2) gave no address");
                     return Poll::Ready(Ok((stream, peer.ok_or_else(none)?)));

@@ -1,6 +1,6 @@
 //! Tasks of one thread. A task is queued at most once; wakes from its own thread cost no lock.
 
-use super::{CURRENT, Loop};
+use super::{CURRENT, Loop, NOW};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -207,6 +207,7 @@ impl Drop for Leave {
     fn drop(&mut self) {
         self.0.tasks.clear();
         CURRENT.with_borrow_mut(|current| *current = None);
+        NOW.set(None);
     }
 }
 

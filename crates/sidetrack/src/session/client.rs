@@ -202,8 +202,10 @@ pub struct Incoming<'a> {
 
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
-        // WouldBlock is the ordinary case; any other error is remembered, and ends the making of the path.
-        let _ = try_read_into(self.stream, self.held, self.broken);
+        if self.stream.is_readable() {
+            // WouldBlock is an ordinary case; any other error is remembered, and ends the making of the path.
+            let _ = try_read_into(self.stream, self.held, self.broken);
+        }
         self.held
     }
 }

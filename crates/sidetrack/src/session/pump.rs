@@ -80,7 +80,7 @@ impl Pump {
             }
         }
         if !early_down.is_empty() {
-            live.first_byte(live.opened.elapsed());
+            live.first_byte(live.age());
         }
         let (up, down) = (Lane::holding(early_up), Lane::holding(early_down));
         let (client, server, probe) = (Some(client), Some(server), Probe::default());
@@ -145,7 +145,7 @@ impl Pump {
         }
         self.stash(&mut fresh, scratch);
         if self.core.active() == now {
-            self.live.touch(self.live.opened.elapsed());
+            self.live.touch(self.live.age());
         }
         self.probe.arm(now, self.is_unread(Side::Client), self.is_unread(Side::Server));
         let farewell = self.farewell.map(|farewell| farewell.due(now));
@@ -238,7 +238,7 @@ impl Pump {
             Poll::Ready(Ok(0)) => Input::Eof(side),
             Poll::Ready(Ok(n)) => {
                 if side == Side::Server && self.live.first_byte_time().is_none() {
-                    self.live.first_byte(self.live.opened.elapsed());
+                    self.live.first_byte(self.live.age());
                 }
                 if !self.lane(side).is_piped() {
                     *fresh = Some(Fresh { from: side, start: 0, end: n });

@@ -149,7 +149,7 @@ impl<'a> Setup<'a> {
             Ok(done) => done,
             Err(failure) => return Err(refuse(caught.socks, client, failure).await),
         };
-        self.live.connected(self.live.opened.elapsed());
+        self.live.connected(self.live.age());
         let mut session = None;
         if let Some((handshake, request)) = &mut caught.socks {
             let code = ReplyCode::Succeeded;
