@@ -15,6 +15,7 @@ pub mod names;
 pub mod net;
 pub mod policy;
 pub mod proxy_protocol;
+pub mod shunt;
 pub mod socks;
 pub mod splice;
 pub mod time;

@@ -20,5 +20,6 @@ pub mod reactor;
 pub mod record;
 pub mod reload;
 pub mod session;
+pub mod shunt;
 pub mod steer;
 pub mod worker;

@@ -8,14 +8,17 @@
 //! | conntrack settings ([`conntrack::enable_accounting`]) | CAP_NET_ADMIN | [`undo::Action::RestoreSetting`] | `tests/undo.rs` |
 //! | a conntrack subscription ([`conntrack::Events`]) | CAP_NET_ADMIN to open, none to read on | closing it | `tests/conntrack.rs` |
 //! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
+//! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
+pub mod bpf;
 pub mod caps;
 pub mod cgroup;
 pub mod conntrack;
 pub mod exec;
+pub mod link;
 pub mod netlink;
 pub mod netns;
 pub mod nft;

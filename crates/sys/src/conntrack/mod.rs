@@ -22,12 +22,20 @@ const NEW: u16 = SUBSYSTEM << 8;
 const GET: u16 = (SUBSYSTEM << 8) | 1;
 const DELETE: u16 = (SUBSYSTEM << 8) | 2;
 
+/// IP protocol number of TCP.
+const TCP: u8 = 6;
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`.
+const LIBERAL: u8 = 0x08;
+/// `IP_CT_TCP_FLAG_MAXACK_SET`.
+const ACKNOWLEDGED: u8 = 0x20;
+
 /// Attribute numbers (`CTA_*`).
 mod attribute {
     pub const TUPLE_ORIGINAL: u16 = 1;
     pub const TUPLE_REPLY: u16 = 2;
     pub const STATUS: u16 = 3;
     pub const PROTOCOL_INFO: u16 = 4;
+    pub const HELP: u16 = 5;
     pub const TIMEOUT: u16 = 7;
     pub const MARK: u16 = 8;
     pub const COUNTERS_ORIGINAL: u16 = 9;
@@ -101,6 +109,23 @@ pub struct Entry {
     pub stop_ns: Option<u64>,
     /// Conntrack zone.
     pub zone: u16,
+    /// A helper (application-level gateway) reads its content.
+    pub helped: bool,
+}
+
+/// What to change of a connection; what is `None` or `false` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Bits of the mark.
+    pub mark: Option<MarkBits>,
+    /// TCP: accept whatever sequence numbers come, in both directions (`IP_CT_TCP_FLAG_BE_LIBERAL`): for connections of
+    /// which conntrack does not see every packet. Sequence numbers are then accepted, not learnt anew.
+    pub liberal: bool,
+    /// TCP: forget the latest acknowledgement of both directions (`IP_CT_TCP_FLAG_MAXACK_SET`), against which a RST is
+    /// judged: until the next one is seen, every RST ends the connection. For those whose RSTs somebody else has judged.
+    pub forget_acknowledged: bool,
+    /// Seconds until it is forgotten unless packets come.
+    pub timeout_s: Option<u32>,
 }
 
 /// The settings that accounting needs, and their values.
@@ -168,6 +193,42 @@ impl Conntrack {
     pub fn evict_expired(&mut self) -> Result<(), Error> {
         // Whoever lists the table evicts what has expired; nothing has this mark.
         self.list(Some(MarkBits { value: u32::MAX, mask: u32::MAX })).map(drop)
+    }
+
+    /// Changes a connection; says whether it was there. It is reported as an update, to the caller's own subscriptions too.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn update(&mut self, original: &Tuple, zone: u16, change: Change) -> Result<bool, Error> {
+        let family = if original.source.is_ipv4() { 2 } else { 10 };
+        let mut request = Requests::new();
+        // Without CREATE: one that is gone is not made anew.
+        request.push("change a connection", NEW, flag::ACK, &header(family), |w| {
+            write_tuple(w, attribute::TUPLE_ORIGINAL, original);
+            if let Some(mark) = change.mark {
+                w.u32_be(attribute::MARK, mark.value);
+                w.u32_be(attribute::MARK_MASK, mark.mask);
+            }
+            let liberal = if change.liberal { LIBERAL } else { 0 };
+            let mask = liberal | if change.forget_acknowledged { ACKNOWLEDGED } else { 0 };
+            if mask != 0 && original.protocol == TCP {
+                // Flags and the mask of those that change, for both directions.
+                w.nested(attribute::PROTOCOL_INFO, |w| {
+                    w.nested(1, |w| [4, 5].into_iter().for_each(|kind| w.bytes(kind, &[liberal, mask])));
+                });
+            }
+            if let Some(timeout_s) = change.timeout_s {
+                w.u32_be(attribute::TIMEOUT, timeout_s);
+            }
+            if zone != 0 {
+                w.u16_be(attribute::ZONE, zone);
+            }
+        });
+        match self.socket.transact(&request) {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes exactly this connection: next packets of it begin a new one. Says whether it was still there.

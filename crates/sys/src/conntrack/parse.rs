@@ -47,6 +47,7 @@ struct Draft {
     start_ns: Option<u64>,
     stop_ns: Option<u64>,
     zone: u16,
+    helped: bool,
 }
 
 impl Draft {
@@ -62,6 +63,7 @@ impl Draft {
             attribute::PROTOCOL_INFO => self.tcp_state = tcp_state(field),
             attribute::COUNTERS_ORIGINAL => self.client_to_server = counters(field),
             attribute::COUNTERS_REPLY => self.server_to_client = counters(field),
+            attribute::HELP => self.helped = true,
             attribute::TIMESTAMP => {
                 self.start_ns = field.nested().first(1).and_then(|a| a.u64_be());
                 self.stop_ns = field.nested().first(2).and_then(|a| a.u64_be());
@@ -84,6 +86,7 @@ impl Draft {
             start_ns: self.start_ns,
             stop_ns: self.stop_ns,
             zone: self.zone,
+            helped: self.helped,
         })
     }
 }
@@ -164,6 +167,7 @@ mod tests {
             start_ns: Some(0x18ea_33ce_481b_d292),
             stop_ns: Some(0x18ea_33ce_4902_772e),
             zone: 0,
+            helped: false,
         };
         assert_eq!(v4, expected);
         let Event::Destroy(v6) = only(&bytes(DESTROY_V6)) else { panic!("an end") };

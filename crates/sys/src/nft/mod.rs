@@ -17,6 +17,7 @@ mod refill;
 mod render;
 mod set;
 mod timeout;
+mod watch;
 
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
 pub use build::{
@@ -31,6 +32,7 @@ pub use owned::{OwnError, OwnedTable};
 pub use probe::{Feature, Probe, knows, probe};
 pub use set::{Element, ElementData, MapData, Set, Span};
 pub use timeout::{LastState, TimeoutPolicy};
+pub use watch::RuleChanges;
 
 /// `NFPROTO_IPV4`.
 pub const NFPROTO_IPV4: u8 = 2;

@@ -57,6 +57,11 @@ impl Node {
         Self { thread_id, work: Some(work), thread: Some(thread) }
     }
 
+    /// The id of its thread, by which `ip` finds its namespace.
+    pub const fn thread_id(&self) -> u32 {
+        self.thread_id
+    }
+
     /// Does something on this host and waits for its result; a panic there is one here.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = mpsc::channel();

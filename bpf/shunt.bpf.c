@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * The fast path of shunted flows: a packet of an installed flow goes straight from the interface it came in by to the one
+ * it leaves by; everything else, and everything unusual, goes on to the bridge or the router and to netfilter.
+ *
+ * Passed on to the slow path, always: fragments, IP options and extension headers, VLAN tags, anything but TCP and UDP,
+ * SYN, a FIN or RST that fits the connection, packets larger than the egress takes, TTL that would run out, flows that
+ * stood still, entries installed under older rules, and everything when user space is gone.
+ */
+#include "shunt.h"
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
+static long (*xdp_redirect)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
+static long (*fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
+	(void *)BPF_FUNC_fib_lookup;
+
+/* Made by user space; the loader puts their descriptors here. */
+extern char flows4, flows6, settings, devices;
+
+#define htons(x) __builtin_bswap16(x)
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+/* Farther than any window reaches (RFC 7323 Sec. 2.3): not of this connection as we know it. */
+#define FAR (1 << 30)
+
+/* A packet, as far as the program looks into it. */
+struct packet {
+	void *data;
+	void *end;
+	__u32 ingress;
+	__u32 length;   /* of the whole frame */
+	__u32 gso_size; /* payload of each segment where the frame stands for several */
+	__u8 *network;
+	__u8 *transport;
+	__u32 ip_length;
+	__u8 protocol;
+	__u8 v6;
+};
+
+/* What is to be done with a packet. */
+enum verdict { SLOW, DROP, SEND };
+
+ALWAYS_INLINE int fits(const struct packet *p, const void *until)
+{
+	return until <= p->end;
+}
+
+ALWAYS_INLINE int read_ipv4(struct packet *p, struct key4 *key)
+{
+	struct iphdr *ip = (void *)p->network;
+
+	if (!fits(p, ip + 1) || ip->ihl != 5 || ip->version != 4)
+		return 0;
+	if (ip->frag_off & htons(0x3fff))
+		return 0;
+	p->ip_length = htons(ip->tot_len);
+	p->protocol = ip->protocol;
+	p->transport = (__u8 *)(ip + 1);
+	key->source = ip->saddr;
+	key->destination = ip->daddr;
+	return 1;
+}
+
+ALWAYS_INLINE int read_ipv6(struct packet *p, struct key6 *key)
+{
+	struct ipv6hdr *ip = (void *)p->network;
+
+	if (!fits(p, ip + 1) || ip->version != 6)
+		return 0;
+	p->ip_length = htons(ip->payload_len) + sizeof(*ip);
+	p->protocol = ip->nexthdr;
+	p->transport = (__u8 *)(ip + 1);
+	__builtin_memcpy(key->source, &ip->saddr, 16);
+	__builtin_memcpy(key->destination, &ip->daddr, 16);
+	return 1;
+}
+
+ALWAYS_INLINE int read_ports(struct packet *p, __u16 *source, __u16 *destination)
+{
+	struct udphdr *ports = (void *)p->transport;
+
+	if (p->protocol == IPPROTO_TCP ? !fits(p, p->transport + sizeof(struct tcphdr))
+				       : p->protocol != IPPROTO_UDP || !fits(p, ports + 1))
+		return 0;
+	*source = ports->source;
+	*destination = ports->dest;
+	return 1;
+}
+
+/* The entry of the opposite direction, whose packets come in where this one's leave. */
+ALWAYS_INLINE struct flow *opposite(const struct packet *p, const struct flow *flow, const void *key)
+{
+	if (p->v6) {
+		const struct key6 *this = key;
+		struct key6 other = { .ingress = flow->egress, .protocol = this->protocol };
+
+		__builtin_memcpy(other.source, this->destination, 16);
+		__builtin_memcpy(other.destination, this->source, 16);
+		other.source_port = this->destination_port;
+		other.destination_port = this->source_port;
+		return map_lookup(&flows6, &other);
+	} else {
+		const struct key4 *this = key;
+		struct key4 other = { .ingress = flow->egress, .protocol = this->protocol };
+
+		other.source = this->destination;
+		other.destination = this->source;
+		other.source_port = this->destination_port;
+		other.destination_port = this->source_port;
+		return map_lookup(&flows4, &other);
+	}
+}
+
+/*
+ * Whether a FIN or RST fits what was seen of the connection. One that does not is passed on to the end host on the fast
+ * path, which judges it by RFC 5961; conntrack, which was made liberal and would believe it, does not see it.
+ */
+ALWAYS_INLINE int end_fits(const struct packet *p, const struct flow *flow, const void *key,
+			   __u32 sequence, int reset)
+{
+	struct flow *other;
+
+	if (!flow->known || sequence == flow->sequence_end)
+		return 1;
+	other = opposite(p, flow, key);
+	if (!other || !other->known || sequence == other->acknowledged)
+		return 1;
+	/* A FIN sent again, perhaps with data that is not acknowledged yet. */
+	return !reset && (__s32)(sequence - other->acknowledged) >= 0 &&
+	       (__s32)(flow->sequence_end - sequence) >= 0;
+}
+
+/* Whether the segment may take the fast path; keeps what is known of the connection up to date. */
+ALWAYS_INLINE int judge_tcp(const struct packet *p, struct flow *flow, const void *key)
+{
+	const struct tcphdr *tcp = (void *)p->transport;
+	__u32 header = (__u32)(p->transport - p->network) + tcp->doff * 4;
+	__u32 sequence = __builtin_bswap32(tcp->seq);
+	__u32 data = p->ip_length > header ? p->ip_length - header : 0;
+
+	if (tcp->syn) {
+		/* Another connection on the same addresses and ports, or a forged one: conntrack knows. */
+		flow->ended |= ENDED_SYN;
+		return 0;
+	}
+	if (tcp->rst || tcp->fin) {
+		if (!end_fits(p, flow, key, sequence, tcp->rst))
+			return 1;
+		flow->ended |= tcp->rst ? ENDED_RST : ENDED_FIN;
+		return 0;
+	}
+	if (flow->known) {
+		__s32 ahead = (__s32)(sequence - flow->sequence_end);
+
+		if (ahead > FAR || ahead < -FAR)
+			return 0;
+		if ((__s32)(sequence + data - flow->sequence_end) > 0)
+			flow->sequence_end = sequence + data;
+	} else {
+		flow->sequence_end = sequence + data;
+	}
+	if (tcp->ack)
+		flow->acknowledged = __builtin_bswap32(tcp->ack_seq);
+	return 1;
+}
+
+/* A bridged flow stays with the link addresses of its first packet: somebody else's are the bridge's business. */
+ALWAYS_INLINE int same_link(const struct packet *p, struct flow *flow)
+{
+	const __u32 *frame = p->data;
+	__u32 *link = (__u32 *)flow->link;
+
+	if (flow->known)
+		return frame[0] == link[0] && frame[1] == link[1] && frame[2] == link[2];
+	link[0] = frame[0];
+	link[1] = frame[1];
+	link[2] = frame[2];
+	return 1;
+}
+
+/* Whether the packet, or each of those it stands for, is larger than the egress takes. The slow path answers then. */
+ALWAYS_INLINE int too_large(const struct packet *p, const struct flow *flow)
+{
+	__u32 header = (__u32)(p->transport - p->network);
+
+	if (!p->gso_size)
+		return p->ip_length > flow->mtu;
+	if (p->protocol == IPPROTO_TCP)
+		header += ((struct tcphdr *)p->transport)->doff * 4;
+	else
+		header += sizeof(struct udphdr);
+	return header + p->gso_size > flow->mtu;
+}
+
+ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, const void *key, int routed)
+{
+	const struct settings *s;
+	__u32 zero = 0;
+	__u64 now = ktime_ns();
+
+	s = map_lookup(&settings, &zero);
+	if (!s || s->generation != flow->generation || now > s->alive_until_ns)
+		return SLOW;
+	if (flow->ended)
+		return SLOW;
+	if (now > flow->last_ns && now - flow->last_ns > flow->idle_ns) {
+		flow->ended |= ENDED_IDLE;
+		return SLOW;
+	}
+	if (flow->action == ACTION_DROP)
+		return DROP;
+	if (too_large(p, flow))
+		return SLOW;
+	if (!routed && !same_link(p, flow))
+		return SLOW;
+	if (p->protocol == IPPROTO_TCP && !judge_tcp(p, flow, key))
+		return SLOW;
+	return SEND;
+}
+
+ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
+{
+	/* A frame that stands for several counts once and in full, as in conntrack. */
+	__u64 bytes = p->gso_size ? p->length - sizeof(struct ethhdr) : p->ip_length;
+
+	__sync_fetch_and_add(&flow->packets, 1);
+	__sync_fetch_and_add(&flow->bytes, bytes);
+	flow->last_ns = ktime_ns();
+	if (!flow->known)
+		flow->known = 1;
+}
+
+/* The entry of a packet; none if there is none or the packet is of a kind that always takes the slow path. */
+ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6 *key6)
+{
+	struct ethhdr *frame = p->data;
+
+	if (!fits(p, frame + 1))
+		return 0;
+	p->network = (__u8 *)(frame + 1);
+	if (frame->h_proto == htons(ETH_P_IP)) {
+		if (!read_ipv4(p, key4) || !read_ports(p, &key4->source_port, &key4->destination_port))
+			return 0;
+		key4->ingress = p->ingress;
+		key4->protocol = p->protocol;
+		return map_lookup(&flows4, key4);
+	}
+	if (frame->h_proto == htons(ETH_P_IPV6)) {
+		p->v6 = 1;
+		if (!read_ipv6(p, key6) || !read_ports(p, &key6->source_port, &key6->destination_port))
+			return 0;
+		key6->ingress = p->ingress;
+		key6->protocol = p->protocol;
+		return map_lookup(&flows6, key6);
+	}
+	return 0;
+}
+
+/* The way of a routed packet, as the kernel's own tables say now. Whatever is not plain goes to the slow path. */
+ALWAYS_INLINE int route(void *ctx, const struct packet *p, const struct flow *flow, struct bpf_fib_lookup *way)
+{
+	if (p->v6) {
+		struct ipv6hdr *ip = (void *)p->network;
+
+		if (!fits(p, ip + 1) || ip->hop_limit <= 1)
+			return 0;
+		way->family = FAMILY_INET6;
+		__builtin_memcpy(way->ipv6_src, &ip->saddr, 16);
+		__builtin_memcpy(way->ipv6_dst, &ip->daddr, 16);
+	} else {
+		struct iphdr *ip = (void *)p->network;
+
+		if (!fits(p, ip + 1) || ip->ttl <= 1)
+			return 0;
+		way->family = FAMILY_INET;
+		way->tos = ip->tos;
+		way->ipv4_src = ip->saddr;
+		way->ipv4_dst = ip->daddr;
+	}
+	way->l4_protocol = p->protocol;
+	way->tot_len = p->gso_size ? 0 : p->ip_length;
+	way->ifindex = p->ingress;
+	/* Another egress than the one the flow was allowed for: the slow path decides. */
+	return fib_lookup(ctx, way, sizeof(*way), 0) == BPF_FIB_LKUP_RET_SUCCESS && way->ifindex == flow->egress;
+}
+
+/* RFC 1624: the TTL is the high byte of its 16-bit word. */
+ALWAYS_INLINE void one_hop(struct packet *p)
+{
+	if (p->v6) {
+		struct ipv6hdr *ip = (void *)p->network;
+
+		if (fits(p, ip + 1))
+			ip->hop_limit--;
+	} else {
+		struct iphdr *ip = (void *)p->network;
+		__u32 sum;
+
+		if (!fits(p, ip + 1))
+			return;
+		sum = (__u32)ip->check + htons(0x0100);
+		ip->check = (__u16)(sum + (sum >= 0xffff));
+		ip->ttl--;
+	}
+}
+
+ALWAYS_INLINE int rewrite(void *ctx, struct packet *p, const struct flow *flow)
+{
+	struct bpf_fib_lookup way = {};
+	struct ethhdr *frame = p->data;
+
+	if (!route(ctx, p, flow, &way) || !fits(p, frame + 1))
+		return 0;
+	__builtin_memcpy(frame->h_dest, way.dmac, ETH_ALEN);
+	__builtin_memcpy(frame->h_source, way.smac, ETH_ALEN);
+	one_hop(p);
+	return 1;
+}
+
+ALWAYS_INLINE enum verdict run(void *ctx, struct packet *p, __u32 *egress, int routed)
+{
+	struct key4 key4 = {};
+	struct key6 key6 = {};
+	struct flow *flow = find(p, &key4, &key6);
+	enum verdict verdict;
+
+	if (!flow)
+		return SLOW;
+	verdict = judge(p, flow, p->v6 ? (void *)&key6 : (void *)&key4, routed);
+	if (verdict == SEND && routed && !rewrite(ctx, p, flow))
+		return SLOW;
+	if (verdict != SLOW)
+		count(p, flow);
+	*egress = flow->egress;
+	return verdict;
+}
+
+ALWAYS_INLINE int tc(struct __sk_buff *skb, int routed)
+{
+	struct packet p = {
+		.data = (void *)(long)skb->data,
+		.end = (void *)(long)skb->data_end,
+		.ingress = skb->ifindex,
+		.length = skb->len,
+		.gso_size = skb->gso_size,
+	};
+	__u32 egress = 0;
+
+	if (skb->vlan_present)
+		return TC_ACT_UNSPEC;
+	switch (run(skb, &p, &egress, routed)) {
+	case SEND:
+		return tc_redirect(egress, 0);
+	case DROP:
+		return TC_ACT_SHOT;
+	default:
+		return TC_ACT_UNSPEC;
+	}
+}
+
+ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
+{
+	struct packet p = {
+		.data = (void *)(long)ctx->data,
+		.end = (void *)(long)ctx->data_end,
+		.ingress = ctx->ingress_ifindex,
+		.length = ctx->data_end - ctx->data,
+	};
+	__u32 egress = 0;
+
+	switch (run(ctx, &p, &egress, routed)) {
+	case SEND:
+		/* No such device any more: the slow path. */
+		return xdp_redirect(&devices, egress, XDP_PASS);
+	case DROP:
+		return XDP_DROP;
+	default:
+		return XDP_PASS;
+	}
+}
+
+/* Two of each: a tc program that may write to packets gets its own copy of each header first, which costs. */
+SECTION("tc/bridge") int tc_bridge(struct __sk_buff *skb)
+{
+	return tc(skb, 0);
+}
+
+SECTION("tc/route") int tc_route(struct __sk_buff *skb)
+{
+	return tc(skb, 1);
+}
+
+SECTION("xdp/bridge") int xdp_bridge(struct xdp_md *ctx)
+{
+	return xdp(ctx, 0);
+}
+
+SECTION("xdp/route") int xdp_route(struct xdp_md *ctx)
+{
+	return xdp(ctx, 1);
+}
+
+SECTION("license") char _license[] = "Dual MIT/GPL";
+
+/* For crates/sys/src/bpf/flow.rs: what it takes the layout to be is compared with this. */
+#define PLACE(type, member) offsetof(struct type, member)
+SECTION("layout") const __u32 _layout[] = {
+	sizeof(struct key4), sizeof(struct key6), sizeof(struct flow), sizeof(struct settings),
+	PLACE(key4, source), PLACE(key4, destination), PLACE(key4, source_port),
+	PLACE(key4, destination_port), PLACE(key4, protocol),
+	PLACE(key6, source), PLACE(key6, destination), PLACE(key6, source_port),
+	PLACE(key6, destination_port), PLACE(key6, protocol),
+	PLACE(flow, packets), PLACE(flow, bytes), PLACE(flow, last_ns), PLACE(flow, idle_ns),
+	PLACE(flow, generation), PLACE(flow, egress), PLACE(flow, mtu), PLACE(flow, sequence_end),
+	PLACE(flow, acknowledged), PLACE(flow, action), PLACE(flow, known), PLACE(flow, ended),
+	PLACE(flow, link), PLACE(flow, installed_as),
+	PLACE(settings, generation), PLACE(settings, alive_until_ns),
+};

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What the fast path and crates/sys/src/bpf/flow.rs share. Both sides check the layout: the program exports its sizes and
+ * offsets in the section "layout", a test compares them with what Rust writes and reads.
+ *
+ * The kernel's own headers only: no libbpf. Helpers are called by their number (linux/bpf.h, enum bpf_func_id).
+ */
+#ifndef SIDETRACK_SHUNT_H
+#define SIDETRACK_SHUNT_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stddef.h>
+
+#define SECTION(name) __attribute__((section(name), used))
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* One direction of a flow as it comes in. Addresses and ports as on the wire. */
+struct key4 {
+	__u32 ingress; /* interface index */
+	__u32 source;
+	__u32 destination;
+	__u16 source_port;
+	__u16 destination_port;
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+struct key6 {
+	__u32 ingress;
+	__u8 source[16];
+	__u8 destination[16];
+	__u16 source_port;
+	__u16 destination_port;
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+/* What happens to a packet that fits. */
+enum { ACTION_REDIRECT = 0, ACTION_DROP = 1 };
+
+/* flow.ended: set by the program, never cleared. Once it is not 0 this direction is on the slow path. */
+enum {
+	ENDED_FIN = 1,
+	ENDED_RST = 2,
+	ENDED_SYN = 4,
+	ENDED_IDLE = 8,
+};
+
+struct flow {
+	__u64 packets;
+	__u64 bytes;         /* of IP packets, as conntrack counts them */
+	__u64 last_ns;       /* CLOCK_MONOTONIC of the latest packet; at installation: the installation */
+	__u64 idle_ns;       /* after so long without a packet it ends */
+	__u32 generation;    /* of the rules it was installed under */
+	__u32 egress;        /* interface index */
+	__u32 mtu;           /* of the egress, bytes of an IP packet */
+	__u32 sequence_end;  /* behind the last byte of data sent in this direction */
+	__u32 acknowledged;  /* latest acknowledgement sent in this direction */
+	__u32 action;
+	__u32 known;         /* not 0: sequence numbers and link addresses are valid */
+	__u32 ended;
+	__u8 link[12];       /* destination and source address of the link, learnt from the first packet */
+	__u32 zero;
+	__u64 installed_as;  /* whose entry it is: user space's number */
+};
+
+/* The one value of the settings map. */
+struct settings {
+	__u32 generation;    /* entries of another one are on the slow path */
+	__u32 zero;
+	__u64 alive_until_ns; /* user space promises to be alive until then; later, everything is on the slow path */
+};
+
+#endif

@@ -1,0 +1,463 @@
+//! The state machine over all flows.
+
+use super::{
+    Both, Cause, Connection, Entry, EntryId, Flow, Input, MarkActions, Obstacle, Output, Phase, PortNumber,
+    ShuntAction, Standing, Tuple,
+};
+use crate::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// How long the fast path may take to confirm an entry.
+const CONFIRM: Duration = Duration::from_secs(5);
+
+/// How long to leave a flow alone that the fast path refused.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// How often all flows are looked through.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What a shunt is told at its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The ports that marks may name.
+    pub ports: BTreeSet<PortNumber>,
+    /// The meaning of the numbers of actions in marks.
+    pub actions: MarkActions,
+    /// Most entries at a time; the last tenth is kept for those that block.
+    pub entries_max: usize,
+    /// Most entries at a time of one client address.
+    pub entries_max_per_client: usize,
+    /// After so long without a packet a shunted flow is on the slow path again.
+    pub shunt_idle: Duration,
+    /// The same for a blocked one.
+    pub block_idle: Duration,
+    /// How often conntrack is told to keep connections whose packets it does not see.
+    pub keep_every: Duration,
+}
+
+/// See the module above.
+#[derive(Clone, Debug)]
+pub struct Shunt {
+    config: Config,
+    flows: BTreeMap<Tuple, Flow>,
+    /// Flows whose connection is over or replaced while their entry is still there.
+    leaving: BTreeMap<EntryId, Flow>,
+    /// Whose an entry is.
+    entries: BTreeMap<EntryId, Tuple>,
+    clients: BTreeMap<IpAddr, usize>,
+    last_entry: u64,
+    listing: bool,
+    stopping: bool,
+    look_at: Instant,
+    outputs: VecDeque<Output>,
+}
+
+impl Shunt {
+    /// Without flows; the first thing it wants is a list of those that are there.
+    pub fn new(config: Config, now: Instant) -> Self {
+        Self {
+            config,
+            flows: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            last_entry: 0,
+            listing: true,
+            stopping: false,
+            look_at: now + LOOK,
+            outputs: VecDeque::from([Output::List]),
+        }
+    }
+
+    /// The flows, in the order of their addresses.
+    pub fn flows(&self) -> impl Iterator<Item = &Flow> {
+        self.flows.values()
+    }
+
+    /// One flow.
+    pub fn flow(&self, tuple: &Tuple) -> Option<&Flow> {
+        self.flows.get(tuple)
+    }
+
+    /// Number of entries that the fast path has or may have.
+    pub fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether everything was taken back after [`Input::Shutdown`].
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What stands between a flow and the fast path; none if nothing does, or policy does not want it there.
+    pub fn obstacle(&self, flow: &Flow) -> Option<Obstacle> {
+        match self.wanted(flow) {
+            Err(why) => Some(why),
+            Ok(ShuntAction::Ignore) => (flow.pinned == Some(ShuntAction::Ignore)).then_some(Obstacle::Held),
+            Ok(action) => match flow.standing {
+                Standing::Failed { why, .. } => Some(why),
+                _ => flow.obstacle(action),
+            },
+        }
+    }
+
+    /// What is to be done next.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call with [`Input::Tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        (!self.flows.is_empty()).then_some(self.look_at)
+    }
+
+    /// Something happened.
+    pub fn handle(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::Connection(connection) => self.connection(now, &connection, None),
+            Input::Pinned(connection, action) => self.connection(now, &connection, Some(action)),
+            Input::Ended(connection) => self.ended(&connection),
+            Input::EventsLost => {
+                if !self.listing {
+                    self.listing = true;
+                    self.outputs.push_back(Output::List);
+                }
+            }
+            Input::Listed(connections) => self.listed(now, connections),
+            Input::Installed(entry) => self.installed(now, entry),
+            Input::Failed(entry, why) => self.failed(now, entry, why),
+            Input::Counted(entry, traffic) => self.counted(entry, traffic),
+            Input::Gone(entry, cause, traffic) => self.gone(now, entry, cause, traffic),
+            Input::RulesChanged => self.remove_all(Cause::RulesChanged),
+            Input::Withdraw(tuple) => self.withdraw(now, &tuple),
+            Input::Shutdown => {
+                self.stopping = true;
+                self.remove_all(Cause::Shutdown);
+            }
+            Input::Tick => self.look(now),
+        }
+    }
+
+    /// What is to happen to a flow, or why that cannot be told.
+    fn wanted(&self, flow: &Flow) -> Result<ShuntAction, Obstacle> {
+        let action = match (flow.pinned, flow.mark.action()) {
+            (Some(action), _) => action,
+            (None, None) => return Ok(ShuntAction::Ignore),
+            (None, Some(number)) => self.config.actions.action(number).ok_or(Obstacle::UnknownAction)?,
+        };
+        if action == ShuntAction::Ignore {
+            return Ok(action);
+        }
+        self.ports(flow).map(|_| action).ok_or(Obstacle::UnknownPort)
+    }
+
+    /// The ports of client and server.
+    fn ports(&self, flow: &Flow) -> Option<(PortNumber, PortNumber)> {
+        let (client, server) = (flow.mark.ingress()?, flow.mark.egress()?);
+        let known = self.config.ports.contains(&client) && self.config.ports.contains(&server);
+        (known && client != server).then_some((client, server))
+    }
+
+    fn connection(&mut self, now: Instant, connection: &Connection, pinned: Option<ShuntAction>) {
+        let known = self.flows.get(&connection.tuple).map(|flow| flow.is(connection.identity));
+        if known == Some(false) {
+            self.replace(&connection.tuple);
+        }
+        let decided = connection.mark.action().is_some();
+        if known != Some(true) {
+            if !decided && pinned.is_none() {
+                return;
+            }
+            self.flows.insert(connection.tuple, Flow::new(connection));
+        }
+        if let Some(flow) = self.flows.get_mut(&connection.tuple) {
+            flow.learn(connection);
+            flow.pinned = pinned.or(flow.pinned);
+            if flow.standing == Standing::Asking && (!decided || pinned.is_some()) {
+                flow.standing = Standing::Slow;
+            }
+        }
+        self.decide(now, &connection.tuple);
+    }
+
+    /// Brings one flow to where policy wants it.
+    fn decide(&mut self, now: Instant, tuple: &Tuple) {
+        let Some(flow) = self.flows.get(tuple) else { return };
+        let wanted = self.wanted(flow).unwrap_or(ShuntAction::Ignore);
+        match flow.standing {
+            Standing::Requested | Standing::Installed => {
+                let cause = match flow.phase {
+                    _ if wanted == flow.action && flow.obstacle(wanted).is_none() => return,
+                    Phase::Closing if wanted == flow.action => Cause::Fin,
+                    Phase::Reset if wanted == flow.action => Cause::Rst,
+                    _ if flow.pinned.is_some() => Cause::Withdrawn,
+                    _ => Cause::MarkChanged,
+                };
+                self.remove(tuple, cause);
+            }
+            Standing::Slow if wanted != ShuntAction::Ignore => self.request(now, tuple, wanted),
+            Standing::Failed { until, .. } if wanted != ShuntAction::Ignore && now >= until => {
+                self.request(now, tuple, wanted);
+            }
+            _ => {}
+        }
+        self.forget_idle(tuple);
+    }
+
+    /// A flow that never had an entry and that nobody wants to have one need not be kept.
+    fn forget_idle(&mut self, tuple: &Tuple) {
+        let idle = self.flows.get(tuple).is_some_and(|flow| {
+            flow.standing == Standing::Slow
+                && !flow.was_shunted()
+                && flow.pinned.is_none()
+                && flow.mark.action().is_none()
+        });
+        if idle {
+            self.flows.remove(tuple);
+        }
+    }
+
+    fn request(&mut self, now: Instant, tuple: &Tuple, action: ShuntAction) {
+        let Some(flow) = self.flows.get(tuple) else { return };
+        let blocked_by_predecessor = self.leaving.values().any(|old| old.tuple == *tuple);
+        if self.stopping || blocked_by_predecessor || flow.obstacle(action).is_some() {
+            return;
+        }
+        let Some((client_port, server_port)) = self.ports(flow) else { return };
+        let room = self.has_room(flow, action);
+        let id = EntryId(self.last_entry + 1);
+        let Some(flow) = self.flows.get_mut(tuple) else { return };
+        if !room {
+            flow.standing = Standing::Failed { why: Obstacle::Full, until: now + RETRY };
+            return;
+        }
+        self.last_entry = id.0;
+        flow.standing = Standing::Requested;
+        flow.entry = Some(id);
+        flow.action = action;
+        flow.times = super::Times { requested: Some(now), ..super::Times::default() };
+        let block = action == ShuntAction::Block;
+        let idle = if block { self.config.block_idle } else { self.config.shunt_idle };
+        self.entries.insert(id, *tuple);
+        *self.clients.entry(tuple.client.ip()).or_default() += 1;
+        let entry = Entry { id, tuple: *tuple, client_port, server_port, block, idle };
+        self.outputs.push_back(Output::Install(entry));
+    }
+
+    fn has_room(&self, flow: &Flow, action: ShuntAction) -> bool {
+        let most = match action {
+            ShuntAction::Block => self.config.entries_max,
+            _ => self.config.entries_max - self.config.entries_max / 10,
+        };
+        let of_client = self.clients.get(&flow.tuple.client.ip()).copied().unwrap_or(0);
+        self.entries.len() < most && of_client < self.config.entries_max_per_client
+    }
+
+    fn remove(&mut self, tuple: &Tuple, cause: Cause) {
+        let Some(flow) = self.flows.get_mut(tuple) else { return };
+        if let (Standing::Requested | Standing::Installed, Some(entry)) = (flow.standing, flow.entry) {
+            flow.standing = Standing::Leaving(cause);
+            self.outputs.push_back(Output::Remove(entry, cause));
+        }
+    }
+
+    fn remove_all(&mut self, cause: Cause) {
+        let tuples: Vec<_> = self.flows.keys().copied().collect();
+        tuples.iter().for_each(|tuple| self.remove(tuple, cause));
+    }
+
+    fn withdraw(&mut self, now: Instant, tuple: &Tuple) {
+        let Some(flow) = self.flows.get_mut(tuple) else { return };
+        let pinned = flow.pinned.take().is_some();
+        if matches!(flow.standing, Standing::Requested | Standing::Installed) {
+            self.remove(tuple, Cause::Withdrawn);
+        } else if pinned {
+            self.decide(now, tuple);
+        }
+    }
+
+    fn installed(&mut self, now: Instant, entry: EntryId) {
+        let Some(flow) = self.entries.get(&entry).and_then(|tuple| self.flows.get_mut(tuple)) else { return };
+        // A flow that is leaving again already stays so.
+        if flow.entry != Some(entry) || flow.standing != Standing::Requested {
+            return;
+        }
+        flow.standing = Standing::Installed;
+        flow.installs = flow.installs.saturating_add(1);
+        flow.times.installed = Some(now);
+        if flow.action == ShuntAction::Shunt {
+            flow.kept = now;
+            self.outputs.push_back(Output::Keep(flow.tuple, flow.identity));
+        }
+    }
+
+    fn failed(&mut self, now: Instant, entry: EntryId, why: Obstacle) {
+        let Some(tuple) = self.release(entry) else { return };
+        if self.leaving.contains_key(&entry) {
+            return self.finish_leaving(now, entry);
+        }
+        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
+        match flow.standing {
+            Standing::Requested => flow.standing = Standing::Failed { why, until: now + RETRY },
+            // Its removal was asked for meanwhile, and there is nothing to remove.
+            Standing::Leaving(cause) => self.after(now, &tuple, cause),
+            _ => {}
+        }
+    }
+
+    fn counted(&mut self, entry: EntryId, traffic: Both) {
+        let tuple = self.entries.get(&entry);
+        let flow = match self.leaving.get_mut(&entry) {
+            Some(flow) => Some(flow),
+            None => tuple.and_then(|tuple| self.flows.get_mut(tuple)),
+        };
+        if let Some(flow) = flow.filter(|flow| flow.entry == Some(entry)) {
+            flow.now = traffic;
+        }
+    }
+
+    fn gone(&mut self, now: Instant, entry: EntryId, cause: Cause, traffic: Both) {
+        let Some(tuple) = self.release(entry) else { return };
+        if let Some(flow) = self.leaving.get_mut(&entry) {
+            flow.left(now, cause, traffic);
+            return self.finish_leaving(now, entry);
+        }
+        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
+        // What we wanted goes before what the fast path makes of it.
+        let cause = match flow.standing {
+            Standing::Leaving(wanted) => wanted,
+            _ => cause,
+        };
+        flow.left(now, cause, traffic);
+        self.after(now, &tuple, cause);
+    }
+
+    /// The entry is no longer the fast path's.
+    fn release(&mut self, entry: EntryId) -> Option<Tuple> {
+        let tuple = self.entries.remove(&entry)?;
+        if let Some(count) = self.clients.get_mut(&tuple.client.ip()) {
+            *count -= 1;
+            if *count == 0 {
+                self.clients.remove(&tuple.client.ip());
+            }
+        }
+        Some(tuple)
+    }
+
+    /// What comes after a stay on the fast path.
+    fn after(&mut self, now: Instant, tuple: &Tuple, cause: Cause) {
+        let Some(flow) = self.flows.get_mut(tuple) else { return };
+        flow.standing = Standing::Slow;
+        let pinned = flow.pinned.is_some();
+        if flow.mark.action().is_some() && !pinned {
+            flow.standing = Standing::Asking;
+            // Where we stop, too: the rules decide as if we had never been there.
+            self.outputs.push_back(Output::Ask(flow.tuple, flow.identity));
+        } else if pinned && !cause.is_end() {
+            self.decide(now, tuple);
+        }
+    }
+
+    /// The connection on these addresses is over: another one has taken them.
+    fn replace(&mut self, tuple: &Tuple) {
+        let Some(mut flow) = self.flows.remove(tuple) else { return };
+        flow.ended = true;
+        self.part(flow, Cause::Ended);
+    }
+
+    /// Sees a flow off whose connection is over.
+    fn part(&mut self, mut flow: Flow, cause: Cause) {
+        match (flow.standing, flow.entry) {
+            (Standing::Requested | Standing::Installed, Some(entry)) => {
+                flow.standing = Standing::Leaving(cause);
+                self.outputs.push_back(Output::Remove(entry, cause));
+                self.leaving.insert(entry, flow);
+            }
+            (Standing::Leaving(_), Some(entry)) => {
+                self.leaving.insert(entry, flow);
+            }
+            _ => self.record(flow),
+        }
+    }
+
+    fn finish_leaving(&mut self, now: Instant, entry: EntryId) {
+        let Some(flow) = self.leaving.remove(&entry) else { return };
+        let tuple = flow.tuple;
+        self.record(flow);
+        // Its successor may have waited for its place.
+        self.decide(now, &tuple);
+    }
+
+    fn record(&mut self, flow: Flow) {
+        if flow.was_shunted() {
+            self.outputs.push_back(Output::Record(flow));
+        }
+    }
+
+    fn ended(&mut self, connection: &Connection) {
+        let known = self.flows.get(&connection.tuple).is_some_and(|flow| flow.is(connection.identity));
+        if known && let Some(mut flow) = self.flows.remove(&connection.tuple) {
+            flow.slow = connection.traffic.unwrap_or(flow.slow);
+            flow.ended = true;
+            return self.part(flow, Cause::Ended);
+        }
+        // One that was replaced before its end was reported: the last counts of the slow path are here.
+        let old = self
+            .leaving
+            .values_mut()
+            .find(|flow| flow.tuple == connection.tuple && flow.is(connection.identity));
+        if let (Some(old), Some(traffic)) = (old, connection.traffic) {
+            old.slow = traffic;
+        }
+    }
+
+    fn listed(&mut self, now: Instant, connections: &[Connection]) {
+        self.listing = false;
+        let there: BTreeMap<Tuple, &Connection> = connections.iter().map(|c| (c.tuple, c)).collect();
+        let missing: Vec<_> = self
+            .flows
+            .values()
+            .filter(|flow| !there.get(&flow.tuple).is_some_and(|c| flow.is(c.identity)))
+            .map(|flow| flow.tuple)
+            .collect();
+        missing.iter().for_each(|tuple| self.replace(tuple));
+        for connection in connections {
+            // The list is younger than our last word to conntrack: what it shows is what the rules say now.
+            if let Some(flow) = self.flows.get_mut(&connection.tuple)
+                && flow.standing == Standing::Asking
+            {
+                flow.standing = Standing::Slow;
+            }
+            self.connection(now, connection, None);
+        }
+    }
+
+    /// Confirmations that do not come, refused ones that may be tried again, connections that conntrack is to keep.
+    fn look(&mut self, now: Instant) {
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK;
+        let mut late = Vec::new();
+        let mut again = Vec::new();
+        for flow in self.flows.values_mut() {
+            match flow.standing {
+                Standing::Requested if flow.times.requested.is_some_and(|at| now - at >= CONFIRM) => {
+                    late.push(flow.tuple)
+                }
+                Standing::Failed { until, .. } if now >= until => again.push(flow.tuple),
+                Standing::Installed
+                    if flow.action == ShuntAction::Shunt && now - flow.kept >= self.config.keep_every =>
+                {
+                    flow.kept = now;
+                    self.outputs.push_back(Output::Keep(flow.tuple, flow.identity));
+                }
+                _ => {}
+            }
+        }
+        late.iter().for_each(|tuple| self.remove(tuple, Cause::Unconfirmed));
+        again.iter().for_each(|tuple| self.decide(now, tuple));
+    }
+}

@@ -1,0 +1,178 @@
+//! The mark by which the packet filter's rules and the shunt talk (seed 002 Sec. II-B; the layout is that of NFShunt).
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | `0x40000000`, `0x0f000000` | the port the flow's first packet came in by is known; its number |
+//! | `0x20000000`, `0x00f00000` | the port it leaves by is known; its number |
+//! | `0x10000000`, `0x000f0000` | policy has decided; the number of the action |
+//! | `0x80000000` | unused |
+//! | `0x0000ffff` | the administrator's own, never touched |
+
+use std::fmt;
+
+/// Number of a port in a mark: 0 to 15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortNumber(u8);
+
+impl PortNumber {
+    /// Most ports that marks can tell apart.
+    pub const COUNT: u8 = 16;
+
+    /// The number, if it is below [`PortNumber::COUNT`].
+    pub const fn new(number: u8) -> Option<Self> {
+        if number < Self::COUNT { Some(Self(number)) } else { None }
+    }
+
+    /// The number.
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for PortNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What policy says is to happen to a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShuntAction {
+    /// It stays on the slow path.
+    Ignore,
+    /// It takes the fast path.
+    Shunt,
+    /// It is dropped on the fast path.
+    Block,
+}
+
+impl ShuntAction {
+    /// All, in the order of the numbers that NFShunt's configuration gives them (`mark_actions`).
+    pub const ALL: [Self; 3] = [Self::Ignore, Self::Shunt, Self::Block];
+
+    /// The word of configuration and listings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ignore => "ignore",
+            Self::Shunt => "shunt",
+            Self::Block => "block",
+        }
+    }
+
+    /// The action of this name.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.as_str() == word)
+    }
+}
+
+/// Which number in a mark stands for which action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkActions([Option<ShuntAction>; 16]);
+
+impl Default for MarkActions {
+    /// 0 ignore, 1 shunt, 2 block.
+    fn default() -> Self {
+        let mut actions = [None; 16];
+        for (slot, action) in actions.iter_mut().zip(ShuntAction::ALL) {
+            *slot = Some(action);
+        }
+        Self(actions)
+    }
+}
+
+impl MarkActions {
+    /// No number means anything yet.
+    pub const fn none() -> Self {
+        Self([None; 16])
+    }
+
+    /// Gives a number below 16 its meaning; `false` if it is larger.
+    pub fn set(&mut self, number: u8, action: ShuntAction) -> bool {
+        match self.0.get_mut(usize::from(number)) {
+            Some(slot) => {
+                *slot = Some(action);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The meaning of a number.
+    pub fn action(&self, number: u8) -> Option<ShuntAction> {
+        self.0.get(usize::from(number)).copied().flatten()
+    }
+
+    /// The lowest number that means this.
+    pub fn number(&self, action: ShuntAction) -> Option<u8> {
+        let at = self.0.iter().position(|slot| *slot == Some(action))?;
+        u8::try_from(at).ok()
+    }
+}
+
+/// A connection mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark(pub u32);
+
+impl Mark {
+    /// The bit that says that the ingress is known.
+    pub const INGRESS_KNOWN: u32 = 0x4000_0000;
+    /// The bit that says that the egress is known.
+    pub const EGRESS_KNOWN: u32 = 0x2000_0000;
+    /// The bit that says that policy has decided. Clearing it makes the rules ask again.
+    pub const DECIDED: u32 = 0x1000_0000;
+    /// All that must be set before anything can be done.
+    pub const COMPLETE: u32 = Self::INGRESS_KNOWN | Self::EGRESS_KNOWN | Self::DECIDED;
+
+    /// The port that the client's packets come in by.
+    pub const fn ingress(self) -> Option<PortNumber> {
+        if self.0 & Self::INGRESS_KNOWN == 0 { None } else { Some(PortNumber(((self.0 >> 24) & 0xf) as u8)) }
+    }
+
+    /// The port that the client's packets leave by.
+    pub const fn egress(self) -> Option<PortNumber> {
+        if self.0 & Self::EGRESS_KNOWN == 0 { None } else { Some(PortNumber(((self.0 >> 20) & 0xf) as u8)) }
+    }
+
+    /// The number of the action, if policy has decided.
+    pub const fn action(self) -> Option<u8> {
+        if self.0 & Self::DECIDED == 0 { None } else { Some(((self.0 >> 16) & 0xf) as u8) }
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_of_the_original_rule_set_are_read() {
+        let read = |mark| {
+            let mark = Mark(mark);
+            (mark.ingress().map(PortNumber::number), mark.egress().map(PortNumber::number), mark.action())
+        };
+        assert_eq!(read(0x6120_1234), (Some(1), Some(2), None), "after the SYN");
+        assert_eq!(read(0x7121_1234), (Some(1), Some(2), Some(1)), "shunt");
+        assert_eq!(read(0x7120_1234), (Some(1), Some(2), Some(0)), "ignore");
+        assert_eq!(read(0x4f00_0000), (Some(15), None, None));
+        assert_eq!(read(0x8000_ffff), (None, None, None), "the administrator's");
+        assert_eq!(read(0x6000_0000), (Some(0), Some(0), None), "number 0 is a port");
+    }
+
+    #[test]
+    fn actions_have_the_numbers_of_the_original_unless_said_otherwise() {
+        let actions = MarkActions::default();
+        assert_eq!(actions.action(1), Some(ShuntAction::Shunt));
+        assert_eq!(actions.number(ShuntAction::Block), Some(2));
+        assert_eq!(actions.action(3), None);
+        let mut own = MarkActions::none();
+        assert!(own.set(9, ShuntAction::Shunt) && !own.set(16, ShuntAction::Block));
+        assert_eq!((own.action(9), own.number(ShuntAction::Ignore)), (Some(ShuntAction::Shunt), None));
+        assert!(ShuntAction::ALL.iter().all(|action| ShuntAction::of_word(action.as_str()) == Some(*action)));
+    }
+}

@@ -1,0 +1,179 @@
+//! What is known of one flow.
+
+use super::{
+    Both, Cause, Connection, EntryId, Identity, Mark, Obstacle, Phase, ShuntAction, Times, Transport, Tuple,
+};
+use crate::time::Instant;
+
+/// Where a flow stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// On the slow path.
+    Slow,
+    /// The fast path has been asked.
+    Requested,
+    /// On the fast path.
+    Installed,
+    /// The fast path was asked to let go, for this cause.
+    Leaving(Cause),
+    /// The policy bit was cleared; nothing is done before conntrack has shown that.
+    Asking,
+    /// The fast path did not take it; tried again then.
+    Failed {
+        /// Why.
+        why: Obstacle,
+        /// When it is tried again.
+        until: Instant,
+    },
+}
+
+impl Standing {
+    /// The word of listings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Slow | Self::Asking => "slow",
+            Self::Requested => "requested",
+            Self::Installed => "installed",
+            Self::Leaving(_) => "leaving",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// Whether the fast path has, or may have, an entry.
+    pub const fn has_entry(self) -> bool {
+        matches!(self, Self::Requested | Self::Installed | Self::Leaving(_))
+    }
+}
+
+/// One flow that policy wanted on the fast path at least once, or that somebody pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Its addresses.
+    pub tuple: Tuple,
+    /// Which connection on these addresses.
+    pub identity: Identity,
+    /// Its mark, as last reported.
+    pub mark: Mark,
+    /// How far it is.
+    pub phase: Phase,
+    /// Where it stands.
+    pub standing: Standing,
+    /// The number of its entry, or of the latest.
+    pub entry: Option<EntryId>,
+    /// What the entry does, or the latest did.
+    pub action: ShuntAction,
+    /// What somebody wants whatever policy says.
+    pub pinned: Option<ShuntAction>,
+    /// Why it last left the fast path.
+    pub cause: Option<Cause>,
+    /// How often it was installed.
+    pub installs: u32,
+    /// Times of the latest stay.
+    pub times: Times,
+    /// All that passed on the fast path in stays that are over.
+    pub before: Both,
+    /// What passed in the present stay, as last counted.
+    pub now: Both,
+    /// What passed on the slow path, as last reported; final when the connection has ended.
+    pub slow: Both,
+    /// Conntrack has reported its end.
+    pub ended: bool,
+    pub(super) both_ways: bool,
+    pub(super) translated: bool,
+    pub(super) inspected: bool,
+    /// When conntrack was last told to keep it.
+    pub(super) kept: Instant,
+}
+
+impl Flow {
+    pub(super) fn new(connection: &Connection) -> Self {
+        let mut flow = Self {
+            tuple: connection.tuple,
+            identity: connection.identity,
+            mark: connection.mark,
+            // A report without a phase is of a connection that changed otherwise: later than its handshake.
+            phase: Phase::Open,
+            standing: Standing::Slow,
+            entry: None,
+            action: ShuntAction::Ignore,
+            pinned: None,
+            cause: None,
+            installs: 0,
+            times: Times::default(),
+            before: Both::default(),
+            now: Both::default(),
+            slow: Both::default(),
+            ended: false,
+            both_ways: false,
+            translated: false,
+            inspected: false,
+            kept: Instant::ZERO,
+        };
+        flow.learn(connection);
+        flow
+    }
+
+    /// All that passed on the fast path.
+    pub fn fast(&self) -> Both {
+        let mut all = self.before;
+        all += self.now;
+        all
+    }
+
+    /// Whether it was on the fast path, if only until its removal was confirmed.
+    pub fn was_shunted(&self) -> bool {
+        self.installs > 0 || self.before != Both::default()
+    }
+
+    /// Takes what a report says.
+    pub(super) fn learn(&mut self, connection: &Connection) {
+        self.mark = connection.mark;
+        self.both_ways |= connection.both_ways;
+        self.translated = connection.translated;
+        self.inspected |= connection.inspected;
+        if let Some(phase) = connection.phase {
+            self.phase = phase;
+        }
+        if let Some(traffic) = connection.traffic {
+            self.slow = traffic;
+        }
+    }
+
+    /// Whether a report is of this very connection. A report without time stamp is taken to be.
+    pub(super) fn is(&self, identity: Identity) -> bool {
+        self.identity.id == identity.id
+            && match (self.identity.start_ns, identity.start_ns) {
+                (Some(known), Some(reported)) => known == reported,
+                _ => true,
+            }
+    }
+
+    /// What stands against an entry as far as the connection itself goes.
+    pub(super) fn obstacle(&self, action: ShuntAction) -> Option<Obstacle> {
+        if self.translated {
+            return Some(Obstacle::Translated);
+        }
+        if action == ShuntAction::Block {
+            return None;
+        }
+        match self.phase {
+            Phase::Closing | Phase::Reset => return Some(Obstacle::Closing),
+            Phase::Opening if self.tuple.transport == Transport::Tcp => {
+                return Some(Obstacle::NotEstablished);
+            }
+            Phase::Opening | Phase::Open => {}
+        }
+        if self.inspected {
+            return Some(Obstacle::Inspected);
+        }
+        (!self.both_ways).then_some(Obstacle::NotEstablished)
+    }
+
+    /// The present stay is over.
+    pub(super) fn left(&mut self, now: Instant, cause: Cause, traffic: Both) {
+        self.before += traffic;
+        self.now = Both::default();
+        self.cause = Some(cause);
+        self.times.gone = Some(now);
+    }
+}

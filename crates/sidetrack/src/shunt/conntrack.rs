@@ -1,0 +1,131 @@
+//! Conntrack's words and ours.
+
+use sidetrack_core::shunt::{
+    Both, Connection, Identity, Mark, Phase, Traffic, Transport, Tuple as FlowTuple,
+};
+use sidetrack_sys::conntrack::{Change, Counters, Entry, Tuple, status};
+use sidetrack_sys::nft::MarkBits;
+use std::time::Duration;
+
+/// `TCP_CONNTRACK_*`: the states before data may flow.
+const OPENING: [u8; 3] = [1, 2, 9];
+const ESTABLISHED: u8 = 3;
+const CLOSE: u8 = 8;
+
+/// How long conntrack keeps a shunted connection without a packet, seconds: long enough for two refreshes to be missed.
+pub const KEEP: Duration = Duration::from_secs(600);
+
+/// Connections that the rules have given both ports: those the shunt has to do with.
+pub const WITH_PORTS: MarkBits = MarkBits {
+    value: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
+    mask: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
+};
+
+/// What a report says; none for what is neither TCP nor UDP.
+pub fn connection(entry: &Entry) -> Option<Connection> {
+    let transport = Transport::of_number(entry.original.protocol)?;
+    let tcp = transport == Transport::Tcp;
+    let both_ways = if tcp { status::SEEN_REPLY | status::ASSURED } else { status::SEEN_REPLY };
+    let phase = entry.tcp_state.filter(|_| tcp).map(|state| match state {
+        ESTABLISHED => Phase::Open,
+        CLOSE => Phase::Reset,
+        state if OPENING.contains(&state) => Phase::Opening,
+        _ => Phase::Closing,
+    });
+    let traffic = |counters: Counters| Traffic { packets: counters.packets, bytes: counters.bytes };
+    Some(Connection {
+        tuple: FlowTuple {
+            client: entry.original.source,
+            server: entry.original.destination,
+            transport,
+            zone: entry.zone,
+        },
+        identity: Identity { id: entry.id.unwrap_or(0), start_ns: entry.start_ns },
+        mark: Mark(entry.mark),
+        phase,
+        both_ways: entry.status & both_ways == both_ways,
+        translated: entry.reply.source != entry.original.destination
+            || entry.reply.destination != entry.original.source,
+        inspected: entry.helped,
+        traffic: entry.client_to_server.zip(entry.server_to_client).map(|(to_server, to_client)| Both {
+            to_server: traffic(to_server),
+            to_client: traffic(to_client),
+        }),
+    })
+}
+
+/// The addresses as conntrack wants them.
+pub const fn original(tuple: &FlowTuple) -> Tuple {
+    Tuple { source: tuple.client, destination: tuple.server, protocol: tuple.transport.number() }
+}
+
+/// Packets of it will be missing: take those that come, and keep it.
+///
+/// `judged`: only a RST that fits the connection reaches conntrack. It is to be believed then, although the
+/// acknowledgement that conntrack would judge it by is old: else it would leave the connection as it is, for 300 s, and the
+/// next one on the same ports would be taken for a part of it.
+pub fn keep(judged: bool) -> Change {
+    Change {
+        liberal: true,
+        forget_acknowledged: judged,
+        timeout_s: u32::try_from(KEEP.as_secs()).ok(),
+        ..Change::default()
+    }
+}
+
+/// The rules are to decide anew.
+pub fn ask_again() -> Change {
+    Change { mark: Some(MarkBits { value: 0, mask: Mark::DECIDED }), ..Change::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        let (client, server) = ("192.0.2.1:4000".parse().unwrap(), "198.51.100.2:80".parse().unwrap());
+        Entry {
+            id: Some(7),
+            original: Tuple { source: client, destination: server, protocol: 6 },
+            reply: Tuple { source: server, destination: client, protocol: 6 },
+            status: status::SEEN_REPLY | status::ASSURED | status::CONFIRMED,
+            mark: 0x7121_1234,
+            timeout_s: Some(300),
+            tcp_state: Some(ESTABLISHED),
+            client_to_server: None,
+            server_to_client: None,
+            start_ns: Some(5),
+            stop_ns: None,
+            zone: 0,
+            helped: false,
+        }
+    }
+
+    #[test]
+    fn states_and_flags_are_read_as_they_are_meant() {
+        let open = connection(&entry()).unwrap();
+        assert_eq!((open.phase, open.both_ways, open.translated), (Some(Phase::Open), true, false));
+        assert_eq!(open.identity, Identity { id: 7, start_ns: Some(5) });
+        let of_state = |state| connection(&Entry { tcp_state: state, ..entry() }).unwrap().phase;
+        assert_eq!(of_state(None), None, "a report that says nothing of it");
+        assert_eq!([1, 2, 9].map(|s| of_state(Some(s))), [Some(Phase::Opening); 3]);
+        assert_eq!([4, 5, 6, 7].map(|s| of_state(Some(s))), [Some(Phase::Closing); 4]);
+        assert_eq!(of_state(Some(8)), Some(Phase::Reset));
+        let one_way = Entry { status: status::SEEN_REPLY, ..entry() };
+        assert!(!connection(&one_way).unwrap().both_ways, "TCP is to be assured");
+        let mut udp = one_way;
+        udp.original.protocol = 17;
+        assert!(connection(&udp).unwrap().both_ways);
+        assert_eq!(
+            connection(&Entry { original: Tuple { protocol: 132, ..entry().original }, ..entry() }),
+            None
+        );
+    }
+
+    #[test]
+    fn rewritten_addresses_are_seen() {
+        let mut nat = entry();
+        nat.reply.destination.set_port(1);
+        assert!(connection(&nat).unwrap().translated);
+    }
+}

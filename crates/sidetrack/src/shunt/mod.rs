@@ -1,0 +1,89 @@
+//! The shunt at work: conntrack's reports in, entries of a fast path out (seed 002).
+//!
+//! | file | does |
+//! |---|---|
+//! | `engine.rs` | one thread: waits for reports, rules, the fast path and the clock, and feeds `core::shunt` |
+//! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
+//! | `bpf.rs` | the fast path of BPF, by tc or XDP |
+//! | `record.rs` | what is told of a flow that was shunted |
+//!
+//! A fast path does what it is asked in its own time and reports that; nothing here waits for it.
+
+mod bpf;
+mod conntrack;
+mod engine;
+mod record;
+
+pub use bpf::{BpfPath, PathKind};
+pub use engine::{Engine, EngineError};
+pub use record::{FlowView, ShuntRecord};
+
+use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Input, Obstacle, PortNumber};
+use sidetrack_sys::bpf::Forwarding;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// What the shunt is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which fast path.
+    pub path: PathKind,
+    /// How packets get from one port to the other.
+    pub forwarding: Forwarding,
+    /// The interfaces of the ports that marks name.
+    pub ports: BTreeMap<PortNumber, String>,
+    /// What `core::shunt` is told, but for the ports.
+    pub core: sidetrack_core::shunt::Config,
+}
+
+/// What a fast path reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It has the entry.
+    Installed(EntryId),
+    /// It has not taken the entry.
+    Failed(EntryId, Obstacle),
+    /// What passed until now.
+    Counted(EntryId, Both),
+    /// The entry is gone, and all that passed.
+    Gone(EntryId, Cause, Both),
+}
+
+impl From<Report> for Input<'static> {
+    fn from(report: Report) -> Self {
+        match report {
+            Report::Installed(id) => Self::Installed(id),
+            Report::Failed(id, why) => Self::Failed(id, why),
+            Report::Counted(id, traffic) => Self::Counted(id, traffic),
+            Report::Gone(id, cause, traffic) => Self::Gone(id, cause, traffic),
+        }
+    }
+}
+
+/// A way for packets around the slow path.
+///
+/// Every entry that it is asked to install is answered by [`Report::Installed`] or [`Report::Failed`], and every one that
+/// was installed by one [`Report::Gone`], asked for or not.
+pub trait FastPath: Send {
+    /// Asks for an entry.
+    fn install(&mut self, entry: &Entry);
+    /// Asks it to let go of an entry.
+    fn remove(&mut self, id: EntryId, cause: Cause);
+    /// The rules have changed: nothing that was allowed before may pass from now on, as far as this can be done at once.
+    fn suspend(&mut self);
+    /// Does what is due; says for how long it may be left alone.
+    ///
+    /// # Errors
+    /// If it is broken for good.
+    fn tend(&mut self) -> io::Result<Duration>;
+    /// The next report.
+    fn report(&mut self) -> Option<Report>;
+    /// Whether a RST that does not fit the connection is kept from conntrack.
+    fn judges_resets(&self) -> bool;
+    /// Descriptors that make it worth tending when they are readable.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+}

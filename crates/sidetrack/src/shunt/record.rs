@@ -1,0 +1,131 @@
+//! What is told of flows: while they are there, and when they have ended.
+
+use serde::{Deserialize, Serialize};
+use sidetrack_core::shunt::{Both, Cause, Flow, Obstacle, ShuntAction, Transport};
+use sidetrack_core::time::Instant;
+use std::net::SocketAddr;
+
+/// Packets and bytes of both directions, on one path. Bytes are those of IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Packets from client to server; one that stands for several segments counts once.
+    pub packets_up: u64,
+    /// Bytes from client to server.
+    pub bytes_up: u64,
+    /// Packets from server to client.
+    pub packets_down: u64,
+    /// Bytes from server to client.
+    pub bytes_down: u64,
+}
+
+impl From<Both> for Counts {
+    fn from(both: Both) -> Self {
+        Self {
+            packets_up: both.to_server.packets,
+            bytes_up: both.to_server.bytes,
+            packets_down: both.to_client.packets,
+            bytes_down: both.to_client.bytes,
+        }
+    }
+}
+
+/// A flow that ended and was on the fast path at least once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShuntRecord {
+    /// Who sent the first packet.
+    pub client: SocketAddr,
+    /// To whom.
+    pub server: SocketAddr,
+    /// By which protocol.
+    pub transport: Transport,
+    /// The connection mark it had at the end.
+    pub mark: u32,
+    /// When it began, nanoseconds since 1970, where conntrack keeps time stamps.
+    pub start_ns: Option<u64>,
+    /// What passed on the slow path.
+    pub slow: Counts,
+    /// What passed on the fast path.
+    pub fast: Counts,
+    /// How often it was put on the fast path.
+    pub installs: u32,
+    /// Why it last left the fast path.
+    pub cause: Option<Cause>,
+}
+
+impl From<&Flow> for ShuntRecord {
+    fn from(flow: &Flow) -> Self {
+        Self {
+            client: flow.tuple.client,
+            server: flow.tuple.server,
+            transport: flow.tuple.transport,
+            mark: flow.mark.0,
+            start_ns: flow.identity.start_ns,
+            slow: flow.slow.into(),
+            fast: flow.fast().into(),
+            installs: flow.installs,
+            cause: flow.cause,
+        }
+    }
+}
+
+/// A flow that is there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowView {
+    /// Number of its entry, or of the latest; names it for `shunt rm`.
+    pub entry: Option<u64>,
+    /// Who sent the first packet.
+    pub client: SocketAddr,
+    /// To whom.
+    pub server: SocketAddr,
+    /// By which protocol.
+    pub transport: Transport,
+    /// The connection mark.
+    pub mark: u32,
+    /// Where it stands: `slow`, `requested`, `installed`, `leaving` or `failed`.
+    pub state: String,
+    /// What its entry does, or the latest did.
+    pub action: ShuntAction,
+    /// What somebody wants whatever policy says.
+    pub pinned: Option<ShuntAction>,
+    /// What stands between it and the fast path.
+    pub obstacle: Option<Obstacle>,
+    /// Why it last left the fast path.
+    pub cause: Option<Cause>,
+    /// How often it was put on the fast path.
+    pub installs: u32,
+    /// Seconds since its entry was asked for.
+    pub requested_seconds: Option<f64>,
+    /// Seconds since its entry was confirmed.
+    pub installed_seconds: Option<f64>,
+    /// Seconds since its entry was gone.
+    pub gone_seconds: Option<f64>,
+    /// What passed on the slow path, as last reported.
+    pub slow: Counts,
+    /// What passed on the fast path.
+    pub fast: Counts,
+}
+
+impl FlowView {
+    /// A flow as it is now.
+    pub fn new(flow: &Flow, obstacle: Option<Obstacle>, now: Instant) -> Self {
+        let ago = |at: Option<Instant>| at.map(|at| (now - at).as_micros() as f64 / 1e6);
+        Self {
+            entry: flow.entry.map(|entry| entry.0),
+            client: flow.tuple.client,
+            server: flow.tuple.server,
+            transport: flow.tuple.transport,
+            mark: flow.mark.0,
+            state: flow.standing.as_str().to_owned(),
+            action: flow.action,
+            pinned: flow.pinned,
+            obstacle,
+            cause: flow.cause,
+            installs: flow.installs,
+            requested_seconds: ago(flow.times.requested),
+            installed_seconds: ago(flow.times.installed),
+            gone_seconds: ago(flow.times.gone),
+            slow: flow.slow.into(),
+            fast: flow.fast().into(),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! client (10.0.0.1, fd00::1) - firewall - server (10.0.0.2, fd00::2), bridged; or routed with 10.0.1.1 and 10.0.2.1.
+//!
+//! The rule set is that of NFShunt's mark layout: chains that number the ports, ask the policy once for each
+//! connection, and keep the answer in the connection's mark.
+
+use crate::hosts::{LIMIT, Line, Node};
+use sidetrack::shunt::{Engine, FlowView, PathKind, Settings, ShuntRecord};
+use sidetrack_core::shunt::{Config, MarkActions, PortNumber, ShuntAction, Transport, Tuple};
+use sidetrack_sys::bpf::Forwarding;
+use sidetrack_sys::sysctl;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Destination ports of the policy below.
+pub const SHUNT: u16 = 5000;
+pub const IGNORE: u16 = 4999;
+pub const BLOCK: u16 = 5666;
+
+/// Idle time of shunted flows.
+pub const IDLE: Duration = Duration::from_secs(4);
+
+/// The rules.
+fn rule_set(bridged: bool) -> String {
+    let port = |chain: &str, number: u8, name: &str| {
+        let (side, bits) = if chain == "IN" {
+            ("in", 0x4000_0000 | u32::from(number) << 24)
+        } else {
+            ("out", 0x2000_0000 | u32::from(number) << 20)
+        };
+        let mask = if chain == "IN" { 0x4f00_0000_u32 } else { 0x20f0_0000 };
+        let interface = match (bridged, side) {
+            (true, side) => format!("-m physdev --physdev-{side} {name}"),
+            (false, "in") => format!("-i {name}"),
+            (false, _) => format!("-o {name}"),
+        };
+        format!("-A ST_{chain} {interface} -j MARK --set-xmark {bits:#x}/{mask:#x}\n")
+    };
+    let policy = |number: u16, action: u8| {
+        let each = |protocol: &str| {
+            format!(
+                "-A ST_POLICY -p {protocol} --dport {number} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK \
+                 --set-xmark 0x100{action:x}0000/0x100f0000\n"
+            )
+        };
+        each("tcp") + &each("udp")
+    };
+    let mut rules = String::from(
+        "*mangle\n:ST_PRE - [0:0]\n:ST_POST - [0:0]\n:ST_IN - [0:0]\n:ST_OUT - [0:0]\n:ST_POLICY - [0:0]\n",
+    );
+    rules += "-A PREROUTING -j ST_PRE\n-A POSTROUTING -j ST_POST\n";
+    rules += "-A ST_PRE -j CONNMARK --restore-mark\n-A ST_PRE -m mark --mark 0x0/0x40000000 -j ST_IN\n";
+    rules += "-A ST_POST -m mark --mark 0x0/0x40000000 -j RETURN\n";
+    rules += "-A ST_POST -m mark --mark 0x0/0x20000000 -j ST_OUT\n";
+    rules += "-A ST_POST -m mark --mark 0x0/0x10000000 -j ST_POLICY\n-A ST_POST -j CONNMARK --save-mark\n";
+    rules += &(port("IN", 1, "to-client") + &port("IN", 2, "to-server"));
+    rules += &(port("OUT", 1, "to-client") + &port("OUT", 2, "to-server"));
+    rules += &(policy(IGNORE, 0) + &policy(SHUNT, 1) + &policy(BLOCK, 2));
+    rules + "COMMIT\n"
+}
+
+/// A command of a host, with something for its standard input.
+pub fn tool(program: &str, arguments: &str, input: &str) -> String {
+    use std::io::Write as _;
+    use std::process::Stdio;
+    let mut child = Command::new(program)
+        .args(arguments.split_whitespace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("written");
+    let output = child.wait_with_output().expect("waited");
+    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Three hosts.
+pub struct Network {
+    pub client: Node,
+    pub firewall: Node,
+    pub server: Node,
+    pub server_addresses: [&'static str; 2],
+    pub forwarding: Forwarding,
+}
+
+impl Network {
+    /// With the firewall's rules loaded.
+    pub fn new(forwarding: Forwarding) -> Self {
+        let network = match forwarding {
+            Forwarding::Bridged => Self::bridged(),
+            Forwarding::Routed => {
+                let Line { client, router, server } = Line::new();
+                let server_addresses = ["10.0.2.1", "fd00:2::1"];
+                Self { client, firewall: router, server, server_addresses, forwarding }
+            }
+        };
+        network.load(&rule_set(forwarding == Forwarding::Bridged));
+        network
+    }
+
+    fn bridged() -> Self {
+        let (client, firewall, server) = (Node::new(), Node::new(), Node::new());
+        firewall.ip("link add br0 type bridge");
+        for (node, name, number) in [(&client, "to-client", 1), (&server, "to-server", 2)] {
+            firewall.ip(&format!("link add {name} type veth peer name eth0 netns {}", node.thread_id()));
+            firewall.ip(&format!("link set {name} master br0 up"));
+            node.ip(&format!("addr add 10.0.0.{number}/24 dev eth0"));
+            node.ip(&format!("addr add fd00::{number}/64 dev eth0 nodad"));
+            node.ip("link set eth0 up");
+        }
+        firewall.ip("link set br0 up");
+        firewall.run(|| {
+            for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+                sysctl::write(&format!("net/bridge/{name}"), "1").expect("br_netfilter");
+            }
+        });
+        let server_addresses = ["10.0.0.2", "fd00::2"];
+        Self { client, firewall, server, server_addresses, forwarding: Forwarding::Bridged }
+    }
+
+    /// Loads rules of both IP versions.
+    pub fn load(&self, rules: &str) {
+        for program in ["iptables-restore", "ip6tables-restore"] {
+            let rules = rules.to_owned();
+            self.firewall.run(move || tool(program, "--noflush", &rules));
+        }
+    }
+
+    /// Runs a tool on the firewall.
+    pub fn tool(&self, program: &'static str, arguments: &str) -> String {
+        let arguments = arguments.to_owned();
+        self.firewall.run(move || tool(program, &arguments, ""))
+    }
+
+    /// The shunt's settings here.
+    pub fn settings(&self, path: PathKind) -> Settings {
+        let names = ["to-client", "to-server"];
+        let port = |number| PortNumber::new(number).expect("a number");
+        Settings {
+            path,
+            forwarding: self.forwarding,
+            ports: BTreeMap::from([(port(1), names[0].to_owned()), (port(2), names[1].to_owned())]),
+            core: Config {
+                ports: BTreeSet::new(),
+                actions: MarkActions::default(),
+                entries_max: 1024,
+                entries_max_per_client: 1024,
+                shunt_idle: IDLE,
+                block_idle: IDLE,
+                keep_every: Duration::from_secs(1),
+            },
+        }
+    }
+
+    /// Starts a shunt on the firewall.
+    pub fn start(&self, path: PathKind) -> Running {
+        let settings = self.settings(path);
+        self.firewall.run(move || Running::start(settings))
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Engine) + Send>;
+
+/// A shunt on a thread of its own.
+pub struct Running {
+    jobs: Sender<Job>,
+    pub records: Receiver<ShuntRecord>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(settings: Settings) -> Self {
+        let (jobs, queue) = channel::<Job>();
+        let (record, records) = channel();
+        let (started, start) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut engine = Engine::start(&settings).expect("a shunt");
+            started.send(()).expect("the test waits");
+            loop {
+                engine.turn(Duration::from_millis(5), None).expect("a turn");
+                engine.records().into_iter().for_each(|one| drop(record.send(one)));
+                match queue.try_recv() {
+                    Ok(job) => job(&mut engine),
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => {
+                        return engine.stop().expect("stopped");
+                    }
+                    Err(std::sync::mpsc::TryRecvError::Empty) => {}
+                }
+            }
+        });
+        start.recv_timeout(LIMIT).expect("it starts");
+        Self { jobs, records, thread: Some(thread) }
+    }
+
+    /// Does something with the engine.
+    pub fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
+        let (done, result) = channel();
+        self.jobs.send(Box::new(move |engine| drop(done.send(work(engine))))).expect("it lives");
+        result.recv_timeout(LIMIT).expect("it answers")
+    }
+
+    /// The flow from this client, once it fits.
+    pub fn wait_for(&self, client: SocketAddr, fits: impl Fn(&FlowView) -> bool) -> FlowView {
+        let begun = Instant::now();
+        let mut seen = None;
+        while begun.elapsed() < LIMIT {
+            let flows = self.with(|engine| engine.flows());
+            seen = flows.into_iter().find(|flow| flow.client == client);
+            if let Some(flow) = seen.as_ref().filter(|flow| fits(flow)) {
+                return flow.clone();
+            }
+        }
+        panic!("it never fits: {seen:?}");
+    }
+
+    /// The next record.
+    pub fn record(&self) -> ShuntRecord {
+        self.records.recv_timeout(LIMIT).expect("a record")
+    }
+
+    /// Pins a flow.
+    pub fn pin(&self, client: SocketAddr, server: SocketAddr, action: ShuntAction) -> bool {
+        let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
+        self.with(move |engine| engine.pin(&tuple, action)).expect("asked")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let (none, _) = channel();
+        self.jobs = none;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the shunt's thread panicked");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Which flows take the fast path, and that their bytes are all there and all counted.
+
+use crate::firewall::{BLOCK, IGNORE, Network, Running, SHUNT};
+use crate::hosts::{LIMIT, Node, is_root};
+use sidetrack::shunt::{PathKind, ShuntRecord};
+use sidetrack_core::shunt::{Cause, ShuntAction};
+use sidetrack_sys::bpf::Forwarding;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+
+/// Both ends of a connection, each on its host.
+pub struct Pair {
+    pub client: TcpStream,
+    pub server: TcpStream,
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
+/// Connects from the client's host to `port` on the server's.
+pub fn connect(network: &Network, address: &str, port: u16) -> Pair {
+    let to = SocketAddr::new(address.parse::<IpAddr>().expect("address"), port);
+    let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
+    let client = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
+    let (server, from) = listener.accept().expect("accept");
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(LIMIT)).expect("limit");
+        stream.set_write_timeout(Some(LIMIT)).expect("limit");
+    }
+    Pair { client, server, from, to }
+}
+
+impl Pair {
+    /// Sends bytes from one end and checks each at the other.
+    pub fn transfer(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
+        let byte = |at: usize| u8::try_from((at * 7 + at / 251) % 256).unwrap_or(0);
+        let mut sender = from.try_clone().expect("clone");
+        let sending = std::thread::spawn(move || {
+            let bytes: Vec<_> = (0..length).map(byte).collect();
+            sender.write_all(&bytes).expect("send");
+        });
+        let mut received = vec![0; length];
+        to.read_exact(&mut received).expect("receive");
+        sending.join().expect("sent");
+        assert!(received.iter().enumerate().all(|(at, value)| *value == byte(at)), "other bytes came");
+    }
+
+    /// A few bytes each way.
+    pub fn talk(&mut self) {
+        Self::transfer(&mut self.client, &mut self.server, 10);
+        Self::transfer(&mut self.server, &mut self.client, 10);
+    }
+
+    /// Talks until it is on the fast path.
+    pub fn shunted(&mut self, shunt: &Running) {
+        self.talk();
+        shunt.wait_for(self.from, |flow| flow.state == "installed");
+    }
+
+    /// Ends it in order, from the client's side.
+    pub fn close(mut self) {
+        self.client.shutdown(std::net::Shutdown::Write).expect("end");
+        assert_eq!(self.server.read(&mut [0]).expect("end"), 0);
+        drop(self.server);
+        assert_eq!(self.client.read(&mut [0]).expect("end"), 0);
+    }
+}
+
+const BYTES: usize = 3_000_000;
+
+fn both_ways(forwarding: Forwarding, path: PathKind) {
+    if !is_root() {
+        return;
+    }
+    let network = Network::new(forwarding);
+    let shunt = network.start(path);
+    for address in network.server_addresses {
+        let mut pair = connect(&network, address, SHUNT);
+        pair.shunted(&shunt);
+        Pair::transfer(&mut pair.client, &mut pair.server, BYTES);
+        Pair::transfer(&mut pair.server, &mut pair.client, BYTES);
+        let flow = shunt.wait_for(pair.from, |flow| flow.fast.bytes_down > 1_000_000);
+        assert_eq!((flow.state.as_str(), flow.installs, flow.obstacle), ("installed", 1, None));
+        let (from, to) = (pair.from, pair.to);
+        pair.close();
+        forget(&network.firewall);
+        let record = shunt.record();
+        assert_eq!((record.client, record.server, record.cause), (from, to, Some(Cause::Fin)));
+        check_counts(&record);
+    }
+}
+
+/// Makes conntrack forget what has ended, as it does by itself after two minutes.
+pub fn forget(firewall: &Node) {
+    firewall.run(|| {
+        let mut table = sidetrack_sys::conntrack::Conntrack::open().expect("conntrack");
+        for entry in table.list(None).expect("list") {
+            table.delete(&entry).expect("deleted");
+        }
+    });
+}
+
+/// All bytes were counted, and nearly all of them on the fast path.
+fn check_counts(record: &ShuntRecord) {
+    let total = u64::try_from(BYTES).expect("small");
+    for (slow, fast) in
+        [(record.slow.bytes_up, record.fast.bytes_up), (record.slow.bytes_down, record.fast.bytes_down)]
+    {
+        assert!(slow + fast > total, "bytes are missing: {record:?}");
+        assert!(slow + fast < total + total / 5, "bytes were counted twice: {record:?}");
+        assert!(slow < 10_000, "the slow path carried too much: {record:?}");
+    }
+}
+
+#[test]
+fn bridged_by_tc() {
+    both_ways(Forwarding::Bridged, PathKind::Tc);
+}
+
+#[test]
+fn routed_by_tc() {
+    both_ways(Forwarding::Routed, PathKind::Tc);
+}
+
+#[test]
+fn what_policy_ignores_stays_on_the_slow_path_and_what_it_blocks_stops() {
+    if !is_root() {
+        return;
+    }
+    let network = Network::new(Forwarding::Bridged);
+    let shunt = network.start(PathKind::Tc);
+    let mut ignored = connect(&network, "10.0.0.2", IGNORE);
+    ignored.talk();
+    let flow = shunt.wait_for(ignored.from, |flow| flow.state == "slow");
+    assert_eq!((flow.installs, flow.fast.bytes_up), (0, 0));
+    ignored.close();
+    let mut blocked = connect(&network, "10.0.0.2", BLOCK);
+    let _ = blocked.client.write_all(b"word");
+    let flow = shunt.wait_for(blocked.from, |flow| flow.state == "installed");
+    assert_eq!(flow.action, ShuntAction::Block);
+    blocked.client.write_all(b"another").expect("queued");
+    shunt.wait_for(blocked.from, |flow| flow.fast.packets_up > 0);
+}

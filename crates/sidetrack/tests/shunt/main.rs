@@ -1,0 +1,10 @@
+//! The shunt on real traffic: a firewall between two hosts, netfilter's rules, conntrack, and the fast path of BPF.
+
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
+
+mod firewall;
+
+mod ends;
+mod flows;
+mod rules;

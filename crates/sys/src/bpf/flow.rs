@@ -1,0 +1,232 @@
+//! Entries of the flow table as bytes. The layout is that of `bpf/shunt.h`; a test compares both.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+pub(super) const KEY4: usize = 20;
+pub(super) const KEY6: usize = 44;
+pub(super) const FLOW: usize = 88;
+pub(super) const SETTINGS: usize = 16;
+
+/// One direction of a flow, as its packets come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    /// Index of the interface that they come in by.
+    pub ingress: u32,
+    /// Where they come from. Never mixed with a destination of the other IP version.
+    pub source: SocketAddr,
+    /// Where they go.
+    pub destination: SocketAddr,
+    /// IP protocol number: 6 (TCP) or 17 (UDP).
+    pub protocol: u8,
+}
+
+/// What happens to packets of one direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEntry {
+    /// Index of the interface that they leave by; `None`: they are dropped.
+    pub egress: Option<u32>,
+    /// Largest IP packet that the egress takes, bytes; larger ones are the slow path's.
+    pub mtu: u32,
+    /// After so long without a packet the slow path has the flow again.
+    pub idle: Duration,
+    /// Generation of the rules that allowed it.
+    pub generation: u32,
+    /// The caller's number for it.
+    pub installed_as: u64,
+}
+
+/// Why a direction is on the slow path though its entry is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// A FIN that fits the connection was seen.
+    pub fin: bool,
+    /// A RST that fits the connection was seen.
+    pub rst: bool,
+    /// A SYN was seen: somebody uses the addresses and ports anew.
+    pub syn: bool,
+    /// It stood still for its idle time, and a packet came after that.
+    pub idle: bool,
+}
+
+impl Ended {
+    /// Whether there is any reason.
+    pub const fn any(self) -> bool {
+        self.fin || self.rst || self.syn || self.idle
+    }
+}
+
+/// An entry as the program keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowState {
+    /// Packets on the fast path; one that stands for several segments counts once, as in conntrack.
+    pub packets: u64,
+    /// Bytes of IP packets on the fast path.
+    pub bytes: u64,
+    /// Monotonic clock at the latest packet, or at the installation; nanoseconds.
+    pub last_ns: u64,
+    /// Generation of the rules that allowed it.
+    pub generation: u32,
+    /// Whether and why it is over.
+    pub ended: Ended,
+    /// The caller's number for it.
+    pub installed_as: u64,
+}
+
+/// What the program asks before everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Entries of another generation are on the slow path.
+    pub generation: u32,
+    /// From then on everything is on the slow path; monotonic clock, nanoseconds.
+    pub alive_until_ns: u64,
+}
+
+impl FlowKey {
+    /// The opposite direction of a flow whose packets this one's leave by `egress`.
+    #[must_use]
+    pub const fn reverse(self, egress: u32) -> Self {
+        Self { ingress: egress, source: self.destination, destination: self.source, protocol: self.protocol }
+    }
+
+    /// As a key; none if the addresses are of two IP versions.
+    pub(super) fn to_bytes(self) -> Option<Vec<u8>> {
+        let mut bytes = self.ingress.to_ne_bytes().to_vec();
+        match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                bytes.extend(source.octets());
+                bytes.extend(destination.octets());
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                bytes.extend(source.octets());
+                bytes.extend(destination.octets());
+            }
+            _ => return None,
+        }
+        bytes.extend(self.source.port().to_be_bytes());
+        bytes.extend(self.destination.port().to_be_bytes());
+        bytes.extend([self.protocol, 0, 0, 0]);
+        Some(bytes)
+    }
+
+    /// From a key.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let ingress = u32::from_ne_bytes(array(bytes, 0)?);
+        let (source, destination, rest) = match bytes.len() {
+            KEY4 => {
+                let address = |at| Some(IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, at)?)));
+                (address(4)?, address(8)?, 12)
+            }
+            KEY6 => {
+                let address = |at| Some(IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, at)?)));
+                (address(4)?, address(20)?, 36)
+            }
+            _ => return None,
+        };
+        let port = |at| Some(u16::from_be_bytes(array(bytes, at)?));
+        Some(Self {
+            ingress,
+            source: SocketAddr::new(source, port(rest)?),
+            destination: SocketAddr::new(destination, port(rest + 2)?),
+            protocol: *bytes.get(rest + 4)?,
+        })
+    }
+}
+
+impl FlowEntry {
+    /// As the value of a new entry.
+    pub(super) fn to_bytes(self, now_ns: u64) -> [u8; FLOW] {
+        let mut bytes = [0; FLOW];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        let idle_ns = u64::try_from(self.idle.as_nanos()).unwrap_or(u64::MAX);
+        put(16, &now_ns.to_ne_bytes());
+        put(24, &idle_ns.to_ne_bytes());
+        put(32, &self.generation.to_ne_bytes());
+        put(36, &self.egress.unwrap_or(0).to_ne_bytes());
+        put(40, &self.mtu.to_ne_bytes());
+        put(52, &u32::from(self.egress.is_none()).to_ne_bytes());
+        put(80, &self.installed_as.to_ne_bytes());
+        bytes
+    }
+}
+
+impl FlowState {
+    /// From a value.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let u32_at = |at| Some(u32::from_ne_bytes(array(bytes, at)?));
+        let u64_at = |at| Some(u64::from_ne_bytes(array(bytes, at)?));
+        let ended = u32_at(60)?;
+        Some(Self {
+            packets: u64_at(0)?,
+            bytes: u64_at(8)?,
+            last_ns: u64_at(16)?,
+            generation: u32_at(32)?,
+            ended: Ended {
+                fin: ended & 1 != 0,
+                rst: ended & 2 != 0,
+                syn: ended & 4 != 0,
+                idle: ended & 8 != 0,
+            },
+            installed_as: u64_at(80)?,
+        })
+    }
+}
+
+impl Settings {
+    pub(super) fn to_bytes(self) -> [u8; SETTINGS] {
+        let mut bytes = [0; SETTINGS];
+        bytes[..4].copy_from_slice(&self.generation.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.alive_until_ns.to_ne_bytes());
+        bytes
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Object, SHUNT};
+    use super::*;
+
+    #[test]
+    fn rust_and_c_mean_the_same_layout() {
+        /// The sizes, then offsets in the order of the table at the end of `bpf/shunt.bpf.c`.
+        const OURS: [usize; 29] = [
+            KEY4, KEY6, FLOW, SETTINGS, // sizes
+            4, 8, 12, 14, 16, // key4
+            4, 20, 36, 38, 40, // key6
+            0, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 80, // flow
+            0,  // settings, and 8 below
+        ];
+        let object = Object::parse(SHUNT).unwrap();
+        let words = object.section("layout").unwrap().chunks_exact(4);
+        let theirs: Vec<usize> = words.map(|w| u32::from_ne_bytes(w.try_into().unwrap()) as usize).collect();
+        assert_eq!(theirs[..29], OURS);
+        assert_eq!(theirs[29..], [8]);
+    }
+
+    #[test]
+    fn keys_read_back() {
+        for (source, destination) in [("192.0.2.1:1", "198.51.100.2:65535"), ("[2001:db8::1]:7", "[::1]:80")]
+        {
+            let key = FlowKey {
+                ingress: 3,
+                source: source.parse().unwrap(),
+                destination: destination.parse().unwrap(),
+                protocol: 6,
+            };
+            assert_eq!(FlowKey::from_bytes(&key.to_bytes().unwrap()), Some(key));
+            assert_eq!(key.reverse(4).reverse(3), key);
+        }
+        let mixed = FlowKey {
+            ingress: 1,
+            source: "192.0.2.1:1".parse().unwrap(),
+            destination: "[::1]:1".parse().unwrap(),
+            protocol: 6,
+        };
+        assert_eq!(mixed.to_bytes(), None);
+        assert_eq!(FlowKey::from_bytes(&[0; 7]), None);
+    }
+}

@@ -1,0 +1,21 @@
+//! BPF: maps, programs and the flow table of the shunt's fast path, by bpf(2) itself.
+//!
+//! Why our own loader: the programs need maps and nothing more of an object file, so what a BPF library brings (type
+//! information, relocations against kernel structures, a dozen program types) would be most of the code and none of the use.
+//! Every attachment made here goes when its descriptor is closed: nothing is left behind, whatever kills us.
+
+mod flow;
+mod map;
+mod object;
+mod program;
+mod syscall;
+mod table;
+
+pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
+pub use map::{Map, MapKind, MapShape};
+pub use object::{Object, ObjectError};
+pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
+pub use table::{FastPath, FastPathError, Forwarding, PORTS_MAX, Port, monotonic_ns};
+
+/// The object that `bpf/shunt.bpf.c` was compiled to.
+pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));

@@ -1,0 +1,168 @@
+//! Programs: loading, trying out, attaching.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::object::INSTRUCTION;
+use super::syscall::{Argument, Command};
+
+/// What the kernel's verifier may write about a program that it refuses, bytes.
+const LOG_BYTES: usize = 1 << 20;
+
+/// The last of the verifier's words that an error repeats.
+const LOG_LINES: usize = 12;
+
+/// What a program is (`enum bpf_prog_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ProgramKind {
+    /// Runs on packets between driver and stack, with all the stack knows of them.
+    Tc = 3,
+    /// Runs on frames in the driver.
+    Xdp = 6,
+}
+
+/// Where a program is attached to an interface. The kernel takes it off when its descriptor is closed, however that comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// tcx ingress (Linux 6.6).
+    TcxIngress,
+    /// XDP in the driver.
+    XdpNative,
+    /// XDP behind the driver: works on every interface, and is slow.
+    XdpGeneric,
+}
+
+/// Why a program could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[error("the kernel refuses the BPF program '{name}': {source}{log}")]
+pub struct LoadError {
+    name: String,
+    source: io::Error,
+    log: String,
+}
+
+impl LoadError {
+    /// The system's own error: EPERM lacks the right, EINVAL or EACCES come from the verifier.
+    pub const fn io(&self) -> &io::Error {
+        &self.source
+    }
+}
+
+/// A loaded program. It lives as long as somebody holds it: we, or an interface that it is attached to.
+#[derive(Debug)]
+pub struct Program {
+    fd: OwnedFd,
+    kind: ProgramKind,
+}
+
+/// A program at work on an interface, until this is dropped.
+#[derive(Debug)]
+pub struct Link {
+    _fd: OwnedFd,
+}
+
+/// What a program did with a packet that it was tried on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// What it returned: `TC_ACT_*` or `XDP_*`.
+    pub verdict: u32,
+    /// The packet afterwards.
+    pub packet: Vec<u8>,
+}
+
+impl Program {
+    /// Loads instructions, of a licence that the kernel knows.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; what the verifier has against it.
+    pub fn load(name: &str, kind: ProgramKind, code: &[u8], license: &str) -> Result<Self, LoadError> {
+        let fail = |source, log| LoadError { name: name.to_owned(), source, log };
+        let license = std::ffi::CString::new(license).map_err(|error| fail(error.into(), String::new()))?;
+        let count = u32::try_from(code.len() / INSTRUCTION).unwrap_or(u32::MAX);
+        let argument = || {
+            Argument::new()
+                .u32(0, kind as u32)
+                .u32(4, count)
+                .input(8, code)
+                .input(16, license.as_bytes_with_nul())
+                .name(48, &name.replace('/', "_"))
+        };
+        // SAFETY: the code has `count` instructions, the licence a final NUL; both are borrowed until here.
+        if let Ok(fd) = unsafe { argument().open(Command::ProgramLoad) } {
+            return Ok(Self { fd, kind });
+        }
+        // Once more, for the reasons.
+        let mut log = vec![0; LOG_BYTES];
+        let mut argument = argument().u32(24, 1).u32(28, 1 << 20).output(32, &mut log);
+        // SAFETY: as above, and the log is as long as said.
+        let again = unsafe { argument.open(Command::ProgramLoad) };
+        again.map(|fd| Self { fd, kind }).map_err(|source| fail(source, last_words(&log)))
+    }
+
+    /// Runs it on one packet (a whole frame), as if it had come in by the interface with this index.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub fn try_on(&self, packet: &[u8], ingress: u32) -> io::Result<Trial> {
+        let mut after = vec![0; packet.len() + 256];
+        // struct __sk_buff has ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
+        let mut context = vec![0; if self.kind == ProgramKind::Tc { 192 } else { 24 }];
+        match self.kind {
+            ProgramKind::Tc => context[40..44].copy_from_slice(&ingress.to_ne_bytes()),
+            ProgramKind::Xdp => {
+                let end = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+                context[4..8].copy_from_slice(&end.to_ne_bytes());
+                context[12..16].copy_from_slice(&ingress.to_ne_bytes());
+            }
+        }
+        let room = u32::try_from(after.len()).unwrap_or(u32::MAX);
+        let mut argument = Argument::new()
+            .fd(0, self.fd.as_raw_fd())
+            .u32(8, u32::try_from(packet.len()).unwrap_or(u32::MAX))
+            .u32(12, room)
+            .input(16, packet)
+            .output(24, &mut after)
+            .u32(32, 1)
+            .u32(40, u32::try_from(context.len()).unwrap_or(u32::MAX))
+            .input(48, &context);
+        // SAFETY: every buffer has the length that stands beside it and is borrowed until here.
+        unsafe { argument.perform(Command::ProgramTestRun) }?;
+        let (verdict, length) = (argument.read_u32(4), argument.read_u32(12) as usize);
+        after.truncate(length);
+        Ok(Trial { verdict, packet: after })
+    }
+
+    /// Attaches it to the interface with this index, in this thread's network namespace.
+    ///
+    /// # Errors
+    /// EBUSY if another XDP program is there; EINVAL if the kernel has no such hook, EOPNOTSUPP if the driver has none.
+    pub fn attach(&self, ingress: u32, hook: Hook) -> io::Result<Link> {
+        const TCX_INGRESS: u32 = 46;
+        const XDP: u32 = 37;
+        let (kind, flags) = match hook {
+            Hook::TcxIngress => (TCX_INGRESS, 0),
+            Hook::XdpGeneric => (XDP, 1 << 1),
+            Hook::XdpNative => (XDP, 1 << 2),
+        };
+        let mut argument =
+            Argument::new().fd(0, self.fd.as_raw_fd()).u32(4, ingress).u32(8, kind).u32(12, flags);
+        // SAFETY: no addresses; the result is a descriptor.
+        unsafe { argument.open(Command::LinkCreate) }.map(|fd| Link { _fd: fd })
+    }
+}
+
+impl std::os::fd::AsFd for Program {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn last_words(log: &[u8]) -> String {
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let text = String::from_utf8_lossy(&log[..end]);
+    let lines: Vec<_> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
+    if last.is_empty() { String::new() } else { format!("\n{}", last.join("\n")) }
+}

@@ -1,0 +1,190 @@
+//! The flow table with the program that looks packets up in it, at work on a set of interfaces.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use super::flow::{FLOW, FlowEntry, FlowKey, FlowState, KEY4, KEY6, SETTINGS, Settings};
+use super::{
+    Hook, Link, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind, SHUNT,
+};
+
+/// Most interfaces of one fast path; the mark of the slow path has four bits for their number.
+pub const PORTS_MAX: u32 = 16;
+
+/// The licence of `bpf/shunt.bpf.c`, as the kernel wants to hear it.
+const LICENSE: &str = "Dual MIT/GPL";
+
+/// How packets get from one interface to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forwarding {
+    /// Frames go out as they came in.
+    Bridged,
+    /// One hop of IP: addresses of the link and TTL are rewritten, the next hop is looked up for each packet.
+    Routed,
+}
+
+/// An interface whose packets are looked up.
+#[derive(Debug)]
+pub struct Port {
+    /// Its index.
+    pub index: u32,
+    _link: Link,
+}
+
+/// Why there is no fast path.
+#[derive(Debug, thiserror::Error)]
+pub enum FastPathError {
+    /// The object was built wrong.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// The program was refused.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A map could not be made or written.
+    #[error("a BPF map: {0}")]
+    Map(#[source] io::Error),
+    /// The program could not be attached.
+    #[error("the interface with index {index} takes no program on {hook:?}: {source}")]
+    Attach {
+        /// The interface.
+        index: u32,
+        /// The hook.
+        hook: Hook,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A fast path. When it is dropped, or its process ends in any way, every packet takes the slow path again.
+#[derive(Debug)]
+pub struct FastPath {
+    flows4: Map,
+    flows6: Map,
+    settings: Map,
+    devices: Map,
+    program: Program,
+    ports: Vec<Port>,
+}
+
+/// The monotonic clock that the program reads, nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is ours to write; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.cast_unsigned().saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.cast_unsigned())
+}
+
+impl FastPath {
+    /// Loads the program for tc or XDP with an empty table of at most `entries_max` entries of each IP version; a flow has
+    /// two. Nothing is attached, and without [`FastPath::set`] nothing takes the fast path.
+    ///
+    /// # Errors
+    /// Without CAP_BPF and CAP_NET_ADMIN, or if the kernel is too old (Linux 5.8).
+    pub fn new(kind: ProgramKind, forwarding: Forwarding, entries_max: u32) -> Result<Self, FastPathError> {
+        let map = |name, kind, key_bytes, value_bytes, entries_max| {
+            Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max })
+                .map_err(FastPathError::Map)
+        };
+        let flows4 = map("flows4", MapKind::Hash, KEY4, FLOW, entries_max)?;
+        let flows6 = map("flows6", MapKind::Hash, KEY6, FLOW, entries_max)?;
+        let settings = map("settings", MapKind::Array, 4, SETTINGS, 1)?;
+        let devices = map("devices", MapKind::DeviceHash, 4, 4, PORTS_MAX)?;
+        let name = match (kind, forwarding) {
+            (ProgramKind::Tc, Forwarding::Bridged) => "tc/bridge",
+            (ProgramKind::Tc, Forwarding::Routed) => "tc/route",
+            (ProgramKind::Xdp, Forwarding::Bridged) => "xdp/bridge",
+            (ProgramKind::Xdp, Forwarding::Routed) => "xdp/route",
+        };
+        let maps = [&flows4, &flows6, &settings, &devices];
+        let maps: BTreeMap<_, _> =
+            maps.iter().map(|map| (map.shape().name, std::os::fd::AsFd::as_fd(map).as_raw_fd())).collect();
+        let code = Object::parse(SHUNT)?.program(name, &maps)?;
+        let program = Program::load(name, kind, &code, LICENSE)?;
+        Ok(Self { flows4, flows6, settings, devices, program, ports: Vec::new() })
+    }
+
+    /// Looks packets up that come in by the interface with this index, in this thread's network namespace.
+    ///
+    /// # Errors
+    /// If the hook is taken or not there.
+    pub fn attach(&mut self, index: u32, hook: Hook) -> Result<(), FastPathError> {
+        let attach = |source| FastPathError::Attach { index, hook, source };
+        let device = index.to_ne_bytes();
+        // Needed to send frames there by XDP; the namespace is that of this thread.
+        if hook != Hook::TcxIngress {
+            self.devices.put(&device, &device).map_err(attach)?;
+        }
+        let link = self.program.attach(index, hook).map_err(attach)?;
+        self.ports.push(Port { index, _link: link });
+        Ok(())
+    }
+
+    /// The interfaces at work.
+    pub fn ports(&self) -> &[Port] {
+        &self.ports
+    }
+
+    /// The program, for trials.
+    pub const fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Sets the generation of the rules in force and until when the program may take our word for anything.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub fn set(&self, generation: u32, alive_until_ns: u64) -> io::Result<()> {
+        self.settings.put(&0u32.to_ne_bytes(), &Settings { generation, alive_until_ns }.to_bytes())
+    }
+
+    fn map(&self, key: &FlowKey) -> io::Result<(&Map, Vec<u8>)> {
+        let bytes = key.to_bytes().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "source and destination are of two IP versions")
+        })?;
+        Ok((if key.source.is_ipv4() { &self.flows4 } else { &self.flows6 }, bytes))
+    }
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; E2BIG if the table is full.
+    pub fn install(&self, key: &FlowKey, entry: FlowEntry) -> io::Result<()> {
+        let (map, bytes) = self.map(key)?;
+        map.insert(&bytes, &entry.to_bytes(monotonic_ns()))
+    }
+
+    /// Removes an entry and gives its last state.
+    ///
+    /// # Errors
+    /// What bpf(2) says other than that there is none.
+    pub fn take(&self, key: &FlowKey) -> io::Result<Option<FlowState>> {
+        let (map, bytes) = self.map(key)?;
+        Ok(map.take(&bytes)?.and_then(|value| FlowState::from_bytes(&value)))
+    }
+
+    /// An entry's state now.
+    ///
+    /// # Errors
+    /// What bpf(2) says other than that there is none.
+    pub fn state(&self, key: &FlowKey) -> io::Result<Option<FlowState>> {
+        let (map, bytes) = self.map(key)?;
+        Ok(map.look_up(&bytes)?.and_then(|value| FlowState::from_bytes(&value)))
+    }
+
+    /// Shows every entry, in no order.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub fn for_each(&self, mut look: impl FnMut(FlowKey, FlowState)) -> io::Result<()> {
+        for map in [&self.flows4, &self.flows6] {
+            map.for_each(|key, value| {
+                if let (Some(key), Some(state)) = (FlowKey::from_bytes(key), FlowState::from_bytes(value)) {
+                    look(key, state);
+                }
+            })?;
+        }
+        Ok(())
+    }
+}
