@@ -12,7 +12,8 @@ use std::time::Duration;
 const PORTS: u32 = 0x6120_1234;
 
 fn tuple() -> Tuple {
-    let (client, server) = ("192.0.2.1:4000".parse().unwrap(), "198.51.100.2:5000".parse().unwrap());
+    let (client, server) =
+        ("192.0.2.1:4000".parse().expect("an address"), "198.51.100.2:5000".parse().expect("an address"));
     Tuple { client, server, transport: Transport::Tcp, zone: 0 }
 }
 
@@ -29,7 +30,7 @@ fn config() -> Config {
 }
 
 fn mark_for(action: ShuntAction) -> Mark {
-    let number = MarkActions::default().number(action).unwrap();
+    let number = MarkActions::default().number(action).expect("a number");
     Mark(PORTS | Mark::DECIDED | u32::from(number) << 16)
 }
 
@@ -399,7 +400,7 @@ impl Random {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap() % bound
+        usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).expect("31 bits") % bound
     }
 }
 

@@ -38,8 +38,8 @@ struct Packet {
 impl Packet {
     fn segment(source: &str, destination: &str) -> Self {
         Self {
-            source: source.parse().unwrap(),
-            destination: destination.parse().unwrap(),
+            source: source.parse().expect(source),
+            destination: destination.parse().expect(destination),
             protocol: 6,
             flags: ACK,
             sequence: 1000,
@@ -81,7 +81,7 @@ impl Packet {
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 frame.extend([8, 0, 0x45, 0]);
-                frame.extend(u16::try_from(20 + transport.len()).unwrap().to_be_bytes());
+                frame.extend(u16::try_from(20 + transport.len()).expect("short").to_be_bytes());
                 frame.extend([0, 1, 0x40, 0, 64, self.protocol, 0, 0]);
                 frame.extend(source.octets());
                 frame.extend(destination.octets());
@@ -90,7 +90,7 @@ impl Packet {
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-                frame.extend(u16::try_from(transport.len()).unwrap().to_be_bytes());
+                frame.extend(u16::try_from(transport.len()).expect("short").to_be_bytes());
                 frame.extend([self.protocol, 64]);
                 frame.extend(source.octets());
                 frame.extend(destination.octets());
@@ -108,7 +108,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    !u16::try_from(sum).unwrap()
+    !u16::try_from(sum).expect("folded")
 }
 
 /// A fast path with the two directions of one flow, between two interfaces of a namespace.

@@ -9,19 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("config", &[]),
     ("dns", &[]),
     ("process", &[]),
-<<<<<<< HEAD
     // The event loop knows no flow.
     ("reactor", &[]),
-=======
     // Decides about packets that others carry; knows the kernel and nobody else.
     ("shunt", &[]),
->>>>>>> d8fadb8 (shunt: the state machine, the fast path of BPF, conntrack's reports; end to end on a bridge and a router)
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["live", "reactor"]),
