@@ -7,6 +7,7 @@ mod binary;
 mod endings;
 mod half_close;
 mod handshakes;
+mod hops;
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
 mod limits;
