@@ -32,9 +32,9 @@ impl fmt::Debug for Owners {
 }
 
 impl Owners {
-    /// Who opened this flow; all unknown if it did not come from this host or cannot be seen. `listener` is our side of
-    /// the client's connection.
-    pub fn of(&self, flow: &Flow, listener: SocketAddr) -> Process {
+    /// Who opened this flow; all unknown if it did not come from this host or cannot be seen. `peer` and `listener` are the
+    /// two ends of the client's connection.
+    pub fn of(&self, flow: &Flow, peer: SocketAddr, listener: SocketAddr) -> Process {
         let remote = match flow.intercept {
             // The client sees the destination it asked the kernel for.
             Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
@@ -46,7 +46,7 @@ impl Owners {
             (_, None) => Process::default(),
             (Self::Ourselves, Some(remote)) => on_this_host(flow.client, remote),
             (Self::Asked(lookup), Some(remote)) => lookup(flow.client, remote),
-            (Self::Within(pid), Some(remote)) => within(*pid, flow.client, remote),
+            (Self::Within(pid), Some(remote)) => within(*pid, peer, remote),
         }
     }
 }

@@ -184,7 +184,7 @@ impl Worker {
     }
 
     fn serve(self: &Arc<Self>, listening: &Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
-        let peer = sidetrack_sys::sockopt::canonical(peer);
+        let peer = listening.client(sidetrack_sys::sockopt::canonical(peer));
         reactor::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
     }
 }

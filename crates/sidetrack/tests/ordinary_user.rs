@@ -6,14 +6,18 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65_534;
+
+/// How long anything may take before the test fails.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A user with a runtime directory, as a session has one.
 struct User {
@@ -122,7 +126,65 @@ fn up_without_rights_is_found_by_flows() {
     };
     assert!(found.contains(&format!("127.0.0.1:{port}")), "{found}");
     up.stop();
-    assert!(is_empty(&user.runtime().join("sidetrack")), "the socket goes with its process");
+    assert!(is_empty(&user.runtime()), "the socket goes with its process");
     let gone = user.output(&["flows"]);
     assert!(text(&gone.stderr).contains("no sidetrack runs at"), "{}", text(&gone.stderr));
+}
+
+/// A command that connects to `server`, says a word, and stays until its standard input ends.
+fn connecting(server: SocketAddr) -> [String; 3] {
+    let script =
+        format!("exec 3<>/dev/tcp/{}/{}; echo word >&3; read -r _ || true", server.ip(), server.port());
+    ["bash".into(), "-c".into(), script]
+}
+
+#[test]
+fn flows_sees_what_a_run_does() {
+    let user = User::new();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let command = connecting(address);
+    let records = user.runtime().join("records.jsonl");
+    let arguments = ["run", "--records", records.to_str().unwrap(), "--"];
+    let arguments: Vec<&str> = arguments.into_iter().chain(command.iter().map(String::as_str)).collect();
+    let mut starting = user.sidetrack(&arguments);
+    starting.stdin(Stdio::piped());
+    let mut run = Running::new(starting);
+    // The connection comes from us; when it is there, the flow is listed.
+    let (mut accepted, _) = server.accept().unwrap();
+    accepted.read_exact(&mut [0; 5]).unwrap();
+    for arguments in [vec!["flows", "--json"], vec!["flows", "--json", "--pid", &run.0.id().to_string()]] {
+        let flows = user.output(&arguments);
+        assert!(flows.status.success(), "{}", text(&flows.stderr));
+        let flow: serde_json::Value = serde_json::from_slice(&flows.stdout).unwrap();
+        assert_eq!((&flow["process"], &flow["intercept"]), (&"bash".into(), &"run".into()), "{flow}");
+        let client: SocketAddr = flow["client"].as_str().unwrap().parse().unwrap();
+        assert!(client.ip().is_loopback(), "{flow}");
+    }
+    drop(run.0.stdin.take());
+    assert!(run.0.wait().unwrap().success());
+    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(&records).unwrap()).unwrap();
+    assert_eq!((&record["process"], &record["bytes_up"]), (&"bash".into(), &5.into()), "{record}");
+    std::fs::remove_file(records).unwrap();
+    assert!(is_empty(&user.runtime()), "nothing is left");
+}
+
+#[test]
+fn a_run_that_was_killed_is_forgotten_by_the_next() {
+    let user = User::new();
+    let mut killed = user.sidetrack(&["run", "--", "sleep", "1000"]);
+    killed.stdin(Stdio::piped());
+    let mut killed = Running::new(killed);
+    let socket = user.runtime().join(format!("sidetrack/run-{}.sock", killed.0.id()));
+    let until = Instant::now() + LIMIT;
+    while !socket.exists() {
+        assert!(Instant::now() < until, "no {}", socket.display());
+        std::thread::yield_now();
+    }
+    killed.0.kill().unwrap();
+    killed.0.wait().unwrap();
+    assert!(socket.exists());
+    assert!(text(&user.output(&["flows"]).stderr).contains("no sidetrack runs at"), "it does not count");
+    assert!(user.output(&["run", "--", "true"]).status.success());
+    assert!(is_empty(&user.runtime()), "nothing is left");
 }

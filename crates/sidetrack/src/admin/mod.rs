@@ -23,7 +23,7 @@ mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
-pub use places::{SYSTEM_SOCKET, default_socket, directory, make_directory};
+pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 

@@ -13,6 +13,10 @@ pub const SYSTEM_SOCKET: &str = "/run/sidetrack/admin.sock";
 /// Name of the socket of `sidetrack up`.
 const UP: &str = "admin.sock";
 
+/// What stands before and behind the process id in the name of the socket of a `sidetrack run`.
+const RUN: &str = "run-";
+const SOCK: &str = ".sock";
+
 /// The directory of this user's sockets: `/run/sidetrack` for root; for others what systemd made for the service
 /// (`RuntimeDirectory=`), else `$XDG_RUNTIME_DIR/sidetrack`, `/run/user/UID/sidetrack` where that variable is not set, or
 /// `/tmp/sidetrack-UID` where there is no such directory.
@@ -46,6 +50,38 @@ fn directory_of(
 /// Where the socket of `sidetrack up` is unless the configuration or `--admin` says otherwise.
 pub fn default_socket() -> PathBuf {
     directory().join(UP)
+}
+
+/// Where the socket of the `sidetrack run` with this process id is.
+pub fn run_socket(pid: u32) -> PathBuf {
+    directory().join(format!("{RUN}{pid}{SOCK}"))
+}
+
+/// The runs of this user that answer, by process id.
+pub fn runs() -> Vec<(u32, PathBuf)> {
+    let mut runs = run_sockets(&directory());
+    runs.retain(|(_, path)| !probe::socket_is_stale(path));
+    runs
+}
+
+/// Removes what runs of this user that were killed have left.
+pub fn forget_dead_runs() {
+    for (_, path) in run_sockets(&directory()) {
+        if probe::socket_is_stale(&path) {
+            // Another one may have removed it just now.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Sockets that runs of this user have left or still have.
+pub fn run_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let run = |name: &str| name.strip_prefix(RUN)?.strip_suffix(SOCK)?.parse().ok();
+    let mut runs: Vec<_> =
+        entries.filter_map(|entry| Some((run(entry.file_name().to_str()?)?, entry.path()))).collect();
+    runs.sort_unstable();
+    runs
 }
 
 /// Makes the [`directory`] if there is none, for this user alone (for everybody to look into, if we are root).
@@ -94,6 +130,17 @@ mod tests {
         }
         let service = ("RUNTIME_DIRECTORY", "/run/sidetrack:/run/other");
         assert_eq!(of(998, &[service, xdg], session), "/run/sidetrack");
+    }
+
+    #[test]
+    fn sockets_of_runs_are_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["run-12.sock", "run-7.sock", "run-x.sock", ".run-7.sock.7", "admin.sock"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let runs = run_sockets(folder.path());
+        assert_eq!(runs.iter().map(|(pid, _)| *pid).collect::<Vec<_>>(), [7, 12]);
+        assert_eq!(runs[0].1, folder.path().join("run-7.sock"));
     }
 
     #[test]

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
 
+/// How often the directory of a socket is made anew when it vanishes meanwhile.
+const ATTEMPTS: u32 = 5;
+
 /// Why the socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -41,17 +44,33 @@ pub struct AdminSocket {
 pub(super) struct Guard {
     path: PathBuf,
     inode: u64,
+    /// The directory goes, too, if nothing else is in it.
+    with_directory: bool,
 }
 
 impl AdminSocket {
-    /// As [`Self::bind`], at a place in the [directory of this user's sockets](super::directory), which is made if there is none.
+    /// As [`Self::bind`], at a place in the [directory of this user's sockets](super::directory), which is made if there is
+    /// none, and goes with its last socket.
     ///
     /// # Errors
     /// As [`Self::bind`], and if that directory is somebody else's.
     pub fn bind_default(path: &Path) -> Result<Self, BindError> {
+        for _ in 1..ATTEMPTS {
+            match Self::in_directory(path) {
+                // Another one has just removed the directory with its own socket.
+                Err(BindError::Io(_, error)) if error.kind() == ErrorKind::NotFound => {}
+                done => return done,
+            }
+        }
+        Self::in_directory(path)
+    }
+
+    fn in_directory(path: &Path) -> Result<Self, BindError> {
         let made = path.parent().map_or(Ok(()), make_directory);
         made.map_err(|error| BindError::Io(path.to_owned(), error))?;
-        Self::bind(path)
+        let mut socket = Self::bind(path)?;
+        socket.guard.with_directory = true;
+        Ok(socket)
     }
 
     /// Makes the socket with mode 0660, and its directory if there is none. A stale one is replaced, a live one never.
@@ -74,7 +93,7 @@ impl AdminSocket {
         fs::remove_file(&hidden).map_err(failed)?;
         match linked {
             Ok(metadata) => {
-                let guard = Guard { path: path.to_owned(), inode: metadata.ino() };
+                let guard = Guard { path: path.to_owned(), inode: metadata.ino(), with_directory: false };
                 Ok(Self { listener, guard })
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(BindError::InUse(path.to_owned())),
@@ -114,6 +133,11 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
+            if self.with_directory
+                && let Some(directory) = self.path.parent()
+            {
+                let _ = fs::remove_dir(directory);
+            }
         }
     }
 }

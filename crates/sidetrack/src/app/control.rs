@@ -1,9 +1,12 @@
-//! What the admin interface may ask of the program.
+//! What the admin interface may ask of the program: of a node, and of a `run`.
 
 use super::node::Node;
 use crate::admin::{ConfigStatus, Control, ListenerStatus};
+use crate::config::Config;
 use crate::reload::ReloadHandle;
+use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
@@ -51,5 +54,33 @@ impl Control for ControlOf {
 
     fn reload(&self) -> Result<(), String> {
         self.runtime.block_on(self.reload.reload()).map(|_| ())
+    }
+}
+
+/// A `run`: its rules do not change.
+pub struct ControlOfRun {
+    /// What decides.
+    pub config: Arc<ArcSwap<Config>>,
+    /// The file it came from, if any.
+    pub path: Option<PathBuf>,
+    /// What catches the command.
+    pub listeners: Vec<ListenerStatus>,
+}
+
+impl Control for ControlOfRun {
+    fn policy(&self) -> Arc<Policy> {
+        self.config.load().policy.clone()
+    }
+
+    fn config(&self) -> ConfigStatus {
+        ConfigStatus { generation: 1, path: self.path.clone(), last_error: None }
+    }
+
+    fn listeners(&self) -> Vec<ListenerStatus> {
+        self.listeners.clone()
+    }
+
+    fn reload(&self) -> Result<(), String> {
+        Err("a run keeps the rules it began with; start the command anew for others".to_owned())
     }
 }

@@ -1,8 +1,10 @@
 //! `sidetrack run -- CMD`: one command and its children, caught without a rule on the host.
 
+use super::control::ControlOfRun;
 use super::sockets::Bound;
-use super::threads::Fleet;
+use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
+use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::carry::Dialing;
 use crate::config::{Admin, Config, Limits, OnCrash, Record, RecordTo};
 use crate::intercept::run::{Launched, RunOptions, launch};
@@ -79,8 +81,8 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     caps::keep_only(kept).context("cannot give up capabilities")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
-    let told = command.verbose;
-    control_runtime()?.block_on(watch_over(launched, config, nofile, writer, told))
+    let window = window();
+    control_runtime()?.block_on(watch_over(launched, Watch { command, config, nofile, writer, window }))
 }
 
 fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
@@ -107,25 +109,46 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-async fn watch_over(
-    mut launched: Launched,
+/// The socket at which `sidetrack flows` finds this run. The command matters more: it runs without, too.
+fn window() -> Option<AdminSocket> {
+    admin::forget_dead_runs();
+    match AdminSocket::bind_default(&admin::run_socket(std::process::id())) {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            tracing::debug!(%error, "`sidetrack flows` will not find this run");
+            None
+        }
+    }
+}
+
+/// What goes with a command while it runs.
+struct Watch {
+    command: RunCommand,
     config: Config,
     nofile: u64,
     writer: Option<RecordWriter>,
-    verbose: bool,
-) -> anyhow::Result<u8> {
+    window: Option<AdminSocket>,
+}
+
+async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> {
     let clock = Clock::start();
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
-    let config = Arc::new(ArcSwap::from_pointee(config));
+    let budget = Budget::from_nofile(watch.nofile, DESCRIPTOR_RESERVE);
+    let config = Arc::new(ArcSwap::from_pointee(watch.config));
     let owners = Owners::Within(launched.pid());
-    let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, clock));
+    let shared = Arc::new(Shared::new(config.clone(), Dialing::default(), owners, budget, clock));
     let fleet = Fleet::start(&shared, 1)?;
     let serving = catch(&mut launched, &fleet)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let metrics = Arc::new(Metrics::new());
-    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), writer, metrics);
-    let (stop_records, stopped) = watch::channel(false);
-    let records = tokio::spawn(recorder.run(stopped));
+    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, metrics.clone());
+    let (stop_records, records_stopped) = watch::channel(false);
+    let records = tokio::spawn(recorder.run(records_stopped));
+    let (stop_window, window_stopped) = watch::channel(false);
+    let window = watch.window.map(|socket| {
+        let control = ControlOfRun { config, path: watch.command.config, listeners: listeners(&serving) };
+        let state = AdminState::new(fleet.ledgers().to_vec(), feed.clone(), metrics, Arc::new(control));
+        tokio::spawn(admin::serve(state, socket, window_stopped))
+    });
     let dns = tokio::spawn(launched.serve_dns(move || clock.now()));
     let code = launched.wait().await.context("cannot watch the command")?;
     drop(serving);
@@ -134,15 +157,30 @@ async fn watch_over(
     dns.abort();
     let _ = stop_records.send(true);
     records.await?;
-    tell(&feed.recent(TOLD_MAX, |_| true), verbose);
+    // Whoever follows has been told of the last flow by now.
+    let _ = stop_window.send(true);
+    if let Some(window) = window {
+        window.await??;
+    }
+    tell(&feed.recent(TOLD_MAX, |_| true), watch.command.verbose);
     if let Err(error) = launched.finish() {
         eprintln!("sidetrack: {error}");
     }
     Ok(code)
 }
 
+fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {
+    let rows = serving.iter().map(|serving| &serving.listening);
+    let row = |listening: &Arc<Listening>| ListenerStatus {
+        name: listening.name.to_string(),
+        kind: listening.catches.intercept().as_str().to_owned(),
+        addresses: vec![listening.address],
+    };
+    rows.map(row).collect()
+}
+
 /// Serves the command's connections.
-fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<super::Serving>> {
+fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<Serving>> {
     let resolver = launched.resolver();
     let names = launched.names.clone();
     std::mem::take(&mut launched.listeners)

@@ -26,6 +26,7 @@ pub struct CleanupArgs {
 /// None at present; failures of single steps are in the report and in the exit code.
 pub fn run(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let mut sockets: Vec<PathBuf> = vec![admin::SYSTEM_SOCKET.into(), admin::default_socket()];
+    sockets.extend(admin::run_sockets(&admin::directory()).into_iter().map(|(_, path)| path));
     sockets.extend(args.admin.clone());
     sockets.dedup();
     let program =

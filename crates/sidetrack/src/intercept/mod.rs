@@ -11,7 +11,7 @@ use sidetrack_core::flow::Intercept;
 use sidetrack_core::names::NameTable;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::socks::server::ServerConfig;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 /// A listener at work: what every connection accepted on it shares.
@@ -55,6 +55,24 @@ pub struct RunCatch {
 }
 
 impl Listening {
+    /// The client behind a connection from `peer`. In the network of a command of its own every address is local, and the
+    /// kernel takes the destination's for the source: outside it says nothing. The client is this host then.
+    pub fn client(&self, peer: SocketAddr) -> SocketAddr {
+        let loopback = match peer {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        match &self.catches {
+            Catches::Run(run) if run.alone => SocketAddr::new(loopback, peer.port()),
+            _ => peer,
+        }
+    }
+
+    /// Whether the program behind each flow is to be known, also where no rule asks: it is what a `run` is about.
+    pub const fn names_programs(&self) -> bool {
+        matches!(self.catches, Catches::Run(_))
+    }
+
     /// Whether the client has to say something before policy can be asked.
     pub fn speaks_first(&self) -> bool {
         !self.proxy_from.is_empty()

@@ -43,7 +43,7 @@ pub struct FlowRecord<'a> {
     pub listener: Option<Cow<'a, str>>,
     /// How it was caught.
     pub intercept: Option<Intercept>,
-    /// The client's address, after PROXY protocol where that is trusted.
+    /// The client's address, after PROXY protocol where that is trusted; under an isolated `run` that of this host's loopback.
     pub client: Option<SocketAddr>,
     /// Where the application wanted to go, before any rule: `address:port` or `name:port`.
     #[serde(with = "text::option")]
@@ -51,7 +51,8 @@ pub struct FlowRecord<'a> {
     /// The host name, if known: of our DNS answer, a SOCKS request, SNI or the HTTP Host field; else the name in
     /// `orig_dst`.
     pub host: Option<Cow<'a, str>>,
-    /// Base name of the local program, if it was asked for and found; `pid:N` if it has none.
+    /// Base name of the local program, if a rule asked for it or `run` caught the flow, and it was found; `pid:N` if it has
+    /// none.
     pub process: Option<Cow<'a, str>>,
     /// The SOCKS user that authenticated; else, for a local program, `uid:N`.
     pub user: Option<Cow<'a, str>>,

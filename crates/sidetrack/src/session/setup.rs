@@ -10,7 +10,7 @@ use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, rev
 use crate::live::{Decided, LiveFlow};
 use crate::reactor::TcpStream;
 use crate::worker::Worker;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
@@ -172,7 +172,17 @@ impl<'a> Setup<'a> {
     async fn catch(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
         let mut caught = self.intercept(client).await?;
         let verdict = self.decide(&mut caught, client).await;
+        if self.listening.names_programs() && caught.flow.process.is_none() {
+            caught.flow.process = Some(self.owner(&caught.flow, client));
+        }
         Ok((caught, verdict))
+    }
+
+    /// The local process behind the flow.
+    fn owner(&self, flow: &Flow, client: &Client) -> Process {
+        let listener = client.stream.local_addr().unwrap_or(self.listening.address);
+        let peer = sockopt::peer_address(&client.stream).unwrap_or(self.peer);
+        self.worker.owners().of(flow, peer, listener)
     }
 
     fn due(&self, after_ms: u64, reason: EndReason) {
@@ -256,8 +266,7 @@ impl<'a> Setup<'a> {
                     caught.sniffed = Some(name);
                 }
                 Decision::NeedProcess { .. } => {
-                    let listener = client.stream.local_addr().unwrap_or(self.listening.address);
-                    caught.flow.process = Some(self.worker.owners().of(&caught.flow, listener));
+                    caught.flow.process = Some(self.owner(&caught.flow, client));
                 }
             }
         }

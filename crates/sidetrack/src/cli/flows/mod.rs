@@ -2,17 +2,18 @@
 
 mod human;
 mod table;
+mod which;
 
 pub use table::Table;
 
-use crate::admin::{self, Client, ClientError, Killed};
+use crate::admin::{Client, ClientError, Killed};
 use crate::record::FlowRecord;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde::Deserialize;
 use sidetrack_core::filter::Filter;
 use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code for a mistake on the command line.
@@ -39,6 +40,9 @@ pub struct FlowsArgs {
     /// The socket of the sidetrack that is asked
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
+    /// The `sidetrack run` that is asked, by its process id
+    #[arg(long, value_name = "PID", global = true, conflicts_with = "admin")]
+    pid: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -84,7 +88,7 @@ pub fn run(args: &FlowsArgs) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// As [`run`].
 pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result<ExitCode> {
-    let client = Client::new(args.admin.clone().unwrap_or_else(socket));
+    let client = Client::new(which::socket(args.admin.as_deref(), args.pid)?);
     let (words, killing) = match &args.command {
         Some(FlowsCommand::Kill { which, .. }) => (which, true),
         None => (&args.filter, false),
@@ -124,16 +128,6 @@ fn filter_text(words: &[String], killing: bool) -> String {
         [one] if killing && one.bytes().all(|byte| byte.is_ascii_digit()) => format!("id == {one}"),
         words => words.join(" "),
     }
-}
-
-/// The socket to ask where none is named: `$SIDETRACK_ADMIN`, else our own default, else that of root if it is there.
-fn socket() -> PathBuf {
-    if let Some(path) = std::env::var_os("SIDETRACK_ADMIN").filter(|path| !path.is_empty()) {
-        return path.into();
-    }
-    let own = admin::default_socket();
-    let system = Path::new(admin::SYSTEM_SOCKET);
-    if !own.exists() && system.exists() { system.to_owned() } else { own }
 }
 
 #[derive(Deserialize)]
