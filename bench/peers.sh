@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the programs that `sidetrack-lab relay`, `flights` and `idle` compare us with: Debian's packages, and the
+# Installs the programs that `sidetrack-lab relay`, `flights`, `idle` and `epi` compare us and measure with: Debian's packages, and the
 # two versions of socksx from its registry, built by cargo into $SIDETRACK_PEERS (default ~/.cache/sidetrack/peers).
 # What is there already is left alone. Run as root, or with sudo for the packages.
 set -euo pipefail
 
-packages=(nginx libnginx-mod-stream haproxy dante-server microsocks redsocks tcpdump nftables iproute2 util-linux)
+packages=(httping wrk nginx libnginx-mod-stream haproxy dante-server microsocks redsocks tcpdump nftables iproute2 util-linux)
 peers=${SIDETRACK_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/sidetrack/peers}
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 

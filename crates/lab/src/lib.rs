@@ -5,6 +5,7 @@
 //! turn that into tables. All of it ends by itself and leaves nothing behind, also when killed.
 
 pub mod capture;
+pub mod chart;
 pub mod cpu;
 pub mod experiments;
 pub mod launch;

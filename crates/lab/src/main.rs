@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use sidetrack_lab::experiments::{flights, idle, links, relay};
+use sidetrack_lab::experiments::{epi, flights, idle, links, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -24,6 +24,8 @@ enum Job {
     Flights(flights::Options),
     /// Memory of idle flows, ours beside its peers; fails when the bar is missed.
     Idle(idle::Options),
+    /// The measurements of the EPI paper, its proxies beside ours; fails when a bar is missed.
+    Epi(epi::Options),
     /// Whether emulated links do what they are asked for; fails when one does not.
     Links(links::Options),
     /// Run a program inside a node (used by the lab itself).
@@ -52,6 +54,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Relay(options) => relay::run(&options),
         Job::Flights(options) => flights::run(&options),
         Job::Idle(options) => idle::run(&options),
+        Job::Epi(options) => epi::run(&options),
         Job::Links(options) => links::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),

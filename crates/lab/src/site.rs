@@ -19,6 +19,7 @@ use std::thread::available_parallelism;
 use anyhow::{Context, Result};
 
 use crate::launch::{self, Placement};
+use crate::link::{Conditions, Network, Wire};
 use crate::load::{Generator, Spec};
 use crate::scratch::Scratch;
 use crate::service::Service;
@@ -75,14 +76,33 @@ impl Site {
     /// # Errors
     /// Not root, or `ip`, `unshare` or `nginx` is missing; the message says which.
     pub fn new() -> Result<Self> {
+        Self::joined(&mut topology::link)
+    }
+
+    /// The same with emulated links, in the order of their numbers.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or there are no such links here.
+    pub fn emulated(network: &Network) -> Result<(Self, Vec<Wire>)> {
+        let mut wires = Vec::new();
+        let site = Self::joined(&mut |a, b, subnet| {
+            let wire = network.join(a, b, subnet, [Conditions::default(); 2])?;
+            let link = wire.link.clone();
+            wires.push(wire);
+            Ok(link)
+        })?;
+        Ok((site, wires))
+    }
+
+    fn joined(join: &mut dyn FnMut(&Node, &Node, u8) -> Result<Link>) -> Result<Self> {
         let launcher = launch::launcher()?;
         let directory = Scratch::new()?;
         let client = Node::new("client", &launcher)?;
         let proxy = Node::new("proxy", &launcher)?;
         let server = Node::new("server", &launcher)?;
-        let client_proxy = topology::link(&client, &proxy, 1)?;
-        let proxy_server = topology::link(&proxy, &server, 2)?;
-        let client_server = topology::link(&client, &server, 3)?;
+        let client_proxy = join(&client, &proxy, 1)?;
+        let proxy_server = join(&proxy, &server, 2)?;
+        let client_server = join(&client, &server, 3)?;
         for node in [&client, &proxy, &server] {
             tune(node)?;
         }

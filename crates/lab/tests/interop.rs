@@ -40,7 +40,7 @@ const ALL_CURLS: &[Program] = &[Curl, CurlV6, CurlByName, CurlByNameV6, CurlRefu
 const HASTY: &[Program] = &[Generator(Via::Plain)];
 
 const fn redirect(scheme: &'static str) -> Catch {
-    Catch::By(Redirector::Ours { scheme, options: "" })
+    Catch::By(Redirector::Ours { scheme, options: "", waits: true })
 }
 
 /// The harness itself: these hold without us.

@@ -1,5 +1,6 @@
 //! The tables and figures of the seeds, one module each.
 
+pub mod epi;
 pub mod flights;
 pub mod idle;
 pub mod links;

@@ -136,7 +136,7 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(FLIGHTS_ONLY);
+        let rows = ALL.iter().chain(FLIGHTS_ONLY).chain(EPI_ONLY);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
@@ -160,7 +160,7 @@ const LATER_SOCKSX_S5: Proxy = Proxy::Socksx(socksx::V0_1_1, 5);
 const LATER_SOCKSX_S6: Proxy = Proxy::Socksx(socksx::V0_1_1, 6);
 
 const fn our_redirector(scheme: &'static str, options: &'static str) -> Redirector {
-    Redirector::Ours { scheme, options }
+    Redirector::Ours { scheme, options, waits: true }
 }
 
 /// Every row, in the order of the tables.
@@ -201,10 +201,19 @@ pub const FLIGHTS_ONLY: &[Peer] = peers![
         |site| redirectors::pair(site, our_redirector("socks6", "?tfo=true"), Proxy::Ours);
 ];
 
+/// Rows that only the measurements of the EPI paper have.
+pub const EPI_ONLY: &[Peer] = peers![
+    "nginx http, close" OneHop false nginx::http_close;
+    "ours pair S6, no data" Pair true |site| {
+        let redirector = Redirector::Ours { scheme: "socks6", options: "", waits: false };
+        redirectors::pair(site, redirector, Proxy::Ours)
+    };
+];
+
 /// The peer of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Peer> {
-    ALL.iter().chain(FLIGHTS_ONLY).copied().find(|peer| peer.name == name)
+    ALL.iter().chain(FLIGHTS_ONLY).chain(EPI_ONLY).copied().find(|peer| peer.name == name)
 }
 
 /// An nft table in a node that is deleted with the peer that needed it.

@@ -28,11 +28,13 @@ pub fn reverse(site: &Site) -> Start<'_> {
 /// The same port where the rule needs no bytes, no function and no proxy: the kernel forwards, we record.
 pub fn kernel_path(site: &Site) -> Start<'_> {
     let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"auto\""));
+    // That a node which forwards flows in the kernel has to forward packets is its operator's business; where it does
+    // not, our program leaves the flows in user space.
+    let forwarding = Forwarding::in_proxy(site)?;
     let service = start(site, &site.proxy, "kernel", &config, RELAY_PORT)?;
     require_translation(site)?;
     let mut running = relay(site, service);
-    // That a node which forwards flows in the kernel has to forward packets is its operator's business.
-    running._forwarding = Some(Forwarding::in_proxy(site)?);
+    running._forwarding = Some(forwarding);
     Ok(running)
 }
 
@@ -49,6 +51,20 @@ pub fn socks(site: &Site, port: u16) -> Result<Service, Unavailable> {
 /// # Errors
 /// Our program is absent or does not start.
 pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
+    // Where the first bytes may travel with the request, we give them the time to come.
+    let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
+    redirect(site, hops, if waits { INITIAL_DATA_WAIT_MS } else { 0 })
+}
+
+/// The same, but what the client sends never travels with a request.
+///
+/// # Errors
+/// As [`redirector`].
+pub fn plain_redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
+    redirect(site, hops, 0)
+}
+
+fn redirect(site: &Site, hops: &[String], wait_ms: u32) -> Result<Service, Unavailable> {
     let server = &site.proxy_server.b;
     let listener = format!(
         "[[listen]]\nkind = \"redirect\"\naddress = [\"127.0.0.1:{REDIRECT_PORT}\", \"[::1]:{REDIRECT_PORT}\"]\n\
@@ -58,9 +74,7 @@ pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> 
         site::SSH_PORT,
         site.origin().port()
     );
-    // Where the first bytes may travel with the request, we give them the time to come.
-    let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
-    let wait = if waits { format!("\ninitial_data_wait_ms = {INITIAL_DATA_WAIT_MS}") } else { String::new() };
+    let wait = format!("\ninitial_data_wait_ms = {wait_ms}");
     let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
     let config = format!("{listener}{}", rule(&format!("carrier = [{}]{wait}", carrier.join(", "))));
     start(site, &site.client, "redirect", &config, REDIRECT_PORT)

@@ -24,6 +24,8 @@ pub enum Redirector {
         scheme: &'static str,
         /// What follows its address.
         options: &'static str,
+        /// Whether it waits for first bytes that may travel with the request, where the hop allows that.
+        waits: bool,
     },
 }
 
@@ -55,9 +57,11 @@ impl Redirector {
             Self::Socksx(version, socks) => {
                 (socksx::redirector(site, version, socks, gateway)?, socksx::REDIRECTOR_PORT)
             }
-            Self::Ours { scheme, options } => {
+            Self::Ours { scheme, options, waits } => {
                 let hops = [format!("{scheme}://{gateway}{options}")];
-                return Ok(Redirecting::by_itself(ours::redirector(site, &hops)?));
+                let service =
+                    if waits { ours::redirector(site, &hops)? } else { ours::plain_redirector(site, &hops)? };
+                return Ok(Redirecting::by_itself(service));
             }
         };
         let table = Some(Table::redirect(site, port)?);

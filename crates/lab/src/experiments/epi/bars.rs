@@ -1,0 +1,146 @@
+//! What ours must reach, and whether it did.
+
+use serde::Serialize;
+
+use super::measure::{Figures, Plan};
+use super::paper::TABLE_I;
+use super::rows::{
+    DANTE_PAIR, NGINX, NO_PROXY, OUR_KERNEL_PATH, OUR_REVERSE, OUR_SOCKS6, OUR_SOCKS6_DATA, RELAYS, ROWS,
+    SOCKSX,
+};
+
+/// How far ours may be behind nginx in the same run, in milliseconds.
+const BEHIND_NGINX_MS: f64 = 0.5;
+/// Connections from which Fig. 13 is flat, and its bars hold.
+const FROM_CONNECTIONS: u32 = 8;
+
+/// One demand and how it came out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// What is demanded.
+    pub bar: String,
+    /// The figure it is about; absent: not measured.
+    pub reached: Option<f64>,
+    /// Whether it holds.
+    pub holds: bool,
+}
+
+impl Verdict {
+    /// Whether the run fails for it: what was not measured fails nothing here, the table says why.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.reached.is_some() && !self.holds
+    }
+}
+
+fn verdict(bar: String, reached: Option<f64>, holds: impl Fn(f64) -> bool) -> Verdict {
+    Verdict { bar, reached, holds: reached.is_some_and(holds) }
+}
+
+/// All bars of a run.
+#[must_use]
+pub fn judge(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
+    let mut verdicts = times(figures);
+    verdicts.extend(rates(figures, plan));
+    verdicts
+}
+
+/// Proxy in between: ours that open one connection are as fast as nginx.
+fn times(figures: &Figures) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for (number, topology) in TABLE_I.iter().enumerate().filter(|(_, topology)| topology.is_in_between()) {
+        for row in [OUR_REVERSE, OUR_SOCKS6_DATA] {
+            let behind = figures.overhead_ms(row, number).zip(figures.overhead_ms(NGINX, number));
+            let bar = format!("{}: {row} behind nginx, at most {BEHIND_NGINX_MS} ms", topology.name);
+            verdicts.push(verdict(bar, behind.map(|(ours, nginx)| ours - nginx), |ms| ms <= BEHIND_NGINX_MS));
+        }
+    }
+    verdicts
+}
+
+/// One demand on a rate: at least `bound` times the best of `others`.
+fn at_least(figures: &Figures, plan: &Plan, ours: &str, others: &[&str], bound: f64) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for (at, connections) in
+        plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS)
+    {
+        let best = others
+            .iter()
+            .filter_map(|name| Some((figures.rate(name, at)?, *name)))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        let ratio = figures.rate(ours, at).zip(best).map(|(rate, (best, _))| rate / best);
+        let against = best.map_or("the best of the others", |(_, name)| name);
+        let bar = format!("{connections} connections: {ours} against {against}, at least {bound}");
+        verdicts.push(verdict(bar, ratio, |ratio| ratio >= bound));
+    }
+    verdicts
+}
+
+fn rates(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
+    let all: Vec<&str> = ROWS
+        .iter()
+        .map(|row| row.name)
+        .filter(|name| *name != NO_PROXY && *name != OUR_KERNEL_PATH)
+        .collect();
+    let relays = [&[NGINX], &RELAYS[..]].concat();
+    [
+        at_least(figures, plan, OUR_SOCKS6, &[SOCKSX[0], SOCKSX[1], DANTE_PAIR], 1.3),
+        at_least(figures, plan, OUR_SOCKS6, &[NGINX], 1.0),
+        at_least(figures, plan, OUR_REVERSE, &relays, 1.0),
+        at_least(figures, plan, OUR_KERNEL_PATH, &all, 1.1),
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::epi::measure::Times;
+
+    fn plan() -> Plan {
+        Plan { connections: vec![1, 8], ..Plan::quick() }
+    }
+
+    fn figures(rows: &[(&str, f64, f64)]) -> Figures {
+        let mut figures = Figures::default();
+        for (name, time, rate) in rows {
+            let times = Times { each_ms: vec![*time], failed: 0 };
+            figures.times.insert((*name).into(), vec![times; 6]);
+            figures.rates.insert((*name).into(), vec![vec![Some(*rate / 2.0), Some(*rate)]]);
+        }
+        figures
+    }
+
+    fn failures(figures: &Figures) -> Vec<String> {
+        judge(figures, &plan()).into_iter().filter(Verdict::is_failure).map(|verdict| verdict.bar).collect()
+    }
+
+    #[test]
+    fn a_missed_bar_fails_and_a_held_one_does_not() {
+        let good = [
+            (NO_PROXY, 20.0, 50.0),
+            (NGINX, 20.2, 9.0),
+            (OUR_REVERSE, 20.6, 20.0),
+            (OUR_SOCKS6_DATA, 20.7, 1.0),
+            (OUR_SOCKS6, 25.0, 14.0),
+            (SOCKSX[1], 26.0, 10.0),
+            (OUR_KERNEL_PATH, 20.0, 22.0),
+        ];
+        assert_eq!(failures(&figures(&good)), Vec::<String>::new());
+        let slow = good.map(|(name, time, rate)| (name, time, if name == OUR_SOCKS6 { 12.0 } else { rate }));
+        assert_eq!(
+            failures(&figures(&slow)),
+            ["8 connections: ours, SOCKS6 against socksx SOCKS6, at least 1.3"]
+        );
+        let late = good.map(|(name, time, rate)| (name, if name == OUR_REVERSE { 20.8 } else { time }, rate));
+        assert_eq!(failures(&figures(&late)).len(), 3, "in each of the first three topologies");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_told_and_does_not_hold() {
+        let verdicts = judge(&Figures::default(), &plan());
+        assert!(
+            verdicts.len() >= 10 && verdicts.iter().all(|verdict| !verdict.holds && !verdict.is_failure())
+        );
+    }
+}

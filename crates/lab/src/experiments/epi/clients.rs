@@ -1,0 +1,130 @@
+//! The paper's two clients, `httping` and `wrk`, run in the client's node, and what they print.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::launch;
+use crate::load::Via;
+use crate::peers::Running;
+use crate::site::{SMALL_FILE, Site};
+
+/// Time between two requests, in seconds; the paper waits one second, which changes no figure here.
+const INTERVAL_SECONDS: &str = "0.01";
+/// How long a request may take, in seconds; `timeout` ends a client that hangs after as long for all requests.
+const REQUEST_SECONDS: u32 = 3;
+
+/// What one run of `httping` saw.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pings {
+    /// From before connect to the end of the answer, in milliseconds, in order.
+    pub times_ms: Vec<f64>,
+    /// Requests without an answer.
+    pub failed: u32,
+}
+
+/// Whether a client is installed.
+///
+/// # Errors
+/// It is not; the message says how to get it.
+pub fn require(program: &str) -> Result<()> {
+    launch::find_program(program)
+        .map(|_| ())
+        .with_context(|| format!("{program} is not installed; bench/peers.sh installs it"))
+}
+
+/// Sends `count` requests, one connection each, after a first one that does not count, as the paper does.
+///
+/// # Errors
+/// The client cannot be started, or this peer speaks what it does not.
+pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> {
+    let patience = REQUEST_SECONDS * (count + 2);
+    let mut command = site.client.command_at("timeout", &site.client_placement());
+    command.args([&patience.to_string(), "httping", "-S", "-i", INTERVAL_SECONDS]);
+    command.args(["-c", &(count + 1).to_string(), "-t", &REQUEST_SECONDS.to_string()]);
+    match running.via {
+        Via::Plain => command.args(["-g", &url(running.dial)]),
+        Via::Socks5 => command.args(["-5", "-x", &running.dial.to_string(), "-g", &url(running.destination)]),
+        _ => bail!("httping does not speak that protocol to a proxy"),
+    };
+    let output = command.env("LC_ALL", "C").stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    Ok(read_httping(&String::from_utf8_lossy(&output.stdout), count))
+}
+
+/// Requests per second of `connections` connections that stay open, over `window` (whole seconds).
+///
+/// # Errors
+/// The client cannot be started or saw errors; the message says which.
+pub fn wrk(site: &Site, running: &Running<'_>, connections: u32, window: Duration) -> Result<f64> {
+    if running.via != Via::Plain {
+        bail!("wrk does not speak that protocol to a proxy");
+    }
+    let seconds = window.as_secs().max(1);
+    let mut command = site.client.command_at("timeout", &site.client_placement());
+    command.args([&(seconds + 10).to_string(), "wrk", "-t", "1", "-c", &connections.to_string()]);
+    command.args(["-d", &format!("{seconds}s"), &url(running.dial)]);
+    let output = command.env("LC_ALL", "C").stdin(Stdio::null()).output().context("cannot start wrk")?;
+    read_wrk(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}{SMALL_FILE}")
+}
+
+/// Lines such as `connected to 10.77.3.2:80 (130 bytes), seq=1 time=  0.01+ 10.20+ ...= 20.84 ms`; the first request is
+/// left out, lines without a time are failures.
+fn read_httping(text: &str, count: u32) -> Pings {
+    let time = |line: &str| {
+        let (head, rest) = line.split_once(" time=")?;
+        let sequence: u32 = head.rsplit("seq=").next()?.trim().parse().ok()?;
+        let total = rest.split(" ms").next()?.rsplit('=').next()?.trim().parse().ok()?;
+        Some((sequence, total))
+    };
+    let times: Vec<(u32, f64)> = text.lines().filter_map(time).collect();
+    let times_ms: Vec<f64> =
+        times.iter().filter(|(sequence, _)| *sequence > 0).map(|(_, time)| *time).collect();
+    let failed = count.saturating_sub(u32::try_from(times_ms.len()).unwrap_or(u32::MAX));
+    Pings { times_ms, failed }
+}
+
+fn read_wrk(text: &str) -> Result<f64> {
+    let field = |name: &str| text.lines().find_map(|line| line.trim().strip_prefix(name));
+    let rate = field("Requests/sec:").and_then(|rate| rate.trim().parse::<f64>().ok());
+    let rate = rate.with_context(|| format!("wrk printed no rate: {}", text.trim()))?;
+    let troubles = [field("Socket errors:"), field("Non-2xx or 3xx responses:")];
+    match troubles.into_iter().flatten().next() {
+        // Read errors alone are ends of connections that the proxy had closed: wrk dials again.
+        Some(trouble) if rate == 0.0 => bail!("wrk: {}", trouble.trim()),
+        _ => Ok(rate),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_totals_the_first_is_dropped_and_gaps_are_failures() {
+        let text = "PING 10.77.3.2:8001 (/small):
+connected to 10.77.3.2:8001 (160 bytes), seq=0 time=  0.01+  0.07+  0.01+305.42+  0.07=305.52 ms 
+connected to 10.77.3.2:8001 (160 bytes), seq=1 time=  0.01+ 20.05+  0.03+  0.75+  0.01= 20.84 ms 
+could not connect (Connection refused)
+connected to 10.77.3.2:8001 (160 bytes), seq=3 time=  0.01+  0.06+  3.31+  9.07+  0.07= 12.45 ms 
+--- http://10.77.3.2:8001/small ping statistics ---
+";
+        assert_eq!(read_httping(text, 3), Pings { times_ms: vec![20.84, 12.45], failed: 1 });
+        assert_eq!(read_httping("", 3), Pings { times_ms: vec![], failed: 3 });
+    }
+
+    #[test]
+    fn a_rate_is_read_and_its_absence_is_told() {
+        assert!(
+            read_wrk("Running 1s test\n  100 requests in 1.00s\nRequests/sec:   6243.21\n")
+                .is_ok_and(|rate| rate > 6243.0)
+        );
+        assert!(read_wrk("unable to connect").is_err());
+        assert!(read_wrk("  Socket errors: connect 4, read 0\nRequests/sec:      0.00\n").is_err());
+    }
+}

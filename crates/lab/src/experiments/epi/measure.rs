@@ -1,0 +1,283 @@
+//! Taking the figures: rows take turns in rounds, so that a slow minute of the machine falls on all of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use serde::Serialize;
+
+use crate::link::{Conditions, Network, Wire};
+use crate::peers::{self, Running, Unavailable};
+use crate::progress::Progress;
+use crate::site::Site;
+
+use super::clients;
+use super::paper::{TABLE_I, Topology};
+use super::rows::{ROWS, Row};
+
+/// How much is measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// Times that every row has its turn.
+    pub rounds: u32,
+    /// Requests in each turn and topology.
+    pub requests: u32,
+    /// Connections of `wrk`, in the order of the table.
+    pub connections: Vec<u32>,
+    /// How long `wrk` runs for each, in seconds.
+    pub window_seconds: u64,
+    /// Turns of `wrk`.
+    pub rate_rounds: u32,
+}
+
+impl Plan {
+    /// For CI: ends within 90 seconds.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { rounds: 2, requests: 5, connections: vec![16], window_seconds: 1, rate_rounds: 2 }
+    }
+
+    /// The paper's counts, `runs` times: 120 requests and Fig. 13's connections.
+    #[must_use]
+    pub fn full(runs: u32) -> Self {
+        let connections = vec![1, 2, 4, 8, 16, 32, 64];
+        Self { rounds: 4 * runs, requests: 30, connections, window_seconds: 2, rate_rounds: 3 }
+    }
+
+    /// What it will take, roughly.
+    #[must_use]
+    pub fn estimate(&self, rows: &[Row]) -> Duration {
+        const START_SECONDS: f64 = 0.5;
+        const AROUND_A_REQUEST_MS: f64 = 13.0;
+        let timed = rows.iter().filter(|row| row.has_times);
+        let requests = f64::from(self.requests + 1);
+        let one = |row: &Row, topology: &Topology| row.model.time_ms(topology) + AROUND_A_REQUEST_MS;
+        let turn =
+            |row: &Row| TABLE_I.iter().map(|topology| one(row, topology) * requests / 1000.0).sum::<f64>();
+        let times: f64 = timed.map(|row| turn(row) + START_SECONDS).sum();
+        let windows = self.connections.len() as f64 * self.window_seconds as f64;
+        let rated = rows.iter().filter(|row| row.has_rate).count() as f64;
+        let rates = f64::from(self.rate_rounds) * rated * (windows + START_SECONDS);
+        Duration::from_secs_f64(f64::from(self.rounds) * times + rates)
+    }
+}
+
+/// Everything that was seen.
+#[derive(Debug, Default, Serialize)]
+pub struct Figures {
+    /// Times of requests by row and topology, in milliseconds.
+    pub times: BTreeMap<String, Vec<Times>>,
+    /// Requests per second by row: one list for each round, one figure for each number of connections.
+    pub rates: BTreeMap<String, Vec<Vec<Option<f64>>>>,
+    /// Why a row has no figures.
+    pub missing: BTreeMap<String, String>,
+}
+
+/// Requests of one row in one topology.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Times {
+    /// Sorted, in milliseconds.
+    pub each_ms: Vec<f64>,
+    /// Requests without an answer.
+    pub failed: u32,
+}
+
+impl Times {
+    /// The value below which `share` (0 to 1) of the times lie; `None` without any.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let last = self.each_ms.len().checked_sub(1)?;
+        let at = last as f64 * share;
+        let (low, high) = (*self.each_ms.get(at.floor() as usize)?, *self.each_ms.get(at.ceil() as usize)?);
+        Some(low + (high - low) * at.fract())
+    }
+
+    /// Half of the requests took at most so long.
+    #[must_use]
+    pub fn median(&self) -> Option<f64> {
+        self.quantile(0.5)
+    }
+
+    /// Mean and standard deviation.
+    #[must_use]
+    pub fn mean_and_deviation(&self) -> Option<(f64, f64)> {
+        let count = self.each_ms.len() as f64;
+        let mean = self.each_ms.iter().sum::<f64>() / count;
+        let variance = self.each_ms.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
+        (count > 0.0).then(|| (mean, variance.sqrt()))
+    }
+
+    fn add(&mut self, pings: &clients::Pings) {
+        self.each_ms.extend(&pings.times_ms);
+        self.each_ms.sort_by(f64::total_cmp);
+        self.failed += pings.failed;
+    }
+}
+
+impl Figures {
+    /// Times of a row in topology number `topology` of Table I.
+    #[must_use]
+    pub fn times(&self, row: &str, topology: usize) -> Option<&Times> {
+        self.times.get(row)?.get(topology)
+    }
+
+    /// Median over no proxy in the same topology, in milliseconds.
+    #[must_use]
+    pub fn overhead_ms(&self, row: &str, topology: usize) -> Option<f64> {
+        let median = |row: &str| self.times(row, topology)?.median();
+        Some(median(row)? - median(super::rows::NO_PROXY)?)
+    }
+
+    /// The median over the rounds of a row's rate with the `at`th number of connections.
+    #[must_use]
+    pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
+        let mut seen: Vec<f64> = self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect();
+        seen.sort_by(f64::total_cmp);
+        seen.get(seen.len().checked_sub(1)? / 2).copied()
+    }
+}
+
+/// Measures set-up times on emulated links.
+///
+/// # Errors
+/// The site cannot be built, or its links cannot be changed.
+pub fn times(
+    network: &Network,
+    plan: &Plan,
+    rows: &[Row],
+    figures: &mut Figures,
+    progress: &Progress,
+) -> Result<()> {
+    clients::require("httping")?;
+    let (site, wires) = Site::emulated(network)?;
+    let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_times).collect();
+    for round in 0..plan.rounds {
+        for (at, row) in in_turn(&rows, round).into_iter().enumerate() {
+            let done = round as usize * rows.len() + at;
+            progress.bar(done, plan.rounds as usize * rows.len(), &format!("set-up times: {}", row.name));
+            let outcome = turn(&site, &wires, &row, plan.requests, figures);
+            note(figures, &row, outcome);
+        }
+    }
+    Ok(())
+}
+
+/// Even rounds forwards, odd ones backwards.
+fn in_turn(rows: &[Row], round: u32) -> Vec<Row> {
+    if round.is_multiple_of(2) { rows.to_vec() } else { rows.iter().rev().copied().collect() }
+}
+
+fn note(figures: &mut Figures, row: &Row, outcome: Result<(), Unavailable>) {
+    if let Err(why) = outcome {
+        let why = why.to_string().replace('\n', " ");
+        figures.missing.insert(row.name.to_owned(), why);
+    }
+}
+
+fn start<'s>(site: &'s Site, row: &Row) -> Result<Running<'s>, Unavailable> {
+    let peer = peers::find(row.peer).ok_or_else(|| anyhow!("no peer is called {}", row.peer))?;
+    peer.start(site)
+}
+
+/// One row, all topologies.
+fn turn(
+    site: &Site,
+    wires: &[Wire],
+    row: &Row,
+    requests: u32,
+    figures: &mut Figures,
+) -> Result<(), Unavailable> {
+    let running = start(site, row)?;
+    for (number, topology) in TABLE_I.iter().enumerate() {
+        for (wire, delay) in wires.iter().zip(topology.delays()) {
+            wire.set_both(Conditions::delayed(delay))?;
+        }
+        let pings = clients::httping(site, &running, requests)?;
+        let times =
+            figures.times.entry(row.name.to_owned()).or_insert_with(|| vec![Times::default(); TABLE_I.len()]);
+        if let Some(times) = times.get_mut(number) {
+            times.add(&pings);
+        }
+    }
+    Ok(())
+}
+
+/// Measures rates on plain links, as the paper's three virtual machines have them.
+///
+/// # Errors
+/// The site cannot be built.
+pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progress) -> Result<()> {
+    clients::require("wrk")?;
+    let site = Site::new()?;
+    let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_rate).collect();
+    for round in 0..plan.rate_rounds {
+        for (at, row) in in_turn(&rows, round).into_iter().enumerate() {
+            let done = round as usize * rows.len() + at;
+            progress.bar(done, plan.rate_rounds as usize * rows.len(), &format!("rates: {}", row.name));
+            let outcome = rates_of(&site, &row, plan, figures);
+            note(figures, &row, outcome);
+        }
+    }
+    Ok(())
+}
+
+fn rates_of(site: &Site, row: &Row, plan: &Plan, figures: &mut Figures) -> Result<(), Unavailable> {
+    let running = start(site, row)?;
+    let window = Duration::from_secs(plan.window_seconds);
+    let mut last_error = None;
+    let mut rate = |connections: &u32| {
+        clients::wrk(site, &running, *connections, window).map_err(|error| last_error = Some(error)).ok()
+    };
+    let seen: Vec<Option<f64>> = plan.connections.iter().map(&mut rate).collect();
+    figures.rates.entry(row.name.to_owned()).or_default().push(seen);
+    last_error.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// The rows whose name contains one of `only`, and the one all are compared with.
+#[must_use]
+pub fn chosen(only: &[String]) -> Vec<Row> {
+    let wanted = |row: &&Row| {
+        only.is_empty()
+            || row.name == super::rows::NO_PROXY
+            || only.iter().any(|part| row.name.contains(part.as_str()))
+    };
+    ROWS.iter().filter(wanted).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_mean_and_overhead_are_those_of_the_requests() {
+        let times = |each: &[f64]| Times { each_ms: each.to_vec(), failed: 0 };
+        let four = times(&[1.0, 2.0, 3.0, 10.0]);
+        assert_eq!(
+            (four.median(), four.quantile(1.0), four.quantile(0.0)),
+            (Some(2.5), Some(10.0), Some(1.0))
+        );
+        assert_eq!(four.mean_and_deviation().map(|(mean, _)| mean), Some(4.0));
+        assert_eq!((times(&[]).median(), times(&[]).mean_and_deviation()), (None, None));
+        let mut figures = Figures::default();
+        figures.times.insert("no proxy".into(), vec![times(&[20.0])]);
+        figures.times.insert("x".into(), vec![times(&[17.5]), times(&[1.0])]);
+        assert_eq!(figures.overhead_ms("x", 0), Some(-2.5));
+        assert_eq!((figures.overhead_ms("x", 1), figures.overhead_ms("y", 0)), (None, None));
+    }
+
+    #[test]
+    fn rates_are_medians_over_rounds_that_had_one() {
+        let mut figures = Figures::default();
+        figures.rates.insert("x".into(), vec![vec![Some(3.0)], vec![None], vec![Some(1.0)], vec![Some(2.0)]]);
+        assert_eq!(
+            (figures.rate("x", 0), figures.rate("x", 1), figures.rate("y", 0)),
+            (Some(2.0), None, None)
+        );
+    }
+
+    #[test]
+    fn the_quick_plan_is_meant_for_ninety_seconds() {
+        assert!(Plan::quick().estimate(ROWS) < Duration::from_secs(85), "{:?}", Plan::quick().estimate(ROWS));
+        assert!(Plan::full(1).requests * Plan::full(1).rounds == 120);
+    }
+}

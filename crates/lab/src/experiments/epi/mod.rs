@@ -1,0 +1,149 @@
+//! `epi`: the measurements of the EPI paper (seed 000, Secs. V to VII), with its proxies and ours.
+//!
+//! Set-up times by `httping` in the six topologies of Table I on emulated links, processed requests by `wrk` on plain
+//! links, and Table II with what shows each tick.
+
+mod bars;
+mod clients;
+mod measure;
+mod paper;
+mod report;
+mod rows;
+mod table_ii;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::launch;
+use crate::link::{Kind, Lateness, Network};
+use crate::machine::{self, Disturbance, DisturbanceMeter, Machine};
+use crate::output::Output;
+use crate::progress::{self, Progress};
+
+use bars::Verdict;
+use measure::{Figures, Plan};
+
+/// Options of `sidetrack-lab epi`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Fewer requests and two numbers of connections: within 90 seconds.
+    #[arg(long)]
+    pub quick: bool,
+    /// How often the paper's 120 requests are made for each cell; the paper has 5.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub runs: u32,
+    /// Only rows whose name contains this; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Only set-up times or only rates.
+    #[arg(long, value_enum)]
+    pub part: Option<Part>,
+    /// What the links are made of.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub links: Kind,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// A half of the experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Figs. 11 and 12.
+    Times,
+    /// Fig. 13.
+    Rates,
+}
+
+/// What `results.json` holds.
+#[derive(Debug, Serialize)]
+struct Results {
+    machine: Machine,
+    /// `builtin` or `netem`.
+    links: String,
+    plan: Plan,
+    figures: Figures,
+    /// How well our own links kept their times.
+    lateness: Option<Lateness>,
+    /// What others took from us meanwhile.
+    disturbance: Disturbance,
+    verdicts: Vec<Verdict>,
+}
+
+/// Measures, prints the tables and says whether all bars hold.
+///
+/// # Errors
+/// The site cannot be built (root, nginx, httping and wrk are needed), or a file cannot be written.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let plan = if options.quick { Plan::quick() } else { Plan::full(options.runs) };
+    let rows = measure::chosen(&options.only);
+    let network = Network::new(options.links, &launch::launcher()?, 1)?;
+    let progress = Progress::new();
+    progress.say(&format!("This will take about {}.", progress::time(estimate(options, &plan, &rows))));
+    let machine = Machine::probe();
+    let meter = DisturbanceMeter::start();
+    let mut figures = Figures::default();
+    if options.part != Some(Part::Rates) {
+        measure::times(&network, &plan, &rows, &mut figures, &progress)?;
+    }
+    if options.part != Some(Part::Times) {
+        measure::rates(&plan, &rows, &mut figures, &Progress::new())?;
+    }
+    progress.end();
+    let verdicts = bars::judge(&figures, &plan);
+    let results = Results {
+        machine,
+        links: format!("{:?}", network.kind()).to_lowercase(),
+        lateness: network.lateness()?,
+        disturbance: meter.stop(),
+        plan,
+        figures,
+        verdicts,
+    };
+    print!(
+        "{}{}",
+        heading(&results),
+        report::text(&results.figures, &results.plan, &rows, &results.verdicts)
+    );
+    options.output.json(&results)?;
+    report::files(&options.output, &results.figures, &results.plan, &rows)?;
+    let failed = results.verdicts.iter().any(Verdict::is_failure);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn estimate(options: &Options, plan: &Plan, rows: &[rows::Row]) -> Duration {
+    let without = match options.part {
+        None => return plan.estimate(rows),
+        Some(Part::Times) => Plan { rate_rounds: 0, ..plan.clone() },
+        Some(Part::Rates) => Plan { rounds: 0, ..plan.clone() },
+    };
+    without.estimate(rows)
+}
+
+fn heading(results: &Results) -> String {
+    let (machine, plan) = (&results.machine, &results.plan);
+    let late = results.lateness.map_or_else(String::new, |late| {
+        format!(
+            " Frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100.",
+            late.median_ns as f64 / 1e6,
+            late.p99_ns as f64 / 1e6
+        )
+    });
+    format!(
+        "## The EPI measurements\n\n{}, Linux {}, {}, {}, load {:.1} to {:.1}, steal {:.1} %. {} requests a cell in {} rounds; links: \
+         {}.{late}\n\n",
+        machine.date,
+        machine.kernel,
+        machine.cpu,
+        machine.congestion_control,
+        machine.load,
+        machine::load_average(),
+        results.disturbance.steal_percent,
+        plan.requests * plan.rounds,
+        plan.rounds,
+        results.links
+    )
+}

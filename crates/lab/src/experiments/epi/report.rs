@@ -1,0 +1,204 @@
+//! The figures as text, CSV and plots.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+
+use super::bars::Verdict;
+use super::measure::{Figures, Plan};
+use super::paper::{TABLE_I, Topology};
+use super::rows::{NO_PROXY, Row};
+use super::table_ii;
+use crate::chart::{self, Series, Titles};
+use crate::output::Output;
+
+/// Everything as Markdown.
+#[must_use]
+pub fn text(figures: &Figures, plan: &Plan, rows: &[Row], verdicts: &[Verdict]) -> String {
+    let mut text = String::new();
+    if !figures.times.is_empty() {
+        text += "### Set-up times (Figs. 11 and 12, Eqs. 6 to 9)\n\nMilliseconds from before connect to the end of the answer. Δt is the \
+                 median over that of no proxy; \"model\" what the equations say of it, processing left out; \"paper\" what its text says.\n";
+        for (number, topology) in TABLE_I.iter().enumerate() {
+            times_table(&mut text, figures, rows, number, topology);
+        }
+    }
+    if !figures.rates.is_empty() {
+        rates_table(&mut text, figures, plan, rows);
+    }
+    let _ = writeln!(text, "\n### Comparison (Table II)\n\n{}", table_ii::render(figures, plan, verdicts));
+    for (row, why) in &figures.missing {
+        let _ = writeln!(text, "No or not all figures of {row}: {why}");
+    }
+    bars(&mut text, verdicts);
+    text
+}
+
+fn times_table(text: &mut String, figures: &Figures, rows: &[Row], number: usize, topology: &Topology) {
+    let place = if topology.is_in_between() { "in between" } else { "triangle" };
+    let _ = writeln!(
+        text,
+        "\n{} ({}, {place})\n\n| | median | mean | ± | p90 | p99 | Δt | model | paper | failed |\n\
+         |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        topology.name,
+        topology.distances()
+    );
+    for row in rows.iter().filter(|row| row.has_times) {
+        let Some(times) = figures.times(row.name, number) else { continue };
+        let (mean, deviation) = times.mean_and_deviation().unzip();
+        let is_base = row.name == NO_PROXY;
+        let overhead = if is_base { None } else { figures.overhead_ms(row.name, number) };
+        let model = if is_base { row.model.time_ms(topology) } else { row.model.overhead_ms(topology) };
+        let paper = row.paper.get(number).copied().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {paper} | {} |",
+            row.name,
+            figure(times.median()),
+            figure(mean),
+            figure(deviation),
+            figure(times.quantile(0.9)),
+            figure(times.quantile(0.99)),
+            signed(overhead),
+            if is_base { format!("{model:.1}") } else { signed(Some(model)) },
+            times.failed
+        );
+    }
+}
+
+fn rates_table(text: &mut String, figures: &Figures, plan: &Plan, rows: &[Row]) {
+    let connections: Vec<String> = plan.connections.iter().map(u32::to_string).collect();
+    let _ = writeln!(
+        text,
+        "\n### Processed requests (Fig. 13)\n\nRequests per second by connections that stay open, and in brackets the reduction \
+         against no proxy.\n\n| | {} |\n|---|{}",
+        connections.join(" | "),
+        "---:|".repeat(connections.len())
+    );
+    for row in rows.iter().filter(|row| row.has_rate) {
+        let cells: Vec<String> = (0..plan.connections.len())
+            .map(|at| match (figures.rate(row.name, at), figures.rate(NO_PROXY, at)) {
+                (Some(rate), Some(base)) if row.name != NO_PROXY => {
+                    format!("{rate:.0} ({:.0} %)", 100.0 * (1.0 - rate / base))
+                }
+                (Some(rate), _) => format!("{rate:.0}"),
+                (None, _) => "-".into(),
+            })
+            .collect();
+        let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
+    }
+}
+
+fn bars(text: &mut String, verdicts: &[Verdict]) {
+    let _ = writeln!(text, "\n### Bars\n\n| bar | reached | |\n|---|---:|---|");
+    for verdict in verdicts {
+        let (reached, result) = match verdict.reached {
+            Some(reached) => (format!("{reached:.2}"), if verdict.holds { "ok" } else { "**FAIL**" }),
+            None => ("-".into(), "not measured"),
+        };
+        let _ = writeln!(text, "| {} | {reached} | {result} |", verdict.bar);
+    }
+}
+
+fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{value:.2}"))
+}
+
+fn signed(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| format!("{value:+.1}"))
+}
+
+/// CSV tables and the plots of Figs. 11 to 13.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn files(output: &Output, figures: &Figures, plan: &Plan, rows: &[Row]) -> Result<()> {
+    output.csv(
+        "times",
+        &["row", "topology", "cp_ms", "ps_ms", "cs_ms", "request", "time_ms"],
+        &time_rows(figures),
+    )?;
+    output.csv(
+        "rates",
+        &["row", "connections", "round", "requests_per_second"],
+        &rate_rows(figures, plan),
+    )?;
+    let names: Vec<String> =
+        TABLE_I.iter().map(|topology| format!("{} ({})", topology.name, topology.distances())).collect();
+    let timed = || rows.iter().filter(|row| row.has_times && figures.times.contains_key(row.name));
+    let all = 0..TABLE_I.len();
+    for (name, title, range, is_overhead) in [
+        ("fig11a", "Fig. 11a: request time, proxy in between", 0..3, false),
+        ("fig11b", "Fig. 11b: overhead, proxy in between", 0..3, true),
+        ("fig12a", "Fig. 12a: request time, triangle", 3..all.end, false),
+        ("fig12b", "Fig. 12b: overhead, triangle", 3..all.end, true),
+    ] {
+        let places = names.get(range.clone()).unwrap_or_default();
+        let value = |row: &Row, number: usize| {
+            if is_overhead {
+                figures.overhead_ms(row.name, number)
+            } else {
+                figures.times(row.name, number)?.median()
+            }
+        };
+        let series: Vec<Series> = timed()
+            .filter(|row| !(is_overhead && row.name == NO_PROXY))
+            .map(|row| Series {
+                name: row.name.into(),
+                values: range.clone().map(|at| value(row, at)).collect(),
+            })
+            .collect();
+        output.svg(name, || chart::bars(&Titles { title, vertical: "ms (medians)", places }, &series))?;
+    }
+    rate_plots(output, figures, plan, rows)
+}
+
+fn rate_plots(output: &Output, figures: &Figures, plan: &Plan, rows: &[Row]) -> Result<()> {
+    let places: Vec<String> = plan.connections.iter().map(u32::to_string).collect();
+    let rated = || rows.iter().filter(|row| row.has_rate && figures.rates.contains_key(row.name));
+    let series = |value: &dyn Fn(&Row, usize) -> Option<f64>| -> Vec<Series> {
+        rated()
+            .map(|row| Series {
+                name: row.name.into(),
+                values: (0..places.len()).map(|at| value(row, at)).collect(),
+            })
+            .collect()
+    };
+    let rate = |row: &Row, at: usize| figures.rate(row.name, at);
+    let reduction = |row: &Row, at: usize| Some(100.0 * (1.0 - rate(row, at)? / figures.rate(NO_PROXY, at)?));
+    let titles = |title, vertical| Titles { title, vertical, places: &places };
+    let a = titles("Fig. 13a: processed requests by connections", "requests per second");
+    output.svg("fig13a", || chart::lines(&a, &series(&rate)))?;
+    let b = titles("Fig. 13b: reduction against no proxy by connections", "per cent");
+    output.svg("fig13b", || chart::lines(&b, &series(&reduction)))
+}
+
+fn time_rows(figures: &Figures) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (row, topologies) in &figures.times {
+        for (topology, times) in TABLE_I.iter().zip(topologies) {
+            for (request, time) in times.each_ms.iter().enumerate() {
+                let Topology { client_proxy_ms, proxy_server_ms, client_server_ms, .. } = topology;
+                let distances = [client_proxy_ms, proxy_server_ms, client_server_ms].map(ToString::to_string);
+                let mut cells = vec![row.clone(), topology.name.to_owned()];
+                cells.extend(distances);
+                cells.extend([request.to_string(), time.to_string()]);
+                rows.push(cells);
+            }
+        }
+    }
+    rows
+}
+
+fn rate_rows(figures: &Figures, plan: &Plan) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (row, rounds) in &figures.rates {
+        for (round, rates) in rounds.iter().enumerate() {
+            for (connections, rate) in plan.connections.iter().zip(rates) {
+                let rate = rate.map_or_else(String::new, |rate| rate.to_string());
+                rows.push(vec![row.clone(), connections.to_string(), round.to_string(), rate]);
+            }
+        }
+    }
+    rows
+}

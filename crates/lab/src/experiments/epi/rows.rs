@@ -1,0 +1,82 @@
+//! What is measured: no proxy, the paper's proxies, and ours in every role.
+
+use super::paper::{self, Model, Overheads};
+
+/// A row of the tables.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Name in the tables.
+    pub name: &'static str,
+    /// Name among [`crate::peers`].
+    pub peer: &'static str,
+    /// Round trips a request takes.
+    pub model: Model,
+    /// The paper's figures for it.
+    pub paper: Overheads,
+    /// Whether `wrk` can use it: it speaks no SOCKS.
+    pub has_rate: bool,
+    /// Whether set-up times are taken.
+    pub has_times: bool,
+}
+
+const fn row(name: &'static str, peer: &'static str, model: Model, paper: Overheads) -> Row {
+    Row { name, peer, model, paper, has_rate: true, has_times: true }
+}
+
+/// The row everything is compared with.
+pub const NO_PROXY: &str = "no proxy";
+/// The paper's reverse proxy.
+pub const NGINX: &str = "nginx";
+/// Our reverse proxy.
+pub const OUR_REVERSE: &str = "ours, reverse";
+/// Our redirector and proxy, the request in the first flight.
+pub const OUR_SOCKS6_DATA: &str = "ours, SOCKS6 with data";
+/// Our redirector and proxy, as the paper's SOCKS6.
+pub const OUR_SOCKS6: &str = "ours, SOCKS6";
+/// Rewritten by the kernel.
+pub const OUR_KERNEL_PATH: &str = "ours, kernel path";
+/// Redirector and proxy of the paper.
+pub const SOCKSX: [&str; 2] = ["socksx SOCKS5", "socksx SOCKS6"];
+/// dante behind the redirector that Debian has.
+pub const DANTE_PAIR: &str = "redsocks and dante";
+/// Relays that open one connection to the server for each of the client's.
+pub const RELAYS: [&str; 3] = ["nginx stream", "HAProxy", "HAProxy splice"];
+
+/// In the order of the tables.
+pub const ROWS: &[Row] = &[
+    row(NO_PROXY, "direct", Model::NO_PROXY, paper::NONE),
+    row(NGINX, "nginx http, close", Model::proxied(2, 2), paper::NGINX),
+    Row {
+        has_rate: false,
+        ..row("dante, httping's SOCKS5", "dante S5", Model::proxied(4, 2), paper::SOCKS5)
+    },
+    row(SOCKSX[0], "socksx 0.1.0 pair S5", Model::proxied(4, 2), paper::SOCKS5),
+    row(SOCKSX[1], "socksx 0.1.0 pair S6", Model::proxied(3, 2), paper::SOCKS6),
+    Row { has_times: false, ..row(DANTE_PAIR, "redsocks + dante", Model::proxied(4, 2), paper::NONE) },
+    Row { has_times: false, ..row(RELAYS[0], "nginx stream", Model::proxied(2, 2), paper::NONE) },
+    Row { has_times: false, ..row(RELAYS[1], "HAProxy tcp", Model::proxied(2, 2), paper::NONE) },
+    Row { has_times: false, ..row(RELAYS[2], "HAProxy splice", Model::proxied(2, 2), paper::NONE) },
+    row(OUR_REVERSE, "ours reverse", Model::proxied(2, 2), paper::NGINX),
+    row("ours, SOCKS5", "ours pair S5", Model::proxied(4, 2), paper::SOCKS5),
+    // Our redirector sends what the client says behind the request, and does not wait for the reply.
+    row(OUR_SOCKS6, "ours pair S6, no data", Model::proxied(2, 2), paper::SOCKS6),
+    row(OUR_SOCKS6_DATA, "ours pair S6", Model::proxied(2, 2), paper::SOCKS6),
+    row(OUR_KERNEL_PATH, "ours kernel path", Model::proxied(2, 2), paper::NONE),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers;
+
+    #[test]
+    fn every_row_is_a_peer_and_names_are_unique() {
+        for (at, row) in ROWS.iter().enumerate() {
+            assert!(peers::find(row.peer).is_some(), "{}", row.peer);
+            assert!(ROWS.iter().skip(at + 1).all(|other| other.name != row.name), "{}", row.name);
+        }
+        for name in SOCKSX.iter().chain(&RELAYS).chain(&[DANTE_PAIR, OUR_REVERSE, OUR_SOCKS6, NGINX]) {
+            assert!(ROWS.iter().any(|row| row.name == *name), "{name}");
+        }
+    }
+}
