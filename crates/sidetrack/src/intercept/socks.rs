@@ -59,15 +59,28 @@ impl Handshake {
         if !held.is_empty() {
             self.machine.handle(self.clock.now(), Input::Bytes(&held));
         }
+        let mut unsent = Vec::new();
         loop {
             while let Some(output) = self.machine.poll() {
                 match output {
-                    Output::Request(request) => return Ok(Asked::Connect(request)),
-                    Output::Finished => return Ok(Asked::Nothing),
-                    Output::Done { leftover } => client.put_last(&leftover),
-                    output => self.answer(client, output).await?,
+                    Output::Send(bytes) if unsent.is_empty() => unsent = bytes,
+                    Output::Send(bytes) => unsent.extend(bytes),
+                    Output::Request(request) => {
+                        // The authentication reply of version 6; the operation reply follows when we have dialled.
+                        client.answer_first(&unsent).await.map_err(gone)?;
+                        return Ok(Asked::Connect(request));
+                    }
+                    output => {
+                        client.answer(&std::mem::take(&mut unsent)).await.map_err(gone)?;
+                        match output {
+                            Output::Finished => return Ok(Asked::Nothing),
+                            Output::Done { leftover } => client.put_last(&leftover),
+                            output => self.answer(client, output).await?,
+                        }
+                    }
                 }
             }
+            client.answer(&std::mem::take(&mut unsent)).await.map_err(gone)?;
             self.next_event(client).await?;
         }
     }

@@ -282,8 +282,21 @@ impl TcpStream {
     /// # Errors
     /// As `send(2)`; `WouldBlock` if there is no room.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_send(bytes, SendFlags::NOSIGNAL)
+    }
+
+    /// Writes what there is room for, and lets the kernel keep it until the next write, which makes one packet of both,
+    /// though for 200 ms at most (`MSG_MORE`, tcp(7)).
+    ///
+    /// # Errors
+    /// As [`TcpStream::try_write`].
+    pub fn try_write_more(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_send(bytes, SendFlags::NOSIGNAL | SendFlags::MORE)
+    }
+
+    fn try_send(&self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
         loop {
-            match rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL) {
+            match rustix::net::send(&self.fd, bytes, flags) {
                 Ok(n) => {
                     if n < bytes.len() {
                         self.place.full();

@@ -148,6 +148,21 @@ impl Client {
         self.stream.write_all(bytes).await
     }
 
+    /// Writes all of an answer that the next one follows soon: both may travel in one packet.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn answer_first(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let sent = match self.stream.try_write_more(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            result => result?,
+        };
+        self.answer(&bytes[sent..]).await
+    }
+
     /// Closes after an answer that refuses: the client gets time to read it (a close with unread bytes would turn
     /// into a reset that overtakes it).
     pub async fn close_after_answer(mut self) {

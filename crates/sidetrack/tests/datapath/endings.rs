@@ -9,7 +9,7 @@ use crate::socks::{v5_ask, v5_connect, v5_reply, v5_request, v6_ask, v6_config};
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::limit::Budget;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
 /// A name that no resolver is asked for: one of its labels is longer than DNS allows (63 bytes).
@@ -118,6 +118,24 @@ fn connect_timeout() {
     let node = Node::reverse(address, "carrier = 'direct'\nconnect_timeout_ms = 200");
     expect_reset_at(node.entry());
     node.ends_with(EndReason::ConnectTimeout);
+}
+
+/// Both replies of version 6 travel in one packet where the dial is quick; where it is not, the first comes alone.
+#[test]
+fn the_authentication_reply_does_not_wait_for_a_slow_dial() {
+    let (_socket, address, _queue) = deaf();
+    let node = socks_with("carrier = 'direct'\nconnect_timeout_ms = 600000");
+    let mut client = connect(node.entry());
+    let SocketAddr::V4(to) = address else { panic!("{address} is not IPv4") };
+    let mut request = vec![6, 1, 0, 8];
+    request.extend(to.port().to_be_bytes());
+    request.extend([0, 1]);
+    request.extend(to.ip().octets());
+    request.extend([0, 2, 0, 8, 0, 0, 0, 0]);
+    client.write_all(&request).expect("write");
+    let mut reply = [0; 4];
+    client.read_exact(&mut reply).expect("before the dial ends");
+    assert_eq!(reply, [6, 0, 0, 0]);
 }
 
 #[test]
