@@ -180,6 +180,11 @@ impl TcpStream {
         self.place.with(|source| source.readable)
     }
 
+    /// Whether the other side's FIN or reset has been announced: what is left to read comes before it.
+    pub fn has_ended(&self) -> bool {
+        self.place.with(|source| source.ended)
+    }
+
     /// Whether the socket has met an error.
     pub fn has_failed(&self) -> bool {
         self.place.with(|source| source.failed)
@@ -326,9 +331,23 @@ impl TcpStream {
 
     /// Writes when there is room.
     pub fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send_flagged(cx, bytes, SendFlags::NOSIGNAL)
+    }
+
+    /// The same, where more or the end follows at once: see [`TcpStream::try_write_more`].
+    pub fn poll_send_more(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send_flagged(cx, bytes, SendFlags::NOSIGNAL | SendFlags::MORE)
+    }
+
+    fn poll_send_flagged(
+        &self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_write_ready(cx));
-            match self.try_write(bytes) {
+            match self.try_send(bytes, flags) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result),
             }

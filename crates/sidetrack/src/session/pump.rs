@@ -46,6 +46,8 @@ struct Fresh {
     from: Side,
     start: usize,
     end: usize,
+    /// The sender's FIN is known to come right behind: it can travel with these bytes.
+    last: bool,
 }
 
 /// One flow's bytes in motion. Resolves when both sockets are closed.
@@ -227,11 +229,13 @@ impl Pump {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
         };
+        let room = SCRATCH.min(max as usize);
         let result = if lane.is_piped() {
             lane.poll_fill(cx, socket, max as usize)
         } else {
-            socket.poll_recv(cx, &mut scratch[..SCRATCH.min(max as usize)])
+            socket.poll_recv(cx, &mut scratch[..room])
         };
+        let ends = socket.has_ended();
         match result {
             Poll::Pending => Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
@@ -241,7 +245,7 @@ impl Pump {
                     self.live.first_byte(self.live.age());
                 }
                 if !self.lane(side).is_piped() {
-                    *fresh = Some(Fresh { from: side, start: 0, end: n });
+                    *fresh = Some(Fresh { from: side, start: 0, end: n, last: ends && n < room });
                 }
                 Input::Read(side, u32::try_from(n).unwrap_or(u32::MAX))
             }
@@ -269,7 +273,10 @@ impl Pump {
         };
         let result = match fresh {
             Some(bytes) if bytes.from == from && lane.is_empty() => {
-                socket.poll_send(cx, &scratch[bytes.start..bytes.end]).map_ok(|n| {
+                let chunk = &scratch[bytes.start..bytes.end];
+                let sent =
+                    if bytes.last { socket.poll_send_more(cx, chunk) } else { socket.poll_send(cx, chunk) };
+                sent.map_ok(|n| {
                     bytes.start += n;
                     n
                 })
