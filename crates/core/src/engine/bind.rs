@@ -1,0 +1,424 @@
+//! Delayed binding: the client's first bytes are held and acknowledged, a server is chosen by them, and the handshake
+//! with it is made. What was held is then the engine's to deliver: see `owned.rs`.
+
+use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
+use super::connection::{CLIENT, Hot, Phase, SERVER, Slow, side};
+use super::edit::{Edit, Edits};
+use super::machine::{Drop, Engine, Fate};
+use super::open::FIRST_WAIT;
+use super::options::{Located, Offer};
+use super::outbox::Segment;
+use super::packet::{Header, Tuple, flags, u32_at};
+use super::record::State;
+use super::seq::Seq;
+use super::table::hash;
+use crate::flow::EndReason;
+use crate::time::Instant;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long an acknowledgement of held bytes may wait for the server's own (RFC 9293, section 3.8.6.3 allows 500 ms).
+const DELAYED_ACK: Duration = Duration::from_millis(40);
+/// Shortest wait for an acknowledgement of held bytes; as Linux, below the second of RFC 6298.
+const SHORTEST_WAIT: Duration = Duration::from_millis(200);
+
+/// What a held segment calls for.
+enum Held {
+    Nothing,
+    Acknowledge,
+    Soon,
+    Refuse(Drop),
+    Challenge,
+    End(EndReason),
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// A segment of a client that has no server yet.
+    pub(super) fn hold(&mut self, now: Instant, slot: usize, header: &Header, packet: &mut [u8]) -> Fate {
+        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else {
+            return Fate::Dropped(Drop::NoConnection);
+        };
+        let before = hot.leg[CLIENT].next;
+        let held_before = slow.held.len();
+        let outcome = take(&self.config, now, hot, slow, header, packet);
+        self.held_total += slow.held.len() - held_before;
+        let (grown, fin) = (hot.leg[CLIENT].next != before, slow.fin);
+        let full = slow.held.len() >= self.config.hold_bytes as usize;
+        match outcome {
+            Held::Refuse(why) => return Fate::Dropped(why),
+            Held::Challenge => return self.challenge(now, slot, CLIENT),
+            Held::End(reason) => {
+                self.end_silently(now, slot, reason);
+                return Fate::Taken;
+            }
+            Held::Acknowledge => self.acknowledge(now, slot, CLIENT),
+            Held::Soon => self.wheel.arm(slot as u32, now + DELAYED_ACK),
+            Held::Nothing => {}
+        }
+        if self.held_total > self.config.hold_total_bytes {
+            self.counters.shed += 1;
+            self.end(now, slot, EndReason::Limit);
+            return Fate::Taken;
+        }
+        if grown && fin {
+            self.state(now, slot, CLIENT, State::FinWait1);
+        }
+        let deciding = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
+        if grown && deciding {
+            self.decide(now, slot, fin || full);
+        }
+        Fate::Taken
+    }
+
+    /// Asks for a server.
+    pub(super) fn decide(&mut self, now: Instant, slot: usize, last: bool) {
+        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let tuple = &hot.tuple[CLIENT];
+        let opening = Opening {
+            id: cold.id,
+            client: tuple.remote_addr(),
+            local: tuple.local_addr(),
+            first: &slow.held,
+            last,
+        };
+        match self.callbacks.select(&opening) {
+            Selection::Wait { .. } if last => self.end(now, slot, EndReason::HandshakeTimeout),
+            Selection::Wait { wait_ms } => {
+                let until = *slow.until.get_or_insert(now + Duration::from_millis(wait_ms));
+                self.wheel.arm(slot as u32, until);
+            }
+            Selection::Server(target) => {
+                slow.until = None;
+                if let Err(reason) = self.connect(now, slot, target) {
+                    if reason == EndReason::Limit {
+                        self.counters.shed += 1;
+                    }
+                    self.end(now, slot, reason);
+                }
+            }
+            Selection::Deny => self.end(now, slot, EndReason::PolicyDenied),
+        }
+    }
+
+    /// Takes a source, and sends the first SYN.
+    fn connect(&mut self, now: Instant, slot: usize, target: Target) -> Result<(), EndReason> {
+        let client =
+            self.hot.get(slot).map(|hot| hot.tuple[CLIENT].remote_addr()).ok_or(EndReason::Internal)?;
+        let source = if target.keep_client_address {
+            if client.is_ipv4() != target.address.is_ipv4() {
+                return Err(EndReason::Unreachable);
+            }
+            client
+        } else {
+            self.ports.take(target.address.ip()).ok_or(EndReason::Limit)?
+        };
+        let tuple = Tuple::new(target.address, source);
+        let key = hash(&self.config.seed, &tuple);
+        if self.find(key, &tuple).is_some() {
+            // With the client's own address two of its connections to different listeners may meet at one server.
+            if !target.keep_client_address {
+                self.ports.give(source);
+            }
+            return Err(EndReason::Limit);
+        }
+        self.index.insert(key, (slot as u32) << 1 | 1);
+        let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
+        self.remember_target(now, slot, &target, tuple, source, isn);
+        self.state(now, slot, SERVER, State::SynReceived);
+        self.send_syn(now, slot);
+        self.wheel.arm(slot as u32, now + FIRST_WAIT);
+        Ok(())
+    }
+
+    fn remember_target(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        target: &Target,
+        tuple: Tuple,
+        source: SocketAddr,
+        isn: Seq,
+    ) {
+        let millis = |value: Option<u64>, default: u64| Duration::from_millis(value.unwrap_or(default));
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        hot.phase = Phase::Connecting;
+        hot.tuple[SERVER] = tuple;
+        hot.leg[SERVER].hop = target.hop;
+        cold.source = Some((source, !target.keep_client_address));
+        cold.server = Some(target.address);
+        cold.idle = millis(target.idle_timeout_ms, self.config.idle_timeout_ms);
+        let lifetime = target.lifetime_ms.or(self.config.lifetime_ms);
+        cold.expires = lifetime.map(|ms| cold.opened + Duration::from_millis(ms));
+        if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
+            slow.isn[SERVER] = isn;
+            slow.inspect = [target.inspect_client, target.inspect_server];
+            slow.target = Some(*target);
+            slow.asked = now;
+            slow.resends = 0;
+            slow.resend_after = FIRST_WAIT;
+            slow.resend_at = Some(now + FIRST_WAIT);
+            slow.until = Some(now + millis(target.connect_timeout_ms, self.config.connect_timeout_ms));
+        }
+    }
+
+    /// Sends the SYN to the server: it is offered what the client offered us.
+    fn send_syn(&mut self, now: Instant, slot: usize) {
+        let clock = self.clock(now);
+        let Some(hot) = self.hot.get(slot) else { return };
+        let Some(slow) = self.slow.get(hot.slow as usize) else { return };
+        let to = hot.tuple[SERVER];
+        // The client's limit is one of payload; that of the link differs by family.
+        let mss = hot.leg[CLIENT].mss.min(self.mss(to.remote));
+        let offer =
+            Offer { mss: Some(mss), timestamps: slow.offer.timestamps.map(|_| (clock, 0)), ..slow.offer };
+        let window = hot.leg[CLIENT].edge.since(hot.leg[CLIENT].acked).clamp(1, 0xffff) as u16;
+        let options = offer.write();
+        self.outbox.segment(&Segment {
+            to,
+            hop: hot.leg[SERVER].hop,
+            seq: slow.isn[SERVER],
+            ack: Seq(0),
+            flags: flags::SYN,
+            window,
+            options: options.as_slice(),
+            payload: &[],
+        });
+    }
+
+    /// A segment of a server that was sent a SYN.
+    pub(super) fn server_answer(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        header: &Header,
+        packet: &mut [u8],
+        hop: Hop,
+    ) -> Fate {
+        let Some(slow) = self.slow_of(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let ours = header.has(flags::ACK) && header.ack == slow.isn[SERVER] + 1;
+        if header.has(flags::RST) {
+            if !ours {
+                return Fate::Dropped(Drop::OutOfWindow);
+            }
+            self.refuse(now, slot, EndReason::Refused);
+            return Fate::Taken;
+        }
+        if header.has(flags::ACK) && !ours {
+            // It remembers an older connection from this port: a reset makes it forget (RFC 9293, section 3.5.2).
+            let fate = self.reset_stranger(now, header, hop);
+            self.send_syn(now, slot);
+            return fate;
+        }
+        if !header.has(flags::SYN) || !header.has(flags::ACK) {
+            return Fate::Dropped(Drop::Unexpected);
+        }
+        let offer = match Offer::parse(header.options(packet)) {
+            Ok(offer) => offer,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        self.bound(now, slot, header, &offer, hop);
+        Fate::Taken
+    }
+
+    /// The server is there: fixes the translation and sends what was held.
+    fn bound(&mut self, now: Instant, slot: usize, header: &Header, offer: &Offer, hop: Hop) {
+        let (clock, own_mss) = (self.clock(now), self.mss(header.tuple.remote));
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        agree(hot, slow, header, offer, own_mss, clock);
+        hot.leg[SERVER].hop = hop;
+        hot.active = now;
+        hot.phase = Phase::Bound;
+        cold.connected = Some(now);
+        slow.resend_after = (now.since(slow.asked) * 3).clamp(SHORTEST_WAIT, FIRST_WAIT);
+        slow.resend_at = None;
+        slow.until = None;
+        slow.ack_at = None;
+        let (idle, expires) = (now + cold.idle, cold.expires);
+        self.counters.bound += 1;
+        self.state(now, slot, SERVER, State::Established);
+        if !self.own_what_was_held(now, slot) {
+            return;
+        }
+        self.wheel.arm(slot as u32, expires.map_or(idle, |at| at.min(idle)));
+    }
+
+    /// Makes what is held ours to deliver, changed if somebody wants it changed. False if that ended the connection.
+    fn own_what_was_held(&mut self, now: Instant, slot: usize) -> bool {
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get(slot)) else { return false };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
+        let held = std::mem::take(&mut slow.held);
+        if held.is_empty() && !slow.fin {
+            self.acknowledge(now, slot, SERVER);
+            self.settle(slot);
+            return true;
+        }
+        let len = held.len() as u32 + u32::from(slow.fin);
+        let looked_at = slow.inspect[CLIENT] && !held.is_empty();
+        let result =
+            if looked_at { self.callbacks.payload(cold.id, side(CLIENT), &held) } else { Payload::Keep };
+        let before = held.len();
+        let mut changed = false;
+        let bytes = match result {
+            Payload::Keep => held,
+            Payload::Replace(bytes) => {
+                changed = bytes != held;
+                bytes
+            }
+            Payload::Reset => {
+                self.held_total = self.held_total.saturating_sub(before);
+                self.end(now, slot, EndReason::PolicyDenied);
+                return false;
+            }
+        };
+        self.held_total = self.held_total.saturating_sub(before) + bytes.len();
+        let start = hot.leg[CLIENT].next - len;
+        let fin = slow.fin;
+        hot.edited = changed;
+        slow.edits[CLIENT].push(Edit { start, len, bytes, fin, owned: true });
+        slow.sent = start + slow.edits[CLIENT].base();
+        self.send_owned(now, slot);
+        // A client that has filled the small window we showed it must hear of the server's.
+        if before * 2 >= self.config.hold_bytes as usize {
+            self.acknowledge(now, slot, CLIENT);
+        }
+        true
+    }
+
+    /// Ends a connection whose server cannot be had: the client is reset.
+    pub(super) fn refuse(&mut self, now: Instant, slot: usize, reason: EndReason) {
+        self.reset(now, slot, CLIENT);
+        self.end_silently(now, slot, reason);
+    }
+
+    /// Ends a connection whose client is gone: a server that was asked is reset, the client hears nothing.
+    fn end_silently(&mut self, now: Instant, slot: usize, reason: EndReason) {
+        let asked = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting);
+        if asked && reason == EndReason::ClientGone {
+            self.reset(now, slot, SERVER);
+        }
+        self.release(now, slot, Some(reason));
+    }
+
+    /// What is due of a connection that has no server yet.
+    pub(super) fn expire_unbound(&mut self, now: Instant, slot: usize) {
+        let Some(hot) = self.hot.get(slot) else { return };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let deciding = hot.phase == Phase::Deciding;
+        if slow.ack_at.is_some_and(|at| at <= now) {
+            self.acknowledge(now, slot, CLIENT);
+        }
+        let Some(slow) = self.slow_of(slot) else { return };
+        if slow.until.is_some_and(|until| until <= now) {
+            if deciding {
+                slow.until = None;
+                self.decide(now, slot, true);
+            } else {
+                self.end(now, slot, EndReason::ConnectTimeout);
+            }
+        } else if slow.resend_at.is_some_and(|at| at <= now) {
+            slow.resend_after *= 2;
+            slow.resend_at = Some(now + slow.resend_after);
+            self.counters.retransmitted += 1;
+            self.send_syn(now, slot);
+        }
+    }
+}
+
+/// Takes what is new of a client's segment into the held bytes.
+fn take(
+    config: &super::config::Config,
+    now: Instant,
+    hot: &mut Hot,
+    slow: &mut Slow,
+    header: &Header,
+    packet: &[u8],
+) -> Held {
+    let leg = &mut hot.leg[CLIENT];
+    leg.packets = leg.packets.wrapping_add(1);
+    let room = (config.hold_bytes as usize).saturating_sub(slow.held.len());
+    if header.has(flags::RST) {
+        return match header.seq {
+            seq if seq == leg.next => Held::End(EndReason::ClientGone),
+            seq if seq.since(leg.next) < room as u32 && seq.after(leg.next) => Held::Challenge,
+            _ => Held::Refuse(Drop::OutOfWindow),
+        };
+    }
+    if header.has(flags::SYN) {
+        return Held::Challenge;
+    }
+    if header.ack != slow.isn[CLIENT] + 1 {
+        return Held::Refuse(Drop::AckOfUnsent);
+    }
+    hot.active = now;
+    leg.edge = leg.edge.max(header.ack + (u32::from(header.window) << leg.shift));
+    if let Ok(Located { timestamps: Some(at), .. }) = Located::parse(header.options(packet))
+        && leg.stamps
+        && !header.seq.after(leg.next)
+    {
+        leg.stamp = u32_at(header.options(packet), at);
+    }
+    if header.seq_end() == header.seq {
+        return Held::Nothing;
+    }
+    if header.seq.after(leg.next) || !header.seq_end().after(leg.next) || slow.fin {
+        // A gap, or nothing new: the client has to know where we are.
+        return Held::Acknowledge;
+    }
+    let skip = leg.next.since(header.seq) as usize;
+    let new = header.payload(packet).get(skip..).unwrap_or_default();
+    let taken = new.get(..room.min(new.len())).unwrap_or_default();
+    slow.held.extend_from_slice(taken);
+    leg.next = leg.next + taken.len() as u32;
+    leg.bytes += taken.len() as u64;
+    if taken.len() < new.len() {
+        return Held::Acknowledge;
+    }
+    if header.has(flags::FIN) {
+        slow.fin = true;
+        leg.next = leg.next + 1;
+        (leg.has_fin, leg.fin) = (true, leg.next);
+        return Held::Acknowledge;
+    }
+    slow.unacknowledged += 1;
+    if slow.unacknowledged >= 2 {
+        return Held::Acknowledge;
+    }
+    slow.ack_at = Some(now + DELAYED_ACK);
+    Held::Soon
+}
+
+/// Fixes how numbers, windows and options are translated between both sides.
+fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss: u16, clock: u32) {
+    let wanted = slow.offer;
+    let both_stamps = wanted.timestamps.is_some() && offer.timestamps.is_some();
+    let both_scale = wanted.window_scale.is_some() && offer.window_scale.is_some();
+    let both_sack = wanted.sack && offer.sack;
+    let [client, server] = &mut hot.leg;
+    let held = slow.held.len() as u32 + u32::from(slow.fin);
+    let first = client.next - held;
+    client.add = (slow.isn[SERVER] + 1) - first;
+    client.stamp_add = clock.wrapping_sub(client.stamp);
+    client.stamp_first = client.stamp;
+    server.add = slow.isn[CLIENT] - header.seq;
+    server.next = header.seq + 1;
+    server.acked = header.ack;
+    server.edge = header.ack + u32::from(header.window);
+    server.packets = 1;
+    server.mss = offer.mss.unwrap_or(if header.tuple.remote.is_v4() { 536 } else { 1220 }).min(own_mss);
+    server.stamps = both_stamps;
+    server.shift = if both_scale { offer.window_scale.unwrap_or(0) } else { 0 };
+    server.shown_shift = if both_scale { client.shift } else { 0 };
+    if let Some((value, _)) = offer.timestamps {
+        (server.stamp, server.stamp_first) = (value, value);
+        server.stamp_add = clock.wrapping_sub(value);
+    }
+    hot.same_options = both_stamps == wanted.timestamps.is_some() && both_sack == wanted.sack;
+    hot.same_family = hot.tuple[CLIENT].remote.is_v4() == header.tuple.remote.is_v4();
+    slow.edits = [Edits::new(hot.leg[CLIENT].add), Edits::new(hot.leg[SERVER].add)];
+    // The server acknowledged our SYN: in the client's numbers, that its first byte is waited for.
+    slow.acked_to[SERVER] = header.seq + 1;
+    hot.fix_checksums();
+}

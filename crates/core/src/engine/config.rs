@@ -1,0 +1,176 @@
+//! What the engine is told before the first packet, and what it asks while it runs.
+
+use super::ports::Share;
+use crate::flow::Side;
+use std::net::{IpAddr, SocketAddr};
+
+/// Settings of one engine: one worker's.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where clients connect to.
+    pub listen: Vec<Listen>,
+    /// What connections to servers may come from.
+    pub sources: Share,
+    /// Most connections at once, those in TIME-WAIT counted; 1 to 2^24.
+    pub max_connections: u32,
+    /// Handshakes with clients that may be half done; further ones are answered with SYN cookies and keep no state.
+    pub syn_backlog: u32,
+    /// Largest IP packet sent, bytes, at least 1280.
+    pub mtu: u16,
+    /// Shift of the windows that clients are shown, 0 to 14.
+    pub window_shift: u8,
+    /// Most bytes of a client that are held until a server is there. The default is the initial window of RFC 6928, so
+    /// that all of it may be sent to the server at once.
+    pub hold_bytes: u32,
+    /// Most bytes held for all connections together; a connection that would need more is shed.
+    pub hold_total_bytes: usize,
+    /// Most changed bytes kept for retransmission, per direction of a connection. A direction that reaches it takes no
+    /// further segment until the receiver has acknowledged some.
+    pub edit_bytes: usize,
+    /// Time for the whole handshake with a server, milliseconds.
+    pub connect_timeout_ms: u64,
+    /// A connection ends when no packet came for so long, milliseconds.
+    pub idle_timeout_ms: u64,
+    /// A connection ends after so long, milliseconds.
+    pub lifetime_ms: Option<u64>,
+    /// How long a closed connection is kept for late packets, milliseconds. A full table, or a new SYN, ends it earlier.
+    pub time_wait_ms: u64,
+    /// Answers a second to packets that belong to no connection or look like an attack (RFC 5961, section 7).
+    pub challenges_per_second: u32,
+    /// Session records that may wait to be taken; further ones are lost and counted.
+    pub max_records: usize,
+    /// 256 secret random bits: for initial sequence numbers, cookies, the hash of the table and the order of ports.
+    pub seed: [u64; 4],
+}
+
+impl Config {
+    /// The settings that nearly everybody wants, for these listeners and sources.
+    pub fn new(listen: Vec<Listen>, sources: Share, seed: [u64; 4]) -> Self {
+        Self {
+            listen,
+            sources,
+            max_connections: 65_536,
+            syn_backlog: 4096,
+            mtu: 1500,
+            window_shift: 7,
+            hold_bytes: 14_600,
+            hold_total_bytes: 64 << 20,
+            edit_bytes: 65_536,
+            connect_timeout_ms: 10_000,
+            idle_timeout_ms: 300_000,
+            lifetime_ms: None,
+            time_wait_ms: 1000,
+            challenges_per_second: 1000,
+            max_records: 65_536,
+            seed,
+        }
+    }
+}
+
+/// Where clients connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// The address; none: every address whose packets the driver hands over.
+    pub address: Option<IpAddr>,
+    /// The port; none: every port.
+    pub port: Option<u16>,
+}
+
+/// How the driver reaches a neighbour: a number of its own, a link-layer address say, that it gives with every packet
+/// and gets back with the packets to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Hop(pub u64);
+
+/// Identifies a connection of one engine; rises from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// What is known when a server is to be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening<'a> {
+    /// The connection.
+    pub id: ConnectionId,
+    /// The client.
+    pub client: SocketAddr,
+    /// Where it connected to.
+    pub local: SocketAddr,
+    /// Its first bytes so far, in order.
+    pub first: &'a [u8],
+    /// No more will come before the choice: the wait is over, the client sent FIN, or as much is held as may be.
+    pub last: bool,
+}
+
+/// The choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Ask again when there are more bytes, or after so many milliseconds since the client was first asked about. To an
+    /// opening that is the last this ends the connection with reason `handshake_timeout`.
+    Wait {
+        /// The wait.
+        wait_ms: u64,
+    },
+    /// Connect to this server.
+    Server(Target),
+    /// Reset the client.
+    Deny,
+}
+
+/// A server, and how the connection to it is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// How it is reached.
+    pub hop: Hop,
+    /// The server sees the client's own address and port; its answers have to be routed here.
+    pub keep_client_address: bool,
+    /// Payload of this direction, named by the side it comes from, goes through [`Callbacks::payload`].
+    pub inspect_client: bool,
+    /// As `inspect_client`, for what the server sends.
+    pub inspect_server: bool,
+    /// Time for the handshake with the server, milliseconds; none: that of the configuration.
+    pub connect_timeout_ms: Option<u64>,
+    /// Idle time-out, milliseconds; none: that of the configuration.
+    pub idle_timeout_ms: Option<u64>,
+    /// Longest life, milliseconds; none: that of the configuration.
+    pub lifetime_ms: Option<u64>,
+}
+
+impl Target {
+    /// A server with nothing special about it.
+    pub const fn new(address: SocketAddr, hop: Hop) -> Self {
+        Self {
+            address,
+            hop,
+            keep_client_address: false,
+            inspect_client: false,
+            inspect_server: false,
+            connect_timeout_ms: None,
+            idle_timeout_ms: None,
+            lifetime_ms: None,
+        }
+    }
+}
+
+/// What becomes of payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// It goes on as it is.
+    Keep,
+    /// These bytes go on in its place: as many, more, fewer, or none.
+    Replace(Vec<u8>),
+    /// Both sides are reset.
+    Reset,
+}
+
+/// What the engine asks its user. Both are called with the packet at hand and must not block.
+pub trait Callbacks {
+    /// Chooses the server: asked once when the client's handshake is done, with no bytes, and again as bytes come.
+    fn select(&mut self, opening: &Opening<'_>) -> Selection;
+
+    /// Looks at payload, each byte once and in order, of directions for which the [`Target`] asks it.
+    fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {
+        let _ = (id, from, bytes);
+        Payload::Keep
+    }
+}

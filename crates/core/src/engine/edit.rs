@@ -1,0 +1,236 @@
+//! What became of one direction's bytes when somebody changed them: where each sequence number lies for the receiver.
+//!
+//! Numbers of the sender are "old", those the receiver sees "new". Between edits the two differ by a constant. An edit
+//! says that `len` old bytes became other new ones; it is kept until the receiver has acknowledged all of them, since
+//! until then a retransmission has to give the same bytes again.
+
+use super::seq::Seq;
+use std::collections::VecDeque;
+
+/// One stretch of bytes that became others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Edit {
+    /// First old number.
+    pub(super) start: Seq,
+    /// Old numbers it takes, with one for a FIN.
+    pub(super) len: u32,
+    /// The new bytes.
+    pub(super) bytes: Vec<u8>,
+    /// A FIN follows them, and takes a number in both spaces.
+    pub(super) fin: bool,
+    /// The engine has acknowledged the old bytes: it has to see to their delivery itself.
+    pub(super) owned: bool,
+}
+
+impl Edit {
+    /// The first old number after it.
+    pub(super) fn end(&self) -> Seq {
+        self.start + self.len
+    }
+
+    /// New numbers it takes.
+    pub(super) fn new_len(&self) -> u32 {
+        self.bytes.len() as u32 + u32::from(self.fin)
+    }
+
+    /// By how much it moves what comes after it.
+    fn shift(&self) -> u32 {
+        self.new_len().wrapping_sub(self.len)
+    }
+}
+
+/// A part of a segment, ready for the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece<'a> {
+    /// Old bytes as they are, from this old number on and so many, for this new number.
+    Same(Seq, u32, Seq),
+    /// The bytes of an edit, for this new number.
+    Edited(&'a Edit, Seq),
+}
+
+/// The edits of one direction that are not yet acknowledged, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Edits {
+    /// New minus old, before the first edit.
+    base: u32,
+    list: VecDeque<Edit>,
+    bytes: usize,
+}
+
+impl Edits {
+    /// No edit; new numbers are old ones plus `base`.
+    pub(super) fn new(base: u32) -> Self {
+        Self { base, ..Self::default() }
+    }
+
+    /// New minus old, before the first edit that is kept.
+    pub(super) fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// New minus old, after the last edit.
+    pub(super) fn total(&self) -> u32 {
+        self.list.iter().fold(self.base, |sum, edit| sum.wrapping_add(edit.shift()))
+    }
+
+    /// Whether all were acknowledged.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// New bytes kept.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The owned edit, if there is one, and its first new number.
+    pub(super) fn owned(&self) -> Option<(&Edit, Seq)> {
+        self.list.front().filter(|edit| edit.owned).map(|edit| (edit, edit.start + self.base))
+    }
+
+    /// Adds an edit behind all others.
+    pub(super) fn push(&mut self, edit: Edit) {
+        self.bytes += edit.bytes.len();
+        self.list.push_back(edit);
+    }
+
+    /// The new number for an old one; inside an edit, that of its first byte.
+    pub(super) fn seq(&self, old: Seq) -> Seq {
+        let mut shift = self.base;
+        for edit in &self.list {
+            if old.before(edit.end()) {
+                return old.min(edit.start) + shift;
+            }
+            shift = shift.wrapping_add(edit.shift());
+        }
+        old + shift
+    }
+
+    /// The old number that an acknowledgement of the receiver stands for, if [`Edits::acknowledge`] was told of it.
+    pub(super) fn acknowledged(&self, new: Seq) -> Seq {
+        let old = new - self.base;
+        self.list.front().map_or(old, |edit| old.min(edit.start))
+    }
+
+    /// Takes an acknowledgement of the receiver: forgets edits it covers, and says which old number it stands for.
+    ///
+    /// An edit counts as acknowledged when its last new byte is; one without bytes when everything before it is.
+    pub(super) fn acknowledge(&mut self, new: Seq) -> Seq {
+        while let Some(edit) = self.list.front() {
+            let end = edit.start + self.base + edit.new_len();
+            if new.before(end) {
+                return (new - self.base).min(edit.start);
+            }
+            self.base = self.base.wrapping_add(edit.shift());
+            self.bytes = self.bytes.saturating_sub(edit.bytes.len());
+            self.list.pop_front();
+        }
+        new - self.base
+    }
+
+    /// Cuts the old numbers from `start` to `end` into pieces: an edit that they touch comes as a whole.
+    pub(super) fn pieces(&self, start: Seq, end: Seq, mut take: impl FnMut(Piece<'_>)) {
+        let mut at = start;
+        let mut shift = self.base;
+        for edit in &self.list {
+            if !at.before(end) {
+                return;
+            }
+            let before = edit.start.min(end);
+            if at.before(before) {
+                take(Piece::Same(at, before - at, at + shift));
+                at = before;
+            }
+            if at.before(end) && at.before(edit.end()) {
+                take(Piece::Edited(edit, edit.start + shift));
+                at = edit.end();
+            }
+            shift = shift.wrapping_add(edit.shift());
+        }
+        if at.before(end) {
+            take(Piece::Same(at, end - at, at + shift));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn edit(start: u32, len: u32, bytes: &[u8]) -> Edit {
+        Edit { start: Seq(start), len, bytes: bytes.to_vec(), fin: false, owned: false }
+    }
+
+    #[test]
+    fn numbers_before_between_and_after() {
+        let mut edits = Edits::new(1000);
+        edits.push(edit(10, 2, b"abcd")); // 1010..1014, then +1002
+        edits.push(edit(20, 5, b"")); // 1022..1022, then +997
+        assert_eq!(edits.seq(Seq(10)), Seq(1010));
+        assert_eq!((edits.seq(Seq(11)), edits.seq(Seq(12))), (Seq(1010), Seq(1014)));
+        assert_eq!((edits.seq(Seq(25)), edits.total()), (Seq(1022), 997));
+        assert_eq!(edits.acknowledge(Seq(1013)), Seq(10), "not the whole edit: nothing of it");
+        assert_eq!(edits.acknowledge(Seq(1015)), Seq(13));
+        assert_eq!(
+            edits.acknowledge(Seq(1022)),
+            Seq(25),
+            "bytes that were dropped are acknowledged with what precedes"
+        );
+        assert!(edits.is_empty() && edits.base() == 997 && edits.bytes() == 0);
+    }
+
+    proptest! {
+        /// Whatever is cut out, in any segments, in any order: the receiver gets the edited stream.
+        #[test]
+        fn pieces_of_any_segments_make_the_same_stream(
+            parts in prop::collection::vec((1_u32..9, prop::option::of(prop::collection::vec(any::<u8>(), 0..12))), 1..12),
+            cuts in prop::collection::vec((0_u32..120, 1_u32..40), 0..30),
+            isn in any::<u32>(), base in any::<u32>(),
+        ) {
+            let old: Vec<u8> = (0..parts.iter().map(|(len, _)| len).sum::<u32>()).map(|n| n as u8).collect();
+            let mut edits = Edits::new(base);
+            let (mut new, mut at) = (Vec::new(), 0_u32);
+            for (len, replaced) in &parts {
+                match replaced {
+                    Some(bytes) => {
+                        edits.push(edit(isn.wrapping_add(at), *len, bytes));
+                        new.extend_from_slice(bytes);
+                    }
+                    None => new.extend_from_slice(&old[at as usize..(at + len) as usize]),
+                }
+                at += len;
+            }
+            let mut got: Vec<Option<u8>> = vec![None; new.len()];
+            let whole = (0, old.len() as u32);
+            for (start, len) in cuts.into_iter().chain([whole]) {
+                let start = start.min(old.len() as u32);
+                let end = (start + len).min(old.len() as u32);
+                edits.pieces(Seq(isn) + start, Seq(isn) + end, |piece| {
+                    let (bytes, seq) = match piece {
+                        Piece::Same(from, len, seq) => {
+                            let from = (from - Seq(isn)) as usize;
+                            (old[from..from + len as usize].to_vec(), seq)
+                        }
+                        Piece::Edited(edit, seq) => (edit.bytes.clone(), seq),
+                    };
+                    let place = (seq - (Seq(isn) + base)) as usize;
+                    for (offset, byte) in bytes.into_iter().enumerate() {
+                        let slot = &mut got[place + offset];
+                        assert!(slot.is_none_or(|before| before == byte), "two answers for one number");
+                        *slot = Some(byte);
+                    }
+                });
+            }
+            prop_assert_eq!(got.into_iter().collect::<Option<Vec<_>>>(), Some(new.clone()));
+            // Acknowledging step by step never goes back, and ends at the end.
+            let mut last = Seq(isn);
+            for n in 0..=new.len() as u32 {
+                let told = edits.acknowledge(Seq(isn) + base + n);
+                prop_assert!(!told.before(last));
+                last = told;
+            }
+            prop_assert_eq!(last, Seq(isn) + old.len() as u32);
+        }
+    }
+}

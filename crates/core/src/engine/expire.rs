@@ -1,0 +1,74 @@
+//! What happens when nothing happens.
+
+use super::config::Callbacks;
+use super::connection::{CLIENT, NONE, Phase};
+use super::machine::Engine;
+use crate::flow::EndReason;
+use crate::time::Instant;
+
+impl<C: Callbacks> Engine<C> {
+    /// Looks at a connection whose entry in the wheel came up: does what is due and arms what is next.
+    pub(super) fn expire(&mut self, now: Instant, slot: usize) {
+        let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else { return };
+        match phase {
+            Phase::Free | Phase::TimeWait => return,
+            Phase::Opening => self.expire_opening(now, slot),
+            Phase::Deciding | Phase::Connecting => self.expire_unbound(now, slot),
+            Phase::Bound => self.expire_bound(now, slot),
+        }
+        if let Some(at) = self.due(slot) {
+            self.wheel.arm(slot as u32, at);
+        }
+    }
+
+    fn expire_bound(&mut self, now: Instant, slot: usize) {
+        if let Some(hot) = self.hot.get_mut(slot) {
+            // The first time stamp follows at a distance, or it would seem to lie in the future after 24 days.
+            for leg in &mut hot.leg {
+                let far = leg.stamp.wrapping_sub(leg.stamp_first) > 1 << 30;
+                leg.stamp_first = if far { leg.stamp.wrapping_sub(1 << 29) } else { leg.stamp_first };
+            }
+        }
+        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+        if cold.expires.is_some_and(|at| at <= now) {
+            self.end(now, slot, EndReason::Lifetime);
+        } else if hot.active + cold.idle <= now {
+            self.end(now, slot, EndReason::Idle);
+        } else if self.slow_of(slot).is_some_and(|slow| slow.resend_at.is_some_and(|at| at <= now)) {
+            self.resend_owned(now, slot);
+        }
+    }
+
+    /// When a connection is to be looked at next.
+    fn due(&self, slot: usize) -> Option<Instant> {
+        let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
+        let slow = if hot.slow == NONE { None } else { self.slow.get(hot.slow as usize) };
+        let timers = slow.map(|slow| [slow.resend_at, slow.until, slow.ack_at]).unwrap_or_default();
+        let idle = match hot.phase {
+            Phase::Free | Phase::TimeWait => return None,
+            Phase::Opening => None,
+            _ => Some(hot.active + cold.idle),
+        };
+        timers.into_iter().chain([idle, cold.expires]).flatten().min()
+    }
+
+    /// Ends the connection of this client's tuple, as `flows kill` does. False if there is none.
+    pub fn kill(&mut self, now: Instant, id: super::config::ConnectionId) -> bool {
+        let found = (0..self.hot.len()).find(|slot| {
+            let open =
+                self.hot.get(*slot).is_some_and(|hot| !matches!(hot.phase, Phase::Free | Phase::TimeWait));
+            open && self.cold.get(*slot).is_some_and(|cold| cold.id == id)
+        });
+        if let Some(slot) = found {
+            self.end(now, slot, EndReason::Killed);
+        }
+        found.is_some()
+    }
+
+    /// The client whose connection has this id; none if it has ended.
+    pub fn client_of(&self, id: super::config::ConnectionId) -> Option<std::net::SocketAddr> {
+        let at = self.cold.iter().position(|cold| cold.id == id)?;
+        let hot = self.hot.get(at)?;
+        (!matches!(hot.phase, Phase::Free | Phase::TimeWait)).then(|| hot.tuple[CLIENT].remote_addr())
+    }
+}

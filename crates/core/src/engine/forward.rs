@@ -1,0 +1,236 @@
+//! The path of nearly every packet: of a connection whose both sides are there, rewritten where it is.
+
+use super::checksum::Sum;
+use super::config::Callbacks;
+use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
+use super::machine::{Drop, Engine, Fate};
+use super::options::Located;
+use super::packet::{Checksums, Header, flags, put, u8_at, u16_at, u32_at};
+use super::seq::Seq;
+use crate::flow::EndReason;
+use crate::time::Instant;
+
+/// The TCP header without options.
+const BARE: usize = 20;
+
+/// The numbers of a packet as the other side sees them.
+struct Translated {
+    seq: Seq,
+    ack: Seq,
+    window: u16,
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// A segment of a bound connection.
+    pub(super) fn forward(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &mut [u8],
+        checksums: Checksums,
+    ) -> Fate {
+        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        if header.ttl <= 1 {
+            return Fate::Dropped(Drop::Expired);
+        }
+        let special = flags::SYN | flags::RST;
+        let whole = header.len() as usize + (header.data - header.tcp - BARE);
+        let fits = whole <= usize::from(hot.leg[from ^ 1].mss);
+        let again = hot.edited && (header.seq + hot.leg[from].add).before(hot.leg[from ^ 1].acked);
+        if !hot.plain || !fits || again || header.has(special) || checksums == Checksums::Partial {
+            return self.relay(now, slot, from, header, packet);
+        }
+        let located = match Located::parse(header.options(packet)) {
+            Ok(located) => located,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        let (own, other) = hot.legs(from);
+        if let Err(why) = in_window(own, other, header) {
+            return Fate::Dropped(why);
+        }
+        if own.has_fin || other.has_fin || header.has(flags::FIN) {
+            self.closing(now, slot, from, header, header.ack);
+        }
+        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let (own, other) = hot.legs(from);
+        note(own, header, packet, &located);
+        let translated = Translated {
+            seq: header.seq + own.add,
+            ack: header.ack - other.add,
+            window: rescale(header.window, own.shift, other.shown_shift),
+        };
+        let sum = rewrite_options(packet, header, &located, own.stamp_add, other);
+        if hot.phase == Phase::Bound {
+            hot.active = now;
+        }
+        rewrite(packet, header, hot, from, &translated, sum);
+        Fate::Forward { len: header.end, hop: hot.leg[from ^ 1].hop }
+    }
+
+    /// Follows both sides' FINs. `ack` is the acknowledgement as its sender sees the other side's numbers.
+    pub(super) fn closing(&mut self, now: Instant, slot: usize, from: usize, header: &Header, ack: Seq) {
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        if hot.phase != Phase::Bound {
+            return;
+        }
+        let (own, other) = hot.legs(from);
+        let (mut own_state, mut other_state) = (own.state, other.state);
+        let other_fin = other.fin + other.add;
+        if other.has_fin && !other.fin_acked && !ack.before(other_fin) {
+            other.fin_acked = true;
+            other_state = other_state.fin_acknowledged();
+            own_state = own_state.other_fin_acknowledged();
+        }
+        if header.has(flags::FIN) && !own.has_fin && header.seq_end().after(own.next) {
+            (own.has_fin, own.fin) = (true, header.seq_end());
+            own_state = own_state.fin_sent();
+        }
+        self.state(now, slot, from, own_state);
+        self.state(now, slot, from ^ 1, other_state);
+        if own_state.is_over() && other_state.is_over() {
+            self.record(now, slot, EndReason::Ok);
+            self.wait(now, slot);
+        }
+    }
+
+    /// Keeps a closed connection for late packets.
+    fn wait(&mut self, now: Instant, slot: usize) {
+        if let Some(hot) = self.hot.get_mut(slot) {
+            hot.active = now;
+            hot.phase = Phase::TimeWait;
+            self.wheel.wait(slot as u32);
+        }
+    }
+
+    /// Whether packets of a bound connection can be rewritten where they are from now on; forgets what that frees.
+    pub(super) fn settle(&mut self, slot: usize) {
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        if let Some(slow) = self.slow.get(hot.slow as usize) {
+            let [client, server] = &slow.edits;
+            hot.leg[CLIENT].add = client.base();
+            hot.leg[SERVER].add = server.base();
+            let needed = slow.inspect != [false; 2] || !client.is_empty() || !server.is_empty();
+            if needed {
+                return;
+            }
+            self.free_slow(slot);
+        }
+        if let Some(hot) = self.hot.get_mut(slot) {
+            hot.plain = hot.same_options && hot.same_family;
+        }
+    }
+}
+
+/// Whether the receiver can have a use for a segment: not past its window (but for the one byte of a window probe),
+/// and acknowledging only what was sent.
+fn in_window(own: &Leg, other: &Leg, header: &Header) -> Result<(), Drop> {
+    if (header.ack - other.add).after(other.next) {
+        return Err(Drop::AckOfUnsent);
+    }
+    if (header.seq_end() + own.add).after(other.edge + 1) {
+        return Err(Drop::OutOfWindow);
+    }
+    Ok(())
+}
+
+/// Remembers what a segment says.
+pub(super) fn note(own: &mut Leg, header: &Header, packet: &[u8], located: &Located) {
+    own.packets = own.packets.wrapping_add(1);
+    if let Some(at) = located.timestamps
+        && !header.seq.after(own.next)
+    {
+        own.stamp = u32_at(header.options(packet), at);
+    }
+    let end = header.seq_end();
+    // An empty segment after a lost one tells nothing of what was sent.
+    if end != header.seq && end.after(own.next) {
+        own.bytes += u64::from(end - own.next) - u64::from(header.has(flags::FIN));
+        own.next = end;
+    }
+    own.acked = own.acked.max(header.ack);
+    own.edge = own.edge.max(header.ack + (u32::from(header.window) << own.shift));
+}
+
+/// A window field that was shifted by `shift`, as a receiver reads it that shifts by `shown`.
+pub(super) fn rescale(window: u16, shift: u8, shown: u8) -> u16 {
+    if shift == shown {
+        return window;
+    }
+    ((u32::from(window) << shift) >> shown).min(0xffff) as u16
+}
+
+/// Translates time stamps and SACK blocks where they are.
+fn rewrite_options(
+    packet: &mut [u8],
+    header: &Header,
+    located: &Located,
+    stamp_add: u32,
+    other: &Leg,
+) -> Sum {
+    let mut sum = Sum::ZERO;
+    let start = header.tcp + BARE;
+    if let Some(at) = located.timestamps {
+        sum = sum.add(shift(packet, start + at, header.tcp, stamp_add));
+        let echo = other.echo(u32_at(packet, start + at + 4));
+        sum = sum.add(replace(packet, start + at + 4, header.tcp, echo));
+    }
+    if let Some((first, blocks)) = located.sack {
+        for edge in 0..blocks * 2 {
+            sum = sum.add(shift(packet, start + first + edge * 4, header.tcp, 0_u32.wrapping_sub(other.add)));
+        }
+    }
+    sum
+}
+
+/// Adds to the number at `at`, and says what that changes in the checksum of what begins at `base`.
+fn shift(packet: &mut [u8], at: usize, base: usize, add: u32) -> Sum {
+    replace(packet, at, base, u32_at(packet, at).wrapping_add(add))
+}
+
+/// As [`shift`], with the new number.
+fn replace(packet: &mut [u8], at: usize, base: usize, new: u32) -> Sum {
+    let old = u32_at(packet, at);
+    put(packet, at, &new.to_be_bytes());
+    let change = Sum::ZERO.replace_u32(old, new);
+    // A number that does not begin on a word boundary counts with its bytes swapped (RFC 1071, section 2(B)).
+    if (at - base) % 2 == 0 { change } else { Sum::ZERO.u16(change.folded().swap_bytes()) }
+}
+
+/// Writes the new header: numbers, ports, addresses, time to live, and checksums by what changed. `options` is the
+/// change already made to the options.
+fn rewrite(packet: &mut [u8], header: &Header, hot: &Hot, from: usize, new: &Translated, options: Sum) {
+    let tcp = header.tcp;
+    let (leg, to) = (&hot.leg[from], &hot.tuple[from ^ 1]);
+    let sum = options
+        .replace_u32(header.seq.0, new.seq.0)
+        .replace_u32(header.ack.0, new.ack.0)
+        .replace_u16(header.window, new.window)
+        .u16(leg.fix);
+    let checksum = sum.apply(u16_at(packet, tcp + 16));
+    if let Some(Ok(head)) = packet.get_mut(tcp..tcp + BARE).map(<&mut [u8; BARE]>::try_from) {
+        head[0..2].copy_from_slice(&to.local_port().to_be_bytes());
+        head[2..4].copy_from_slice(&to.remote_port().to_be_bytes());
+        head[4..8].copy_from_slice(&new.seq.0.to_be_bytes());
+        head[8..12].copy_from_slice(&new.ack.0.to_be_bytes());
+        head[14..16].copy_from_slice(&new.window.to_be_bytes());
+        head[16..18].copy_from_slice(&checksum.to_be_bytes());
+    }
+    let ttl = header.ttl.saturating_sub(1);
+    if to.remote.is_v4() {
+        let protocol = u8_at(packet, 9);
+        let (old, fresh) = (u16::from_be_bytes([header.ttl, protocol]), u16::from_be_bytes([ttl, protocol]));
+        let checksum = Sum::ZERO.u16(leg.ip_fix).replace_u16(old, fresh).apply(u16_at(packet, 10));
+        if let Some(Ok(head)) = packet.get_mut(..20).map(<&mut [u8; 20]>::try_from) {
+            head[8] = ttl;
+            head[10..12].copy_from_slice(&checksum.to_be_bytes());
+            head[12..16].copy_from_slice(&to.local.v4_bits().to_be_bytes());
+            head[16..20].copy_from_slice(&to.remote.v4_bits().to_be_bytes());
+        }
+    } else {
+        put(packet, 7, &[ttl]);
+        put(packet, 8, &to.local.v6_bytes());
+        put(packet, 24, &to.remote.v6_bytes());
+    }
+}

@@ -1,0 +1,164 @@
+//! ICMP errors about connections of ours: each quotes a packet that one side was sent, and is translated for the side
+//! that caused it (RFC 792, RFC 4443; what is believed of it: RFC 5927).
+
+use super::checksum::Sum;
+use super::config::Callbacks;
+use super::connection::{Phase, SERVER};
+use super::machine::{Drop, Engine, Fate};
+use super::packet::{Address, ICMP, Ip, Malformed, TCP, Tuple, put, u8_at, u16_at, u32_at};
+use super::seq::Seq;
+use super::table::hash;
+use crate::flow::EndReason;
+use crate::time::Instant;
+
+/// What an ICMP message says of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Error {
+    /// Type 3 code 4, or "packet too big".
+    TooBig,
+    /// The destination cannot be reached, or refuses.
+    Unreachable,
+    /// Anything else that quotes a packet.
+    Other,
+}
+
+fn kind(v4: bool, kind: u8, code: u8) -> Option<Error> {
+    Some(match (v4, kind, code) {
+        (true, 3, 4) | (false, 2, _) => Error::TooBig,
+        (true, 3, _) | (false, 1, _) => Error::Unreachable,
+        (true, 11 | 12, _) | (false, 3 | 4, _) => Error::Other,
+        _ => return None,
+    })
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// An ICMP message: translated where it quotes a connection of ours, else left to the rest of the system.
+    pub(super) fn icmp(&mut self, now: Instant, packet: &mut [u8], ip: &Ip) -> Fate {
+        let start = ip.payload;
+        let v4 = ip.protocol == ICMP;
+        let Some(error) = kind(v4, u8_at(packet, start), u8_at(packet, start + 1)) else {
+            return Fate::NotOurs;
+        };
+        let quote = start + 8;
+        let Some((inner, ports, seq)) = quoted(packet, quote, ip.end, v4) else { return Fate::NotOurs };
+        // It quotes what we sent: our address is the sender there.
+        let ports = ports.rotate_left(16);
+        let tuple = Tuple { remote: inner.1, local: inner.0, ports };
+        let key = hash(&self.config.seed, &tuple);
+        let Some((slot, to)) = self.find(key, &tuple) else { return Fate::NotOurs };
+        let pseudo = if v4 { Sum::ZERO } else { ip.pseudo() };
+        if !ip.checksum_holds(packet) || !ip.payload_checksum_holds(packet, pseudo) {
+            return Fate::Dropped(Drop::Malformed(Malformed::Checksum));
+        }
+        self.quoted_error(now, slot, to, packet, ip, error, Seq(seq))
+    }
+
+    /// An error about a packet sent to side `to`.
+    #[allow(clippy::too_many_arguments, reason = "one message and what was found out about it")]
+    fn quoted_error(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        to: usize,
+        packet: &mut [u8],
+        ip: &Ip,
+        error: Error,
+        seq: Seq,
+    ) -> Fate {
+        let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        match hot.phase {
+            Phase::Connecting if to == SERVER => {
+                let asked = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == seq);
+                if asked && error == Error::Unreachable {
+                    self.refuse(now, slot, EndReason::Unreachable);
+                }
+                Fate::Taken
+            }
+            Phase::Bound if hot.same_family => {
+                let (own, other) = (&hot.leg[to], &hot.leg[to ^ 1]);
+                // Only what is in flight can have caused an error.
+                let sent = other.next + other.add;
+                if seq.before(own.acked) || seq.after(sent) || header_too_long(packet, ip) {
+                    return Fate::Dropped(Drop::OutOfWindow);
+                }
+                self.translate_quote(slot, to, packet, ip, seq)
+            }
+            _ => Fate::Taken,
+        }
+    }
+
+    /// Rewrites a quoted packet, and the message around it, as if the side that caused it had been quoted.
+    fn translate_quote(&mut self, slot: usize, to: usize, packet: &mut [u8], ip: &Ip, seq: Seq) -> Fate {
+        let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let cause = hot.tuple[to ^ 1];
+        let (start, quote) = (ip.payload, ip.payload + 8);
+        let v4 = ip.protocol == ICMP;
+        let inner_tcp = quote + if v4 { usize::from(u8_at(packet, quote) & 0xf) * 4 } else { 40 };
+        // The quoted packet as its sender made it: from it to us.
+        write_addresses(packet, quote, v4, cause.remote, cause.local);
+        put(packet, inner_tcp, &cause.remote_port().to_be_bytes());
+        put(packet, inner_tcp + 2, &cause.local_port().to_be_bytes());
+        put(packet, inner_tcp + 4, &(seq - hot.leg[to ^ 1].add).0.to_be_bytes());
+        // The message: from us, where the sender knows nobody else, to it.
+        write_addresses(packet, 0, v4, cause.local, cause.remote);
+        put(packet, start + 2, &[0, 0]);
+        let pseudo = if v4 {
+            Sum::ZERO
+        } else {
+            let length = (ip.end - start) as u32;
+            cause.local.sum().add(cause.remote.sum()).u16(u16::from(ip.protocol)).u32(length)
+        };
+        let checksum = pseudo.bytes(packet.get(start..ip.end).unwrap_or_default()).checksum();
+        put(packet, start + 2, &checksum.to_be_bytes());
+        Fate::Forward { len: ip.end, hop: hot.leg[to ^ 1].hop }
+    }
+}
+
+/// Options in the outer header would have to be looked at; nobody sends them with ICMP errors.
+fn header_too_long(_packet: &[u8], ip: &Ip) -> bool {
+    ip.src.is_v4() && ip.payload != 20
+}
+
+/// The addresses, ports and sequence number of a quoted TCP packet, of which at least 8 bytes of TCP must be there.
+fn quoted(packet: &[u8], at: usize, end: usize, v4: bool) -> Option<((Address, Address), u32, u32)> {
+    let inner = packet.get(at..end)?;
+    let (header, protocol) = if v4 {
+        if inner.first()? >> 4 != 4 || u16_at(inner, 6) & 0x1fff != 0 {
+            return None;
+        }
+        (usize::from(u8_at(inner, 0) & 0xf) * 4, u8_at(inner, 9))
+    } else {
+        if inner.first()? >> 4 != 6 {
+            return None;
+        }
+        (40, u8_at(inner, 6))
+    };
+    if protocol != TCP || header < 20 || inner.len() < header + 8 {
+        return None;
+    }
+    let address = |at: usize| {
+        if v4 {
+            Some(Address::v4(u32_at(inner, at)))
+        } else {
+            let bytes: [u8; 16] = inner.get(at..at + 16)?.try_into().ok()?;
+            Some(Address::from(std::net::IpAddr::from(bytes)))
+        }
+    };
+    let addresses = if v4 { (address(12)?, address(16)?) } else { (address(8)?, address(24)?) };
+    Some((addresses, u32_at(inner, header), u32_at(inner, header + 4)))
+}
+
+/// Writes both addresses of the IP header at `at`, and the checksum of an IPv4 one.
+fn write_addresses(packet: &mut [u8], at: usize, v4: bool, src: Address, dst: Address) {
+    if !v4 {
+        put(packet, at + 8, &src.v6_bytes());
+        put(packet, at + 24, &dst.v6_bytes());
+        return;
+    }
+    put(packet, at + 12, &src.v4_bits().to_be_bytes());
+    put(packet, at + 16, &dst.v4_bits().to_be_bytes());
+    let header = usize::from(u8_at(packet, at) & 0xf) * 4;
+    put(packet, at + 10, &[0, 0]);
+    let checksum = Sum::ZERO.bytes(packet.get(at..at + header).unwrap_or_default()).checksum();
+    put(packet, at + 10, &checksum.to_be_bytes());
+}

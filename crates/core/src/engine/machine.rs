@@ -1,0 +1,401 @@
+//! The engine itself: packets and time in, packets and records out.
+
+use super::config::{Callbacks, Config, ConnectionId, Hop};
+use super::connection::{CLIENT, Cold, Hot, NONE, Phase, SERVER, Slow, side};
+use super::outbox::Outbox;
+use super::packet::{Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
+use super::ports::Ports;
+use super::record::{Record, Stamp, State};
+use super::table::{Index, hash};
+use super::timer::Wheel;
+use crate::flow::EndReason;
+use crate::time::Instant;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was rewritten where it is: send its first `len` bytes to `hop`.
+    Forward {
+        /// Length of the packet, bytes.
+        len: usize,
+        /// The neighbour.
+        hop: Hop,
+    },
+    /// It was taken; what it caused comes from [`Engine::poll`].
+    Taken,
+    /// It is not for the engine: the rest of the system may have it.
+    NotOurs,
+    /// It was refused.
+    Dropped(Drop),
+}
+
+/// Why a packet was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drop {
+    /// It breaks the rules of its protocol.
+    Malformed(Malformed),
+    /// It belongs to no connection and begins none.
+    NoConnection,
+    /// Its bytes lie outside the receiver's window.
+    OutOfWindow,
+    /// It acknowledges what was never sent.
+    AckOfUnsent,
+    /// Its time to live ran out here.
+    Expired,
+    /// It makes no sense in the state of its connection.
+    Unexpected,
+    /// A bound of the engine was reached.
+    Limit,
+}
+
+/// What the engine has counted since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Handshakes begun with clients, with state or by cookie.
+    pub syns: u64,
+    /// SYNs answered with a cookie.
+    pub cookies_sent: u64,
+    /// Connections that began with a cookie of ours.
+    pub cookies_accepted: u64,
+    /// Handshakes with clients that were never finished.
+    pub half_open_expired: u64,
+    /// Connections whose server answered.
+    pub bound: u64,
+    /// Packets sent again by the engine itself: SYN, SYN-ACK, held bytes.
+    pub retransmitted: u64,
+    /// Challenge ACKs and resets to strangers (RFC 5961).
+    pub challenges: u64,
+    /// The same, not sent because there were too many.
+    pub challenges_suppressed: u64,
+    /// Connections shed because the table, the ports or the memory for held bytes were used up.
+    pub shed: u64,
+    /// Connections in TIME-WAIT that made room for new ones.
+    pub time_wait_cut: u64,
+    /// Records that nobody took in time.
+    pub records_lost: u64,
+    /// Packets refused.
+    pub dropped: u64,
+    /// Packets of our own that found no room to wait in.
+    pub output_refused: u64,
+}
+
+/// One engine: one worker's connections. See the module's text.
+#[derive(Debug)]
+pub struct Engine<C> {
+    pub(super) config: Config,
+    pub(super) callbacks: C,
+    pub(super) hot: Vec<Hot>,
+    pub(super) cold: Vec<Cold>,
+    pub(super) slow: Vec<Slow>,
+    free: Vec<u32>,
+    free_slow: Vec<u32>,
+    pub(super) index: Index,
+    pub(super) wheel: Wheel,
+    pub(super) ports: Ports,
+    pub(super) outbox: Outbox,
+    records: VecDeque<Record>,
+    pub(super) counters: Counters,
+    pub(super) half_open: u32,
+    pub(super) held_total: usize,
+    pub(super) cookies_until: Instant,
+    pub(super) challenge_second: (u64, u32),
+    last_id: u64,
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// An engine without connections. `config` is brought into its ranges.
+    pub fn new(mut config: Config, callbacks: C, now: Instant) -> Self {
+        config.max_connections = config.max_connections.clamp(1, 1 << 24);
+        config.mtu = config.mtu.max(1280);
+        config.window_shift = config.window_shift.min(super::options::MAX_WINDOW_SHIFT);
+        config.hold_bytes = config.hold_bytes.clamp(1, 1 << 20);
+        let max = config.max_connections as usize;
+        let [seed, ..] = config.seed;
+        Self {
+            ports: Ports::new(&config.sources, seed),
+            index: Index::new(max * 2),
+            wheel: Wheel::new(max, now),
+            hot: Vec::new(),
+            cold: Vec::new(),
+            slow: Vec::new(),
+            free: Vec::new(),
+            free_slow: Vec::new(),
+            outbox: Outbox::default(),
+            records: VecDeque::new(),
+            counters: Counters::default(),
+            half_open: 0,
+            held_total: 0,
+            cookies_until: Instant::ZERO,
+            challenge_second: (0, 0),
+            last_id: 0,
+            config,
+            callbacks,
+        }
+    }
+
+    /// Takes one IP packet that came from `hop`. Drain [`Engine::poll`] afterwards.
+    pub fn handle(&mut self, now: Instant, packet: &mut [u8], hop: Hop, checksums: Checksums) -> Fate {
+        let fate = self.sort(now, packet, hop, checksums);
+        if matches!(fate, Fate::Dropped(_)) {
+            self.counters.dropped += 1;
+        }
+        fate
+    }
+
+    fn sort(&mut self, now: Instant, packet: &mut [u8], hop: Hop, checksums: Checksums) -> Fate {
+        let ip = match Ip::parse(packet) {
+            Ok(ip) => ip,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        match ip.protocol {
+            TCP => {}
+            ICMP | ICMPV6 => return self.icmp(now, packet, &ip),
+            _ => return Fate::NotOurs,
+        }
+        let header = match Header::parse(packet, &ip, checksums) {
+            Ok(header) => header,
+            Err(_) if !self.is_ours(&ip, packet) => return Fate::NotOurs,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        let key = hash(&self.config.seed, &header.tuple);
+        match self.find(key, &header.tuple) {
+            Some((slot, from)) => self.segment(now, slot, from, &header, packet, hop, checksums),
+            None => self.stranger(now, key, &header, packet, hop),
+        }
+    }
+
+    /// The connection of a tuple, and the side that sends so.
+    pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
+        let is_it = |value: u32| {
+            let hot = self.hot.get((value >> 1) as usize);
+            hot.and_then(|hot| hot.tuple.get((value & 1) as usize)).is_some_and(|known| known == tuple)
+        };
+        self.index.find(key, is_it).map(|value| ((value >> 1) as usize, (value & 1) as usize))
+    }
+
+    /// Brings what a packet's connection needs from memory into the cache. Call it for each packet of a batch before
+    /// the first is handled; the answer only keeps the compiler from leaving the work out.
+    pub fn touch(&self, packet: &[u8]) -> u32 {
+        let Ok(ip) = Ip::parse(packet) else { return 0 };
+        let ports = super::packet::u32_at(packet, ip.payload);
+        let key = hash(&self.config.seed, &Tuple { remote: ip.src, local: ip.dst, ports });
+        let Some(value) = self.index.probable(key) else { return 0 };
+        let slot = (value >> 1) as usize;
+        let Some(hot) = self.hot.get(slot) else { return 0 };
+        hot.leg
+            .iter()
+            .map(|leg| leg.next.0 ^ leg.packets)
+            .fold(hot.slow ^ hot.tuple[CLIENT].ports, |a, b| a ^ b)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one packet and all that is known of it")]
+    fn segment(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &mut [u8],
+        hop: Hop,
+        checksums: Checksums,
+    ) -> Fate {
+        let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
+            return Fate::Dropped(Drop::NoConnection);
+        };
+        match phase {
+            Phase::Bound => self.forward(now, slot, from, header, packet, checksums),
+            Phase::TimeWait if from == CLIENT && self.may_open_again(slot, header, packet) => {
+                self.counters.time_wait_cut += 1;
+                self.release(now, slot, None);
+                let key = hash(&self.config.seed, &header.tuple);
+                self.stranger(now, key, header, packet, hop)
+            }
+            Phase::TimeWait => self.forward(now, slot, from, header, packet, checksums),
+            Phase::Opening => self.opening(now, slot, header, packet),
+            Phase::Deciding | Phase::Connecting if from == CLIENT => self.hold(now, slot, header, packet),
+            Phase::Connecting => self.server_answer(now, slot, header, packet, hop),
+            Phase::Deciding | Phase::Free => Fate::Dropped(Drop::NoConnection),
+        }
+    }
+
+    /// Whether a packet goes to an address and port that only the engine uses.
+    fn is_ours(&self, ip: &Ip, packet: &[u8]) -> bool {
+        let port = super::packet::u16_at(packet, ip.payload + 2);
+        self.listens(ip.dst.into(), port) || self.ports.owns(ip.dst.into(), port)
+    }
+
+    /// Whether clients may connect to this address and port.
+    pub(super) fn listens(&self, ip: std::net::IpAddr, port: u16) -> bool {
+        let fits = |listen: &super::config::Listen| {
+            listen.address.is_none_or(|address| address == ip) && listen.port.is_none_or(|p| p == port)
+        };
+        self.config.listen.iter().any(fits)
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Instant) {
+        while let Some(entry) = self.wheel.due(now) {
+            self.expire(now, entry as usize);
+        }
+        let kept = Duration::from_millis(self.config.time_wait_ms);
+        while let Some(entry) = self.wheel.longest_waiting() {
+            let slot = entry as usize;
+            if self.hot.get(slot).is_some_and(|hot| hot.active + kept > now) {
+                break;
+            }
+            self.release(now, slot, None);
+        }
+    }
+
+    /// When to call [`Engine::tick`] at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        let kept = Duration::from_millis(self.config.time_wait_ms);
+        let waiting = self.wheel.longest_waiting().and_then(|entry| self.hot.get(entry as usize));
+        [self.wheel.deadline(), waiting.map(|hot| hot.active + kept)].into_iter().flatten().min()
+    }
+
+    /// The next packet of the engine's own to send, and to whom.
+    pub fn poll(&mut self) -> Option<(&[u8], Hop)> {
+        self.outbox.poll()
+    }
+
+    /// The next record of an ended session.
+    pub fn poll_record(&mut self) -> Option<Record> {
+        self.records.pop_front()
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        Counters { output_refused: self.outbox.refused, ..self.counters }
+    }
+
+    /// Connections held now, those in TIME-WAIT counted.
+    pub fn connections(&self) -> usize {
+        self.hot.len() - self.free.len()
+    }
+
+    /// What was given to [`Engine::new`] to ask.
+    pub fn callbacks_mut(&mut self) -> &mut C {
+        &mut self.callbacks
+    }
+
+    /// Ends every connection with a reset to both sides.
+    pub fn shut_down(&mut self, now: Instant, reason: EndReason) {
+        for slot in 0..self.hot.len() {
+            if self.hot.get(slot).is_some_and(|hot| hot.phase != Phase::Free) {
+                self.end(now, slot, reason);
+            }
+        }
+    }
+
+    /// A free slot, in which nothing is set yet; an old connection in TIME-WAIT makes room if need be.
+    pub(super) fn allocate(&mut self, now: Instant) -> Option<usize> {
+        if self.free.is_empty() && self.hot.len() >= self.config.max_connections as usize {
+            let oldest = self.wheel.longest_waiting()?;
+            self.counters.time_wait_cut += 1;
+            self.release(now, oldest as usize, None);
+        }
+        if let Some(slot) = self.free.pop() {
+            return Some(slot as usize);
+        }
+        self.hot.push(Hot { slow: NONE, ..Hot::default() });
+        self.cold.push(Cold::default());
+        Some(self.hot.len() - 1)
+    }
+
+    pub(super) fn next_id(&mut self) -> ConnectionId {
+        self.last_id += 1;
+        ConnectionId(self.last_id)
+    }
+
+    pub(super) fn allocate_slow(&mut self) -> u32 {
+        self.free_slow.pop().unwrap_or_else(|| {
+            self.slow.push(Slow::default());
+            self.slow.len() as u32 - 1
+        })
+    }
+
+    /// What a connection keeps only while it needs it.
+    pub(super) fn slow_of(&mut self, slot: usize) -> Option<&mut Slow> {
+        let at = self.hot.get(slot)?.slow;
+        self.slow.get_mut(at as usize)
+    }
+
+    /// Gives back what [`Engine::slow_of`] gives, and the bytes held in it.
+    pub(super) fn free_slow(&mut self, slot: usize) {
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        let at = std::mem::replace(&mut hot.slow, NONE);
+        if let Some(slow) = self.slow.get_mut(at as usize) {
+            let edited: usize = slow.edits.iter().map(super::edit::Edits::bytes).sum();
+            self.held_total = self.held_total.saturating_sub(slow.held.len() + edited);
+            slow.reset();
+            self.free_slow.push(at);
+        }
+    }
+
+    /// Sets a side's state and remembers when.
+    pub(super) fn state(&mut self, now: Instant, slot: usize, at: usize, state: State) {
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        let leg = &mut hot.leg[at];
+        if leg.state != state {
+            leg.state = state;
+            let after_us = u32::try_from(now.since(cold.opened).as_micros()).unwrap_or(u32::MAX);
+            cold.stamps.push(Stamp { side: side(at), state, after_us });
+        }
+    }
+
+    /// Writes the record of a connection.
+    pub(super) fn record(&mut self, now: Instant, slot: usize, reason: EndReason) {
+        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+        if self.records.len() >= self.config.max_records {
+            self.counters.records_lost += 1;
+            return;
+        }
+        let [client, server] = &hot.leg;
+        self.records.push_back(Record {
+            id: cold.id,
+            client: hot.tuple[CLIENT].remote_addr(),
+            local: hot.tuple[CLIENT].local_addr(),
+            source: cold.source.map(|(address, _)| address),
+            server: cold.server,
+            opened: cold.opened,
+            connected: cold.connected,
+            closed: now,
+            client_bytes: client.bytes,
+            server_bytes: server.bytes,
+            client_packets: client.packets,
+            server_packets: server.packets,
+            reason,
+            stamps: cold.stamps,
+        });
+    }
+
+    /// Frees a slot with all that belongs to it, and writes its record if a reason is given.
+    pub(super) fn release(&mut self, now: Instant, slot: usize, reason: Option<EndReason>) {
+        if let Some(reason) = reason {
+            for at in [CLIENT, SERVER] {
+                self.state(now, slot, at, State::Closed);
+            }
+            self.record(now, slot, reason);
+        }
+        self.free_slow(slot);
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        if hot.phase == Phase::Opening {
+            self.half_open = self.half_open.saturating_sub(1);
+        }
+        let entry = (slot as u32) << 1;
+        self.index.remove(hash(&self.config.seed, &hot.tuple[CLIENT]), entry);
+        if let Some((source, give_back)) = cold.source {
+            self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1);
+            if give_back {
+                self.ports.give(source);
+            }
+        }
+        self.wheel.disarm(slot as u32);
+        hot.phase = Phase::Free;
+        cold.source = None;
+        self.free.push(slot as u32);
+    }
+}

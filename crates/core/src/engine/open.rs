@@ -1,0 +1,309 @@
+//! The handshake with the client.
+
+use super::config::{Callbacks, Hop};
+use super::connection::{CLIENT, Cold, Hot, Leg, Phase};
+use super::cookie;
+use super::machine::{Drop, Engine, Fate};
+use super::options::{Located, Offer};
+use super::outbox::Segment;
+use super::packet::{Address, Header, Tuple, flags, u32_at};
+use super::record::{Stamp, Stamps, State};
+use super::seq::Seq;
+use crate::flow::{EndReason, Side};
+use crate::time::Instant;
+use std::time::Duration;
+
+/// First wait for the answer to a SYN or SYN-ACK (RFC 6298, section 2).
+pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// How long a handshake with a client may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long cookies are looked for after the last one was sent: as long as one is good.
+const COOKIES: Duration = Duration::from_secs(128);
+
+impl<C: Callbacks> Engine<C> {
+    /// A segment whose tuple is not known: a new client, an answer to a cookie, or nobody.
+    pub(super) fn stranger(
+        &mut self,
+        now: Instant,
+        key: u32,
+        header: &Header,
+        packet: &mut [u8],
+        hop: Hop,
+    ) -> Fate {
+        let (ip, port) = (header.tuple.local.into(), header.tuple.local_port());
+        // What servers answer is looked at first: a listener for every address and port would swallow it.
+        if self.ports.owns(ip, port) {
+            return self.reset_stranger(now, header, hop);
+        }
+        if !self.listens(ip, port) {
+            return Fate::NotOurs;
+        }
+        if header.has(flags::RST) {
+            return Fate::Dropped(Drop::NoConnection);
+        }
+        match header.flags & (flags::SYN | flags::ACK) {
+            flags::SYN => self.syn(now, key, header, packet, hop),
+            flags::ACK if now < self.cookies_until => self.cookie_answer(now, key, header, packet, hop),
+            _ => self.reset_stranger(now, header, hop),
+        }
+    }
+
+    /// Whether a client in TIME-WAIT may begin anew with this segment (RFC 6191, RFC 9293 section 3.6.1): it has closed
+    /// for good, or the new connection cannot be mistaken for the old.
+    pub(super) fn may_open_again(&self, slot: usize, header: &Header, packet: &[u8]) -> bool {
+        let Some(hot) = self.hot.get(slot) else { return false };
+        let leg = &hot.leg[CLIENT];
+        if header.flags & (flags::SYN | flags::ACK) != flags::SYN {
+            return false;
+        }
+        let newer_stamp = || {
+            let stamp = Offer::parse(header.options(packet)).ok().and_then(|offer| offer.timestamps);
+            stamp.is_some_and(|(value, _)| leg.stamps && Seq(value).after(Seq(leg.stamp)))
+        };
+        leg.state == State::Closed || header.seq.after(leg.next) || newer_stamp()
+    }
+
+    fn syn(&mut self, now: Instant, key: u32, header: &Header, packet: &[u8], hop: Hop) -> Fate {
+        let offer = match Offer::parse(header.options(packet)) {
+            Ok(offer) => offer,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        self.counters.syns += 1;
+        if self.half_open >= self.config.syn_backlog {
+            return self.send_cookie(now, header, &offer, hop);
+        }
+        let Some(slot) = self.allocate(now) else { return self.send_cookie(now, header, &offer, hop) };
+        let isn = cookie::isn(self.cookie_key(), &header.tuple, now);
+        self.begin(now, slot, key, header.tuple, header.seq + 1, &offer, isn, hop);
+        self.half_open += 1;
+        if let Some(slow) = self.slow_of(slot) {
+            slow.until = Some(now + HANDSHAKE);
+            slow.resend_after = FIRST_WAIT;
+            slow.resend_at = Some(now + FIRST_WAIT);
+        }
+        self.send_syn_ack(now, slot);
+        self.wheel.arm(slot as u32, now + FIRST_WAIT);
+        Fate::Taken
+    }
+
+    pub(super) fn cookie_key(&self) -> [u64; 2] {
+        let [_, a, b, _] = self.config.seed;
+        [a, b]
+    }
+
+    /// Fills a slot for a client whose first byte will have the number `first`.
+    #[allow(clippy::too_many_arguments, reason = "what a SYN says, or a cookie remembers")]
+    fn begin(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        key: u32,
+        tuple: Tuple,
+        first: Seq,
+        offer: &Offer,
+        isn: Seq,
+        hop: Hop,
+    ) {
+        let id = self.next_id();
+        let slow_at = self.allocate_slow();
+        let default_mss = if tuple.remote.is_v4() { 536 } else { 1220 };
+        let client = Leg {
+            next: first,
+            acked: isn + 1,
+            edge: isn + 1,
+            stamp: offer.timestamps.map_or(0, |(value, _)| value),
+            stamps: offer.timestamps.is_some(),
+            packets: 1,
+            hop,
+            mss: offer.mss.unwrap_or(default_mss).min(self.mss(tuple.remote)),
+            shift: offer.window_scale.unwrap_or(0),
+            shown_shift: if offer.window_scale.is_some() { self.config.window_shift } else { 0 },
+            state: State::SynSent,
+            ..Leg::default()
+        };
+        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        *hot = Hot {
+            tuple: [tuple, Tuple::default()],
+            leg: [client, Leg::default()],
+            active: now,
+            slow: slow_at,
+            phase: Phase::Opening,
+            ..Hot::default()
+        };
+        let mut stamps = Stamps::default();
+        stamps.push(Stamp { side: Side::Client, state: State::SynSent, after_us: 0 });
+        let idle = Duration::from_millis(self.config.idle_timeout_ms);
+        *cold = Cold { id, opened: now, stamps, idle, ..Cold::default() };
+        if let Some(slow) = self.slow.get_mut(slow_at as usize) {
+            slow.offer = *offer;
+            slow.isn[CLIENT] = isn;
+            slow.acked_to[CLIENT] = first;
+        }
+        self.index.insert(key, (slot as u32) << 1);
+    }
+
+    /// Largest payload, options included, that fits our own MTU towards this address.
+    pub(super) fn mss(&self, address: Address) -> u16 {
+        self.config.mtu - if address.is_v4() { 40 } else { 60 }
+    }
+
+    /// What we answer a client's offer with.
+    fn answer(&self, tuple: &Tuple, offer: &Offer, stamp: u32) -> Offer {
+        Offer {
+            mss: Some(self.mss(tuple.remote)),
+            window_scale: offer.window_scale.map(|_| self.config.window_shift),
+            sack: offer.sack,
+            timestamps: offer.timestamps.map(|(value, _)| (stamp, value)),
+        }
+    }
+
+    fn first_window(&self) -> u16 {
+        self.config.hold_bytes.min(0xffff) as u16
+    }
+
+    pub(super) fn send_syn_ack(&mut self, now: Instant, slot: usize) {
+        let clock = self.clock(now);
+        let (Some(hot), window) = (self.hot.get(slot), self.first_window()) else { return };
+        let Some(slow) = self.slow.get(hot.slow as usize) else { return };
+        let (to, leg) = (hot.tuple[CLIENT], &hot.leg[CLIENT]);
+        let options = self.answer(&to, &slow.offer, clock).write();
+        self.outbox.segment(&Segment {
+            to,
+            hop: leg.hop,
+            seq: slow.isn[CLIENT],
+            ack: leg.next,
+            flags: flags::SYN | flags::ACK,
+            window,
+            options: options.as_slice(),
+            payload: &[],
+        });
+    }
+
+    fn send_cookie(&mut self, now: Instant, header: &Header, offer: &Offer, hop: Hop) -> Fate {
+        let (key, clock) = (self.cookie_key(), self.clock(now));
+        let (seq, stamp) = cookie::make(key, &header.tuple, header.seq, offer, now, clock);
+        // What does not fit into the cookie is not agreed on.
+        let kept = match offer.timestamps {
+            Some(_) => *offer,
+            None => Offer { mss: offer.mss, ..Offer::default() },
+        };
+        let options = self.answer(&header.tuple, &kept, stamp).write();
+        self.outbox.segment(&Segment {
+            to: header.tuple,
+            hop,
+            seq,
+            ack: header.seq + 1,
+            flags: flags::SYN | flags::ACK,
+            window: self.first_window(),
+            options: options.as_slice(),
+            payload: &[],
+        });
+        self.counters.cookies_sent += 1;
+        self.cookies_until = now + COOKIES;
+        Fate::Taken
+    }
+
+    /// An acknowledgement from nobody while cookies are out: it may carry one back.
+    fn cookie_answer(
+        &mut self,
+        now: Instant,
+        key: u32,
+        header: &Header,
+        packet: &mut [u8],
+        hop: Hop,
+    ) -> Fate {
+        let options = header.options(packet);
+        let located = Located::parse(options).unwrap_or_default();
+        let stamps = located.timestamps.map(|at| (u32_at(options, at), u32_at(options, at + 4)));
+        let (client, isn) = (header.seq - 1, header.ack - 1);
+        let echo = stamps.map(|(_, echo)| echo);
+        let Some(mut offer) = cookie::open(self.cookie_key(), &header.tuple, client, isn, echo, now) else {
+            return self.reset_stranger(now, header, hop);
+        };
+        offer.timestamps = stamps;
+        let Some(slot) = self.allocate(now) else {
+            self.counters.shed += 1;
+            return self.reset_stranger(now, header, hop);
+        };
+        self.counters.cookies_accepted += 1;
+        self.begin(now, slot, key, header.tuple, header.seq, &offer, isn, hop);
+        self.half_open += 1;
+        self.opening(now, slot, header, packet)
+    }
+
+    /// A segment of a client whose SYN was answered.
+    pub(super) fn opening(&mut self, now: Instant, slot: usize, header: &Header, packet: &mut [u8]) -> Fate {
+        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else {
+            return Fate::Dropped(Drop::NoConnection);
+        };
+        let (leg, isn) = (&mut hot.leg[CLIENT], slow.isn[CLIENT]);
+        if header.has(flags::RST) {
+            if header.seq != leg.next {
+                return Fate::Dropped(Drop::OutOfWindow);
+            }
+            self.release(now, slot, None);
+            return Fate::Taken;
+        }
+        if header.has(flags::SYN) {
+            // Its SYN again: our answer was lost. Another one: see what it says to the truth.
+            if header.seq + 1 == leg.next {
+                self.send_syn_ack(now, slot);
+                return Fate::Taken;
+            }
+            return self.challenge(now, slot, CLIENT);
+        }
+        if !header.has(flags::ACK) || header.ack != isn + 1 {
+            let hop = leg.hop;
+            return self.reset_stranger(now, header, hop);
+        }
+        slow.resend_at = None;
+        slow.until = None;
+        hot.phase = Phase::Deciding;
+        self.half_open = self.half_open.saturating_sub(1);
+        self.state(now, slot, CLIENT, State::Established);
+        let fate = self.hold(now, slot, header, packet);
+        let undecided = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
+        if undecided && self.slow_of(slot).is_some_and(|slow| slow.until.is_none()) {
+            self.decide(now, slot, false);
+        }
+        fate
+    }
+
+    /// What is due of a handshake with a client.
+    pub(super) fn expire_opening(&mut self, now: Instant, slot: usize) {
+        let Some(slow) = self.slow_of(slot) else { return };
+        if slow.until.is_some_and(|until| until <= now) {
+            self.counters.half_open_expired += 1;
+            self.release(now, slot, None);
+            return;
+        }
+        if slow.resend_at.is_some_and(|at| at <= now) {
+            slow.resend_after *= 2;
+            slow.resend_at = Some(now + slow.resend_after);
+            self.counters.retransmitted += 1;
+            self.send_syn_ack(now, slot);
+        }
+    }
+
+    /// Ends a connection before it is bound, or after: both sides that are there are reset.
+    pub(super) fn end(&mut self, now: Instant, slot: usize, reason: EndReason) {
+        let Some(hot) = self.hot.get(slot) else { return };
+        let phase = hot.phase;
+        match phase {
+            Phase::Free => return,
+            Phase::Opening | Phase::Deciding => self.reset(now, slot, CLIENT),
+            Phase::Connecting => {
+                self.reset(now, slot, CLIENT);
+                self.reset(now, slot, super::connection::SERVER);
+            }
+            Phase::Bound => {
+                self.reset(now, slot, CLIENT);
+                self.reset(now, slot, super::connection::SERVER);
+            }
+            Phase::TimeWait => {}
+        }
+        let reason = (!matches!(phase, Phase::Opening | Phase::TimeWait)).then_some(reason);
+        self.release(now, slot, reason);
+    }
+}

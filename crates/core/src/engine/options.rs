@@ -1,0 +1,225 @@
+//! TCP options: those of a SYN (RFC 9293, RFC 7323, RFC 2018), and the two that every segment may carry, time stamps
+//! and SACK blocks.
+
+use super::packet::{Malformed, u8_at, u32_at};
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+
+/// Largest shift of a window (RFC 7323, section 2.3).
+pub const MAX_WINDOW_SHIFT: u8 = 14;
+
+/// What the options of a SYN or SYN-ACK offer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// Largest payload its sender takes, bytes; none said: 536 (IPv4) or 1220 (IPv6).
+    pub mss: Option<u16>,
+    /// Shift of its sender's windows, 0 to 14.
+    pub window_scale: Option<u8>,
+    /// Its sender understands SACK.
+    pub sack: bool,
+    /// Its sender's time stamp clock (TSval) and what it echoes (TSecr).
+    pub timestamps: Option<(u32, u32)>,
+}
+
+/// One option of a segment: its kind, and where its bytes after kind and length are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    kind: u8,
+    start: usize,
+    len: usize,
+}
+
+/// The next option from `at` on and where the one after it begins; none at the end.
+fn next(options: &[u8], mut at: usize) -> Result<Option<(Place, usize)>, Malformed> {
+    loop {
+        match options.get(at) {
+            None | Some(&END) => return Ok(None),
+            Some(&NOP) => at += 1,
+            Some(&kind) => {
+                let length = usize::from(u8_at(options, at + 1));
+                if length < 2 || at + length > options.len() {
+                    return Err(Malformed::Option);
+                }
+                return Ok(Some((Place { kind, start: at + 2, len: length - 2 }, at + length)));
+            }
+        }
+    }
+}
+
+impl Offer {
+    /// Reads the options of a SYN or SYN-ACK. Unknown ones are passed over.
+    ///
+    /// # Errors
+    /// [`Malformed::Option`] when one runs past the end.
+    pub fn parse(options: &[u8]) -> Result<Self, Malformed> {
+        let mut offer = Self::default();
+        let mut at = 0;
+        while let Some((place, after)) = next(options, at)? {
+            let field = options.get(place.start..place.start + place.len).unwrap_or_default();
+            match (place.kind, field) {
+                // Some senders say 0; below 64 nothing useful fits and a peer could make us send dust.
+                (MSS, [high, low]) => offer.mss = Some(u16::from_be_bytes([*high, *low]).max(64)),
+                (WINDOW_SCALE, [shift]) => offer.window_scale = Some((*shift).min(MAX_WINDOW_SHIFT)),
+                (SACK_PERMITTED, []) => offer.sack = true,
+                (TIMESTAMPS, [..]) if place.len == 8 => {
+                    offer.timestamps = Some((u32_at(field, 0), u32_at(field, 4)));
+                }
+                _ => {}
+            }
+            at = after;
+        }
+        Ok(offer)
+    }
+
+    /// Writes the options for a SYN or SYN-ACK, in the order Linux uses, padded to 4 bytes.
+    pub fn write(&self) -> Written {
+        let mut out = Written::default();
+        if let Some(mss) = self.mss {
+            out.push(&[MSS, 4]);
+            out.push(&mss.to_be_bytes());
+        }
+        if let Some((value, echo)) = self.timestamps {
+            out.push(if self.sack { &[SACK_PERMITTED, 2] } else { &[NOP, NOP] });
+            out.push(&[TIMESTAMPS, 10]);
+            out.push(&value.to_be_bytes());
+            out.push(&echo.to_be_bytes());
+        } else if self.sack {
+            out.push(&[NOP, NOP, SACK_PERMITTED, 2]);
+        }
+        if let Some(shift) = self.window_scale {
+            out.push(&[NOP, WINDOW_SCALE, 3, shift]);
+        }
+        out
+    }
+}
+
+/// Options ready for a header: at most 24 bytes, always a multiple of 4.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    bytes: [u8; 24],
+    len: usize,
+}
+
+impl Written {
+    /// Two NOPs and a time stamp option: what every segment of a connection with time stamps carries.
+    pub fn timestamps(value: u32, echo: u32) -> Self {
+        let mut out = Self::default();
+        out.push(&[NOP, NOP, TIMESTAMPS, 10]);
+        out.push(&value.to_be_bytes());
+        out.push(&echo.to_be_bytes());
+        out
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
+            to.copy_from_slice(bytes);
+            self.len += bytes.len();
+        }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// Where the options of a segment stand that the engine translates, as offsets into the options.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Located {
+    /// TSval; TSecr follows 4 bytes later.
+    pub timestamps: Option<usize>,
+    /// The first edge of the first SACK block, and how many blocks there are.
+    pub sack: Option<(usize, usize)>,
+}
+
+impl Located {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// [`Malformed::Option`] when an option runs past the end, or a SACK option is no whole number of blocks.
+    pub fn parse(options: &[u8]) -> Result<Self, Malformed> {
+        // What nearly every segment of a connection with time stamps carries (RFC 7323, appendix A).
+        if options.len() == 12 && u32_at(options, 0) == 0x0101_080a {
+            return Ok(Self { timestamps: Some(4), sack: None });
+        }
+        let mut located = Self::default();
+        let mut at = 0;
+        while let Some((place, after)) = next(options, at)? {
+            match place.kind {
+                TIMESTAMPS if place.len == 8 => located.timestamps = Some(place.start),
+                SACK if place.len % 8 != 0 => return Err(Malformed::Option),
+                SACK => located.sack = Some((place.start, place.len / 8)),
+                _ => {}
+            }
+            at = after;
+        }
+        Ok(located)
+    }
+}
+
+/// Overwrites an option whose field begins at `start` with NOPs; returns the bytes it took with kind and length.
+pub(super) fn blank(options: &mut [u8], start: usize, len: usize) {
+    if let Some(place) = options.get_mut(start.saturating_sub(2)..start + len) {
+        place.fill(NOP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_linux_syn() {
+        // 02 04 05b4 | 04 02 | 08 0a TSval TSecr | 01 | 03 03 07
+        let bytes = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 7, 1, 3, 3, 7];
+        let offer = Offer { mss: Some(1460), window_scale: Some(7), sack: true, timestamps: Some((9, 7)) };
+        assert_eq!(Offer::parse(&bytes), Ok(offer));
+        assert_eq!(offer.write().as_slice(), bytes);
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for bad in [&[2_u8, 0][..], &[2, 1, 0, 0], &[8, 11, 0, 0], &[5], &[3, 255, 1]] {
+            assert_eq!(Offer::parse(bad), Err(Malformed::Option), "{bad:?}");
+            assert_eq!(Located::parse(bad), Err(Malformed::Option), "{bad:?}");
+        }
+        assert_eq!(Located::parse(&[5, 6, 0, 0, 0, 0]), Err(Malformed::Option), "half a SACK block");
+        assert_eq!(Offer::parse(&[3, 3, 200]).unwrap().window_scale, Some(14), "RFC 7323: 14 is used");
+    }
+
+    #[test]
+    fn sack_blocks_and_time_stamps_are_found() {
+        let mut bytes = vec![1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 1, 5, 18];
+        bytes.extend([0; 16]);
+        assert_eq!(Located::parse(&bytes), Ok(Located { timestamps: Some(4), sack: Some((16, 2)) }));
+        blank(&mut bytes, 16, 16);
+        assert_eq!(Located::parse(&bytes), Ok(Located { timestamps: Some(4), sack: None }));
+        assert_eq!(Located::parse(&bytes[..12]).unwrap().timestamps, Some(4));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..41)) {
+            let _ = Offer::parse(&bytes);
+            let _ = Located::parse(&bytes);
+        }
+
+        #[test]
+        fn what_is_written_is_read(
+            mss in prop::option::of(64_u16..), shift in prop::option::of(0_u8..15),
+            sack in any::<bool>(), timestamps in prop::option::of(any::<(u32, u32)>()),
+        ) {
+            let offer = Offer { mss, window_scale: shift, sack, timestamps };
+            let written = offer.write();
+            prop_assert_eq!(written.as_slice().len() % 4, 0);
+            prop_assert_eq!(Offer::parse(written.as_slice()), Ok(offer));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Delivering what the engine has acknowledged itself: the held first bytes of a client. Sent within the server's
+//! window, sent again when no acknowledgement comes (RFC 6298's back-off), forgotten when it does.
+
+use super::config::Callbacks;
+use super::connection::{CLIENT, SERVER};
+use super::machine::Engine;
+use super::packet::flags;
+use super::send::Numbers;
+use super::seq::Seq;
+use crate::flow::EndReason;
+use crate::time::Instant;
+
+/// How often the same bytes are sent again before the server counts as gone.
+const MOST_RESENDS: u8 = 7;
+
+impl<C: Callbacks> Engine<C> {
+    /// Sends as much of the owned bytes as the server's window allows and was not sent yet.
+    pub(super) fn send_owned(&mut self, now: Instant, slot: usize) {
+        let Some(hot) = self.hot.get(slot) else { return };
+        let edge = hot.leg[SERVER].edge;
+        let Some(slow) = self.slow.get(hot.slow as usize) else { return };
+        let Some((edit, start)) = slow.edits[CLIENT].owned() else { return };
+        let (from, end) = (slow.sent, start + edit.new_len());
+        if from.before(end) {
+            // A window of zero is probed with one byte when the timer runs out, not before.
+            self.send_owned_part(now, slot, from, end.min(edge));
+        }
+        self.arm_owned(now, slot);
+    }
+
+    /// Sends the owned bytes with new numbers from `from` to `to`, in segments that the server takes.
+    fn send_owned_part(&mut self, now: Instant, slot: usize, from: Seq, to: Seq) {
+        let Some(mut numbers) = self.numbers(slot, SERVER) else { return };
+        let Some(hot) = self.hot.get(slot) else { return };
+        let leg = &hot.leg[SERVER];
+        let most = usize::from(leg.mss).saturating_sub(if leg.stamps { 12 } else { 0 }).max(1);
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let Some((edit, start)) = slow.edits[CLIENT].owned() else { return };
+        let (fin, end) = (edit.fin, start + edit.new_len());
+        let part = (from - start) as usize..(to.since(start) as usize).min(edit.bytes.len());
+        let bytes = edit.bytes.get(part).unwrap_or_default().to_vec();
+        let fin_now = fin && to == end;
+        let sent = from + bytes.len() as u32 + u32::from(fin_now);
+        slow.sent = slow.sent.max(sent);
+        numbers.seq = from;
+        let mut chunks = bytes.chunks(most).peekable();
+        if chunks.peek().is_none() && fin_now {
+            self.send(now, slot, SERVER, numbers, flags::FIN | flags::ACK, &[]);
+        } else if bytes.is_empty() {
+            self.acknowledge(now, slot, SERVER);
+        }
+        while let Some(chunk) = chunks.next() {
+            let last = chunks.peek().is_none();
+            let fin = if last && fin_now { flags::FIN } else { 0 };
+            let push = if last { flags::PSH } else { 0 };
+            self.send(now, slot, SERVER, numbers, flags::ACK | push | fin, chunk);
+            numbers = Numbers { seq: numbers.seq + chunk.len() as u32, ..numbers };
+        }
+    }
+
+    fn arm_owned(&mut self, now: Instant, slot: usize) {
+        let Some(slow) = self.slow_of(slot) else { return };
+        let at = now + slow.resend_after;
+        slow.resend_at = Some(at);
+        self.wheel.arm(slot as u32, at);
+    }
+
+    /// The server acknowledged up to `new`, in its numbers, and had acknowledged `before`; the edits know of it.
+    pub(super) fn owned_acknowledged(&mut self, now: Instant, slot: usize, before: Seq, new: Seq) {
+        let Some(hot) = self.hot.get(slot) else { return };
+        let edge = hot.leg[SERVER].edge;
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let Some((edit, start)) = slow.edits[CLIENT].owned() else {
+            slow.resend_at = None;
+            return;
+        };
+        let end = start + edit.new_len();
+        let recovering = slow.resends > 0;
+        if new == before && new == edge {
+            // A probe was answered: the window is closed, but somebody is there.
+            slow.resends = 0;
+        }
+        if new.after(before) {
+            slow.resends = 0;
+            if recovering {
+                // What was sent before the loss may be lost as well: go on from here.
+                slow.sent = new.min(end);
+            }
+        }
+        if new.after(before) || slow.sent.before(end) {
+            self.send_owned(now, slot);
+        }
+    }
+
+    /// No acknowledgement came: the first segment is sent again.
+    pub(super) fn resend_owned(&mut self, now: Instant, slot: usize) {
+        let Some(hot) = self.hot.get(slot) else { return };
+        let (acked, mss) = (hot.leg[SERVER].acked, u32::from(hot.leg[SERVER].mss));
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let Some((edit, start)) = slow.edits[CLIENT].owned() else { return };
+        let end = start + edit.new_len();
+        slow.resends += 1;
+        slow.resend_after *= 2;
+        if slow.resends > MOST_RESENDS {
+            self.end(now, slot, EndReason::Idle);
+            return;
+        }
+        let from = acked.max(start);
+        self.counters.retransmitted += 1;
+        self.send_owned_part(now, slot, from, end.min(from + mss.saturating_sub(12).max(1)));
+        self.arm_owned(now, slot);
+    }
+}

@@ -1,0 +1,173 @@
+//! The addresses and ports that connections to servers come from, and how several workers share them.
+//!
+//! Answers of servers have to come to the worker that holds the connection. As in the original's `flow_steering`, each
+//! worker owns either a block of ports of every address (`Port`) or addresses of its own (`Ip`); see [`Steering::share`].
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+/// How the answers of servers find the worker that asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Steering {
+    /// By destination port: each worker owns a block of ports.
+    #[default]
+    Port,
+    /// By destination address: each worker owns addresses.
+    Ip,
+}
+
+/// What one worker may use as source towards servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its ports on each of them.
+    pub ports: RangeInclusive<u16>,
+}
+
+impl Steering {
+    /// The part of `addresses` and `ports` that worker `worker` of `workers` owns; none if nothing is left for it.
+    ///
+    /// Blocks of ports have equal size, a power of two where `ports` is one, so that a mask tells the worker as in the
+    /// original; the shares of different workers never overlap.
+    pub fn share(
+        self,
+        addresses: &[IpAddr],
+        ports: RangeInclusive<u16>,
+        worker: usize,
+        workers: usize,
+    ) -> Option<Share> {
+        let workers = workers.max(1);
+        if worker >= workers {
+            return None;
+        }
+        let share = match self {
+            Self::Ip => {
+                Share { addresses: addresses.iter().skip(worker).step_by(workers).copied().collect(), ports }
+            }
+            Self::Port => {
+                let (first, last) = (usize::from(*ports.start()), usize::from(*ports.end()));
+                let block = (last + 1).checked_sub(first)? / workers;
+                let start = first + block * worker;
+                if block == 0 {
+                    return None;
+                }
+                let ports = u16::try_from(start).ok()?..=u16::try_from(start + block - 1).ok()?;
+                Share { addresses: addresses.to_vec(), ports }
+            }
+        };
+        (!share.addresses.is_empty() && !share.ports.is_empty()).then_some(share)
+    }
+}
+
+/// One address with its free ports, the one free for longest first: a server may still hold the last connection from a
+/// port in TIME-WAIT.
+#[derive(Debug)]
+struct Pool {
+    ip: IpAddr,
+    free: VecDeque<u16>,
+}
+
+/// The free sources of one worker.
+#[derive(Debug)]
+pub(super) struct Ports {
+    pools: Vec<Pool>,
+    range: RangeInclusive<u16>,
+    turn: usize,
+}
+
+impl Ports {
+    /// All ports of a share, in an order that `seed` decides (RFC 6056: not to be guessed).
+    pub(super) fn new(share: &Share, seed: u64) -> Self {
+        let mut state = seed | 1;
+        let pools = share.addresses.iter().map(|ip| {
+            let mut free: Vec<u16> = share.ports.clone().collect();
+            for i in (1..free.len()).rev() {
+                // xorshift64*: any even spread will do.
+                state ^= state >> 12;
+                state ^= state << 25;
+                state ^= state >> 27;
+                let at = (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % (i + 1);
+                free.swap(i, at);
+            }
+            Pool { ip: *ip, free: free.into() }
+        });
+        Self { pools: pools.collect(), range: share.ports.clone(), turn: 0 }
+    }
+
+    /// A source of the family of `server`, from each address in turn.
+    pub(super) fn take(&mut self, server: IpAddr) -> Option<SocketAddr> {
+        let count = self.pools.len();
+        for step in 0..count {
+            let at = (self.turn + step) % count;
+            if let Some(pool) = self.pools.get_mut(at)
+                && pool.ip.is_ipv4() == server.is_ipv4()
+                && let Some(port) = pool.free.pop_front()
+            {
+                self.turn = at + 1;
+                return Some(SocketAddr::new(pool.ip, port));
+            }
+        }
+        None
+    }
+
+    /// Takes a source back.
+    pub(super) fn give(&mut self, source: SocketAddr) {
+        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.ip == source.ip()) {
+            pool.free.push_back(source.port());
+        }
+    }
+
+    /// Whether a segment to this address and port can only be meant for a connection to a server.
+    pub(super) fn owns(&self, ip: IpAddr, port: u16) -> bool {
+        self.range.contains(&port) && self.pools.iter().any(|pool| pool.ip == ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn shares_cover_and_do_not_overlap() {
+        let addresses: Vec<IpAddr> = (1..=5).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+        for (steering, workers) in
+            [(Steering::Port, 3), (Steering::Ip, 3), (Steering::Port, 1), (Steering::Ip, 5)]
+        {
+            let mut all = BTreeSet::new();
+            let mut count = 0;
+            for worker in 0..workers {
+                let share = steering.share(&addresses, 1024..=2047, worker, workers).unwrap();
+                for ip in &share.addresses {
+                    for port in share.ports.clone() {
+                        count += 1;
+                        all.insert((*ip, port));
+                    }
+                }
+            }
+            assert_eq!(all.len(), count, "{steering:?} {workers}: two workers share a source");
+            assert!(count >= 5 * 1023, "{steering:?} {workers}: {count} of {}", 5 * 1024);
+        }
+        assert_eq!(Steering::Ip.share(&addresses, 1..=2, 5, 6), None, "an address for each worker is needed");
+        assert_eq!(Steering::Port.share(&addresses, 1..=2, 0, 3), None);
+        assert_eq!(Steering::Port.share(&addresses, 0xfc00..=0xffff, 1, 1), None);
+    }
+
+    #[test]
+    fn a_port_given_back_is_taken_last() {
+        let share = Share { addresses: vec!["10.0.0.1".parse().unwrap()], ports: 100..=109 };
+        let mut ports = Ports::new(&share, 7);
+        let server = "10.9.9.9".parse().unwrap();
+        let first = ports.take(server).unwrap();
+        assert!(ports.owns(first.ip(), first.port()) && !ports.owns(first.ip(), 99));
+        ports.give(first);
+        let rest: Vec<_> = std::iter::from_fn(|| ports.take(server)).collect();
+        assert_eq!((rest.len(), rest.last()), (10, Some(&first)));
+        assert_eq!(ports.take("::1".parse().unwrap()), None, "another family");
+        let order: Vec<_> = rest.iter().map(SocketAddr::port).collect();
+        assert!(!order.is_sorted(), "{order:?}");
+    }
+}

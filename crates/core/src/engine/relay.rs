@@ -1,0 +1,340 @@
+//! The path of the other packets of a bound connection: those to be cut, changed, or given other options, resets, and
+//! all while held bytes are still on their way. They are built anew.
+
+use super::config::{Callbacks, Payload};
+use super::connection::{CLIENT, SERVER, side};
+use super::edit::{Edit, Edits, Piece};
+use super::forward::note;
+use super::machine::{Drop, Engine, Fate};
+use super::options::{Located, Written, blank};
+use super::outbox::Segment;
+use super::packet::{Header, flags, put, u32_at};
+use super::seq::Seq;
+use crate::flow::EndReason;
+use crate::time::Instant;
+
+/// The options of a segment, at most 40 bytes.
+#[derive(Clone, Copy)]
+struct Options {
+    bytes: [u8; 40],
+    len: usize,
+}
+
+impl Options {
+    fn copied(options: &[u8]) -> Self {
+        let mut bytes = [0; 40];
+        put(&mut bytes, 0, options);
+        Self { bytes, len: options.len().min(40) }
+    }
+
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.len).unwrap_or_default()
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// What becomes of the payload of one segment.
+enum Change {
+    Keep,
+    Edit(Vec<u8>),
+    Reset,
+}
+
+impl<C: Callbacks> Engine<C> {
+    pub(super) fn relay(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &mut [u8],
+    ) -> Fate {
+        if header.has(flags::SYN) {
+            return self.challenge(now, slot, from);
+        }
+        let located = match Located::parse(header.options(packet)) {
+            Ok(located) => located,
+            Err(error) => return Fate::Dropped(Drop::Malformed(error)),
+        };
+        if let Err(why) = self.acceptable(slot, from, header) {
+            return Fate::Dropped(why);
+        }
+        if header.has(flags::RST) {
+            return self.relay_reset(now, slot, from, header);
+        }
+        self.acknowledged(now, slot, from, header);
+        let inspected = self.slow_of(slot).is_some_and(|slow| slow.inspect[from]);
+        let Some(next) = self.hot.get(slot).map(|hot| hot.leg[from].next) else {
+            return Fate::Dropped(Drop::NoConnection);
+        };
+        let occupies = header.seq_end() != header.seq;
+        if inspected && occupies && header.seq.after(next) {
+            // What was not looked at cannot pass: its sender is told of the gap, and its acknowledgement goes on.
+            self.acknowledge(now, slot, from);
+            self.acknowledge(now, slot, from ^ 1);
+            return Fate::Taken;
+        }
+        let change =
+            if inspected { self.inspect(slot, from, header, packet, next) } else { Ok(Change::Keep) };
+        match change {
+            Err(why) => return Fate::Dropped(why),
+            Ok(Change::Reset) => {
+                self.end(now, slot, EndReason::PolicyDenied);
+                return Fate::Taken;
+            }
+            Ok(Change::Edit(bytes)) => self.push_edit(slot, from, next, header, bytes),
+            Ok(Change::Keep) => {}
+        }
+        self.pass_on(now, slot, from, header, packet, &located);
+        Fate::Taken
+    }
+
+    /// Whether the receiver can have a use for the segment. Where bytes are changed, its window is its own affair.
+    fn acceptable(&self, slot: usize, from: usize, header: &Header) -> Result<(), Drop> {
+        let hot = self.hot.get(slot).ok_or(Drop::NoConnection)?;
+        let (own, other) = (&hot.leg[from], &hot.leg[from ^ 1]);
+        let (sent, end) = match self.slow.get(hot.slow as usize) {
+            Some(slow) => (slow.edits[from ^ 1].seq(other.next), slow.edits[from].seq(header.seq_end())),
+            None => (other.next + other.add, header.seq_end() + own.add),
+        };
+        if header.has(flags::ACK) && header.ack.after(sent) {
+            return Err(Drop::AckOfUnsent);
+        }
+        let inspected = self.slow.get(hot.slow as usize).is_some_and(|slow| slow.inspect[from]);
+        if !inspected && end.after(other.edge + 1) {
+            return Err(Drop::OutOfWindow);
+        }
+        Ok(())
+    }
+
+    /// A reset. It ends the connection if it has exactly the number the receiver waits for; else the receiver may ask
+    /// about it (RFC 5961, section 3.2), and the answer comes through here again.
+    fn relay_reset(&mut self, now: Instant, slot: usize, from: usize, header: &Header) -> Fate {
+        let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let other = &hot.leg[from ^ 1];
+        let seq = match self.slow.get(hot.slow as usize) {
+            Some(slow) => slow.edits[from].seq(header.seq),
+            None => header.seq + hot.leg[from].add,
+        };
+        if seq.before(other.acked) {
+            return Fate::Dropped(Drop::OutOfWindow);
+        }
+        // What we know it was sent counts as what it waits for: the acknowledgement may be on its way.
+        let expected = match self.slow.get(hot.slow as usize) {
+            Some(slow) => slow.edits[from].seq(hot.leg[from].next),
+            None => hot.leg[from].next + hot.leg[from].add,
+        };
+        let exact = seq == other.acked || seq == expected;
+        if let Some(numbers) = self.numbers(slot, from ^ 1) {
+            let numbers = super::send::Numbers { seq, window: 0, ..numbers };
+            self.send(now, slot, from ^ 1, numbers, flags::RST | flags::ACK, &[]);
+        }
+        if exact {
+            let over = self.hot.get(slot).is_some_and(|hot| hot.phase == super::connection::Phase::TimeWait);
+            let reason = if from == CLIENT { EndReason::ClientReset } else { EndReason::ServerReset };
+            self.release(now, slot, (!over).then_some(reason));
+        }
+        Fate::Taken
+    }
+
+    /// Takes the acknowledgement of a segment: edits it covers are forgotten, owned bytes go on.
+    fn acknowledged(&mut self, now: Instant, slot: usize, from: usize, header: &Header) {
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        let leg = &mut hot.leg[from];
+        let before = leg.acked;
+        leg.acked = leg.acked.max(header.ack);
+        leg.edge = leg.edge.max(header.ack + (u32::from(header.window) << leg.shift));
+        let acked = leg.acked;
+        if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
+            let edits = &mut slow.edits[from ^ 1];
+            let kept = edits.bytes();
+            edits.acknowledge(acked);
+            hot.leg[from ^ 1].add = edits.base();
+            self.held_total = self.held_total.saturating_sub(kept - edits.bytes());
+        }
+        if from == SERVER {
+            self.owned_acknowledged(now, slot, before, acked);
+        }
+    }
+
+    /// Shows what is new of a segment to whoever wants to see it.
+    fn inspect(
+        &mut self,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &[u8],
+        next: Seq,
+    ) -> Result<Change, Drop> {
+        let new = header.payload(packet).get(next.since(header.seq) as usize..).unwrap_or_default();
+        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else {
+            return Err(Drop::NoConnection);
+        };
+        if new.is_empty() || !(header.seq + header.len()).after(next) {
+            return Ok(Change::Keep);
+        }
+        let kept = self.slow.get(hot.slow as usize).map_or(0, |slow| slow.edits[from].bytes());
+        if kept >= self.config.edit_bytes || self.held_total > self.config.hold_total_bytes {
+            return Err(Drop::Limit);
+        }
+        Ok(match self.callbacks.payload(cold.id, side(from), new) {
+            Payload::Keep => Change::Keep,
+            Payload::Replace(bytes) if bytes == new => Change::Keep,
+            Payload::Replace(bytes) => Change::Edit(bytes),
+            Payload::Reset => Change::Reset,
+        })
+    }
+
+    fn push_edit(&mut self, slot: usize, from: usize, next: Seq, header: &Header, bytes: Vec<u8>) {
+        self.held_total += bytes.len();
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let (len, edits) = ((header.seq + header.len()) - next, &mut slow.edits[from]);
+        edits.push(Edit { start: next, len, bytes, fin: false, owned: false });
+        // One without bytes may be over already: nobody will acknowledge it.
+        edits.acknowledge(hot.leg[from ^ 1].acked);
+        hot.leg[from].add = edits.base();
+        hot.edited = true;
+    }
+
+    /// Sends the segment on: its payload in pieces the receiver takes, and what it says besides.
+    fn pass_on(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &mut [u8],
+        located: &Located,
+    ) {
+        let fin_end = header.has(flags::FIN).then(|| header.seq_end());
+        if let Some(hot) = self.hot.get_mut(slot) {
+            if hot.phase == super::connection::Phase::Bound {
+                hot.active = now;
+            }
+        }
+        self.closing(now, slot, from, header, self.fin_ack(slot, from, header));
+        let options = self.options(now, slot, from, header, packet, located);
+        if let Some(hot) = self.hot.get_mut(slot) {
+            note(&mut hot.leg[from], header, packet, located);
+        }
+        let Some(numbers) = self.numbers(slot, from ^ 1) else { return };
+        let Some(hot) = self.hot.get(slot) else { return };
+        let leg = &hot.leg[from ^ 1];
+        let plain = Edits::new(hot.leg[from].add);
+        let edits = self.slow.get(hot.slow as usize).map_or(&plain, |slow| &slow.edits[from]);
+        let most = usize::from(leg.mss).saturating_sub(options.len).max(1);
+        let (to, hop, outbox) = (hot.tuple[from ^ 1], leg.hop, &mut self.outbox);
+        let mut segment = Segment {
+            to,
+            hop,
+            seq: edits.seq(header.seq),
+            ack: numbers.ack,
+            flags: flags::ACK,
+            window: numbers.window,
+            options: options.as_slice(),
+            payload: &[],
+        };
+        let data_end = header.seq + header.len();
+        let (mut sent, mut owned) = (false, false);
+        // Bytes that were acknowledged may have been others: nobody needs them again.
+        let known = edits.acknowledged(leg.acked).max(header.seq).min(data_end);
+        let first = if hot.edited { known } else { header.seq };
+        edits.pieces(first, data_end, |piece| {
+            let (bytes, seq) = match piece {
+                Piece::Same(old, len, new) => {
+                    let start = header.data + (old - header.seq) as usize;
+                    (packet.get(start..start + len as usize).unwrap_or_default(), new)
+                }
+                Piece::Edited(edit, _) if edit.owned => {
+                    owned = true;
+                    return;
+                }
+                Piece::Edited(edit, new) => (edit.bytes.as_slice(), new),
+            };
+            for (at, chunk) in bytes.chunks(most).enumerate() {
+                let seq = seq + (at * most) as u32;
+                let push = header.flags & flags::PSH;
+                outbox.segment(&Segment { seq, payload: chunk, flags: flags::ACK | push, ..segment });
+                sent = true;
+            }
+        });
+        if let Some(fin_end) = fin_end {
+            let ours = edits.owned().is_some_and(|(edit, _)| edit.fin && edit.end() == fin_end);
+            if !ours {
+                segment.seq = edits.seq(data_end);
+                segment.flags |= flags::FIN;
+                outbox.segment(&segment);
+            }
+            owned |= ours;
+        } else if !sent && !owned {
+            outbox.segment(&segment);
+        }
+        if owned || (!sent && !header.is_empty()) {
+            // Bytes that are ours to deliver, or that somebody took out: their sender waits to hear of them.
+            self.acknowledge(now, slot, from);
+        }
+        self.settle(slot);
+    }
+
+    /// The acknowledgement as `closing` wants it: past the other side's FIN only if that was acknowledged.
+    fn fin_ack(&self, slot: usize, from: usize, header: &Header) -> Seq {
+        let Some(hot) = self.hot.get(slot) else { return header.ack };
+        let other = &hot.leg[from ^ 1];
+        match self.slow.get(hot.slow as usize) {
+            // In the other side's own numbers, then as `closing` will translate its FIN.
+            Some(slow) => slow.edits[from ^ 1].acknowledged(header.ack) + other.add,
+            None => header.ack,
+        }
+    }
+
+    /// The options of a segment as the other side wants them: translated, taken out where it does not know them, and
+    /// a time stamp put in where it waits for one.
+    fn options(
+        &self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &[u8],
+        located: &Located,
+    ) -> Options {
+        let mut options = Options::copied(header.options(packet));
+        let Some(hot) = self.hot.get(slot) else { return options };
+        let (own, other) = (&hot.leg[from], &hot.leg[from ^ 1]);
+        let edited = self.slow.get(hot.slow as usize).is_some_and(|slow| !slow.edits[from ^ 1].is_empty());
+        if let Some((first, blocks)) = located.sack {
+            if edited || !hot.same_options {
+                blank(options.as_mut(), first, blocks * 8);
+            } else {
+                for edge in 0..blocks * 2 {
+                    add_at(options.as_mut(), first + edge * 4, 0_u32.wrapping_sub(other.add));
+                }
+            }
+        }
+        match located.timestamps {
+            Some(at) if other.stamps => {
+                add_at(options.as_mut(), at, own.stamp_add);
+                let echo = other.echo(u32_at(options.as_slice(), at + 4));
+                put(options.as_mut(), at + 4, &echo.to_be_bytes());
+            }
+            Some(at) => blank(options.as_mut(), at, 8),
+            None if other.stamps => {
+                options = Options::copied(Written::timestamps(self.clock(now), other.stamp).as_slice());
+            }
+            None => {}
+        }
+        if options.as_slice().iter().all(|byte| *byte == 1) {
+            options.len = 0;
+        }
+        options
+    }
+}
+
+fn add_at(bytes: &mut [u8], at: usize, add: u32) {
+    let number = u32_at(bytes, at).wrapping_add(add);
+    put(bytes, at, &number.to_be_bytes());
+}

@@ -1,0 +1,139 @@
+//! Segments of the engine's own making: acknowledgements, challenges, resets.
+
+use super::config::{Callbacks, Hop};
+use super::connection::{CLIENT, Phase};
+use super::machine::{Drop, Engine, Fate};
+use super::options::Written;
+use super::outbox::Segment;
+use super::packet::{Header, flags};
+use super::seq::Seq;
+use crate::time::Instant;
+
+/// What a segment of ours to one side says, and all that is the same for each of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    pub(super) seq: Seq,
+    pub(super) ack: Seq,
+    pub(super) window: u16,
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// Our time stamp clock: milliseconds, from a secret beginning.
+    pub(super) fn clock(&self, now: Instant) -> u32 {
+        let [.., secret] = self.config.seed;
+        ((now.as_nanos() / 1_000_000) as u32).wrapping_add(secret as u32)
+    }
+
+    /// What the next segment of ours to side `at` has to say: nothing new, and the truth about what has arrived.
+    pub(super) fn numbers(&self, slot: usize, at: usize) -> Option<Numbers> {
+        let hot = self.hot.get(slot)?;
+        let slow = self.slow.get(hot.slow as usize);
+        let (own, other) = (&hot.leg[at], &hot.leg[at ^ 1]);
+        if !matches!(hot.phase, Phase::Bound | Phase::TimeWait) {
+            let slow = slow?;
+            let room = self.config.hold_bytes.saturating_sub(slow.held.len() as u32);
+            let window = (room >> own.shown_shift).min(0xffff) as u16;
+            return Some(Numbers { seq: slow.isn[at] + 1, ack: own.next, window });
+        }
+        let (seq, ack, edge) = match slow {
+            Some(slow) => {
+                let ack = slow.edits[at].acknowledged(other.acked).max(slow.acked_to[at]);
+                (slow.edits[at ^ 1].seq(other.next), ack, other.edge - slow.edits[at].total())
+            }
+            None => (other.next + other.add, other.acked - own.add, other.edge - own.add),
+        };
+        let window = (edge.since(ack) >> own.shown_shift).min(0xffff) as u16;
+        Some(Numbers { seq, ack, window })
+    }
+
+    /// Sends one segment to side `at`, with a time stamp if that side uses them.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        at: usize,
+        numbers: Numbers,
+        flags: u8,
+        payload: &[u8],
+    ) {
+        let clock = self.clock(now);
+        let Some(hot) = self.hot.get(slot) else { return };
+        let leg = &hot.leg[at];
+        let bound = matches!(hot.phase, Phase::Bound | Phase::TimeWait);
+        let stamp = if bound { hot.leg[at ^ 1].stamp_for_other(clock) } else { clock };
+        let options = if leg.stamps { Written::timestamps(stamp, leg.stamp) } else { Written::default() };
+        let Numbers { seq, ack, window } = numbers;
+        let (to, hop) = (hot.tuple[at], leg.hop);
+        self.outbox.segment(&Segment {
+            to,
+            hop,
+            seq,
+            ack,
+            flags,
+            window,
+            options: options.as_slice(),
+            payload,
+        });
+    }
+
+    /// Acknowledges to side `at` what arrived from it.
+    pub(super) fn acknowledge(&mut self, now: Instant, slot: usize, at: usize) {
+        let Some(numbers) = self.numbers(slot, at) else { return };
+        if let Some(slow) = self.slow_of(slot) {
+            slow.acked_to[at] = slow.acked_to[at].max(numbers.ack);
+            if at == CLIENT {
+                slow.unacknowledged = 0;
+                slow.ack_at = None;
+            }
+        }
+        self.send(now, slot, at, numbers, flags::ACK, &[]);
+    }
+
+    /// Answers something that may be an attack, or a peer that lost its memory, with the truth (RFC 5961).
+    pub(super) fn challenge(&mut self, now: Instant, slot: usize, at: usize) -> Fate {
+        if self.may_challenge(now) {
+            self.acknowledge(now, slot, at);
+        }
+        Fate::Taken
+    }
+
+    /// Resets side `at`.
+    pub(super) fn reset(&mut self, now: Instant, slot: usize, at: usize) {
+        if let Some(numbers) = self.numbers(slot, at) {
+            let numbers = Numbers { window: 0, ..numbers };
+            self.send(now, slot, at, numbers, flags::RST | flags::ACK, &[]);
+        }
+    }
+
+    /// Resets the sender of a segment that belongs to no connection (RFC 9293, section 3.10.7.1).
+    pub(super) fn reset_stranger(&mut self, now: Instant, header: &Header, hop: Hop) -> Fate {
+        if header.has(flags::RST) || !self.may_challenge(now) {
+            return Fate::Dropped(Drop::NoConnection);
+        }
+        let (seq, ack, flags) = if header.has(flags::ACK) {
+            (header.ack, Seq(0), flags::RST)
+        } else {
+            (Seq(0), header.seq_end(), flags::RST | flags::ACK)
+        };
+        let to = header.tuple;
+        self.outbox.segment(&Segment { to, hop, seq, ack, flags, window: 0, options: &[], payload: &[] });
+        Fate::Taken
+    }
+
+    /// Whether one more answer may be sent in this second.
+    fn may_challenge(&mut self, now: Instant) -> bool {
+        let second = now.as_nanos() / 1_000_000_000;
+        let (current, count) = &mut self.challenge_second;
+        if *current != second {
+            (*current, *count) = (second, 0);
+        }
+        *count += 1;
+        let may = *count <= self.config.challenges_per_second;
+        if may {
+            self.counters.challenges += 1;
+        } else {
+            self.counters.challenges_suppressed += 1;
+        }
+        may
+    }
+}

@@ -1,0 +1,78 @@
+//! Sequence numbers: 32 bits that wrap (RFC 9293, section 3.4).
+
+use std::ops::{Add, Sub};
+
+/// A TCP sequence or acknowledgement number.
+///
+/// Compared around the circle, so there is deliberately no `Ord`: [`Seq::before`] of numbers half the circle apart
+/// means nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Seq(pub u32);
+
+impl Seq {
+    /// Whether this number comes before `other`.
+    pub const fn before(self, other: Self) -> bool {
+        (self.0.wrapping_sub(other.0) as i32) < 0
+    }
+
+    /// Whether this number comes after `other`.
+    pub const fn after(self, other: Self) -> bool {
+        other.before(self)
+    }
+
+    /// The later of two.
+    #[must_use]
+    pub const fn max(self, other: Self) -> Self {
+        if self.before(other) { other } else { self }
+    }
+
+    /// The earlier of two.
+    #[must_use]
+    pub const fn min(self, other: Self) -> Self {
+        if self.before(other) { self } else { other }
+    }
+
+    /// How far this number is after `earlier`; 0 if it is not.
+    pub const fn since(self, earlier: Self) -> u32 {
+        if self.before(earlier) { 0 } else { self.0.wrapping_sub(earlier.0) }
+    }
+}
+
+impl Add<u32> for Seq {
+    type Output = Self;
+
+    fn add(self, n: u32) -> Self {
+        Self(self.0.wrapping_add(n))
+    }
+}
+
+impl Sub<u32> for Seq {
+    type Output = Self;
+
+    fn sub(self, n: u32) -> Self {
+        Self(self.0.wrapping_sub(n))
+    }
+}
+
+impl Sub for Seq {
+    /// The distance, modulo 2^32.
+    type Output = u32;
+
+    fn sub(self, other: Self) -> u32 {
+        self.0.wrapping_sub(other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_goes_around_the_circle() {
+        let end = Seq(u32::MAX);
+        assert!(end.before(Seq(0)) && Seq(0).after(end) && !Seq(7).before(Seq(7)));
+        assert_eq!((end + 2, Seq(1) - 2, Seq(1) - end), (Seq(1), end, 2));
+        assert_eq!((Seq(1).since(end), end.since(Seq(1))), (2, 0));
+        assert_eq!((end.max(Seq(3)), end.min(Seq(3))), (Seq(3), end));
+    }
+}

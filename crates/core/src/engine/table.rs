@@ -1,0 +1,154 @@
+//! From a tuple to a connection: an open-addressed index with a fixed number of places, so it neither grows nor
+//! allocates while packets come.
+
+use super::packet::Tuple;
+
+/// Secret of the hash: without it nobody can choose tuples that collide.
+pub(super) type HashKey = [u64; 4];
+
+/// Hash of a tuple: multiply and fold, the keys secret.
+pub(super) fn hash(key: &HashKey, tuple: &Tuple) -> u32 {
+    let low = fold(tuple.remote.0[1] ^ key[0], tuple.local.0[1] ^ key[1]);
+    let high = fold(tuple.remote.0[0] ^ key[2], tuple.local.0[0] ^ key[3]);
+    let mixed = fold(low ^ high ^ u64::from(tuple.ports), key[0] | 1);
+    (mixed ^ (mixed >> 32)) as u32
+}
+
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a) * u128::from(b);
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+/// The index. A place holds the hash in its upper half and the value + 1 in its lower; 0 is an empty place.
+#[derive(Debug)]
+pub(super) struct Index {
+    places: Vec<u64>,
+    mask: usize,
+}
+
+impl Index {
+    /// An index for up to `entries` entries, never more than half full.
+    pub(super) fn new(entries: usize) -> Self {
+        let size = (entries.max(8) * 2).next_power_of_two();
+        Self { places: vec![0; size], mask: size - 1 }
+    }
+
+    /// The value under `hash` for which `is_it` holds.
+    pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let mut at = hash as usize & self.mask;
+        loop {
+            let place = self.places.get(at).copied().unwrap_or(0);
+            if place == 0 {
+                return None;
+            }
+            let value = (place as u32).wrapping_sub(1);
+            if (place >> 32) as u32 == hash && is_it(value) {
+                return Some(value);
+            }
+            at = (at + 1) & self.mask;
+        }
+    }
+
+    /// The value that probably stands under `hash`: no comparison of tuples.
+    pub(super) fn probable(&self, hash: u32) -> Option<u32> {
+        self.find(hash, |_| true)
+    }
+
+    /// Adds an entry. The caller keeps the number of entries within what [`Index::new`] was given.
+    pub(super) fn insert(&mut self, hash: u32, value: u32) {
+        let mut at = hash as usize & self.mask;
+        for _ in 0..self.places.len() {
+            match self.places.get_mut(at) {
+                Some(place) if *place == 0 => {
+                    *place = u64::from(hash) << 32 | u64::from(value.wrapping_add(1));
+                    return;
+                }
+                _ => at = (at + 1) & self.mask,
+            }
+        }
+    }
+
+    /// Takes an entry out and closes the gap it leaves, so that no probe ever walks over the dead.
+    pub(super) fn remove(&mut self, hash: u32, value: u32) {
+        let wanted = u64::from(hash) << 32 | u64::from(value.wrapping_add(1));
+        let mut gap = hash as usize & self.mask;
+        loop {
+            match self.places.get(gap) {
+                None | Some(0) => return,
+                Some(place) if *place == wanted => break,
+                Some(_) => gap = (gap + 1) & self.mask,
+            }
+        }
+        let mut at = gap;
+        loop {
+            at = (at + 1) & self.mask;
+            let place = self.places.get(at).copied().unwrap_or(0);
+            if place == 0 {
+                break;
+            }
+            // It may move to the gap unless its home lies between the gap and itself.
+            let home = (place >> 32) as usize & self.mask;
+            if (at.wrapping_sub(home) & self.mask) >= (at.wrapping_sub(gap) & self.mask) {
+                self.set(gap, place);
+                gap = at;
+            }
+        }
+        self.set(gap, 0);
+    }
+
+    fn set(&mut self, at: usize, place: u64) {
+        if let Some(to) = self.places.get_mut(at) {
+            *to = place;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), 0_u32..40, 0_u32..6), 1..400)) {
+            // Few hashes for many values: long probes and many gaps.
+            let mut index = Index::new(40);
+            let mut model = BTreeMap::new();
+            for (add, value, spread) in steps {
+                let hash = (value % 5).wrapping_mul(0x9e37_79b9) ^ spread.wrapping_sub(3) / 7;
+                if add && !model.contains_key(&value) {
+                    index.insert(hash, value);
+                    model.insert(value, hash);
+                } else if !add && let Some(hash) = model.remove(&value) {
+                    index.remove(hash, value);
+                }
+                for value in 0..40 {
+                    let expected = model.get(&value).map(|_| value);
+                    let hash = model.get(&value).copied().unwrap_or(value);
+                    prop_assert_eq!(index.find(hash, |found| found == value), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_hash_depends_on_its_key_and_on_every_part() {
+        let tuple = Tuple::new("10.0.0.1:1000".parse().unwrap(), "10.0.0.2:80".parse().unwrap());
+        let key =
+            [0x1234_5678_9abc_def1, 0x0fed_cba9_8765_4321, 0x1111_2222_3333_4445, 0x5555_6666_7777_8889];
+        let base = hash(&key, &tuple);
+        assert_ne!(base, hash(&[1, 2, 3, 4], &tuple));
+        for other in [
+            "10.0.0.3:1000 10.0.0.2:80",
+            "10.0.0.1:1001 10.0.0.2:80",
+            "10.0.0.1:1000 10.0.0.2:81",
+            "10.0.0.1:1000 10.0.0.4:80",
+            "[2001:db8::1]:1000 [2001:db8::2]:80",
+        ] {
+            let (remote, local) = other.split_once(' ').unwrap();
+            let other = Tuple::new(remote.parse().unwrap(), local.parse().unwrap());
+            assert_ne!(base, hash(&key, &other), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The timing wheel: one entry a connection, in a list of those due in the same 10 ms, and one more list in the order
+//! of arrival for connections in TIME-WAIT.
+//!
+//! Entries are links in fixed arrays: arming, moving and taking out are O(1) and allocate nothing. A deadline past the
+//! wheel's horizon of about ten seconds is looked at when the horizon is reached and put in again.
+
+use crate::time::Instant;
+
+/// Milliseconds of one step of the wheel.
+pub const STEP_MS: u64 = 10;
+/// Steps of one turn.
+const STEPS: usize = 1024;
+/// The list of connections in TIME-WAIT, after those of the steps.
+const WAITING: u32 = STEPS as u32;
+const NONE: u32 = u32::MAX;
+const STEP_NS: u64 = STEP_MS * 1_000_000;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    prev: u32,
+    next: u32,
+    list: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: u32,
+    last: u32,
+}
+
+/// The wheel. See the module's text.
+#[derive(Debug)]
+pub(super) struct Wheel {
+    links: Vec<Link>,
+    lists: Vec<List>,
+    /// One bit a step: whether its list holds anything.
+    busy: [u64; STEPS / 64],
+    /// The step up to which everything due was handed out.
+    current: u64,
+}
+
+impl Wheel {
+    /// A wheel for entries `0..entries`.
+    pub(super) fn new(entries: usize, now: Instant) -> Self {
+        Self {
+            links: vec![Link { prev: NONE, next: NONE, list: NONE }; entries],
+            lists: vec![List { first: NONE, last: NONE }; STEPS + 1],
+            busy: [0; STEPS / 64],
+            current: now.as_nanos() / STEP_NS,
+        }
+    }
+
+    /// Sees to it that `entry` is handed out at `at` or earlier; an entry that is due earlier stays where it is.
+    pub(super) fn arm(&mut self, entry: u32, at: Instant) {
+        let step = at.as_nanos().div_ceil(STEP_NS);
+        let ahead = step.saturating_sub(self.current).clamp(1, STEPS as u64 - 1);
+        match self.ahead(entry) {
+            Some(armed) if armed <= ahead => return,
+            Some(_) => self.disarm(entry),
+            None => {}
+        }
+        let list = ((self.current + ahead) % STEPS as u64) as u32;
+        self.push(entry, list);
+    }
+
+    /// Moves `entry` to the end of the list of those in TIME-WAIT.
+    pub(super) fn wait(&mut self, entry: u32) {
+        self.disarm(entry);
+        self.push(entry, WAITING);
+    }
+
+    /// The entry that has been in TIME-WAIT longest.
+    pub(super) fn longest_waiting(&self) -> Option<u32> {
+        self.lists.get(WAITING as usize).map(|list| list.first).filter(|first| *first != NONE)
+    }
+
+    /// Takes `entry` out of whatever list it is in.
+    pub(super) fn disarm(&mut self, entry: u32) {
+        let Some(link) = self.links.get_mut(entry as usize) else { return };
+        let Link { prev, next, list } = std::mem::replace(link, Link { prev: NONE, next: NONE, list: NONE });
+        if list == NONE {
+            return;
+        }
+        match self.links.get_mut(prev as usize) {
+            Some(link) => link.next = next,
+            None => self.list(list, |list| list.first = next),
+        }
+        match self.links.get_mut(next as usize) {
+            Some(link) => link.prev = prev,
+            None => self.list(list, |list| list.last = prev),
+        }
+        if prev == NONE && next == NONE {
+            self.mark(list, false);
+        }
+    }
+
+    /// The next entry due at `now`, taken out; none: all were handed out, and the wheel stands at `now`.
+    pub(super) fn due(&mut self, now: Instant) -> Option<u32> {
+        let target = now.as_nanos() / STEP_NS;
+        // Nothing lies further ahead than one turn: what came before that is handed out by looking at each step once.
+        self.current = self.current.max(target.saturating_sub(STEPS as u64));
+        loop {
+            let first =
+                self.lists.get((self.current % STEPS as u64) as usize).map_or(NONE, |list| list.first);
+            if first != NONE {
+                self.disarm(first);
+                return Some(first);
+            }
+            if self.current >= target {
+                return None;
+            }
+            self.current += 1;
+        }
+    }
+
+    /// When [`Wheel::due`] will next hand something out; never earlier than anything that is armed.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let start = self.current % STEPS as u64;
+        (0..STEPS as u64)
+            .find(|ahead| {
+                let step = ((start + ahead) % STEPS as u64) as usize;
+                self.busy.get(step / 64).is_some_and(|word| word >> (step % 64) & 1 == 1)
+            })
+            .map(|ahead| Instant::from_nanos((self.current + ahead) * STEP_NS))
+    }
+
+    /// In how many steps `entry` is due; none if it is in no step's list.
+    fn ahead(&self, entry: u32) -> Option<u64> {
+        let list = self.links.get(entry as usize)?.list;
+        let steps = STEPS as u64;
+        (list < WAITING).then(|| (u64::from(list) + steps - self.current % steps) % steps)
+    }
+
+    fn push(&mut self, entry: u32, list: u32) {
+        let mut last = NONE;
+        self.list(list, |list| {
+            last = std::mem::replace(&mut list.last, entry);
+            if list.first == NONE {
+                list.first = entry;
+            }
+        });
+        if let Some(link) = self.links.get_mut(last as usize) {
+            link.next = entry;
+        }
+        if let Some(link) = self.links.get_mut(entry as usize) {
+            *link = Link { prev: last, next: NONE, list };
+        }
+        self.mark(list, true);
+    }
+
+    fn list(&mut self, list: u32, change: impl FnOnce(&mut List)) {
+        if let Some(list) = self.lists.get_mut(list as usize) {
+            change(list);
+        }
+    }
+
+    fn mark(&mut self, list: u32, busy: bool) {
+        if let Some(word) = self.busy.get_mut(list as usize / 64) {
+            let bit = 1 << (list % 64);
+            *word = if busy { *word | bit } else { *word & !bit };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    #[test]
+    fn entries_come_when_they_are_due() {
+        let mut wheel = Wheel::new(4, at(0));
+        wheel.arm(0, at(25));
+        wheel.arm(1, at(5));
+        wheel.arm(2, at(25));
+        wheel.arm(2, at(400));
+        assert_eq!(wheel.deadline(), Some(at(10)));
+        assert_eq!(wheel.due(at(9)), None);
+        assert_eq!(wheel.due(at(10)), Some(1));
+        assert_eq!(wheel.due(at(29)), None);
+        assert_eq!((wheel.due(at(30)), wheel.due(at(30)), wheel.due(at(30))), (Some(0), Some(2), None));
+        assert_eq!(wheel.deadline(), None);
+    }
+
+    #[test]
+    fn the_waiting_come_in_order_and_leave_the_steps() {
+        let mut wheel = Wheel::new(3, at(0));
+        wheel.arm(1, at(50));
+        wheel.wait(2);
+        wheel.wait(1);
+        assert_eq!(wheel.due(at(1000)), None);
+        assert_eq!(wheel.longest_waiting(), Some(2));
+        wheel.disarm(2);
+        assert_eq!(wheel.longest_waiting(), Some(1));
+        wheel.disarm(1);
+        assert_eq!(wheel.longest_waiting(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_sorted_map(steps in prop::collection::vec((0_u32..20, 0_u64..30_000, 0_u8..8), 1..300)) {
+            let mut wheel = Wheel::new(20, at(0));
+            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+            let mut now = 0;
+            for (entry, ms, what) in steps {
+                if what < 5 {
+                    // As the wheel promises: at the wish or the horizon, whichever is earlier, and never later than before.
+                    let due = (now + ms).div_ceil(STEP_MS).clamp(now / STEP_MS + 1, now / STEP_MS + 1023) * STEP_MS;
+                    wheel.arm(entry, at(now + ms));
+                    model.entry(entry).and_modify(|armed| *armed = due.min(*armed)).or_insert(due);
+                } else if what == 5 {
+                    wheel.disarm(entry);
+                    model.remove(&entry);
+                } else {
+                    now += ms;
+                    let mut handed = Vec::new();
+                    while let Some(entry) = wheel.due(at(now)) {
+                        handed.push(entry);
+                    }
+                    handed.sort_unstable();
+                    let due: Vec<_> = model.iter().filter(|(_, due)| **due <= now).map(|(e, _)| *e).collect();
+                    model.retain(|_, due| *due > now);
+                    prop_assert_eq!(handed, due);
+                }
+                prop_assert_eq!(wheel.deadline().map(Instant::as_nanos), model.values().min().map(|ms| ms * 1_000_000));
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Every bound of the engine, reached: what is over it is shed with a reason, and what is there goes on.
+
+use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP};
+use crate::script::{CLIENT_ISN, Script};
+use crate::wire::{ACK, PSH, Packet, RST, SYN};
+use sidetrack_core::engine::{Selection, Share, Target};
+use sidetrack_core::flow::EndReason;
+use std::net::SocketAddr;
+
+fn server() -> Selection {
+    Selection::Server(Target::new(Addresses::v4().server, SERVER_HOP))
+}
+
+fn client(n: u16) -> SocketAddr {
+    ([10, 0, 2, (n >> 8) as u8], 1000 + n).into()
+}
+
+#[test]
+fn a_flood_of_syns_is_answered_with_cookies_and_the_established_go_on() {
+    let mut script = Script::with(|config| config.syn_backlog = 10, server());
+    let bound = script.bind(b"x");
+    for n in 0..5000 {
+        let syn = Packet::new(client(n), script.addresses.front, SYN, u32::from(n), 0);
+        let out = script.fate(&Packet { mss: Some(1460), ..syn }, CLIENT_HOP).1;
+        assert!(out[0].is(SYN | ACK));
+    }
+    assert_eq!(script.engine.connections(), 11, "one established, ten half open");
+    assert_eq!(script.engine.counters().cookies_sent, 4990);
+    let data = script.next(&bound, ACK).payload(b"unharmed");
+    assert_eq!(script.take(&data)[0].payload, b"unharmed");
+}
+
+#[test]
+fn a_cookie_opens_a_connection_with_all_its_options() {
+    let mut script = Script::with(|config| config.syn_backlog = 0, server());
+    let syn = Packet {
+        scale: Some(9),
+        sack_permitted: true,
+        stamps: Some((50, 0)),
+        mss: Some(1460),
+        ..script.syn()
+    };
+    let answer = script.take(&syn).remove(0);
+    assert_eq!(script.engine.connections(), 0, "no state yet");
+    assert_eq!((answer.scale, answer.sack_permitted), (Some(7), true));
+    let (stamp, _) = answer.stamps.unwrap();
+    let mut data =
+        script.client(ACK | PSH, CLIENT_ISN.wrapping_add(1), answer.seq.wrapping_add(1)).payload(b"hello");
+    data.stamps = Some((60, stamp));
+    let to_server = script.take(&data).remove(0);
+    assert_eq!((to_server.scale, to_server.sack_permitted, to_server.mss), (Some(9), true, Some(1460)));
+    let answer = Packet { stamps: Some((7, to_server.stamps.unwrap().0)), ..script.syn_ack(&to_server) };
+    assert_eq!(script.take(&answer)[0].payload, b"hello");
+    assert_eq!(script.engine.counters().cookies_accepted, 1);
+}
+
+#[test]
+fn a_forged_cookie_is_reset() {
+    let mut script = Script::with(|config| config.syn_backlog = 0, server());
+    let syn = script.syn();
+    let cookie = script.take(&syn)[0].seq;
+    let forged = script.client(ACK, CLIENT_ISN.wrapping_add(1), cookie.wrapping_add(2));
+    let out = script.take(&forged);
+    assert_eq!((out[0].flags, out[0].seq), (RST, cookie.wrapping_add(2)));
+    assert_eq!(script.engine.connections(), 0);
+}
+
+/// Opens a connection of another client up to its first bytes; what came out last.
+fn request(script: &mut Script, n: u16) -> Vec<Packet> {
+    let front = script.addresses.front;
+    let syn = Packet { mss: Some(1460), ..Packet::new(client(n), front, SYN, 0, 0) };
+    let isn = script.fate(&syn, CLIENT_HOP).1[0].seq;
+    let data = Packet::new(client(n), front, ACK | PSH, 1, isn.wrapping_add(1)).payload(b"x");
+    script.fate(&data, CLIENT_HOP).1
+}
+
+#[test]
+fn without_a_free_port_a_client_is_shed() {
+    let sources = Share { addresses: vec!["10.0.1.5".parse().unwrap()], ports: 20_000..=20_002 };
+    let mut script = Script::with(|config| config.sources = sources, server());
+    for n in 0..3 {
+        assert_eq!(request(&mut script, n)[0].flags, SYN);
+    }
+    let out = request(&mut script, 3);
+    assert!(out.len() == 1 && out[0].is(RST) && out[0].dst == client(3), "{out:?}");
+    assert_eq!(script.records()[0].reason, EndReason::Limit);
+    assert_eq!((script.engine.connections(), script.engine.counters().shed), (3, 1));
+    script.wait(11_000);
+    assert_eq!(script.engine.connections(), 0, "all three gave their ports back");
+    assert_eq!(request(&mut script, 4)[0].flags, SYN);
+}
+
+#[test]
+fn a_full_table_makes_room_of_time_wait_first_and_then_sheds() {
+    let mut script = Script::with(|config| config.max_connections = 2, server());
+    let mut bound = script.bind(b"x");
+    script.close(&mut bound);
+    assert_eq!(request(&mut script, 1)[0].flags, SYN);
+    assert_eq!(request(&mut script, 2)[0].flags, SYN);
+    assert_eq!(script.engine.counters().time_wait_cut, 1);
+    // Now both are in use. The answer to the SYN is a cookie, and its return finds no room.
+    let out = request(&mut script, 3);
+    assert!(out[0].is(RST) && script.engine.connections() == 2, "{out:?}");
+    assert_eq!(script.engine.counters().shed, 1);
+}
+
+#[test]
+fn held_bytes_are_bounded_one_by_one_and_together() {
+    let waits = Selection::Wait { wait_ms: 60_000 };
+    let mut script = Script::with(|config| config.hold_bytes = 2000, waits);
+    let isn = script.open();
+    let first = CLIENT_ISN.wrapping_add(1);
+    let data = script.client(ACK, first, isn.wrapping_add(1)).payload(&[1; 1460]);
+    script.take(&data);
+    let more = script.client(ACK, first.wrapping_add(1460), isn.wrapping_add(1)).payload(&[2; 1460]);
+    let out = script.take(&more);
+    assert_eq!((out[0].ack, out[0].window), (first.wrapping_add(2000), 0), "the window is closed: {out:?}");
+    assert_eq!(script.engine.callbacks_mut().asked.last().unwrap().0.len(), 2000);
+    assert!(out[1].is(RST), "full, and still not decided");
+
+    let mut script = Script::with(|config| config.hold_total_bytes = 1000, waits);
+    let isn = script.open();
+    let data = script.client(ACK, first, isn.wrapping_add(1)).payload(&[1; 1460]);
+    assert!(script.take(&data).last().unwrap().is(RST));
+    assert_eq!(script.records()[0].reason, EndReason::Limit);
+}
+
+#[test]
+fn records_that_nobody_takes_are_lost_and_counted() {
+    let mut script = Script::with(|config| config.max_records = 1, Selection::Deny);
+    for n in 0..3 {
+        request(&mut script, n);
+    }
+    assert_eq!((script.records().len(), script.engine.counters().records_lost), (1, 2));
+}

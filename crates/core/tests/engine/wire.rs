@@ -1,0 +1,208 @@
+//! Packets as the model peers see them: built and read without a line of the engine's own code.
+
+use std::net::{IpAddr, SocketAddr};
+
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const PSH: u8 = 8;
+pub const ACK: u8 = 16;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    pub window: u16,
+    pub mss: Option<u16>,
+    pub scale: Option<u8>,
+    pub sack_permitted: bool,
+    pub sack: Vec<(u32, u32)>,
+    pub stamps: Option<(u32, u32)>,
+    pub payload: Vec<u8>,
+}
+
+impl Packet {
+    pub fn new(src: SocketAddr, dst: SocketAddr, flags: u8, seq: u32, ack: u32) -> Self {
+        Self {
+            src,
+            dst,
+            seq,
+            ack,
+            flags,
+            window: 65_535,
+            mss: None,
+            scale: None,
+            sack_permitted: false,
+            sack: Vec::new(),
+            stamps: None,
+            payload: Vec::new(),
+        }
+    }
+
+    pub fn payload(mut self, payload: &[u8]) -> Self {
+        self.payload = payload.to_vec();
+        self
+    }
+
+    pub fn is(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+
+    fn options(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Some(mss) = self.mss {
+            out.extend([2, 4]);
+            out.extend(mss.to_be_bytes());
+        }
+        if self.sack_permitted {
+            out.extend([4, 2]);
+        }
+        if let Some((value, echo)) = self.stamps {
+            out.extend([8, 10]);
+            out.extend(value.to_be_bytes());
+            out.extend(echo.to_be_bytes());
+        }
+        if let Some(scale) = self.scale {
+            out.extend([3, 3, scale]);
+        }
+        if !self.sack.is_empty() {
+            out.extend([5, 2 + 8 * self.sack.len() as u8]);
+            for (from, to) in &self.sack {
+                out.extend(from.to_be_bytes());
+                out.extend(to.to_be_bytes());
+            }
+        }
+        // Padding in front: options then begin at odd places as well.
+        let pad = (4 - out.len() % 4) % 4;
+        let mut padded = vec![1; pad];
+        padded.append(&mut out);
+        padded
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let options = self.options();
+        let mut tcp = Vec::new();
+        tcp.extend(self.src.port().to_be_bytes());
+        tcp.extend(self.dst.port().to_be_bytes());
+        tcp.extend(self.seq.to_be_bytes());
+        tcp.extend(self.ack.to_be_bytes());
+        tcp.push(((20 + options.len()) / 4 << 4) as u8);
+        tcp.push(self.flags);
+        tcp.extend(self.window.to_be_bytes());
+        tcp.extend([0; 4]);
+        tcp.extend(options);
+        tcp.extend(&self.payload);
+        let sum = checksum(&[&pseudo(self.src.ip(), self.dst.ip(), tcp.len(), 6), &tcp]);
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        ip(self.src.ip(), self.dst.ip(), 6, &tcp)
+    }
+
+    /// Reads a packet and insists on everything being right about it.
+    pub fn decode(bytes: &[u8]) -> Self {
+        let (src, dst, protocol, tcp) = open_ip(bytes);
+        assert_eq!(protocol, 6);
+        assert_eq!(checksum(&[&pseudo(src, dst, tcp.len(), 6), tcp]), 0, "TCP checksum");
+        let be32 = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
+        let be16 = |at: usize| u16::from_be_bytes(tcp[at..at + 2].try_into().unwrap());
+        let data = usize::from(tcp[12] >> 4) * 4;
+        let mut packet = Self::new(
+            SocketAddr::new(src, be16(0)),
+            SocketAddr::new(dst, be16(2)),
+            tcp[13],
+            be32(4),
+            be32(8),
+        );
+        packet.window = be16(14);
+        packet.payload = tcp[data..].to_vec();
+        let mut at = 20;
+        while at < data {
+            match tcp[at] {
+                0 => break,
+                1 => {
+                    at += 1;
+                    continue;
+                }
+                2 => packet.mss = Some(be16(at + 2)),
+                3 => packet.scale = Some(tcp[at + 2]),
+                4 => packet.sack_permitted = true,
+                5 => {
+                    let blocks = (usize::from(tcp[at + 1]) - 2) / 8;
+                    packet.sack = (0..blocks).map(|n| (be32(at + 2 + 8 * n), be32(at + 6 + 8 * n))).collect();
+                }
+                8 => packet.stamps = Some((be32(at + 2), be32(at + 6))),
+                other => panic!("option {other}"),
+            }
+            at += usize::from(tcp[at + 1]);
+        }
+        packet
+    }
+}
+
+pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            out.extend([0x45, 0]);
+            out.extend((20 + payload.len() as u16).to_be_bytes());
+            out.extend([0x12, 0x34, 0x40, 0, 61, protocol, 0, 0]);
+            out.extend(src.octets());
+            out.extend(dst.octets());
+            let sum = checksum(&[&out]);
+            out[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            out.extend([0x60, 0, 0, 0]);
+            out.extend((payload.len() as u16).to_be_bytes());
+            out.extend([protocol, 61]);
+            out.extend(src.octets());
+            out.extend(dst.octets());
+        }
+        _ => panic!("two families in one packet"),
+    }
+    out.extend(payload);
+    out
+}
+
+pub fn open_ip(bytes: &[u8]) -> (IpAddr, IpAddr, u8, &[u8]) {
+    if bytes[0] >> 4 == 4 {
+        assert_eq!(checksum(&[&bytes[..20]]), 0, "IP checksum");
+        let end = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        assert_eq!(end, bytes.len(), "total length");
+        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap());
+        (address(12), address(16), bytes[9], &bytes[20..])
+    } else {
+        assert_eq!(40 + usize::from(u16::from_be_bytes([bytes[4], bytes[5]])), bytes.len(), "payload length");
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&bytes[at..at + 16]).unwrap());
+        (address(8), address(24), bytes[6], &bytes[40..])
+    }
+}
+
+pub fn pseudo(src: IpAddr, dst: IpAddr, len: usize, protocol: u8) -> Vec<u8> {
+    let mut out = Vec::new();
+    for ip in [src, dst] {
+        match ip {
+            IpAddr::V4(ip) => out.extend(ip.octets()),
+            IpAddr::V6(ip) => out.extend(ip.octets()),
+        }
+    }
+    out.extend((len as u32).to_be_bytes());
+    out.extend([0, 0, 0, protocol]);
+    out
+}
+
+/// The Internet checksum, word by word; 0 over data that holds its own.
+pub fn checksum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0_u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            sum += u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
+        }
+    }
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
