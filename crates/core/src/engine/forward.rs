@@ -195,7 +195,7 @@ fn replace(packet: &mut [u8], at: usize, base: usize, new: u32) -> Sum {
     put(packet, at, &new.to_be_bytes());
     let change = Sum::ZERO.replace_u32(old, new);
     // A number that does not begin on a word boundary counts with its bytes swapped (RFC 1071, section 2(B)).
-    if (at - base) % 2 == 0 { change } else { Sum::ZERO.u16(change.folded().swap_bytes()) }
+    if (at - base).is_multiple_of(2) { change } else { Sum::ZERO.u16(change.folded().swap_bytes()) }
 }
 
 /// Writes the new header: numbers, ports, addresses, time to live, and checksums by what changed. `options` is the

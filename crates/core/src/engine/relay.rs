@@ -2,7 +2,7 @@
 //! all while held bytes are still on their way. They are built anew.
 
 use super::config::{Callbacks, Payload};
-use super::connection::{CLIENT, SERVER, side};
+use super::connection::{CLIENT, Phase, SERVER, side};
 use super::edit::{Edit, Edits, Piece};
 use super::forward::note;
 use super::machine::{Drop, Engine, Fate};
@@ -34,6 +34,15 @@ impl Options {
     fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
+}
+
+/// What became of a segment.
+#[derive(Clone, Copy, Default)]
+struct Passed {
+    /// Some of its payload went on.
+    sent: bool,
+    /// Some of it is ours to deliver.
+    owned: bool,
 }
 
 /// What becomes of the payload of one segment.
@@ -133,7 +142,7 @@ impl<C: Callbacks> Engine<C> {
             self.send(now, slot, from ^ 1, numbers, flags::RST | flags::ACK, &[]);
         }
         if exact {
-            let over = self.hot.get(slot).is_some_and(|hot| hot.phase == super::connection::Phase::TimeWait);
+            let over = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::TimeWait);
             let reason = if from == CLIENT { EndReason::ClientReset } else { EndReason::ServerReset };
             self.release(now, slot, (!over).then_some(reason));
         }
@@ -210,47 +219,62 @@ impl<C: Callbacks> Engine<C> {
         packet: &mut [u8],
         located: &Located,
     ) {
-        let fin_end = header.has(flags::FIN).then(|| header.seq_end());
-        if let Some(hot) = self.hot.get_mut(slot) {
-            if hot.phase == super::connection::Phase::Bound {
-                hot.active = now;
-            }
+        if let Some(hot) = self.hot.get_mut(slot)
+            && hot.phase == Phase::Bound
+        {
+            hot.active = now;
         }
         self.closing(now, slot, from, header, self.fin_ack(slot, from, header));
         let options = self.options(now, slot, from, header, packet, located);
         if let Some(hot) = self.hot.get_mut(slot) {
             note(&mut hot.leg[from], header, packet, located);
         }
-        let Some(numbers) = self.numbers(slot, from ^ 1) else { return };
-        let Some(hot) = self.hot.get(slot) else { return };
+        let passed = self.send_pieces(slot, from, header, packet, options.as_slice());
+        if passed.owned || (!passed.sent && !header.is_empty()) {
+            // Bytes that are ours to deliver, or that somebody took out: their sender waits to hear of them.
+            self.acknowledge(now, slot, from);
+        }
+        self.settle(slot);
+    }
+
+    /// Cuts a segment at edits and at what its receiver takes, and sends it.
+    fn send_pieces(
+        &mut self,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &[u8],
+        options: &[u8],
+    ) -> Passed {
+        let mut passed = Passed::default();
+        let Some(numbers) = self.numbers(slot, from ^ 1) else { return passed };
+        let Some(hot) = self.hot.get(slot) else { return passed };
         let leg = &hot.leg[from ^ 1];
         let plain = Edits::new(hot.leg[from].add);
         let edits = self.slow.get(hot.slow as usize).map_or(&plain, |slow| &slow.edits[from]);
-        let most = usize::from(leg.mss).saturating_sub(options.len).max(1);
-        let (to, hop, outbox) = (hot.tuple[from ^ 1], leg.hop, &mut self.outbox);
+        let most = usize::from(leg.mss).saturating_sub(options.len()).max(1);
+        let outbox = &mut self.outbox;
         let mut segment = Segment {
-            to,
-            hop,
+            to: hot.tuple[from ^ 1],
+            hop: leg.hop,
             seq: edits.seq(header.seq),
             ack: numbers.ack,
             flags: flags::ACK,
             window: numbers.window,
-            options: options.as_slice(),
+            options,
             payload: &[],
         };
         let data_end = header.seq + header.len();
-        let (mut sent, mut owned) = (false, false);
         // Bytes that were acknowledged may have been others: nobody needs them again.
         let known = edits.acknowledged(leg.acked).max(header.seq).min(data_end);
-        let first = if hot.edited { known } else { header.seq };
-        edits.pieces(first, data_end, |piece| {
+        edits.pieces(if hot.edited { known } else { header.seq }, data_end, |piece| {
             let (bytes, seq) = match piece {
                 Piece::Same(old, len, new) => {
                     let start = header.data + (old - header.seq) as usize;
                     (packet.get(start..start + len as usize).unwrap_or_default(), new)
                 }
                 Piece::Edited(edit, _) if edit.owned => {
-                    owned = true;
+                    passed.owned = true;
                     return;
                 }
                 Piece::Edited(edit, new) => (edit.bytes.as_slice(), new),
@@ -259,25 +283,21 @@ impl<C: Callbacks> Engine<C> {
                 let seq = seq + (at * most) as u32;
                 let push = header.flags & flags::PSH;
                 outbox.segment(&Segment { seq, payload: chunk, flags: flags::ACK | push, ..segment });
-                sent = true;
+                passed.sent = true;
             }
         });
-        if let Some(fin_end) = fin_end {
-            let ours = edits.owned().is_some_and(|(edit, _)| edit.fin && edit.end() == fin_end);
-            if !ours {
-                segment.seq = edits.seq(data_end);
-                segment.flags |= flags::FIN;
-                outbox.segment(&segment);
-            }
-            owned |= ours;
-        } else if !sent && !owned {
+        let fin = header.has(flags::FIN);
+        let owned_fin =
+            fin && edits.owned().is_some_and(|(edit, _)| edit.fin && edit.end() == header.seq_end());
+        if fin && !owned_fin {
+            segment.seq = edits.seq(data_end);
+            segment.flags |= flags::FIN;
+            outbox.segment(&segment);
+        } else if !fin && !passed.sent && !passed.owned {
             outbox.segment(&segment);
         }
-        if owned || (!sent && !header.is_empty()) {
-            // Bytes that are ours to deliver, or that somebody took out: their sender waits to hear of them.
-            self.acknowledge(now, slot, from);
-        }
-        self.settle(slot);
+        passed.owned |= owned_fin;
+        passed
     }
 
     /// The acknowledgement as `closing` wants it: past the other side's FIN only if that was acknowledged.

@@ -116,7 +116,7 @@ mod tests {
             let mut index = Index::new(40);
             let mut model = BTreeMap::new();
             for (add, value, spread) in steps {
-                let hash = (value % 5).wrapping_mul(0x9e37_79b9) ^ spread.wrapping_sub(3) / 7;
+                let hash = (value % 5).wrapping_mul(0x9e37_79b9) ^ (spread / 4);
                 if add && !model.contains_key(&value) {
                     index.insert(hash, value);
                     model.insert(value, hash);

@@ -76,7 +76,7 @@ fn request(script: &mut Script, n: u16) -> Vec<Packet> {
 
 #[test]
 fn without_a_free_port_a_client_is_shed() {
-    let sources = Share { addresses: vec!["10.0.1.5".parse().unwrap()], ports: 20_000..=20_002 };
+    let sources = Share { addresses: vec!["10.0.1.5".parse().expect("an address")], ports: 20_000..=20_002 };
     let mut script = Script::with(|config| config.sources = sources, server());
     for n in 0..3 {
         assert_eq!(request(&mut script, n)[0].flags, SYN);

@@ -58,18 +58,18 @@ pub struct Addresses {
 impl Addresses {
     pub fn v4() -> Self {
         Self {
-            client: "10.0.0.1:40000".parse().unwrap(),
-            front: "10.0.0.2:80".parse().unwrap(),
-            server: "10.0.1.9:8080".parse().unwrap(),
+            client: "10.0.0.1:40000".parse().expect("an address"),
+            front: "10.0.0.2:80".parse().expect("an address"),
+            server: "10.0.1.9:8080".parse().expect("an address"),
             v6_source: false,
         }
     }
 
     pub fn v6() -> Self {
         Self {
-            client: "[2001:db8::1]:40000".parse().unwrap(),
-            front: "[2001:db8::2]:80".parse().unwrap(),
-            server: "[2001:db8:1::9]:8080".parse().unwrap(),
+            client: "[2001:db8::1]:40000".parse().expect("an address"),
+            front: "[2001:db8::2]:80".parse().expect("an address"),
+            server: "[2001:db8:1::9]:8080".parse().expect("an address"),
             v6_source: true,
         }
     }
@@ -78,7 +78,7 @@ impl Addresses {
 pub fn config(addresses: &Addresses) -> Config {
     let source = if addresses.v6_source { "2001:db8:1::5" } else { "10.0.1.5" };
     let listen = Listen { address: Some(addresses.front.ip()), port: Some(addresses.front.port()) };
-    let sources = Share { addresses: vec![source.parse().unwrap()], ports: 20_000..=20_999 };
+    let sources = Share { addresses: vec![source.parse().expect("an address")], ports: 20_000..=20_999 };
     let seed = [0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321, 0xdead_beef_0bad_cafe, 0x5ca1_ab1e_7e57_ab1e];
     Config { max_connections: 64, ..Config::new(vec![listen], sources, seed) }
 }

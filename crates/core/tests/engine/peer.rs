@@ -99,7 +99,7 @@ impl Peer {
             fin_received: false,
             retransmissions: 0,
             // Some begin just before the numbers wrap.
-            isn: if isn % 3 == 0 { u32::MAX - isn % 5000 } else { isn },
+            isn: if isn.is_multiple_of(3) { u32::MAX - isn % 5000 } else { isn },
             peer_isn: 0,
             una: 0,
             next: 0,
@@ -281,7 +281,7 @@ impl Peer {
     fn deliver(&mut self, now: u64) {
         let before = self.received.len();
         while let Some((&offset, _)) = self.early.range(..=self.received.len() as u64).next() {
-            let bytes = self.early.remove(&offset).unwrap();
+            let bytes = self.early.remove(&offset).expect("just found");
             let skip = self.received.len() - offset as usize;
             self.received.extend(bytes.get(skip..).unwrap_or_default());
         }

@@ -70,14 +70,14 @@ fn stream(random: &mut u64, len: usize) -> Vec<u8> {
 fn habits(random: &mut u64) -> Habits {
     Habits {
         mss: [536, 1200, 1400, 1460][(roll(random) % 4) as usize],
-        stamps: roll(random) % 3 != 0,
-        sack: roll(random) % 3 != 0,
+        stamps: !roll(random).is_multiple_of(3),
+        sack: !roll(random).is_multiple_of(3),
         scale: [None, Some(0), Some(2), Some(7), Some(9)][(roll(random) % 5) as usize],
         buffer: [4000, 20_000, 65_535, 300_000][(roll(random) % 4) as usize],
         reads: [None, None, Some(3000)][(roll(random) % 3) as usize],
         flight: 1 + (roll(random) % 12) as usize,
         closes_last: false,
-        ragged: roll(random) % 3 == 0,
+        ragged: roll(random).is_multiple_of(3),
     }
 }
 

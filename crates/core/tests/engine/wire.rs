@@ -89,7 +89,7 @@ impl Packet {
         tcp.extend(self.dst.port().to_be_bytes());
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
-        tcp.push(((20 + options.len()) / 4 << 4) as u8);
+        tcp.push((((20 + options.len()) / 4) << 4) as u8);
         tcp.push(self.flags);
         tcp.extend(self.window.to_be_bytes());
         tcp.extend([0; 4]);
@@ -105,8 +105,8 @@ impl Packet {
         let (src, dst, protocol, tcp) = open_ip(bytes);
         assert_eq!(protocol, 6);
         assert_eq!(checksum(&[&pseudo(src, dst, tcp.len(), 6), tcp]), 0, "TCP checksum");
-        let be32 = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
-        let be16 = |at: usize| u16::from_be_bytes(tcp[at..at + 2].try_into().unwrap());
+        let be32 = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().expect("4 bytes"));
+        let be16 = |at: usize| u16::from_be_bytes(tcp[at..at + 2].try_into().expect("2 bytes"));
         let data = usize::from(tcp[12] >> 4) * 4;
         let mut packet = Self::new(
             SocketAddr::new(src, be16(0)),
@@ -171,11 +171,11 @@ pub fn open_ip(bytes: &[u8]) -> (IpAddr, IpAddr, u8, &[u8]) {
         assert_eq!(checksum(&[&bytes[..20]]), 0, "IP checksum");
         let end = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
         assert_eq!(end, bytes.len(), "total length");
-        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap());
+        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&bytes[at..at + 4]).expect("4 bytes"));
         (address(12), address(16), bytes[9], &bytes[20..])
     } else {
         assert_eq!(40 + usize::from(u16::from_be_bytes([bytes[4], bytes[5]])), bytes.len(), "payload length");
-        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&bytes[at..at + 16]).unwrap());
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&bytes[at..at + 16]).expect("16 bytes"));
         (address(8), address(24), bytes[6], &bytes[40..])
     }
 }
@@ -198,7 +198,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for part in parts {
         for pair in part.chunks(2) {
-            sum += u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
+            sum += (u32::from(pair[0]) << 8) | u32::from(pair.get(1).copied().unwrap_or(0));
         }
     }
     while sum >> 16 != 0 {
