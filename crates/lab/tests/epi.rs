@@ -119,7 +119,8 @@ fn wait_until_gone(members: &BTreeSet<(u32, PathBuf)>, but: &Path) {
         let held: Vec<u32> = pids
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .filter(|pid| {
-                namespace(*pid).is_some_and(|space| spaces.contains(space.as_path()) || members.contains(&(*pid, space)))
+                namespace(*pid)
+                    .is_some_and(|space| spaces.contains(space.as_path()) || members.contains(&(*pid, space)))
             })
             .collect();
         let scratch = fs::read_dir("/dev/shm")

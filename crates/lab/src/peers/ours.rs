@@ -32,7 +32,7 @@ pub fn kernel_path(site: &Site) -> Start<'_> {
     // not, our program leaves the flows in user space.
     let forwarding = Forwarding::in_proxy(site)?;
     let service = start(site, &site.proxy, "kernel", &config, RELAY_PORT)?;
-    require_translation(site)?;
+    require_rule(&site.proxy, "dnat")?;
     let mut running = relay(site, service);
     running._forwarding = Some(forwarding);
     Ok(running)
@@ -77,7 +77,9 @@ fn redirect(site: &Site, hops: &[String], wait_ms: u32) -> Result<Service, Unava
     let wait = format!("\ninitial_data_wait_ms = {wait_ms}");
     let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
     let config = format!("{listener}{}", rule(&format!("carrier = [{}]{wait}", carrier.join(", "))));
-    start(site, &site.client, "redirect", &config, REDIRECT_PORT)
+    let service = start(site, &site.client, "redirect", &config, REDIRECT_PORT)?;
+    require_rule(&site.client, "redirect")?;
+    Ok(service)
 }
 
 fn reverse_listener(site: &Site) -> String {
@@ -89,18 +91,16 @@ fn rule(keys: &str) -> String {
     format!("[[rule]]\nname = \"all\"\n{keys}\n")
 }
 
-/// The row means nothing if the flows went through user space after all.
-fn require_translation(site: &Site) -> Result<(), Unavailable> {
+/// Waits until our program has put a rule with this word into nft on a node: until then flows pass it by.
+fn require_rule(node: &Node, word: &str) -> Result<(), Unavailable> {
     let began = Instant::now();
     while began.elapsed() < STEERS_WITHIN {
-        if site.proxy.run("nft", &["list", "ruleset"])?.contains("dnat") {
+        if node.run("nft", &["list", "ruleset"])?.contains(word) {
             return Ok(());
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-    Err(Unavailable::Failed(anyhow!(
-        "sidetrack has put no dnat into nft: the flows would go through user space"
-    )))
+    Err(Unavailable::Failed(anyhow!("sidetrack has put no {word} into nft: the flows would pass it by")))
 }
 
 /// Our program: `SIDETRACK_BIN`, or the one built beside the lab.
