@@ -14,6 +14,7 @@ pub mod http;
 pub mod limit;
 pub mod names;
 pub mod net;
+pub mod overlay;
 pub mod policy;
 pub mod proxy_protocol;
 pub mod shunt;

@@ -1,0 +1,313 @@
+//! A node of the overlay as one machine: the detectors of its links, the link state, the paths, and packets on their way.
+
+use super::disseminate::{self, Disseminator, Drops};
+use super::frame::{Frame, LinkEntry, Packet, Path, Protocol};
+use super::hello::{self, Detector, Quality};
+use super::route::{Graph, Route};
+use super::{Keys, NodeId};
+use crate::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a node is made with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The pace of hellos.
+    pub hello: hello::Config,
+    /// Who we are, who the others are.
+    pub disseminate: disseminate::Config,
+    /// Costs that have changed are announced no more often than this; links that come or go at once.
+    pub cost_interval: Duration,
+}
+
+impl Config {
+    /// The usual times.
+    pub fn new(disseminate: disseminate::Config) -> Self {
+        Self { hello: hello::Config::default(), disseminate, cost_interval: Duration::from_secs(2) }
+    }
+}
+
+/// What the driver tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Frames can be sent to this neighbour.
+    LinkOpened(NodeId),
+    /// Frames can no more be sent to this neighbour.
+    LinkClosed(NodeId),
+    /// A frame came from this neighbour.
+    Frame(NodeId, Frame),
+    /// The loss on the link to this neighbour below our own recovery, parts per million, as somebody else measures it.
+    Loss(NodeId, u32),
+    /// Send a packet along its path, on which we are the first.
+    Packet(Packet),
+    /// The deadline may have passed.
+    Tick,
+}
+
+/// What the driver is to do or know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send this to a neighbour.
+    Send(NodeId, Frame),
+    /// The link to this neighbour is up.
+    LinkUp(NodeId),
+    /// The link to this neighbour is down.
+    LinkDown(NodeId),
+    /// [`Node::graph`] has changed.
+    RoutesChanged,
+    /// A packet for us that is no echo request.
+    Deliver(Packet),
+}
+
+/// Packets that were dropped, and why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketDrops {
+    /// The next node of the path is no neighbour, or its link is down.
+    pub no_link: u64,
+    /// They came from a node, or to a place, that their path does not say.
+    pub off_path: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Node<K> {
+    config: Config,
+    own: NodeId,
+    keys: K,
+    links: BTreeMap<NodeId, Detector>,
+    state: Disseminator,
+    announced: BTreeMap<NodeId, u32>,
+    announced_at: Instant,
+    graph: Arc<Graph>,
+    drops: PacketDrops,
+    outputs: VecDeque<Output>,
+}
+
+impl<K: Keys> Node<K> {
+    /// A node without links.
+    pub fn new(config: Config, keys: K, now: Instant) -> Self {
+        let own = config.disseminate.own;
+        let mut state = Disseminator::new(config.disseminate.clone());
+        state.handle(now, disseminate::Input::Links(Vec::new()), &keys);
+        let mut node = Self {
+            config,
+            own,
+            keys,
+            links: BTreeMap::new(),
+            state,
+            announced: BTreeMap::new(),
+            announced_at: now,
+            graph: Arc::default(),
+            drops: PacketDrops::default(),
+            outputs: VecDeque::new(),
+        };
+        node.settle();
+        node
+    }
+
+    /// Ourselves.
+    pub fn own(&self) -> NodeId {
+        self.own
+    }
+
+    /// The network as it is known.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
+    }
+
+    /// The best path from here to this node that passes none of `avoid`.
+    pub fn route(&self, to: NodeId, avoid: &BTreeSet<NodeId>) -> Option<Route> {
+        self.graph.route(self.own, to, avoid)
+    }
+
+    /// Our links: the neighbour, whether it is up, and how good it is.
+    pub fn links(&self) -> impl Iterator<Item = (NodeId, bool, Quality)> {
+        self.links.iter().map(|(node, link)| (*node, link.is_up(), link.quality()))
+    }
+
+    /// Whether the link to this neighbour is up.
+    pub fn is_up(&self, neighbour: NodeId) -> bool {
+        self.links.get(&neighbour).is_some_and(Detector::is_up)
+    }
+
+    /// Records and packets that were dropped.
+    pub fn drops(&self) -> (Drops, PacketDrops) {
+        (self.state.drops(), self.drops)
+    }
+
+    /// Tells one event.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::LinkOpened(neighbour) => self.opened(now, neighbour),
+            Input::LinkClosed(neighbour) => self.closed(now, neighbour),
+            Input::Frame(from, frame) => self.frame(now, from, frame),
+            Input::Loss(neighbour, ppm) => self.watch(now, neighbour, hello::Input::Loss(ppm)),
+            Input::Packet(packet) => self.originate(packet),
+            Input::Tick => {
+                let due = self.links.iter().filter(|(_, link)| link.deadline() <= now);
+                for neighbour in due.map(|(node, _)| *node).collect::<Vec<_>>() {
+                    self.watch(now, neighbour, hello::Input::Tick);
+                }
+                self.state.handle(now, disseminate::Input::Tick, &self.keys);
+            }
+        }
+        self.announce(now);
+        self.settle();
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call `handle(now, Input::Tick)`.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.links.values().map(Detector::deadline).chain(self.state.deadline()).min()
+    }
+
+    fn opened(&mut self, now: Instant, neighbour: NodeId) {
+        if neighbour == self.own || !self.config.disseminate.members.contains(&neighbour) {
+            return;
+        }
+        self.closed(now, neighbour);
+        self.links.insert(neighbour, Detector::new(self.config.hello, now));
+        self.watch(now, neighbour, hello::Input::Tick);
+    }
+
+    fn closed(&mut self, now: Instant, neighbour: NodeId) {
+        if self.links.remove(&neighbour).is_some_and(|link| link.is_up()) {
+            self.down(now, neighbour);
+        }
+    }
+
+    fn down(&mut self, now: Instant, neighbour: NodeId) {
+        self.state.handle(now, disseminate::Input::NeighbourDown(neighbour), &self.keys);
+        self.outputs.push_back(Output::LinkDown(neighbour));
+    }
+
+    fn watch(&mut self, now: Instant, neighbour: NodeId, input: hello::Input) {
+        let Some(link) = self.links.get_mut(&neighbour) else { return };
+        link.handle(now, input);
+        let mut changes = Vec::new();
+        while let Some(output) = link.poll() {
+            match output {
+                hello::Output::Send(hello) => {
+                    self.outputs.push_back(Output::Send(neighbour, Frame::Hello(hello)));
+                }
+                change => changes.push(change),
+            }
+        }
+        for change in changes {
+            match change {
+                hello::Output::Up => {
+                    self.state.handle(now, disseminate::Input::NeighbourUp(neighbour), &self.keys);
+                    self.outputs.push_back(Output::LinkUp(neighbour));
+                }
+                hello::Output::Down => self.down(now, neighbour),
+                hello::Output::Send(_) => {}
+            }
+        }
+    }
+
+    fn frame(&mut self, now: Instant, from: NodeId, frame: Frame) {
+        match frame {
+            Frame::Hello(hello) => self.watch(now, from, hello::Input::Hello(hello)),
+            Frame::Record(record) => {
+                self.state.handle(now, disseminate::Input::Record { from, record }, &self.keys);
+            }
+            Frame::RecordAck { origin, sequence } => {
+                self.state.handle(now, disseminate::Input::Ack { from, origin, sequence }, &self.keys);
+            }
+            Frame::Packet(packet) => self.packet(from, packet),
+            // Not for the control connection.
+            _ => {}
+        }
+    }
+
+    fn originate(&mut self, packet: Packet) {
+        if packet.path.first() == self.own {
+            self.forward(Packet { position: 0, ..packet });
+        } else {
+            self.drops.off_path += 1;
+        }
+    }
+
+    fn packet(&mut self, from: NodeId, packet: Packet) {
+        let is_on_path = packet.path.at(packet.position) == Some(self.own);
+        if !is_on_path || packet.path.before(packet.position) != Some(from) {
+            self.drops.off_path += 1;
+        } else if packet.path.last() != self.own {
+            self.forward(packet);
+        } else if packet.protocol == Protocol::EchoRequest {
+            let path = packet.path.reversed();
+            self.forward(Packet {
+                path,
+                position: 0,
+                protocol: Protocol::EchoReply,
+                payload: packet.payload,
+            });
+        } else {
+            self.outputs.push_back(Output::Deliver(packet));
+        }
+    }
+
+    /// Sends a packet that is at `position` on to the next node.
+    fn forward(&mut self, mut packet: Packet) {
+        packet.position = packet.position.saturating_add(1);
+        match packet.path.at(packet.position) {
+            Some(next) if self.is_up(next) => {
+                self.outputs.push_back(Output::Send(next, Frame::Packet(packet)))
+            }
+            _ => self.drops.no_link += 1,
+        }
+    }
+
+    /// Says which links we have, if that is news.
+    fn announce(&mut self, now: Instant) {
+        let up = self.links.iter().filter(|(_, link)| link.is_up());
+        let costs: BTreeMap<_, _> = up.map(|(node, link)| (*node, link.quality().cost_us())).collect();
+        let same_links = costs.keys().eq(self.announced.keys());
+        let worth = || {
+            costs.iter().any(|(node, cost)| {
+                let said = self.announced.get(node).copied().unwrap_or(0);
+                said.abs_diff(*cost) > (said / 8).max(1000)
+            })
+        };
+        if same_links && !(self.announced_at + self.config.cost_interval <= now && worth()) {
+            return;
+        }
+        let links =
+            costs.iter().map(|(node, cost_us)| LinkEntry { neighbour: *node, cost_us: *cost_us }).collect();
+        (self.announced, self.announced_at) = (costs, now);
+        self.state.handle(now, disseminate::Input::Links(links), &self.keys);
+    }
+
+    /// Passes on what the link state wants.
+    fn settle(&mut self) {
+        let mut changed = false;
+        while let Some(output) = self.state.poll() {
+            match output {
+                disseminate::Output::Send(to, record) => {
+                    self.outputs.push_back(Output::Send(to, Frame::Record((*record).clone())));
+                }
+                disseminate::Output::Ack { to, origin, sequence } => {
+                    self.outputs.push_back(Output::Send(to, Frame::RecordAck { origin, sequence }));
+                }
+                disseminate::Output::Changed => changed = true,
+            }
+        }
+        if changed {
+            let graph = Graph::new(self.state.records());
+            if graph != *self.graph {
+                self.graph = Arc::new(graph);
+                self.outputs.push_back(Output::RoutesChanged);
+            }
+        }
+    }
+}
+
+/// An echo request along `path`, with this payload.
+pub fn echo_request(path: Path, payload: Vec<u8>) -> Packet {
+    Packet { path, position: 0, protocol: Protocol::EchoRequest, payload }
+}

@@ -1,0 +1,167 @@
+//! Paths over the links that both ends vouch for.
+//!
+//! A link counts only if the records of both its ends name it, and costs what the worse of the two says: a node that
+//! lies can invent no link to an honest node, and make none look better than its honest end has measured.
+
+use super::frame::{Path, Record};
+use super::{NodeId, PATH_MAX};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// The network as the records tell it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Graph {
+    edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>>,
+}
+
+/// A path and what it costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The nodes.
+    pub path: Path,
+    /// Sum of the costs of its links, microseconds.
+    pub cost_us: u64,
+}
+
+/// The best known way to a node during the search: fewer microseconds, then fewer hops, then the lower node before it.
+type Way = (u64, u8, NodeId);
+
+impl Graph {
+    /// The links that both of their ends name.
+    pub fn new<'a>(records: impl Iterator<Item = &'a Record>) -> Self {
+        let said: BTreeMap<NodeId, &Record> = records.map(|record| (record.origin, record)).collect();
+        let mut edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>> = BTreeMap::new();
+        for (origin, record) in &said {
+            for link in &record.links {
+                let back = said.get(&link.neighbour).and_then(|other| other.cost_to(*origin));
+                if let Some(back) = back {
+                    let cost = link.cost_us.max(back).max(1);
+                    edges.entry(*origin).or_default().insert(link.neighbour, cost);
+                }
+            }
+        }
+        Self { edges }
+    }
+
+    /// All links, each once, with their costs in microseconds.
+    pub fn links(&self) -> impl Iterator<Item = (NodeId, NodeId, u32)> {
+        let all = self.edges.iter();
+        all.flat_map(|(from, to)| to.iter().map(move |(to, cost)| (*from, *to, *cost)))
+            .filter(|(from, to, _)| from < to)
+    }
+
+    /// The cheapest path between two nodes that passes none of `avoid`; none if there is none, or only one of more than
+    /// [`PATH_MAX`] nodes.
+    pub fn route(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> Option<Route> {
+        if from == to {
+            return None;
+        }
+        let ways = self.ways(from, to, avoid);
+        let (cost_us, ..) = *ways.get(&to)?;
+        let mut nodes = vec![to];
+        let mut at = to;
+        while at != from {
+            at = ways.get(&at)?.2;
+            nodes.push(at);
+        }
+        nodes.reverse();
+        Some(Route { path: Path::new(nodes)?, cost_us })
+    }
+
+    /// Dijkstra's search until `to` is reached.
+    fn ways(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Way> {
+        let mut ways = BTreeMap::from([(from, (0, 0, from))]);
+        let mut done = BTreeSet::new();
+        let mut heap = BinaryHeap::from([Reverse((0_u64, 0_u8, from))]);
+        while let Some(Reverse((cost, hops, node))) = heap.pop() {
+            if node == to {
+                break;
+            }
+            // No relaying through those to be avoided, and no further than a path may be long.
+            let is_relay = node != from;
+            if !done.insert(node) || (is_relay && avoid.contains(&node)) || usize::from(hops) + 1 >= PATH_MAX
+            {
+                continue;
+            }
+            for (next, link) in self.edges.get(&node).into_iter().flatten() {
+                let way = (cost + u64::from(*link), hops + 1, node);
+                if !done.contains(next) && ways.get(next).is_none_or(|known| way < *known) {
+                    ways.insert(*next, way);
+                    heap.push(Reverse((way.0, way.1, *next)));
+                }
+            }
+        }
+        ways
+    }
+}
+
+impl Record {
+    /// What its origin says the link to this neighbour costs, microseconds.
+    pub fn cost_to(&self, neighbour: NodeId) -> Option<u32> {
+        let at = self.links.binary_search_by_key(&neighbour, |link| link.neighbour).ok()?;
+        Some(self.links[at].cost_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Signature;
+    use super::super::frame::LinkEntry;
+    use super::*;
+
+    fn record(origin: u64, links: &[(u64, u32)]) -> Record {
+        let entry = |(neighbour, cost_us): &(u64, u32)| LinkEntry {
+            neighbour: NodeId(*neighbour),
+            cost_us: *cost_us,
+        };
+        let links = links.iter().map(entry).collect();
+        Record { origin: NodeId(origin), sequence: 1, links, signature: Signature::NONE }
+    }
+
+    fn nodes(graph: &Graph, from: u64, to: u64, avoid: &[u64]) -> Option<(Vec<u64>, u64)> {
+        let avoid = avoid.iter().copied().map(NodeId).collect();
+        let route = graph.route(NodeId(from), NodeId(to), &avoid)?;
+        Some((route.path.nodes().iter().map(|node| node.0).collect(), route.cost_us))
+    }
+
+    #[test]
+    fn the_cheapest_way_over_links_that_both_ends_name() {
+        let records = [
+            record(1, &[(2, 10), (3, 50), (9, 1)]),
+            record(2, &[(1, 12), (4, 10)]),
+            record(3, &[(1, 50), (4, 1)]),
+            record(4, &[(2, 10), (3, 1)]),
+            // 9 claims links to everybody, cheaply; only 1 says so, too, and has measured 500.
+            record(9, &[(1, 500), (2, 1), (4, 1)]),
+        ];
+        let graph = Graph::new(records.iter());
+        assert_eq!(nodes(&graph, 1, 4, &[]), Some((vec![1, 2, 4], 22)));
+        assert_eq!(nodes(&graph, 1, 4, &[2]), Some((vec![1, 3, 4], 51)));
+        assert_eq!(nodes(&graph, 1, 4, &[2, 3]), None);
+        assert_eq!(nodes(&graph, 1, 2, &[2]), Some((vec![1, 2], 12)), "an end is no relay");
+        assert_eq!(nodes(&graph, 9, 4, &[]).unwrap().0[..2], [9, 1]);
+        assert_eq!(nodes(&graph, 1, 1, &[]), None);
+        assert_eq!(nodes(&graph, 1, 77, &[]), None);
+        assert_eq!(graph.links().count(), 5);
+    }
+
+    #[test]
+    fn a_path_has_no_more_nodes_than_a_frame_can_name() {
+        let chain = |count: u64| -> Graph {
+            let records: Vec<_> = (0..count)
+                .map(|at| {
+                    let links: Vec<_> = [at.checked_sub(1), (at + 1 < count).then_some(at + 1)]
+                        .into_iter()
+                        .flatten()
+                        .map(|n| (n, 5))
+                        .collect();
+                    record(at, &links)
+                })
+                .collect();
+            Graph::new(records.iter())
+        };
+        let most = PATH_MAX as u64;
+        assert_eq!(nodes(&chain(most), 0, most - 1, &[]).unwrap().0.len(), PATH_MAX);
+        assert_eq!(nodes(&chain(most + 1), 0, most, &[]), None);
+    }
+}

@@ -1,0 +1,423 @@
+//! One end of a session: the bytes of one flow, both ways, each once and in order, over whatever path stands.
+//!
+//! The end keeps what its application sent until the other end has it; when a path dies, the next one goes on where the
+//! other end says it stopped. What it promises: **the application sees our FIN only after the far application's kernel
+//! has accepted every byte** it had sent by then, and a reset if that never happens. Credit runs from the receiving
+//! application back to the sending one: no end holds more than its window.
+//!
+//! Paths that keep order and lose nothing ([`Config::retransmit`] is none) need no recovery of ours; on others what is
+//! missing is asked for and sent again, piece by piece, never a whole window.
+
+mod receive;
+mod send;
+
+use super::frame::{Ack, DATA_MAX, ResetReason, SessionFrame};
+use crate::time::Instant;
+use receive::Receiver;
+use send::Sender;
+use std::time::Duration;
+
+/// Bounds of one end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Window towards the other end in the beginning, bytes, at least [`Config::WINDOW_MIN`].
+    pub window_bytes: u32,
+    /// The window grows up to this while the application takes all that comes, bytes.
+    pub window_max_bytes: u32,
+    /// Most bytes of our application that are kept for the other end.
+    pub keep_max_bytes: u32,
+    /// After this time without an answer something is sent again; none: paths lose nothing while they stand.
+    pub retransmit: Option<Duration>,
+    /// The session ends when no path came for so long.
+    pub path_timeout: Duration,
+    /// How long what came before a reset may take to be delivered.
+    pub linger: Duration,
+}
+
+impl Config {
+    /// Least window, bytes: two pieces of data.
+    pub const WINDOW_MIN: u32 = 32_768;
+}
+
+impl Default for Config {
+    /// For reliable paths. 8 MiB carry 1 Gbit/s over a round trip of 64 ms.
+    fn default() -> Self {
+        Self {
+            window_bytes: 262_144,
+            window_max_bytes: 8_388_608,
+            keep_max_bytes: 8_388_608,
+            retransmit: None,
+            path_timeout: Duration::from_secs(15),
+            linger: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What the driver tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A path stands; the other end expects byte `next`, and bytes before `limit` may be sent.
+    PathUp {
+        /// The next byte (or the FIN behind the last) that the other end expects.
+        next: u64,
+        /// Credit.
+        limit: u64,
+    },
+    /// The path is gone.
+    PathDown,
+    /// The other end says this.
+    Frame(SessionFrame),
+    /// The application sent these bytes; no more than [`Session::room`].
+    Read(Vec<u8>),
+    /// The application sent FIN.
+    Eof,
+    /// So many bytes of [`Session::deliverable`] were written to the application.
+    Written(usize),
+    /// The application's kernel has accepted all bytes before this one.
+    Confirmed(u64),
+    /// The application is gone, or somebody wishes the session to end.
+    Reset(ResetReason),
+    /// The deadline may have passed.
+    Tick,
+}
+
+/// What the driver is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send this along the path.
+    Send(SessionFrame),
+    /// Send the data that begins at this place ([`Session::data`]) along the path.
+    SendData {
+        /// Place of its first byte in the flow.
+        offset: u64,
+    },
+    /// Send FIN to the application.
+    Fin,
+    /// The session is over; nothing follows.
+    Closed(Option<ResetReason>),
+}
+
+/// How far an end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Our side is gone: the other end is told, then it is over.
+    Resetting(ResetReason, Instant),
+    /// The other end is gone: what it sent before is delivered first.
+    ResetByPeer {
+        offset: u64,
+        reason: ResetReason,
+        until: Instant,
+    },
+    /// We have nothing left to say or hear.
+    Lingering(Instant),
+    Closing(Option<ResetReason>),
+    Closed,
+}
+
+/// One end. See the module.
+#[derive(Clone, Debug)]
+pub struct Session {
+    config: Config,
+    phase: Phase,
+    now: Instant,
+    /// None: a path stands.
+    pathless_since: Option<Instant>,
+    send: Sender,
+    receive: Receiver,
+    reset_sent: bool,
+    done_sent: bool,
+    done_came: bool,
+    /// When what is due is said again on a path that loses.
+    repeat_at: Option<Instant>,
+}
+
+impl Session {
+    /// An end without a path.
+    pub fn new(config: Config, now: Instant) -> Self {
+        let window = config.window_bytes.max(Config::WINDOW_MIN);
+        let config =
+            Config { window_bytes: window, window_max_bytes: config.window_max_bytes.max(window), ..config };
+        Self {
+            config,
+            phase: Phase::Open,
+            now,
+            pathless_since: Some(now),
+            send: Sender::new(config.keep_max_bytes),
+            receive: Receiver::new(&config),
+            reset_sent: false,
+            done_sent: false,
+            done_came: false,
+            repeat_at: None,
+        }
+    }
+
+    /// How many bytes may be read from the application now.
+    pub fn room(&self) -> usize {
+        if matches!(self.phase, Phase::Open) { self.send.room() } else { 0 }
+    }
+
+    /// Bytes for the application, in order; empty: none now. Tell [`Input::Written`].
+    pub fn deliverable(&self) -> &[u8] {
+        if matches!(self.phase, Phase::Open | Phase::ResetByPeer { .. }) {
+            self.receive.deliverable()
+        } else {
+            &[]
+        }
+    }
+
+    /// The data of [`Output::SendData`]; empty if it has been acknowledged meanwhile.
+    pub fn data(&self, offset: u64) -> &[u8] {
+        self.send.data(offset)
+    }
+
+    /// The next byte that this end expects, and how far the other may send: for the opening of a path.
+    pub fn expects(&self) -> (u64, u64) {
+        (self.receive.next(), self.receive.told_limit())
+    }
+
+    /// Number of bytes written to the application so far.
+    pub fn delivered(&self) -> u64 {
+        self.receive.delivered()
+    }
+
+    /// Number of bytes read from the application so far, and how many of them the far application's kernel has.
+    pub fn sent(&self) -> (u64, u64) {
+        (self.send.end(), self.send.confirmed())
+    }
+
+    /// Whether the other end waits to hear that the application's kernel has accepted all that was delivered: look, and
+    /// tell [`Input::Confirmed`].
+    pub fn wants_confirmation(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+            && self.receive.delivered() > self.receive.confirmed()
+            && (self.send.has_fin() || self.receive.has_fin())
+    }
+
+    /// Whether a path stands.
+    pub fn has_path(&self) -> bool {
+        self.pathless_since.is_none()
+    }
+
+    /// Whether the session would go on over a new path.
+    pub fn wants_path(&self) -> bool {
+        !self.has_path() && !matches!(self.phase, Phase::Closing(_) | Phase::Closed)
+    }
+
+    /// Bounds what is held from now on, each way, where memory is short; what was granted stays granted.
+    pub fn set_memory_max(&mut self, bytes: u32) {
+        self.receive.set_window_max(bytes.min(self.config.window_max_bytes));
+        self.send.set_keep_max(bytes.min(self.config.keep_max_bytes));
+    }
+
+    /// When to call `handle(now, Input::Tick)`.
+    pub fn deadline(&self) -> Option<Instant> {
+        let phase = match self.phase {
+            Phase::Open | Phase::Closing(_) => None,
+            Phase::Resetting(_, until) | Phase::ResetByPeer { until, .. } | Phase::Lingering(until) => {
+                Some(until)
+            }
+            Phase::Closed => return None,
+        };
+        let pathless = self.pathless_since.map(|since| since + self.config.path_timeout);
+        let repeat = self.repeat_at.filter(|_| self.has_path());
+        [phase, pathless, repeat].into_iter().flatten().min()
+    }
+
+    /// Tells one event. What makes no sense in this state is ignored.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        self.now = now;
+        if matches!(self.phase, Phase::Closing(_) | Phase::Closed) {
+            return;
+        }
+        match input {
+            Input::PathUp { next, limit } => self.path_up(next, limit),
+            Input::PathDown => {
+                self.pathless_since.get_or_insert(now);
+            }
+            Input::Frame(frame) => self.frame(frame),
+            Input::Read(bytes) => {
+                if matches!(self.phase, Phase::Open) {
+                    self.send.read(bytes);
+                }
+            }
+            Input::Eof => self.send.fin(),
+            Input::Written(n) => self.receive.written(n),
+            Input::Confirmed(offset) => self.receive.confirm(offset),
+            Input::Reset(reason) => self.reset(reason),
+            Input::Tick => {}
+        }
+        self.tick();
+        self.settle();
+    }
+
+    /// What to do next. While the path takes nothing more, leave it be: nothing is lost by asking later.
+    pub fn poll(&mut self) -> Option<Output> {
+        match self.phase {
+            Phase::Closed => None,
+            Phase::Closing(reason) => {
+                self.phase = Phase::Closed;
+                Some(Output::Closed(reason))
+            }
+            Phase::Resetting(reason, _) => self.poll_reset(reason),
+            Phase::Open | Phase::ResetByPeer { .. } | Phase::Lingering(_) => self.poll_open(),
+        }
+    }
+
+    fn poll_open(&mut self) -> Option<Output> {
+        let may_fin = matches!(self.phase, Phase::Open) && self.send.is_confirmed_to_mark();
+        if may_fin && self.receive.take_fin() {
+            self.settle();
+            return Some(Output::Fin);
+        }
+        if !self.has_path() {
+            return None;
+        }
+        if let Some(ack) = self.receive.take_ack() {
+            return Some(Output::Send(SessionFrame::Ack(ack)));
+        }
+        if matches!(self.phase, Phase::Open)
+            && let Some(output) = self.send.poll(self.now)
+        {
+            self.arm();
+            return Some(output);
+        }
+        if matches!(self.phase, Phase::Lingering(_)) && !self.done_sent {
+            self.done_sent = true;
+            self.arm();
+            self.settle();
+            return Some(Output::Send(SessionFrame::Done));
+        }
+        None
+    }
+
+    fn poll_reset(&mut self, reason: ResetReason) -> Option<Output> {
+        if !self.has_path() || self.reset_sent {
+            return None;
+        }
+        self.reset_sent = true;
+        if self.config.retransmit.is_none() {
+            self.phase = Phase::Closing(Some(reason));
+        }
+        self.arm();
+        Some(Output::Send(SessionFrame::Reset { offset: self.send.sent(), reason }))
+    }
+
+    fn arm(&mut self) {
+        if let Some(retransmit) = self.config.retransmit {
+            self.repeat_at.get_or_insert(self.now + retransmit);
+        }
+    }
+
+    fn path_up(&mut self, next: u64, limit: u64) {
+        if !self.send.rewind(next, limit) {
+            return self.reset(ResetReason::Protocol);
+        }
+        self.pathless_since = None;
+        self.receive.must_ack();
+        (self.reset_sent, self.done_sent) = (false, false);
+        self.arm();
+    }
+
+    fn frame(&mut self, frame: SessionFrame) {
+        let is_fair = match frame {
+            SessionFrame::Data { offset, bytes } => {
+                self.receive.data(offset, bytes, self.config.retransmit.is_some())
+            }
+            SessionFrame::Fin { offset } => {
+                let mark = !self.receive.has_fin();
+                let is_fair = self.receive.fin(offset);
+                if mark {
+                    self.send.mark();
+                }
+                is_fair
+            }
+            SessionFrame::Ack(ack) => self.ack(&ack),
+            SessionFrame::Reset { offset, reason } => {
+                if matches!(self.phase, Phase::Open) {
+                    let until = self.now + self.config.linger;
+                    self.phase = Phase::ResetByPeer { offset, reason, until };
+                } else if !matches!(self.phase, Phase::ResetByPeer { .. }) {
+                    self.phase = Phase::Closing(Some(reason));
+                }
+                true
+            }
+            SessionFrame::Done => {
+                self.done_came = true;
+                true
+            }
+        };
+        if !is_fair {
+            self.reset(ResetReason::Protocol);
+        }
+    }
+
+    fn ack(&mut self, ack: &Ack) -> bool {
+        let is_news = self.send.acked() < ack.next;
+        let is_fair = self.send.ack(ack);
+        if let Some(retransmit) = self.config.retransmit {
+            if is_news {
+                self.repeat_at = Some(self.now + retransmit);
+            }
+            self.send.fill_hole(ack.hole_end, self.now, retransmit / 2);
+        }
+        is_fair
+    }
+
+    fn reset(&mut self, reason: ResetReason) {
+        match self.phase {
+            // The other end is gone already: nobody is left to tell.
+            Phase::ResetByPeer { reason, .. } => self.phase = Phase::Closing(Some(reason)),
+            // All was said and done before.
+            Phase::Lingering(_) => self.phase = Phase::Closing(None),
+            Phase::Open => self.phase = Phase::Resetting(reason, self.now + self.config.linger),
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.now;
+        match self.phase {
+            Phase::Lingering(until) if until <= now => self.phase = Phase::Closing(None),
+            Phase::Resetting(reason, until) if until <= now => self.phase = Phase::Closing(Some(reason)),
+            Phase::ResetByPeer { reason, until, .. } if until <= now => {
+                self.phase = Phase::Closing(Some(reason))
+            }
+            Phase::Open
+                if self.pathless_since.is_some_and(|since| since + self.config.path_timeout <= now) =>
+            {
+                self.phase = Phase::Closing(Some(ResetReason::PathLost));
+            }
+            _ => {}
+        }
+        if self.has_path() && self.repeat_at.is_some_and(|at| at <= now) {
+            self.repeat_at = None;
+            (self.reset_sent, self.done_sent) = (false, false);
+            self.send.repeat();
+            self.receive.must_ack();
+            self.arm();
+        }
+    }
+
+    /// Goes on where nothing is left to do.
+    fn settle(&mut self) {
+        match self.phase {
+            Phase::Open if self.send.is_complete() && self.receive.is_complete() => {
+                // As long as the other end may look for a path: it could still miss our last words.
+                self.phase = Phase::Lingering(self.now + self.config.path_timeout);
+            }
+            Phase::Lingering(_) if self.done_sent && self.done_came => self.phase = Phase::Closing(None),
+            Phase::ResetByPeer { offset, reason, .. }
+                if self.receive.deliverable().is_empty() && self.receive.next() >= offset =>
+            {
+                self.phase = Phase::Closing(Some(reason));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Splits what was read into pieces that fit into frames.
+fn fits_one_frame(length: usize, more: usize) -> bool {
+    length + more <= DATA_MAX
+}

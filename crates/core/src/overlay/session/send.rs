@@ -1,0 +1,237 @@
+//! The sending half: what the application sent, kept until the other end has it.
+
+use super::{Output, fits_one_frame};
+use crate::overlay::frame::{Ack, DATA_MAX, SessionFrame};
+use crate::time::Instant;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Bytes that travel in one frame.
+#[derive(Clone, Debug)]
+struct Piece {
+    offset: u64,
+    bytes: Vec<u8>,
+    sent_at: Instant,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    pieces: VecDeque<Piece>,
+    keep_max: u64,
+    /// All before this are with the other end (one more for the FIN).
+    acked: u64,
+    /// All before this were accepted by the far application's kernel.
+    confirmed: u64,
+    /// Bytes read from the application.
+    end: u64,
+    /// Next to be sent on this path.
+    next: u64,
+    /// All before this were sent on some path.
+    sent: u64,
+    limit: u64,
+    fin: bool,
+    fin_sent: bool,
+    fin_ever_sent: bool,
+    /// Where we were when the other end's FIN came: our FIN to the application waits until this is confirmed.
+    mark: Option<u64>,
+    /// Pieces to be sent once more.
+    again: BTreeSet<u64>,
+}
+
+impl Sender {
+    pub(super) fn new(keep_max_bytes: u32) -> Self {
+        Self {
+            pieces: VecDeque::new(),
+            keep_max: keep_max_bytes.max(1).into(),
+            acked: 0,
+            confirmed: 0,
+            end: 0,
+            next: 0,
+            sent: 0,
+            limit: 0,
+            fin: false,
+            fin_sent: false,
+            fin_ever_sent: false,
+            mark: None,
+            again: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn room(&self) -> usize {
+        if self.fin {
+            return 0;
+        }
+        let kept = self.end - self.acked.min(self.end);
+        // Without credit nothing is read: the receiving application's pace is the sending one's.
+        let room = self.keep_max.saturating_sub(kept).min(self.limit.saturating_sub(self.end));
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn set_keep_max(&mut self, bytes: u32) {
+        self.keep_max = bytes.max(1).into();
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    pub(super) fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    pub(super) fn has_fin(&self) -> bool {
+        self.fin
+    }
+
+    pub(super) fn read(&mut self, bytes: Vec<u8>) {
+        if self.fin || bytes.is_empty() {
+            return;
+        }
+        let length = bytes.len() as u64;
+        match self.pieces.back_mut() {
+            // What was never sent may still grow.
+            Some(last) if last.offset >= self.sent && fits_one_frame(last.bytes.len(), bytes.len()) => {
+                last.bytes.extend_from_slice(&bytes);
+            }
+            _ if bytes.len() <= DATA_MAX => self.push(self.end, bytes),
+            _ => {
+                let mut offset = self.end;
+                for part in bytes.chunks(DATA_MAX) {
+                    self.push(offset, part.to_vec());
+                    offset += part.len() as u64;
+                }
+            }
+        }
+        self.end += length;
+    }
+
+    fn push(&mut self, offset: u64, bytes: Vec<u8>) {
+        self.pieces.push_back(Piece { offset, bytes, sent_at: Instant::ZERO });
+    }
+
+    pub(super) fn fin(&mut self) {
+        self.fin = true;
+    }
+
+    /// The other end's FIN has come just now.
+    pub(super) fn mark(&mut self) {
+        self.mark.get_or_insert(self.end);
+    }
+
+    /// Whether the other end's FIN may be passed on: the far kernel has all that the application sent; of one that
+    /// still sends, and could keep the FIN away for ever, all it had sent when the FIN came.
+    pub(super) fn is_confirmed_to_mark(&self) -> bool {
+        let mark = if self.fin { Some(self.end) } else { self.mark };
+        self.confirmed >= mark.unwrap_or(self.end)
+    }
+
+    /// Whether everything is with the far application's kernel, and the FIN with the other end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.fin && self.acked > self.end && self.confirmed >= self.end
+    }
+
+    fn index_of(&self, offset: u64) -> Option<usize> {
+        self.pieces.binary_search_by_key(&offset, |piece| piece.offset).ok()
+    }
+
+    pub(super) fn data(&self, offset: u64) -> &[u8] {
+        self.index_of(offset).map_or(&[], |at| &self.pieces[at].bytes)
+    }
+
+    pub(super) fn poll(&mut self, now: Instant) -> Option<Output> {
+        if let Some(offset) = self.again.pop_first()
+            && let Some(at) = self.index_of(offset)
+        {
+            self.pieces[at].sent_at = now;
+            return Some(Output::SendData { offset });
+        }
+        if self.next < self.end {
+            let at = self.index_of(self.next)?;
+            let piece = &mut self.pieces[at];
+            let after = piece.offset + piece.bytes.len() as u64;
+            if after > self.limit {
+                return None;
+            }
+            piece.sent_at = now;
+            let offset = piece.offset;
+            self.next = after;
+            self.sent = self.sent.max(after);
+            return Some(Output::SendData { offset });
+        }
+        if self.fin && !self.fin_sent && self.acked <= self.end {
+            (self.fin_sent, self.fin_ever_sent) = (true, true);
+            return Some(Output::Send(SessionFrame::Fin { offset: self.end }));
+        }
+        None
+    }
+
+    /// Whether the other end may have come as far as this.
+    fn is_possible(&self, next: u64) -> bool {
+        next <= self.sent + u64::from(self.fin_ever_sent && self.sent == self.end)
+    }
+
+    /// False: the other end says what cannot be.
+    pub(super) fn ack(&mut self, ack: &Ack) -> bool {
+        if !self.is_possible(ack.next) || ack.confirmed > ack.next.max(self.acked) {
+            return false;
+        }
+        self.limit = self.limit.max(ack.limit);
+        self.confirmed = self.confirmed.max(ack.confirmed.min(self.end));
+        self.advance(ack.next);
+        true
+    }
+
+    fn advance(&mut self, next: u64) {
+        if next <= self.acked {
+            return;
+        }
+        self.acked = next;
+        self.next = self.next.max(next.min(self.end));
+        while self.pieces.front().is_some_and(|piece| piece.offset + piece.bytes.len() as u64 <= next) {
+            self.pieces.pop_front();
+        }
+        self.again = self.again.split_off(&next);
+        // The other end took part of a piece only: it need not, but may.
+        if let Some(piece) = self.pieces.front_mut().filter(|piece| piece.offset < next) {
+            let taken = usize::try_from(next - piece.offset).unwrap_or(usize::MAX);
+            piece.bytes.drain(..taken.min(piece.bytes.len()));
+            piece.offset = next;
+        }
+    }
+
+    /// A new path: goes on at what the other end expects. False: that cannot be.
+    pub(super) fn rewind(&mut self, next: u64, limit: u64) -> bool {
+        if !self.is_possible(next) || next < self.acked {
+            return false;
+        }
+        self.advance(next);
+        self.next = next.min(self.end);
+        self.limit = self.limit.max(limit);
+        self.fin_sent = false;
+        self.again.clear();
+        true
+    }
+
+    /// The other end misses what lies before `hole_end`; what was sent again less than `guard` ago is on its way.
+    pub(super) fn fill_hole(&mut self, hole_end: u64, now: Instant, guard: Duration) {
+        let missing = self.pieces.iter().take_while(|piece| piece.offset < hole_end.min(self.next));
+        self.again.extend(missing.filter(|piece| piece.sent_at + guard <= now).map(|piece| piece.offset));
+    }
+
+    /// Nothing was heard for a while: the first piece on its way is sent again, and the FIN.
+    pub(super) fn repeat(&mut self) {
+        if let Some(first) = self.pieces.front().filter(|piece| piece.offset < self.next) {
+            self.again.insert(first.offset);
+        }
+        self.fin_sent = false;
+    }
+}

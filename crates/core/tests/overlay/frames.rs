@@ -1,0 +1,192 @@
+//! Frames: known bytes, every split, and bytes that are none.
+
+use crate::random::Random;
+use sidetrack_core::overlay::frame::{
+    Ack, DATA_MAX, Decoder, FRAME_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState,
+    Open, Opened, Packet, Path, Protocol, Purpose, Record, Refusal, Refused, ResetReason, SessionFrame,
+    SessionId,
+};
+use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
+
+fn path(nodes: &[u64]) -> Path {
+    Path::new(nodes.iter().copied().map(NodeId).collect()).expect("a path")
+}
+
+fn open() -> Open {
+    Open {
+        session: SessionId([7; 16]),
+        path: path(&[1, 2, 3]),
+        position: 1,
+        resume: Some(70_000),
+        window_bytes: 262_144,
+        destination: "db.example.nl:5432".parse().unwrap(),
+        client: "192.0.2.7:40000".parse().unwrap(),
+        host: Some("db.example.nl".parse().unwrap()),
+        signature: Signature([9; 64]),
+    }
+}
+
+/// One of each, with its bytes where they are few.
+fn all() -> Vec<(Frame, Option<&'static str>)> {
+    let links = vec![
+        LinkEntry { neighbour: NodeId(2), cost_us: 10_300 },
+        LinkEntry { neighbour: NodeId(9), cost_us: 1 },
+    ];
+    let greeting = Greeting { version: 1, kind: LinkKind::Reliable, purpose: Purpose::FromAcceptor };
+    let hello = Hello { state: LinkState::Up, sequence: 258, interval_ms: 40, echo: Some((7, 1500)) };
+    let ack = Ack { next: 1, limit: 2, confirmed: 3, hole_end: 4 };
+    let bare = Open { resume: None, host: None, destination: "[2001:db8::1]:22".parse().unwrap(), ..open() };
+    let packet =
+        Packet { path: path(&[1, 2]), position: 1, protocol: Protocol::EchoRequest, payload: vec![0xAA] };
+    let refused = Refused { by: NodeId(3), reason: Refusal::Denied, detail: "no".into() };
+    let record = Record { origin: NodeId(1), sequence: 5, links, signature: Signature([3; 64]) };
+    let opened =
+        Opened { session: SessionId([7; 16]), next: 1, window_bytes: 2, signature: Signature([1; 64]) };
+    vec![
+        (Frame::Greeting(greeting), Some("0000000401010002")),
+        (Frame::Hello(hello), Some("0000001102020000010200280100000007000005dc")),
+        (Frame::Hello(Hello { echo: None, ..hello }), Some("00000009020200000102002800")),
+        (Frame::Record(record), None),
+        (
+            Frame::RecordAck { origin: NodeId(1), sequence: 2 },
+            Some("000000110400000000000000010000000000000002"),
+        ),
+        (Frame::Want { connections: 3 }, Some("00000003050003")),
+        (Frame::Packet(packet), Some("000000150602000000000000000100000000000000020100aa")),
+        (Frame::Open(Box::new(open())), None),
+        (Frame::Open(Box::new(bare)), None),
+        (Frame::Opened(opened), None),
+        (Frame::Refused(refused), Some("0000000c120000000000000003026e6f")),
+        (
+            Frame::Session(SessionFrame::Data { offset: 1, bytes: vec![0xAB] }),
+            Some("0000000a200000000000000001ab"),
+        ),
+        (
+            Frame::Session(SessionFrame::Ack(ack)),
+            Some("00000021210000000000000001000000000000000200000000000000030000000000000004"),
+        ),
+        (Frame::Session(SessionFrame::Fin { offset: 1 }), Some("00000009220000000000000001")),
+        (
+            Frame::Session(SessionFrame::Reset { offset: 1, reason: ResetReason::PathLost }),
+            Some("0000000a23000000000000000101"),
+        ),
+        (Frame::Session(SessionFrame::Done), Some("0000000124")),
+    ]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn frames_travel_as_the_protocol_says() {
+    for (frame, known) in all() {
+        let bytes = frame.to_bytes();
+        if let Some(known) = known {
+            assert_eq!(hex(&bytes), known, "{frame:?}");
+        }
+        let mut decoder = Decoder::new();
+        decoder.push(&bytes);
+        assert_eq!(decoder.next_frame(), Ok(Some(frame)));
+        assert_eq!(decoder.next_frame(), Ok(None));
+    }
+    let header = SessionFrame::data_header(1, 1);
+    assert_eq!(hex(&header) + "ab", "0000000a200000000000000001ab");
+}
+
+#[test]
+fn every_split_gives_the_same_frames() {
+    let frames: Vec<_> = all().into_iter().map(|(frame, _)| frame).collect();
+    let bytes: Vec<u8> = frames.iter().flat_map(Frame::to_bytes).chain([0, 0, 0]).collect();
+    for at in 0..=bytes.len() {
+        let mut decoder = Decoder::new();
+        let mut came = Vec::new();
+        for part in [&bytes[..at], &bytes[at..]] {
+            decoder.push(part);
+            while let Some(frame) = decoder.next_frame().unwrap() {
+                came.push(frame);
+            }
+        }
+        assert_eq!(came, frames, "cut at {at}");
+        assert_eq!(decoder.into_rest(), [0, 0, 0]);
+    }
+}
+
+#[test]
+fn what_is_no_frame_is_told_by_name() {
+    let decode = |hex: &str| {
+        let bytes: Vec<u8> =
+            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let mut decoder = Decoder::new();
+        decoder.push(&bytes);
+        decoder.next_frame()
+    };
+    assert_eq!(decode("00000000"), Err(FrameError::BadLength(0)));
+    assert_eq!(decode("00010001"), Err(FrameError::BadLength(FRAME_MAX as u32 + 1)));
+    assert_eq!(decode("000000017f"), Err(FrameError::UnknownType(0x7f)));
+    assert_eq!(decode("00000001ff"), Ok(None), "may be skipped");
+    assert_eq!(decode("00000001ff0000000124"), Ok(Some(Frame::Session(SessionFrame::Done))));
+    assert_eq!(decode("00000002240a"), Err(FrameError::TrailingBytes(1)));
+    assert_eq!(decode("000000020500"), Err(FrameError::Truncated));
+    assert_eq!(decode("0000000401010003"), Err(FrameError::BadValue("purpose")));
+    assert_eq!(decode("00000009200000000000000001"), Err(FrameError::BadValue("data")), "no empty data");
+    assert_eq!(
+        decode("0000000a20ffffffffffffffffab"),
+        Err(FrameError::BadValue("data")),
+        "no offset overflows"
+    );
+    // The same node twice.
+    assert_eq!(
+        decode("00000014060200000000000000010000000000000001010000"),
+        Err(FrameError::BadValue("path"))
+    );
+    let long = Frame::Session(SessionFrame::Data { offset: 0, bytes: vec![0; DATA_MAX] }).to_bytes();
+    assert_eq!(long.len(), 16_384, "header and payload fill one TLS record");
+    assert_eq!(Path::new((0..=PATH_MAX as u64).map(NodeId).collect()), None);
+    assert_eq!(Path::new(vec![NodeId(1)]), None);
+}
+
+#[test]
+fn flipped_and_random_bytes_never_panic_and_read_back_the_same() {
+    let mut random = Random::new(1);
+    let frames: Vec<_> = all().into_iter().map(|(frame, _)| frame.to_bytes()).collect();
+    for round in 0..20_000 {
+        let mut bytes = frames[random.below(frames.len() as u64) as usize].clone();
+        if round % 4 == 0 {
+            bytes = (0..random.below(200)).map(|_| random.next() as u8).collect();
+            bytes.splice(..0, (bytes.len() as u32).to_be_bytes());
+        } else {
+            for _ in 0..=random.below(3) {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << random.below(8);
+            }
+        }
+        let mut decoder = Decoder::new();
+        decoder.push(&bytes);
+        while let Ok(Some(frame)) = decoder.next_frame() {
+            // One spelling for each frame: what is read is written as it came.
+            let mut again = Decoder::new();
+            again.push(&frame.to_bytes());
+            assert_eq!(again.next_frame(), Ok(Some(frame)));
+        }
+    }
+}
+
+#[test]
+fn signatures_cover_all_but_the_position() {
+    let open = open();
+    assert_eq!(
+        Open { position: 2, signature: Signature::NONE, ..open.clone() }.signed_bytes(),
+        open.signed_bytes()
+    );
+    for other in [
+        Open { resume: None, ..open.clone() },
+        Open { path: path(&[1, 4, 3]), ..open.clone() },
+        Open { destination: "db.example.nl:5433".parse().unwrap(), ..open.clone() },
+        Open { client: "192.0.2.7:40001".parse().unwrap(), ..open.clone() },
+        Open { host: None, ..open.clone() },
+        Open { session: SessionId([8; 16]), ..open.clone() },
+    ] {
+        assert_ne!(other.signed_bytes(), open.signed_bytes());
+    }
+}

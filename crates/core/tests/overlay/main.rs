@@ -1,0 +1,10 @@
+//! The overlay's cores: frames, sessions, and whole networks of nodes under everything that can go wrong.
+//!
+//! `SIDETRACK_SEEDS=10000 cargo test --release -p sidetrack-core --test overlay` runs so many networks and sessions
+//! instead of the few hundred of an ordinary run; `SIDETRACK_SEED=N` runs the one that failed.
+
+mod frames;
+mod network;
+mod random;
+mod session;
+mod world;
