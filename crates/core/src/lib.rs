@@ -7,6 +7,7 @@
 
 pub mod area;
 pub mod carrier;
+pub mod deadlines;
 pub mod engine;
 pub mod filter;
 pub mod flow;
