@@ -76,10 +76,9 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
                 entry.live.clone(),
                 worker.clock,
             );
+            let part_of = ready.session;
             let ending = pump.await;
-            if let Some(session) = ready.session {
-                worker.touch(&session);
-            }
+            drop(part_of);
             entry.end(ending.reason, ending.error.map(|error| error.to_string()));
         }
         SetupEnd::Answered(reason, detail) => {

@@ -129,10 +129,10 @@ impl Worker {
         self.shared.next_flow_id()
     }
 
-    /// Notes that a flow of this SOCKS6 session ended just now.
-    pub fn touch(&self, session: &SessionId) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.touch(self.clock.now(), session);
+    /// Keeps a SOCKS6 session from falling idle as long as a flow of it goes on.
+    pub fn flow_of(&self, session: SessionId) -> FlowOfSession {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).flow_began(&session);
+        FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
     /// Wakes flows that are overdue, for ever.
@@ -186,6 +186,21 @@ impl Worker {
     fn serve(self: &Arc<Self>, listening: &Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
         let peer = listening.client(sidetrack_sys::sockopt::canonical(peer));
         reactor::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
+    }
+}
+
+/// A flow that is part of a SOCKS6 session; when dropped, the session counts as used a last time.
+#[derive(Debug)]
+pub struct FlowOfSession {
+    sessions: Arc<Mutex<SessionTable>>,
+    clock: Clock,
+    session: SessionId,
+}
+
+impl Drop for FlowOfSession {
+    fn drop(&mut self) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.flow_ended(self.clock.now(), &self.session);
     }
 }
 

@@ -9,12 +9,12 @@ use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse};
 use crate::live::{Decided, LiveFlow};
 use crate::reactor::TcpStream;
-use crate::worker::Worker;
+use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
-use sidetrack_core::socks::v6::{Leg, SessionId};
+use sidetrack_core::socks::v6::Leg;
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
 use std::future::Future;
@@ -41,8 +41,8 @@ pub struct Ready {
     pub early: Vec<u8>,
     /// Bounds of the flow.
     pub config: splice::Config,
-    /// The SOCKS6 session it is part of: used until the flow ends.
-    pub session: Option<SessionId>,
+    /// The SOCKS6 session it is part of: in use until the flow ends.
+    pub session: Option<FlowOfSession>,
 }
 
 /// What a time-out of this stage means, in words.
@@ -158,7 +158,7 @@ impl<'a> Setup<'a> {
             let mut done = stack::set(&client.stream, &stack::about(&request.stack, Leg::Client));
             done.extend(carried.stack);
             handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
-            session = request.session.take();
+            session = request.session.take().map(|session| self.worker.flow_of(session));
         }
         Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), session })
     }

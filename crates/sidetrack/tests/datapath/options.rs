@@ -39,6 +39,7 @@ fn stack_options_are_answered_as_done() {
         StackOption::HappyEyeballs(true),
         StackOption::Tos(Leg::Both, 0x28),
         StackOption::Ttl(Leg::Client, 9),
+        StackOption::NoFragmentation(Leg::Both, true),
     ];
     let (mut stream, done) = asked(&node, &server.address.to_string(), &wanted, b"");
     let expected = vec![
@@ -49,6 +50,8 @@ fn stack_options_are_answered_as_done() {
         StackOption::Tos(Leg::Client, 0x28),
         StackOption::Tos(Leg::Remote, 0x28),
         StackOption::Ttl(Leg::Client, 9),
+        StackOption::NoFragmentation(Leg::Client, true),
+        StackOption::NoFragmentation(Leg::Remote, true),
     ];
     assert_eq!(sorted(done), sorted(expected));
     expect_echo(&mut stream, b"and it works");
