@@ -9,7 +9,7 @@ use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reload::Change;
-use crate::steer::{Host, OWN_MARK, Steer, TABLE};
+use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -87,7 +87,8 @@ impl Prepared {
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let steer = Steer::new(config, &addresses, 0, &Host::here())?;
+        let host = Host::here();
+        let steer = Steer::new(config, &addresses, 0, &host)?;
         let mut steered = Steered { keeper: None };
         let steered_since = SystemTime::now();
         let mut events = None;
@@ -97,7 +98,7 @@ impl Prepared {
             if steer.is_empty() {
                 remove_orphan();
             } else {
-                events = steered.steer(name, text, &addresses, 0)?;
+                events = steered.steer((name, text), &addresses, 0, host.forwards)?;
             }
         }
         Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events })
@@ -221,7 +222,8 @@ impl Node {
         addresses: &[(Arc<str>, SocketAddr)],
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
-        let steer = Steer::new(config, addresses, paths.next(), &Host::here())?;
+        let host = Host::here();
+        let steer = Steer::new(config, addresses, paths.next(), &host)?;
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
@@ -231,7 +233,7 @@ impl Node {
             return Ok(());
         }
         let since = SystemTime::now();
-        let events = self.steered.steer(&self.name, text, addresses, paths.next())?;
+        let events = self.steered.steer((&self.name, text), addresses, paths.next(), host.forwards)?;
         paths.learn(&steer, config, since);
         drop(paths);
         // The first subscription serves all later configurations.
@@ -312,14 +314,14 @@ impl Node {
 impl Steered {
     fn steer(
         &self,
-        name: &str,
-        text: &str,
+        (name, text): (&str, &str),
         addresses: &[(Arc<str>, SocketAddr)],
         first_path: usize,
+        forwards: Forwards,
     ) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let bound = addresses.iter().map(|(name, address)| (name.to_string(), *address)).collect();
-        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path };
+        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path, forwards };
         let (warnings, events) = keeper.steer(order)?;
         for warning in warnings {
             tracing::warn!("{warning}");
