@@ -294,6 +294,10 @@ pub enum EndReason {
     HandshakeTimeout,
     /// The client left before the connection was made.
     ClientGone,
+    /// A function of the chain said no.
+    FunctionRefused,
+    /// A function of the chain is down, or could not do its work.
+    FunctionFailed,
     /// A limit (descriptors, flows) was reached: shed.
     Limit,
     /// The flow would have come back to ourselves.
@@ -310,7 +314,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Ok,
         Self::ClientReset,
         Self::ServerReset,
@@ -327,6 +331,8 @@ impl EndReason {
         Self::Unsupported,
         Self::HandshakeTimeout,
         Self::ClientGone,
+        Self::FunctionRefused,
+        Self::FunctionFailed,
         Self::Limit,
         Self::Loop,
         Self::Killed,
@@ -354,6 +360,8 @@ impl EndReason {
             Self::Unsupported => "unsupported",
             Self::HandshakeTimeout => "handshake_timeout",
             Self::ClientGone => "client_gone",
+            Self::FunctionRefused => "function_refused",
+            Self::FunctionFailed => "function_failed",
             Self::Limit => "limit",
             Self::Loop => "loop",
             Self::Killed => "killed",

@@ -7,10 +7,12 @@
 
 pub mod area;
 pub mod carrier;
+pub mod chain;
 pub mod deadlines;
 pub mod engine;
 pub mod filter;
 pub mod flow;
+pub mod function;
 pub mod http;
 pub mod limit;
 pub mod names;

@@ -1,0 +1,358 @@
+//! Function chains: a flow's bytes through several [`Stage`]s, in order from the client to the server and back in the
+//! opposite order, with a bounded buffer before each.
+//!
+//! The driver offers what it reads ([`Chain::handle`], [`Chain::end`]), calls [`Chain::advance`] at the deadline and whenever it
+//! wakes, and takes what comes out ([`Chain::take`]). While something waits inside a direction nothing more is to be
+//! offered to it ([`Chain::is_open`]): that is the back-pressure.
+
+use crate::flow::Side;
+use crate::function::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
+use crate::time::Instant;
+use std::sync::Arc;
+
+/// Most bytes that [`Chain::handle`] takes at once.
+pub const OFFER_MAX: usize = 64 * 1024;
+
+/// What became of bytes that were offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// They go on as they are, and nothing was copied: the driver sends them itself.
+    Unchanged,
+    /// What is to be sent in their place, now or later, is inside: [`Chain::take`].
+    Inside,
+}
+
+/// A function at work, with its name.
+struct Link {
+    name: Arc<str>,
+    stage: Box<dyn Stage>,
+    /// By side: bytes that it was offered and has not taken yet. At most what the stages before it append in one go.
+    waiting: [Vec<u8>; 2],
+}
+
+#[derive(Default)]
+struct Direction {
+    /// What came out and was not taken yet.
+    out: Vec<u8>,
+    taken: usize,
+    /// The side has ended; so many stages, counted in the direction's order, know it.
+    ended: Option<usize>,
+}
+
+/// The functions of one flow.
+pub struct Chain {
+    /// From the client to the server.
+    links: Vec<Link>,
+    up: Direction,
+    down: Direction,
+}
+
+impl Chain {
+    /// A chain of named stages, in order from the client to the server. What they say before any byte is inside.
+    ///
+    /// # Errors
+    /// A stage ends the flow at once.
+    pub fn new(stages: Vec<(Arc<str>, Box<dyn Stage>)>, now: Instant) -> Result<Self, Stop> {
+        let link = |(name, stage)| Link { name, stage, waiting: [Vec::new(), Vec::new()] };
+        let links: Vec<_> = stages.into_iter().map(link).collect();
+        let mut chain = Self { links, up: Direction::default(), down: Direction::default() };
+        for from in [Side::Client, Side::Server] {
+            for at in 0..chain.links.len() {
+                let mut said = Vec::new();
+                let index = chain.index(from, at);
+                chain.links[index].stage.start(now, from, &mut said);
+                if !said.is_empty() {
+                    chain.run(now, from, at + 1, said)?;
+                }
+            }
+        }
+        Ok(chain)
+    }
+
+    /// What the stages have to see of the bytes from this side.
+    pub fn interest(&self, from: Side) -> Interest {
+        self.links.iter().map(|link| link.stage.interest(from)).max().unwrap_or(Interest::Nothing)
+    }
+
+    /// Whether bytes from this side may be offered: nothing of it is inside, and it has not ended.
+    pub fn is_open(&self, from: Side) -> bool {
+        self.is_empty(from) && self.direction(from).ended.is_none()
+    }
+
+    /// Whether nothing of this direction is inside.
+    fn is_empty(&self, from: Side) -> bool {
+        self.ready(from) == 0 && self.links.iter().all(|link| link.waiting[from as usize].is_empty())
+    }
+
+    /// Whether this side has ended, every stage knows it and all was taken.
+    pub fn is_over(&self, from: Side) -> bool {
+        self.direction(from).ended == Some(self.links.len()) && self.is_empty(from)
+    }
+
+    /// Bytes that can be taken now.
+    pub fn ready(&self, from: Side) -> usize {
+        let direction = self.direction(from);
+        direction.out.len() - direction.taken
+    }
+
+    /// When to call [`Chain::advance`]; none if only bytes of the peers bring anything on.
+    pub fn deadline(&self) -> Option<Instant> {
+        let both = [Side::Client, Side::Server];
+        self.links.iter().flat_map(|link| both.map(|from| link.stage.deadline(from))).flatten().min()
+    }
+
+    /// How many bytes from this side may move past stages that only count; the driver moves them and says so with
+    /// [`Chain::count`].
+    pub fn allowance(&mut self, now: Instant, from: Side) -> usize {
+        self.counting(from).map(|link| link.stage.allowance(now, from)).min().unwrap_or(usize::MAX)
+    }
+
+    /// So many bytes from this side moved past all stages.
+    pub fn count(&mut self, now: Instant, from: Side, bytes: usize) {
+        self.counting(from).for_each(|link| link.stage.count(now, from, bytes));
+    }
+
+    /// Bytes from this side, at most [`OFFER_MAX`], when [`Chain::is_open`].
+    ///
+    /// # Errors
+    /// A stage ends the flow.
+    pub fn handle(&mut self, now: Instant, from: Side, bytes: &[u8]) -> Result<Offered, Stop> {
+        // The first stages mostly pass bytes on as they are: nothing is copied up to the first that does not.
+        let mut at = 0;
+        while at < self.links.len() {
+            let index = self.index(from, at);
+            let link = &mut self.links[index];
+            if link.stage.interest(from) == Interest::Nothing {
+                at += 1;
+                continue;
+            }
+            let mut out = Vec::new();
+            match link.stage.handle(now, from, bytes, &mut out) {
+                Step::Pass(n) if n >= bytes.len() && out.is_empty() => at += 1,
+                step => {
+                    let taken = outcome(step, bytes, &mut out).map_err(|stop| link.blame(stop))?;
+                    self.feed(now, from, at, &bytes[taken..], out, taken == 0)?;
+                    self.advance(now, from)?;
+                    return Ok(Offered::Inside);
+                }
+            }
+        }
+        Ok(Offered::Unchanged)
+    }
+
+    /// This side has sent its last byte.
+    ///
+    /// # Errors
+    /// A stage ends the flow.
+    pub fn end(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
+        self.direction_mut(from).ended.get_or_insert(0);
+        self.advance(now, from)
+    }
+
+    /// Does what has become possible: what was due, what waits, what the end of the side lets go.
+    ///
+    /// # Errors
+    /// A stage ends the flow.
+    pub fn advance(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
+        if self.ready(from) >= STAGE_OUT_MAX {
+            return Ok(());
+        }
+        self.due(now, from)?;
+        // From the last stage on: what waits there has to go before there is room for more.
+        for at in (0..self.links.len()).rev() {
+            let index = self.index(from, at);
+            let waiting = std::mem::take(&mut self.links[index].waiting[from as usize]);
+            if !waiting.is_empty() {
+                self.run(now, from, at, waiting)?;
+            }
+            if self.waits(from, at) {
+                return Ok(());
+            }
+        }
+        self.finish(now, from)
+    }
+
+    /// Takes at most `max` bytes that go on; empty if there are none.
+    pub fn take(&mut self, from: Side, max: usize) -> &[u8] {
+        let direction = self.direction_mut(from);
+        if direction.taken == direction.out.len() {
+            direction.out.clear();
+            direction.taken = 0;
+        }
+        let start = direction.taken;
+        direction.taken = (start + max).min(direction.out.len());
+        &direction.out[start..direction.taken]
+    }
+
+    /// Tells stages whose deadline has passed.
+    fn due(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
+        for at in 0..self.links.len() {
+            let index = self.index(from, at);
+            let link = &mut self.links[index];
+            if link.stage.deadline(from).is_some_and(|due| due <= now) {
+                let mut out = Vec::new();
+                link.stage.tick(now, from, &mut out);
+                if !out.is_empty() {
+                    self.run(now, from, at + 1, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the stages of the end, each when all before it is through.
+    fn finish(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
+        while let Some(at) = self.direction(from).ended.filter(|at| *at < self.links.len()) {
+            let index = self.index(from, at);
+            let link = &mut self.links[index];
+            let mut out = Vec::new();
+            let is_done = link.stage.finish(now, from, &mut out).map_err(|stop| link.blame(stop))?;
+            if is_done {
+                self.direction_mut(from).ended = Some(at + 1);
+            }
+            if !out.is_empty() {
+                self.run(now, from, at + 1, out)?;
+            }
+            if !is_done || (at + 1..self.links.len()).any(|later| self.waits(from, later)) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Leads bytes through the stages from place `at` on; what comes out of the last is to be taken.
+    fn run(&mut self, now: Instant, from: Side, at: usize, mut bytes: Vec<u8>) -> Result<(), Stop> {
+        for at in at..self.links.len() {
+            let index = self.index(from, at);
+            let link = &mut self.links[index];
+            if link.stage.interest(from) == Interest::Nothing && link.waiting[from as usize].is_empty() {
+                continue;
+            }
+            let waiting = &mut link.waiting[from as usize];
+            if !waiting.is_empty() {
+                waiting.extend_from_slice(&bytes);
+                return Ok(());
+            }
+            bytes = link.eat(now, from, bytes)?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+        }
+        self.put(from, bytes);
+        Ok(())
+    }
+
+    /// As [`Chain::run`], where the first stage has taken some already: `out` is what it appended, `rest` what it has not
+    /// taken.
+    fn feed(
+        &mut self,
+        now: Instant,
+        from: Side,
+        at: usize,
+        rest: &[u8],
+        out: Vec<u8>,
+        is_blocked: bool,
+    ) -> Result<(), Stop> {
+        let index = self.index(from, at);
+        if is_blocked {
+            self.links[index].waiting[from as usize].extend_from_slice(rest);
+        }
+        if !out.is_empty() {
+            self.run(now, from, at + 1, out)?;
+        }
+        if !is_blocked && !rest.is_empty() {
+            // What the later stages could not take waits there, and this one's output would go behind it.
+            let room = (at + 1..self.links.len()).all(|later| !self.waits(from, later));
+            if room && self.ready(from) < STAGE_OUT_MAX {
+                return self.run(now, from, at, rest.to_vec());
+            }
+            self.links[index].waiting[from as usize].extend_from_slice(rest);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, from: Side, bytes: Vec<u8>) {
+        let direction = self.direction_mut(from);
+        if direction.taken == direction.out.len() {
+            direction.out = bytes;
+            direction.taken = 0;
+        } else {
+            direction.out.extend_from_slice(&bytes);
+        }
+    }
+
+    fn waits(&self, from: Side, at: usize) -> bool {
+        !self.links[self.index(from, at)].waiting[from as usize].is_empty()
+    }
+
+    fn counting(&mut self, from: Side) -> impl Iterator<Item = &mut Link> {
+        self.links.iter_mut().filter(move |link| link.stage.interest(from) == Interest::Count)
+    }
+
+    /// The link at a place of the direction's own order.
+    fn index(&self, from: Side, at: usize) -> usize {
+        match from {
+            Side::Client => at,
+            Side::Server => self.links.len() - 1 - at,
+        }
+    }
+
+    const fn direction(&self, from: Side) -> &Direction {
+        match from {
+            Side::Client => &self.up,
+            Side::Server => &self.down,
+        }
+    }
+
+    const fn direction_mut(&mut self, from: Side) -> &mut Direction {
+        match from {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        }
+    }
+}
+
+impl Link {
+    /// Offers all bytes to the stage; gives what goes on. What it does not take, or has no room for, waits.
+    fn eat(&mut self, now: Instant, from: Side, bytes: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        let mut out = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() && out.len() < STAGE_OUT_MAX {
+            let offered = &bytes[at..bytes.len().min(at + STAGE_OUT_MAX)];
+            let step = self.stage.handle(now, from, offered, &mut out);
+            if out.is_empty() && matches!(step, Step::Pass(n) if n >= bytes.len()) {
+                return Ok(bytes);
+            }
+            let taken = outcome(step, offered, &mut out).map_err(|stop| self.blame(stop))?;
+            if taken == 0 {
+                break;
+            }
+            at += taken;
+        }
+        self.waiting[from as usize].extend_from_slice(&bytes[at..]);
+        Ok(out)
+    }
+
+    fn blame(&self, stop: Stop) -> Stop {
+        Stop { detail: format!("function '{}': {}", self.name, stop.detail), ..stop }
+    }
+}
+
+/// How many of the offered bytes a stage took; those that pass are appended.
+fn outcome(step: Step, offered: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop> {
+    match step {
+        Step::Pass(n) => {
+            let n = n.min(offered.len());
+            out.extend_from_slice(&offered[..n]);
+            Ok(n)
+        }
+        Step::Taken(n) => Ok(n.min(offered.len())),
+        Step::Stop(stop) => Err(stop),
+    }
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.links.iter().map(|link| &link.name)).finish()
+    }
+}

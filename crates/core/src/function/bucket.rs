@@ -1,0 +1,176 @@
+//! Bandwidth: a token bucket over bytes, and the stage that holds a flow to one.
+
+use super::{Directions, Interest, Stage};
+use crate::flow::Side;
+use crate::time::Instant;
+use std::time::Duration;
+
+/// A token bucket of bytes (RFC 2697 Sec. 3, one rate, one burst).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByteBucket {
+    bytes_per_second: u64,
+    burst_bytes: u64,
+    /// Bytes times [`NANOS`].
+    level: u128,
+    updated: Instant,
+}
+
+const NANOS: u128 = 1_000_000_000;
+
+/// A bucket that is empty is asked again when this part of a second's bytes, or its burst, is there: waking for every
+/// byte would cost more than the bytes.
+const QUANTA_PER_SECOND: u64 = 200;
+
+impl ByteBucket {
+    /// A full bucket of `burst_bytes` (at least 1) that gains `bytes_per_second` (at least 1).
+    pub fn new(bytes_per_second: u64, burst_bytes: u64, now: Instant) -> Self {
+        let burst_bytes = burst_bytes.max(1);
+        let level = u128::from(burst_bytes) * NANOS;
+        Self { bytes_per_second: bytes_per_second.max(1), burst_bytes, level, updated: now }
+    }
+
+    /// How many bytes there are now.
+    pub fn available(&mut self, now: Instant) -> u64 {
+        self.refill(now);
+        u64::try_from(self.level / NANOS).unwrap_or(u64::MAX)
+    }
+
+    /// Takes bytes out. More than there are puts the bucket into debt, which comes in before anything is available.
+    pub fn take(&mut self, now: Instant, bytes: u64) {
+        self.refill(now);
+        self.level = self.level.saturating_sub(u128::from(bytes) * NANOS);
+    }
+
+    /// When it is worth asking again after [`ByteBucket::available`] said 0.
+    pub fn deadline(&self) -> Instant {
+        let quantum = (self.bytes_per_second / QUANTA_PER_SECOND).clamp(1, self.burst_bytes);
+        let lacking = (u128::from(quantum) * NANOS).saturating_sub(self.level);
+        let nanos = lacking.div_ceil(u128::from(self.bytes_per_second));
+        self.updated + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let gained = now.since(self.updated).as_nanos() * u128::from(self.bytes_per_second);
+        self.level = (self.level + gained).min(u128::from(self.burst_bytes) * NANOS);
+        self.updated = self.updated.max(now);
+    }
+}
+
+/// Where a [`Throttle`] takes its bytes from: a bucket of its own, or one that other flows use too.
+pub trait Tokens: Send {
+    /// Bytes there are now; 0 with the time when it is worth asking again.
+    fn available(&mut self, now: Instant) -> Result<u64, Instant>;
+    /// Takes bytes out.
+    fn take(&mut self, now: Instant, bytes: u64);
+}
+
+impl Tokens for ByteBucket {
+    fn available(&mut self, now: Instant) -> Result<u64, Instant> {
+        match ByteBucket::available(self, now) {
+            0 => Err(self.deadline()),
+            bytes => Ok(bytes),
+        }
+    }
+
+    fn take(&mut self, now: Instant, bytes: u64) {
+        ByteBucket::take(self, now, bytes);
+    }
+}
+
+/// Holds a flow to a bandwidth. Needs counts only: the kernel may move the bytes.
+#[derive(Clone, Debug)]
+pub struct Throttle<T> {
+    tokens: T,
+    directions: Directions,
+    /// By side, when to ask again.
+    waits: [Option<Instant>; 2],
+}
+
+impl<T: Tokens> Throttle<T> {
+    /// Both directions together, or the one, from these tokens.
+    pub const fn new(tokens: T, directions: Directions) -> Self {
+        Self { tokens, directions, waits: [None; 2] }
+    }
+}
+
+impl<T: Tokens> Stage for Throttle<T> {
+    fn interest(&self, from: Side) -> Interest {
+        if self.directions.contains(from) { Interest::Count } else { Interest::Nothing }
+    }
+
+    fn deadline(&self, from: Side) -> Option<Instant> {
+        self.waits[from as usize]
+    }
+
+    fn allowance(&mut self, now: Instant, from: Side) -> usize {
+        let (bytes, wait) = match self.tokens.available(now) {
+            Ok(bytes) => (usize::try_from(bytes).unwrap_or(usize::MAX), None),
+            Err(until) => (0, Some(until)),
+        };
+        self.waits[from as usize] = wait;
+        bytes
+    }
+
+    fn count(&mut self, now: Instant, _from: Side, bytes: usize) {
+        self.tokens.take(now, bytes as u64);
+    }
+
+    fn tick(&mut self, _now: Instant, from: Side, _out: &mut Vec<u8>) {
+        self.waits[from as usize] = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    #[test]
+    fn a_bucket_gives_its_burst_and_then_its_rate() {
+        let mut bucket = ByteBucket::new(1_000_000, 5_000, at(0));
+        assert_eq!(bucket.available(at(0)), 5_000);
+        bucket.take(at(0), 5_000);
+        assert_eq!(bucket.available(at(0)), 0);
+        assert_eq!(bucket.deadline(), at(5));
+        assert_eq!(bucket.available(at(5)), 5_000);
+        assert_eq!(bucket.available(at(50_000)), 5_000);
+        let mut moved = 0;
+        let mut now = at(60_000);
+        while now < at(70_000) {
+            match Tokens::available(&mut bucket, now) {
+                Ok(bytes) => {
+                    Tokens::take(&mut bucket, now, bytes);
+                    moved += bytes;
+                }
+                Err(later) => {
+                    assert!(later > now);
+                    now = later;
+                }
+            }
+        }
+        assert!((10_000_000..=10_010_000).contains(&moved), "{moved} in ten seconds");
+    }
+
+    #[test]
+    fn odd_rates_neither_panic_nor_stall() {
+        for (rate, burst) in [(0, 0), (1, 1), (u64::MAX, u64::MAX), (7, 1 << 40)] {
+            let mut bucket = ByteBucket::new(rate, burst, at(1));
+            let first = bucket.available(at(1));
+            bucket.take(at(1), first);
+            bucket.take(at(0), 1);
+            let later = bucket.deadline();
+            assert!(bucket.available(later) > 0 || later == Instant::from_nanos(u64::MAX), "{rate} {burst}");
+            let _ = bucket.available(Instant::from_nanos(u64::MAX));
+        }
+    }
+
+    #[test]
+    fn a_direction_that_is_not_held_is_left_alone() {
+        let throttle = Throttle::new(ByteBucket::new(1, 1, at(0)), Directions::Down);
+        assert_eq!(throttle.interest(Side::Client), Interest::Nothing);
+        assert_eq!(throttle.interest(Side::Server), Interest::Count);
+    }
+}
