@@ -298,6 +298,8 @@ pub enum EndReason {
     FunctionRefused,
     /// A function of the chain is down, or could not do its work.
     FunctionFailed,
+    /// A reload changed the chain of its rule, and the rule says that its flows are cut then.
+    ChainChanged,
     /// A limit (descriptors, flows) was reached: shed.
     Limit,
     /// The flow would have come back to ourselves.
@@ -314,7 +316,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Ok,
         Self::ClientReset,
         Self::ServerReset,
@@ -333,6 +335,7 @@ impl EndReason {
         Self::ClientGone,
         Self::FunctionRefused,
         Self::FunctionFailed,
+        Self::ChainChanged,
         Self::Limit,
         Self::Loop,
         Self::Killed,
@@ -362,6 +365,7 @@ impl EndReason {
             Self::ClientGone => "client_gone",
             Self::FunctionRefused => "function_refused",
             Self::FunctionFailed => "function_failed",
+            Self::ChainChanged => "chain_changed",
             Self::Limit => "limit",
             Self::Loop => "loop",
             Self::Killed => "killed",

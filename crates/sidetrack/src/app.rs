@@ -1,5 +1,6 @@
 //! Wires everything; the only file that knows all modules.
 
+mod chains;
 mod control;
 mod kernel;
 mod node;

@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 use sidetrack_core::carrier::{Carrier, HopProtocol};
 use sidetrack_core::flow::{EndReason, Intercept};
 use sidetrack_core::policy::Action;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,6 +58,32 @@ pub struct Surroundings {
     pub config_last_reload_success: bool,
 }
 
+/// A function and what has passed it since it was made.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct FunctionCounts {
+    /// Its name.
+    pub name: String,
+    /// What it does: the word of the configuration.
+    pub kind: Cow<'static, str>,
+    /// Flows that were led through it.
+    pub flows: u64,
+    /// Bytes from clients to servers; only a function of kind `count` counts them.
+    pub bytes_up: u64,
+    /// Bytes from servers to clients; as `bytes_up`.
+    pub bytes_down: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FunctionLabel {
+    function: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FunctionBytesLabels {
+    function: String,
+    direction: &'static str,
+}
+
 /// Which way a flow's bytes went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
@@ -84,6 +111,8 @@ pub struct Metrics {
     flows: Family<FlowLabels, Counter>,
     active: Family<ListenerLabel, Gauge>,
     bytes: Family<BytesLabels, Counter>,
+    function_flows: Family<FunctionLabel, Counter>,
+    function_bytes: Family<FunctionBytesLabels, Counter>,
     connect: Histogram,
     duration: Histogram,
     sniff_wait: Histogram,
@@ -124,6 +153,8 @@ impl Metrics {
             flows: Family::default(),
             active: Family::default(),
             bytes: Family::default(),
+            function_flows: Family::default(),
+            function_bytes: Family::default(),
             connect: Histogram::new(CONNECT_BUCKETS),
             duration: Histogram::new(DURATION_BUCKETS),
             sniff_wait: Histogram::new(SNIFF_BUCKETS),
@@ -146,6 +177,12 @@ impl Metrics {
         to.register("flows", "Flows that ended, by rule, carrier and reason", self.flows.clone());
         to.register("flows_active", "Flows in flight, by listener", self.active.clone());
         to.register("flow_bytes", "Payload bytes moved, by direction and path", self.bytes.clone());
+        to.register("function_flows", "Flows led through functions", self.function_flows.clone());
+        to.register(
+            "function_bytes",
+            "Bytes that passed functions of kind count, by direction",
+            self.function_bytes.clone(),
+        );
         to.register(
             "connect_seconds",
             "From catching a flow until the path to its server stood",
@@ -176,6 +213,24 @@ impl Metrics {
             self.reload_success.clone(),
         );
         to.register("build", "This build", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+    }
+
+    /// Takes over what functions have counted. One that was made anew begins at nought, and counters never fall.
+    pub fn read_functions(&self, functions: &[FunctionCounts]) {
+        let raise = |counter: &Counter, total: u64| {
+            counter.inc_by(total.saturating_sub(counter.get()));
+        };
+        for function in functions {
+            let label = FunctionLabel { function: function.name.clone() };
+            raise(&self.function_flows.get_or_create_owned(&label), function.flows);
+            if function.kind != "count" {
+                continue;
+            }
+            for (direction, bytes) in [("up", function.bytes_up), ("down", function.bytes_down)] {
+                let labels = FunctionBytesLabels { function: function.name.clone(), direction };
+                raise(&self.function_bytes.get_or_create_owned(&labels), bytes);
+            }
+        }
     }
 
     /// Everything, as OpenMetrics text, as of now. `ledgers` are those of all workers.

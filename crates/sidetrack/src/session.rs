@@ -76,6 +76,10 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
                 entry.live.clone(),
                 worker.clock,
             );
+            let pump = match ready.chain {
+                Some(chain) => pump.through(chain),
+                None => pump,
+            };
             let part_of = ready.session;
             let ending = pump.await;
             drop(part_of);

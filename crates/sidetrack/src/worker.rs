@@ -4,6 +4,7 @@
 
 use crate::carry::Dialing;
 use crate::config::Config;
+use crate::function::Library;
 use crate::intercept::Listening;
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
@@ -48,6 +49,8 @@ pub struct Shared {
     pub dialing: ArcSwap<Dialing>,
     /// Who knows the processes behind local connections.
     pub owners: Owners,
+    /// The functions that rules lead flows through.
+    pub functions: Library,
     budget: Mutex<Budget>,
     per_client: Option<Mutex<SourceLimit>>,
     next_flow: AtomicU64,
@@ -71,6 +74,7 @@ impl Shared {
             config,
             dialing: ArcSwap::from_pointee(dialing),
             owners,
+            functions: Library::new(clock),
             budget: Mutex::new(budget),
             per_client,
             next_flow: AtomicU64::new(1),
@@ -122,6 +126,11 @@ impl Worker {
     /// Who knows the processes behind local connections.
     pub fn owners(&self) -> &Owners {
         &self.shared.owners
+    }
+
+    /// The functions that rules lead flows through.
+    pub fn functions(&self) -> &Library {
+        &self.shared.functions
     }
 
     /// The number of the next flow.

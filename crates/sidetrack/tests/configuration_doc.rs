@@ -33,7 +33,8 @@ fn inner<'s>(root: &'s Value, value: &'s Value) -> Option<&'s Value> {
         return Some(value);
     }
     let choices = value.get("anyOf").and_then(Value::as_array).into_iter().flatten();
-    value.get("items").into_iter().chain(choices).find_map(|one| inner(root, one))
+    let named = value.get("additionalProperties").filter(|named| named.is_object());
+    value.get("items").into_iter().chain(named).chain(choices).find_map(|one| inner(root, one))
 }
 
 /// The type in words.
@@ -120,6 +121,8 @@ fn the_tables_are_those_of_the_program() {
         "admin",
         "record",
         "limits",
+        "function",
+        "function.replace",
         "listen",
         "listen.users",
         "rule",
@@ -136,7 +139,7 @@ fn every_key_tells_its_default_and_its_unit() {
     let root = schema();
     // A table, a list of tables, or one of several keys of which one is needed.
     let no_default = ["listen.to", "listen.names", "rule.action", "rule.carrier", "rule.credentials_file"];
-    let tables = ["admin", "record", "limits", "set", "listen", "rule", "test", "default"];
+    let tables = ["admin", "record", "limits", "set", "function", "listen", "rule", "test", "default"];
     let tables = tables.map(|key| format!("/.{key}"));
     for path in ["/", "admin", "record", "limits", "listen", "rule"] {
         let table = table(&root, path);

@@ -18,8 +18,8 @@ pub use records::{Cipher, End, Header, RECORD_MAX, REKEY_RECORDS, Records, Suite
 pub use replace::{Replace, Replacements};
 pub use search::{Words, WordsError};
 pub use spec::{
-    ContainerSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Interface, Key, KeyError, LimitSpec,
-    Network, Replacement, Share,
+    ChainSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Key, KeyError, LimitSpec, OnChange,
+    Replacement, Share,
 };
 
 use crate::flow::{EndReason, Side};

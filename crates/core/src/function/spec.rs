@@ -14,6 +14,32 @@ pub struct FunctionSpec {
     pub kind: FunctionKind,
 }
 
+/// The functions that flows of a rule pass, in order from the client to the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainSpec {
+    /// At least one.
+    pub functions: Vec<Arc<FunctionSpec>>,
+    /// What happens to running flows when the rule's chain changes.
+    pub on_change: OnChange,
+}
+
+/// What happens to running flows when their rule's chain changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnChange {
+    /// They keep the chain they have.
+    #[default]
+    Keep,
+    /// They are cut.
+    Cut,
+}
+
+impl ChainSpec {
+    /// The names of the functions, in order.
+    pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.functions.iter().map(|function| &function.name)
+    }
+}
+
 /// What a function does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FunctionKind {
@@ -29,8 +55,6 @@ pub enum FunctionKind {
     Encrypt(Key),
     /// The other end of `Encrypt`.
     Decrypt(Key),
-    /// A container, or another program, that flows are led through.
-    Container(Box<ContainerSpec>),
 }
 
 impl FunctionKind {
@@ -43,7 +67,6 @@ impl FunctionKind {
             Self::Replace(_) => "replace",
             Self::Encrypt(_) => "encrypt",
             Self::Decrypt(_) => "decrypt",
-            Self::Container(_) => "container",
         }
     }
 }
@@ -146,58 +169,6 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(***)")
     }
-}
-
-/// A function outside us.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerSpec {
-    /// The OCI image, as the container engine knows it.
-    pub image: String,
-    /// The command in place of the image's own; empty = the image's own.
-    pub command: Vec<String>,
-    /// Environment variables.
-    pub environment: Vec<(String, String)>,
-    /// The port it listens on.
-    pub port: u16,
-    /// What it speaks.
-    pub interface: Interface,
-    /// How many run at a time, at least 1; flows are dealt out in turn.
-    pub pool: u16,
-    /// The network it is attached to.
-    pub network: Network,
-    /// Most memory of one, bytes.
-    pub memory_bytes: u64,
-    /// Most processor time of one, thousandths of a processor.
-    pub cpu_thousandths: u32,
-    /// Most processes and threads of one.
-    pub pids_max: u32,
-    /// Time between two health probes, milliseconds.
-    pub probe_interval_ms: u64,
-    /// Time for one health probe, and for one flow's handshake, milliseconds.
-    pub probe_timeout_ms: u64,
-}
-
-/// What a container function speaks on its port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Interface {
-    /// SOCKS5 (RFC 1928); it dials the address it is given.
-    Socks5,
-    /// SOCKS6 in this dialect; it dials the address it is given, or along the chain of the socksx dialect.
-    Socks6(crate::carrier::Socks6Dialect),
-    /// PROXY protocol v2; it dials the destination of the header.
-    ProxyV2,
-}
-
-/// The network of a container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Network {
-    /// The engine's default.
-    #[default]
-    Bridge,
-    /// That of the host.
-    Host,
-    /// By name, or `ns:PATH`.
-    Named(String),
 }
 
 #[cfg(test)]

@@ -82,10 +82,14 @@ impl Verdict {
     pub fn summary(&self) -> String {
         match &self.action {
             Action::Deny => format!("denied ({})", self.why),
-            Action::Carry(carry) => match &carry.to {
-                Some(to) => format!("carried {} to {to} ({})", carry.carrier, self.why),
-                None => format!("carried {} ({})", carry.carrier, self.why),
-            },
+            Action::Carry(carry) => {
+                let names: Vec<_> =
+                    carry.chain.iter().flat_map(|chain| chain.names()).map(|name| &**name).collect();
+                let chain =
+                    if names.is_empty() { String::new() } else { format!(" through {}", names.join(" -> ")) };
+                let to = carry.to.as_ref().map(|to| format!(" to {to}")).unwrap_or_default();
+                format!("carried {}{to}{chain} ({})", carry.carrier, self.why)
+            }
         }
     }
 }

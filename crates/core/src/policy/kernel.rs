@@ -278,6 +278,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         tfo,
         mptcp,
         kernel,
+        chain,
         metadata: _,
     } = carry;
     *carrier == Carrier::Direct
@@ -288,6 +289,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         && connect_timeout_ms.is_none()
         && !tfo
         && !mptcp
+        && chain.is_none()
         && *kernel == KernelPath::Auto
 }
 

@@ -11,6 +11,7 @@ pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, withou
 
 use crate::carrier::Carrier;
 use crate::flow::Destination;
+use crate::function::ChainSpec;
 use std::sync::Arc;
 
 /// An immutable snapshot of all rules; a reload swaps it as a whole.
@@ -74,6 +75,8 @@ pub struct Carry {
     pub mptcp: bool,
     /// Whether the kernel may carry the flow alone.
     pub kernel: KernelPath,
+    /// The functions the flow passes; none = no function.
+    pub chain: Option<Arc<ChainSpec>>,
     /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
     pub metadata: Vec<(u16, String)>,
 }

@@ -115,7 +115,7 @@ impl ReplyCode {
     pub const fn from_end_reason(reason: EndReason) -> Self {
         match reason {
             EndReason::Ok => Self::Succeeded,
-            EndReason::PolicyDenied | EndReason::Loop => Self::NotAllowed,
+            EndReason::PolicyDenied | EndReason::FunctionRefused | EndReason::Loop => Self::NotAllowed,
             EndReason::Unreachable | EndReason::Dns => Self::HostUnreachable,
             EndReason::Refused => Self::ConnectionRefused,
             EndReason::ConnectTimeout | EndReason::Idle | EndReason::Lifetime => Self::TimedOut,

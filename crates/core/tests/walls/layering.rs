@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("config", &[]),
@@ -22,9 +22,11 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["live", "reactor"]),
+    // What a flow passes between its two sides; the session leads the bytes through.
+    ("function", &["live"]),
     ("intercept", &["carry", "config", "dns", "live", "reactor", "session"]),
-    ("session", &["carry", "config", "dns", "intercept", "live", "process", "reactor", "worker"]),
-    ("worker", &["carry", "config", "intercept", "live", "process", "reactor", "session"]),
+    ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
+    ("worker", &["carry", "config", "function", "intercept", "live", "process", "reactor", "session"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),

@@ -6,6 +6,7 @@
 //! | `GET /v1/flows/{id}` | one of them |
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
 //! | `GET /v1/events?filter=&opened=true` | flows as they end (and open), one JSON object a line |
+//! | `GET /v1/functions` | the functions in force, and what has passed them |
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
 //! | `GET /v1/status` | one look at everything |
@@ -28,7 +29,7 @@ pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
-use crate::metrics::{CONTENT_TYPE, Metrics, Surroundings};
+use crate::metrics::{CONTENT_TYPE, FunctionCounts, Metrics, Surroundings};
 use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;
@@ -54,6 +55,10 @@ pub trait Control: Send + Sync + 'static {
     fn config(&self) -> ConfigStatus;
     /// The listeners.
     fn listeners(&self) -> Vec<ListenerStatus>;
+    /// The functions, and what has passed them.
+    fn functions(&self) -> Vec<FunctionCounts> {
+        Vec::new()
+    }
     /// Brings what is known of flows that the kernel carries alone up to date. It may block.
     fn look_at_kernel_flows(&self) {}
     /// Loads the configuration anew.
@@ -106,6 +111,7 @@ impl AdminState {
             config_generation: config.generation,
             config_last_reload_success: config.last_error.is_none(),
         };
+        self.metrics.read_functions(&self.control.functions());
         self.metrics.text(&self.ledgers, surroundings)
     }
 }
@@ -116,6 +122,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/events", get(flows::events))
+        .route("/v1/functions", get(status::functions))
         .route("/v1/rules", get(status::rules))
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))

@@ -2,6 +2,7 @@
 
 use super::AdminState;
 use super::error::ApiError;
+use crate::metrics::FunctionCounts;
 use crate::record::Timestamp;
 use axum::Json;
 use axum::extract::State;
@@ -117,6 +118,17 @@ pub(super) struct Rules {
 pub(super) async fn rules(State(state): State<AdminState>) -> Json<Rules> {
     let generation = state.control.config().generation;
     Json(Rules { generation, rules: RuleView::all(&state.control.policy()) })
+}
+
+/// The answer of `GET /v1/functions`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Functions {
+    /// By name.
+    pub functions: Vec<FunctionCounts>,
+}
+
+pub(super) async fn functions(State(state): State<AdminState>) -> Json<Functions> {
+    Json(Functions { functions: state.control.functions() })
 }
 
 pub(super) async fn config(State(state): State<AdminState>) -> Json<ConfigStatus> {

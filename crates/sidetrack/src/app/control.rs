@@ -3,6 +3,8 @@
 use super::node::Node;
 use crate::admin::{ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
+use crate::function::Function;
+use crate::metrics::FunctionCounts;
 use crate::reload::ReloadHandle;
 use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
@@ -46,6 +48,16 @@ impl Control for ControlOf {
             addresses,
         })
         .collect()
+    }
+
+    fn functions(&self) -> Vec<FunctionCounts> {
+        let counts = |function: Arc<Function>| {
+            let (bytes_up, bytes_down) = function.tally().bytes();
+            let spec = function.spec();
+            let (name, kind) = (spec.name.to_string(), spec.kind.as_str().into());
+            FunctionCounts { name, kind, flows: function.tally().flows(), bytes_up, bytes_down }
+        };
+        self.node.functions().into_iter().map(counts).collect()
     }
 
     fn look_at_kernel_flows(&self) {

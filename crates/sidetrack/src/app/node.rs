@@ -5,6 +5,7 @@ use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
+use crate::function::Function;
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
@@ -123,6 +124,7 @@ impl Prepared {
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
         let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
+        shared.functions.keep(&shared.config.load().functions);
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
@@ -160,6 +162,11 @@ impl Node {
             (served.listener.name.clone(), served.listener.kind.intercept().as_str(), addresses)
         });
         rows.collect()
+    }
+
+    /// The functions of the configuration in force.
+    pub fn functions(&self) -> Vec<Arc<Function>> {
+        self.shared.functions.functions()
     }
 
     /// Says where we listen.
@@ -210,6 +217,8 @@ impl Node {
             served.push(Served { listener, serving });
         }
         self.set_dialing(&served);
+        self.shared.functions.keep(&new.functions);
+        super::chains::cut_changed(&new.policy, &self.ledgers);
         // New ones are at work before the old ones go: where both have an address, it is served at every moment.
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
         Ok(())

@@ -96,6 +96,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
             listeners: Vec::new(),
+            functions: Vec::new(),
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),
@@ -136,6 +137,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let config = Arc::new(ArcSwap::from_pointee(watch.config));
     let owners = Owners::Within(launched.pid());
     let shared = Arc::new(Shared::new(config.clone(), Dialing::default(), owners, budget, clock));
+    shared.functions.keep(&shared.config.load().functions);
     let fleet = Fleet::start(&shared, 1)?;
     let serving = catch(&mut launched, &fleet)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));

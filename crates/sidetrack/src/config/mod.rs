@@ -18,6 +18,7 @@ pub use surroundings::{SecretFile, Surroundings, System};
 
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
+use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
@@ -41,6 +42,8 @@ pub struct Config {
     pub limits: Limits,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
+    /// The functions that rules may lead flows through, by name.
+    pub functions: Vec<Arc<FunctionSpec>>,
     /// The rules.
     pub policy: Arc<Policy>,
     /// Decision tests of the file; all of them hold.

@@ -130,6 +130,7 @@ fn place(path: &str) -> String {
     let table = match table {
         "" => return "at the top of the file".to_owned(),
         "listen" | "rule" | "test" => format!("[[{table}]]"),
+        "function" => "[function.NAME]".to_owned(),
         table => format!("[{table}]"),
     };
     if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") }

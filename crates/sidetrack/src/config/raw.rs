@@ -1,6 +1,10 @@
 //! The file as it is written: the keys, nothing checked but their shape. `sidetrack schema` is made from these
 //! types, and `docs/configuration.md` is tested against it.
 
+pub mod function;
+
+pub use function::Function;
+
 use super::{At, List, Secret};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -34,6 +38,9 @@ pub struct File {
     /// Named sets of networks, used as "@name" wherever networks are listed.
     #[serde(default)]
     pub set: BTreeMap<String, List<String>>,
+    /// Functions by name, for `chain` of rules.
+    #[serde(default)]
+    pub function: BTreeMap<String, At<Function>>,
     /// What catches flows.
     #[serde(default)]
     pub listen: Vec<At<Listen>>,
@@ -258,8 +265,22 @@ pub struct Rule {
     pub mptcp: Option<At<bool>>,
     /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
     pub kernel: Option<At<Kernel>>,
+    /// Names of the functions that the rule's flows pass, in order from the client to the server. Default: none.
+    pub chain: Option<List<String>>,
+    /// What happens to running flows when a reload changes the chain of their rule: "keep" or "cut". Default "keep".
+    pub on_chain_change: Option<At<OnChainChange>>,
     /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
+}
+
+/// What happens to running flows when their chain changes.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnChainChange {
+    /// They keep the chain they have.
+    Keep,
+    /// They are cut.
+    Cut,
 }
 
 /// What a rule does if it does not carry.

@@ -99,7 +99,7 @@ impl<'a> FlowRecord<'a> {
             ts: Timestamp::from(flow.since),
             flow: flow.id.0,
             rule: decided.and_then(Decided::rule).map(|rule| Cow::Borrowed(&**rule)),
-            chain: Vec::new(),
+            chain: decided.map(chain).unwrap_or_default(),
             carrier: decided.and_then(carrier),
             listener: known.map(|known| Cow::Borrowed(&*known.listener)),
             intercept: known.map(|known| known.intercept),
@@ -178,6 +178,16 @@ fn host(flow: &Flow) -> Option<Cow<'_, str>> {
         Host::Ip(_) => None,
     });
     name.map(|name| Cow::Borrowed(name.as_str()))
+}
+
+/// The functions that the verdict leads the flow through.
+fn chain(decided: &Decided) -> Vec<Cow<'_, str>> {
+    match decided.action() {
+        Some(Action::Carry(carry)) => {
+            carry.chain.iter().flat_map(|chain| chain.names()).map(|name| Cow::Borrowed(&**name)).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The carrier in words; none for a flow that was denied.

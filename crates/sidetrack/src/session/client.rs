@@ -104,7 +104,7 @@ impl Client {
     /// Who notices that the client is gone, and the bytes that come from it.
     pub fn split(&mut self) -> (Presence<'_>, Incoming<'_>) {
         let Self { stream, held, broken } = self;
-        (Presence { stream, broken }, Incoming { stream, held, broken })
+        (Presence { stream, broken }, Incoming { stream, held, broken, is_settled: false })
     }
 
     /// Whether the client has reset the connection, as far as reading has found out.
@@ -213,11 +213,19 @@ pub struct Incoming<'a> {
     stream: &'a TcpStream,
     held: &'a mut Vec<u8>,
     broken: &'a AtomicBool,
+    is_settled: bool,
+}
+
+impl Incoming<'_> {
+    /// Nothing more is read from the client: what is held is all there is.
+    pub const fn settle(&mut self) {
+        self.is_settled = true;
+    }
 }
 
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
-        if self.stream.is_readable() {
+        if !self.is_settled && self.stream.is_readable() {
             // WouldBlock is an ordinary case; any other error is remembered, and ends the making of the path.
             let _ = try_read_into(self.stream, self.held, self.broken);
         }

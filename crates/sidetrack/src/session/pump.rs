@@ -4,11 +4,14 @@
 //! take is kept, in memory that the flow gives back when it is gone. An idle flow holds no buffer. A direction that
 //! has carried [`SPLICE_AFTER`] bytes changes to a pipe and `splice(2)`: its bytes no longer pass through user space.
 
+mod through;
+
 use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::live::{Clock, LiveFlow};
 use crate::reactor::TcpStream;
+use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
 use sidetrack_core::time::Instant;
@@ -19,6 +22,7 @@ use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use through::Through;
 
 /// Bytes of a direction after which it changes to `splice(2)`. Below this a pipe costs more than the copies it saves
 /// (`bench/RESULTS.md`).
@@ -62,6 +66,8 @@ pub struct Pump {
     error: Option<io::Error>,
     probe: Probe,
     farewell: Option<Farewell>,
+    /// The functions between the two sides, for flows that pass some.
+    through: Option<Box<Through>>,
 }
 
 impl Pump {
@@ -86,7 +92,25 @@ impl Pump {
         }
         let (up, down) = (Lane::holding(early_up), Lane::holding(early_down));
         let (client, server, probe) = (Some(client), Some(server), Probe::default());
-        Self { client, server, core, up, down, live, clock, error: None, probe, farewell: None }
+        Self {
+            client,
+            server,
+            core,
+            up,
+            down,
+            live,
+            clock,
+            error: None,
+            probe,
+            farewell: None,
+            through: None,
+        }
+    }
+
+    /// The same with functions between the two sides. What was read before has passed them already.
+    pub fn through(mut self, chain: Chain) -> Self {
+        self.through = Some(Box::new(Through::new(chain)));
+        self
     }
 
     fn lane(&mut self, from: Side) -> &mut Lane {
@@ -119,6 +143,7 @@ impl Pump {
             self.core.handle(now, Input::End(late.reason()));
         }
         self.core.handle(now, Input::Woken);
+        self.advance_functions(now);
         if let Some(reason) = self.live.ending() {
             self.core.handle(now, Input::End(reason));
         }
@@ -153,6 +178,7 @@ impl Pump {
         let farewell = self.farewell.map(|farewell| farewell.due(now));
         let deadline = self.core.deadline().into_iter().chain(self.probe.due()).chain(farewell).min();
         self.live.set_deadline(deadline, EndReason::Idle);
+        self.arm_functions(cx, now);
         Poll::Pending
     }
 
@@ -220,6 +246,44 @@ impl Pump {
         scratch: &mut [u8],
         fresh: &mut Option<Fresh>,
     ) -> Input {
+        if self.through.is_some() {
+            return self.read_through(cx, side, max, scratch, fresh);
+        }
+        match self.poll_socket(cx, side, max, scratch) {
+            Poll::Pending => Input::ReadBlocked(side),
+            Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
+            Poll::Ready(Ok(0)) => Input::Eof(side),
+            Poll::Ready(Ok(n)) => {
+                let last = n < SCRATCH.min(max as usize) && self.socket(side).has_ended();
+                self.came(side, n, last, fresh)
+            }
+            Poll::Ready(Err(error)) => self.failed(side, error),
+        }
+    }
+
+    /// Bytes came from this side, the last ones maybe: into the pipe, or to be written from the thread's buffer.
+    fn came(&mut self, side: Side, n: usize, last: bool, fresh: &mut Option<Fresh>) -> Input {
+        self.note_first_byte(side);
+        if !self.lane(side).is_piped() {
+            *fresh = Some(Fresh { from: side, start: 0, end: n, last });
+        }
+        Input::Read(side, u32::try_from(n).unwrap_or(u32::MAX))
+    }
+
+    fn note_first_byte(&self, side: Side) {
+        if side == Side::Server && self.live.first_byte_time().is_none() {
+            self.live.first_byte(self.live.age());
+        }
+    }
+
+    /// Reads from a side's socket into its pipe or into the thread's buffer; 0 is the end.
+    fn poll_socket(
+        &mut self,
+        cx: &mut Context<'_>,
+        side: Side,
+        max: u32,
+        scratch: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         let socket = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
@@ -229,27 +293,10 @@ impl Pump {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
         };
-        let room = SCRATCH.min(max as usize);
-        let result = if lane.is_piped() {
+        if lane.is_piped() {
             lane.poll_fill(cx, socket, max as usize)
         } else {
-            socket.poll_recv(cx, &mut scratch[..room])
-        };
-        let ends = socket.has_ended();
-        match result {
-            Poll::Pending => Input::ReadBlocked(side),
-            Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
-            Poll::Ready(Ok(0)) => Input::Eof(side),
-            Poll::Ready(Ok(n)) => {
-                if side == Side::Server && self.live.first_byte_time().is_none() {
-                    self.live.first_byte(self.live.age());
-                }
-                if !self.lane(side).is_piped() {
-                    *fresh = Some(Fresh { from: side, start: 0, end: n, last: ends && n < room });
-                }
-                Input::Read(side, u32::try_from(n).unwrap_or(u32::MAX))
-            }
-            Poll::Ready(Err(error)) => self.failed(side, error),
+            socket.poll_recv(cx, &mut scratch[..SCRATCH.min(max as usize)])
         }
     }
 
@@ -295,6 +342,7 @@ impl Pump {
                     Side::Client => self.live.count(0, n64),
                 }
                 if fresh.is_none()
+                    && self.may_splice(from)
                     && let Some(limit) = self.lane(from).moved(n64)
                 {
                     self.core.handle(self.clock.now(), Input::Limit(from, limit));

@@ -10,7 +10,8 @@ use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, rev
 use crate::live::{Decided, LiveFlow};
 use crate::reactor::TcpStream;
 use crate::worker::{FlowOfSession, Worker};
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process};
+use sidetrack_core::chain::{Chain, Offered};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
@@ -41,6 +42,8 @@ pub struct Ready {
     pub early: Vec<u8>,
     /// Bounds of the flow.
     pub config: splice::Config,
+    /// The functions the flow passes; what was read so far has passed them.
+    pub chain: Option<Chain>,
     /// The SOCKS6 session it is part of: in use until the flow ends.
     pub session: Option<FlowOfSession>,
 }
@@ -130,6 +133,7 @@ impl<'a> Setup<'a> {
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
         let (mut caught, verdict) = self.watched(self.catch(client)).await??;
         self.live.decide(Decided { flow: caught.flow.clone(), verdict: Some(verdict.clone()) });
+        let mut chain = None;
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
             Action::Carry(carry) => {
@@ -137,7 +141,7 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                match self.watched(self.carry(carry, &caught, client)).await {
+                match self.watched(self.carry(carry, &caught, client, &mut chain)).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // A client with a protocol of its own is told so in it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -145,6 +149,7 @@ impl<'a> Setup<'a> {
                 }
             }
         };
+        let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut chain)?)));
         let (carry, carried) = match carried {
             Ok(done) => done,
             Err(failure) => return Err(refuse(caught.socks, client, failure).await),
@@ -160,7 +165,7 @@ impl<'a> Setup<'a> {
             handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
             session = request.session.take().map(|session| self.worker.flow_of(session));
         }
-        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), session })
+        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), chain, session })
     }
 
     /// One stage, until the deadline or somebody's wish ends it.
@@ -272,8 +277,18 @@ impl<'a> Setup<'a> {
         }
     }
 
-    async fn carry(&self, carry: &Carry, caught: &Caught, client: &mut Client) -> Result<Carried, Failure> {
+    async fn carry(
+        &self,
+        carry: &Carry,
+        caught: &Caught,
+        client: &mut Client,
+        chain: &mut Option<Chain>,
+    ) -> Result<Carried, Failure> {
         let flow = &caught.flow;
+        if let Some(spec) = &carry.chain {
+            // Before anything is dialled: a function may refuse the flow.
+            *chain = Some(self.worker.functions().chain(spec, flow).map_err(stopped)?);
+        }
         let destination = match (&carry.to, carry.dial, &flow.host) {
             (Some(to), _, _) => to.clone(),
             (None, Dial::Name, Some(name)) => {
@@ -295,6 +310,9 @@ impl<'a> Setup<'a> {
         if client.is_broken() {
             return Err(gone());
         }
+        if let Some(chain) = chain {
+            self.offer(chain, client)?;
+        }
         if let Some(version) = carry.proxy_protocol {
             let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
             let header = proxy_header::write(version, flow, server, self.live.id);
@@ -302,6 +320,10 @@ impl<'a> Setup<'a> {
             client.put_first(header);
         }
         let (presence, mut first) = client.split();
+        if chain.is_some() {
+            // What comes from now on has to pass the functions first.
+            first.settle();
+        }
         let mut carried = tokio::select! {
             biased;
             carried = carry::carry(&order, &mut first) => carried?,
@@ -314,6 +336,32 @@ impl<'a> Setup<'a> {
         client.put_last(&held[carried.sent.min(held.len())..]);
         self.live.count(carried.sent as u64, 0);
         carried.early.shrink_to_fit();
+        Ok(carried)
+    }
+
+    /// The client's first bytes pass the functions; what comes out takes their place.
+    fn offer(&self, chain: &mut Chain, client: &mut Client) -> Result<(), Failure> {
+        let held = client.take_held();
+        let now = self.worker.clock.now();
+        let offered = match held.is_empty() {
+            true => Offered::Inside,
+            false => chain.handle(now, Side::Client, &held).map_err(stopped)?,
+        };
+        match offered {
+            Offered::Unchanged => client.put_last(&held),
+            Offered::Inside => client.put_last(chain.take(Side::Client, usize::MAX)),
+        }
+        Ok(())
+    }
+
+    /// What the server said while the path was made passes the functions.
+    fn answered(&self, mut carried: Carried, chain: &mut Option<Chain>) -> Result<Carried, Failure> {
+        if let Some(chain) = chain.as_mut().filter(|_| !carried.early.is_empty()) {
+            let now = self.worker.clock.now();
+            if chain.handle(now, Side::Server, &carried.early).map_err(stopped)? == Offered::Inside {
+                carried.early = chain.take(Side::Server, usize::MAX).to_vec();
+            }
+        }
         Ok(carried)
     }
 
@@ -335,6 +383,10 @@ async fn refuse(socks: Option<(Handshake, Box<Request>)>, client: &mut Client, f
     // A client that is gone needs no answer: the flow ends for the reason it has.
     let _ = handshake.reply(client, Reply::failed(code)).await;
     Stop::Answered(failure.reason, Some(failure.detail))
+}
+
+fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
+    Failure::new(stop.reason, stop.detail)
 }
 
 fn gone() -> Failure {

@@ -5,6 +5,7 @@
 
 mod binary;
 mod endings;
+mod functions;
 mod half_close;
 mod handshakes;
 mod hops;

@@ -1,6 +1,7 @@
 //! From [`raw::File`] to [`Config`]: meaning, references and contradictions. Goes on after an error so that one run
 //! reports them all.
 
+mod functions;
 mod listen;
 mod relations;
 mod rules;
@@ -10,6 +11,7 @@ mod values;
 use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
 use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, raw};
+use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Policy};
 use std::collections::BTreeMap;
@@ -22,6 +24,8 @@ struct Check<'a> {
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
+    /// Functions, by name; `None` for one that is wrong.
+    functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
 }
 
 impl Check<'_> {
@@ -60,9 +64,10 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let mut check = Check { surroundings, problems, sets: BTreeMap::new() };
+    let mut check = Check { surroundings, problems, sets: BTreeMap::new(), functions: BTreeMap::new() };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
+    check.read_functions(&file.function);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
@@ -90,6 +95,7 @@ pub(super) fn check(
         limits,
         listeners: listeners.into_iter().flatten().collect(),
         policy: Arc::new(policy),
+        functions: check.functions.into_values().flatten().collect(),
         tests,
         warnings: Vec::new(),
     })

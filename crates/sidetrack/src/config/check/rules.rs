@@ -122,6 +122,8 @@ impl Check<'_> {
             ("mptcp", at(&rule.mptcp)),
             ("kernel", at(&rule.kernel)),
             ("metadata", at(&rule.metadata)),
+            ("on_chain_change", at(&rule.on_chain_change)),
+            ("chain", rule.chain.as_ref().map(List::span)),
         ];
         for (key, span) in options {
             if let Some(span) = span {
@@ -158,6 +160,7 @@ impl Check<'_> {
                 None | Some(raw::Kernel::Auto) => KernelPath::Auto,
                 Some(raw::Kernel::Never) => KernelPath::Never,
             },
+            chain: self.chain(rule),
             metadata: rule.metadata.as_ref().map(|metadata| self.metadata(metadata)).unwrap_or_default(),
             carrier: carrier?,
         };

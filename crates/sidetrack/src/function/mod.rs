@@ -1,0 +1,161 @@
+//! Functions at work: what all flows that pass a function share (its counts, its bandwidth, its words, its keys), and the
+//! chains that are made of them for each flow. The contract is `sidetrack_core::function`, in words `docs/functions.md`.
+
+mod crypt;
+mod shared;
+
+pub use shared::Tally;
+
+use crate::live::Clock;
+use arc_swap::ArcSwap;
+use crypt::RingSuite;
+use shared::{Counter, SharedBucket};
+use sidetrack_core::chain::Chain;
+use sidetrack_core::flow::Flow;
+use sidetrack_core::function::{
+    ByteBucket, ChainSpec, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
+    Replacements, Share, Stage, Stop, Suite, Throttle, Words,
+};
+use sidetrack_core::time::Instant;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// All functions of a process, by name. A function whose definition a reload does not change goes on with what it has.
+#[derive(Debug)]
+pub struct Library {
+    functions: ArcSwap<BTreeMap<Arc<str>, Arc<Function>>>,
+    clock: Clock,
+}
+
+/// One function: what its flows share.
+#[derive(Debug)]
+pub struct Function {
+    spec: Arc<FunctionSpec>,
+    tally: Arc<Tally>,
+    work: Work,
+}
+
+/// What a stage is made of.
+enum Work {
+    Count,
+    Limit(LimitSpec, Option<SharedBucket>),
+    Filter(Arc<FilterSpec>, Arc<Words>),
+    Replace(Replacements),
+    Records(Arc<dyn Suite>, End),
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Work")
+    }
+}
+
+impl Library {
+    /// No functions yet.
+    pub fn new(clock: Clock) -> Self {
+        Self { functions: ArcSwap::default(), clock }
+    }
+
+    /// The functions there are, with their counts.
+    pub fn functions(&self) -> Vec<Arc<Function>> {
+        self.functions.load().values().cloned().collect()
+    }
+
+    /// Makes the functions of a configuration ready and forgets those that it no longer has; flows that pass one of them
+    /// keep it.
+    pub fn keep(&self, specs: &[Arc<FunctionSpec>]) {
+        let old = self.functions.load();
+        let now = self.clock.now();
+        let of = |spec: &Arc<FunctionSpec>| {
+            let known = old.get(&spec.name).filter(|function| function.spec == *spec).cloned();
+            (spec.name.clone(), known.unwrap_or_else(|| Arc::new(Function::new(spec.clone(), now))))
+        };
+        self.functions.store(Arc::new(specs.iter().map(of).collect()));
+    }
+
+    /// The function with this definition; made now if nobody has asked for it yet.
+    fn function(&self, spec: &Arc<FunctionSpec>) -> Arc<Function> {
+        let known = self.functions.load();
+        if let Some(function) = known.get(&spec.name).filter(|function| function.spec == *spec) {
+            return function.clone();
+        }
+        // A flow that was decided just before a reload may ask for what is going: it gets its own, and the library keeps
+        // what is new.
+        let made = Arc::new(Function::new(spec.clone(), self.clock.now()));
+        if !known.contains_key(&spec.name) {
+            self.functions.rcu(|functions| {
+                let mut functions = BTreeMap::clone(functions);
+                functions.entry(spec.name.clone()).or_insert_with(|| made.clone());
+                functions
+            });
+        }
+        made
+    }
+
+    /// The chain of one flow.
+    ///
+    /// # Errors
+    /// A function ends the flow at once: a filter that knows its host, say.
+    pub fn chain(&self, spec: &ChainSpec, flow: &Flow) -> Result<Chain, Stop> {
+        let now = self.clock.now();
+        let stage = |spec: &Arc<FunctionSpec>| {
+            let function = self.function(spec);
+            let blame =
+                |stop: Stop| Stop { detail: format!("function '{}': {}", spec.name, stop.detail), ..stop };
+            let stage = function.stage(flow, now).map_err(blame)?;
+            Ok((spec.name.clone(), stage))
+        };
+        Chain::new(spec.functions.iter().map(stage).collect::<Result<_, Stop>>()?, now)
+    }
+}
+
+impl Function {
+    fn new(spec: Arc<FunctionSpec>, now: Instant) -> Self {
+        let work = match &spec.kind {
+            FunctionKind::Count => Work::Count,
+            FunctionKind::Limit(limit) => {
+                let bucket = || ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now);
+                let shared =
+                    (limit.share == Share::Function).then(|| SharedBucket(Arc::new(Mutex::new(bucket()))));
+                Work::Limit(*limit, shared)
+            }
+            FunctionKind::Filter(filter) => {
+                // The configuration was refused if they cannot be compiled.
+                let words = Words::new(&filter.deny_words, filter.ignore_case);
+                words.map_or(Work::Count, |words| Work::Filter(Arc::new(filter.clone()), Arc::new(words)))
+            }
+            FunctionKind::Replace(all) => Replacements::new(all).map_or(Work::Count, Work::Replace),
+            FunctionKind::Encrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Encrypt),
+            FunctionKind::Decrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Decrypt),
+        };
+        Self { spec, tally: Arc::default(), work }
+    }
+
+    /// Its definition.
+    pub fn spec(&self) -> &FunctionSpec {
+        &self.spec
+    }
+
+    /// What has passed it.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// The function at work on one flow.
+    fn stage(&self, flow: &Flow, now: Instant) -> Result<Box<dyn Stage>, Stop> {
+        self.tally.flow();
+        Ok(match &self.work {
+            Work::Count => Box::new(Counter(self.tally.clone())),
+            Work::Limit(limit, None) => {
+                let bucket = ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now);
+                Box::new(Throttle::new(bucket, limit.directions))
+            }
+            Work::Limit(limit, Some(bucket)) => Box::new(Throttle::new(bucket.clone(), limit.directions)),
+            Work::Filter(spec, words) => {
+                Box::new(Filter::new(spec.clone(), words.clone(), flow.host.as_ref())?)
+            }
+            Work::Replace(table) => Box::new(Replace::new(table.clone())),
+            Work::Records(suite, end) => Box::new(Records::new(suite.clone(), *end)),
+        })
+    }
+}

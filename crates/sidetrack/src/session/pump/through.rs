@@ -1,0 +1,163 @@
+//! The pump of a flow that passes functions: between reading from one side and writing to the other its bytes go through
+//! the [`Chain`]. The splice core counts what comes out of it. While all functions of a direction only count, its bytes
+//! take the same ways as those of any flow, `splice(2)` too.
+
+use super::{Fresh, Pump};
+use crate::reactor::{Sleep, sleep};
+use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
+use sidetrack_core::flow::Side;
+use sidetrack_core::function::{Interest, Stop};
+use sidetrack_core::splice::Input;
+use sidetrack_core::time::Instant;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// The functions of a flow and the time they wait for: finer than the worker's sweep.
+pub(super) struct Through {
+    chain: Chain,
+    timer: Option<(Instant, Pin<Box<Sleep>>)>,
+}
+
+impl Through {
+    pub(super) const fn new(chain: Chain) -> Self {
+        Self { chain, timer: None }
+    }
+
+    /// Whether nobody has to see the bytes of this direction.
+    fn only_counts(&self, from: Side) -> bool {
+        self.chain.interest(from) < Interest::Bytes && self.chain.is_open(from)
+    }
+}
+
+impl Pump {
+    /// Whether the bytes of this direction may go through a pipe.
+    pub(super) fn may_splice(&self, from: Side) -> bool {
+        self.through.as_ref().is_none_or(|through| through.only_counts(from))
+    }
+
+    /// Lets functions do what has become due.
+    pub(super) fn advance_functions(&mut self, now: Instant) {
+        let Some(through) = &mut self.through else { return };
+        for side in [Side::Client, Side::Server] {
+            if let Err(stop) = through.chain.advance(now, side) {
+                let input = stopped(&mut self.error, stop);
+                return self.core.handle(now, input);
+            }
+        }
+    }
+
+    /// Makes the runtime wake this flow at the functions' deadline.
+    pub(super) fn arm_functions(&mut self, cx: &mut Context<'_>, now: Instant) {
+        let Some(through) = &mut self.through else { return };
+        let Some(due) = through.chain.deadline() else {
+            through.timer = None;
+            return;
+        };
+        if through.timer.as_ref().is_none_or(|(armed, _)| *armed != due) {
+            through.timer = Some((due, Box::pin(sleep(due - now))));
+        }
+        if let Some((_, timer)) = &mut through.timer
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            through.timer = None;
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// What the core is told in answer to its wish to read from this side: bytes that came out of the functions.
+    pub(super) fn read_through(
+        &mut self,
+        cx: &mut Context<'_>,
+        side: Side,
+        max: u32,
+        scratch: &mut [u8],
+        fresh: &mut Option<Fresh>,
+    ) -> Input {
+        let now = self.clock.now();
+        if let Some(input) = self.from_inside(now, side, max) {
+            return input;
+        }
+        let Some(through) = &mut self.through else { return Input::ReadBlocked(side) };
+        let counts = through.only_counts(side);
+        let most = if counts { through.chain.allowance(now, side) } else { OFFER_MAX };
+        let most = u32::try_from(most).unwrap_or(u32::MAX).min(max);
+        if most == 0 {
+            return Input::ReadBlocked(side);
+        }
+        let n = match self.poll_socket(cx, side, most, scratch) {
+            Poll::Pending => return Input::ReadBlocked(side),
+            Poll::Ready(Ok(0)) if self.is_gone(side) => return Input::Failed(side),
+            Poll::Ready(Ok(n)) => n,
+            Poll::Ready(Err(error)) => return self.failed(side, error),
+        };
+        let Some(through) = &mut self.through else { return Input::ReadBlocked(side) };
+        let offered = match n {
+            0 => through.chain.end(now, side).map(|()| Offered::Inside),
+            n if counts => {
+                through.chain.count(now, side, n);
+                Ok(Offered::Unchanged)
+            }
+            n => through.chain.handle(now, side, &scratch[..n]),
+        };
+        match offered {
+            Ok(Offered::Unchanged) => self.came(side, n, false, fresh),
+            Ok(Offered::Inside) => {
+                self.note_first_byte(side);
+                self.wake_other(now, side);
+                // The rest of a record may be all that is missing: the core asks again at once.
+                self.from_inside(now, side, max).unwrap_or(Input::Read(side, 0))
+            }
+            Err(stop) => stopped(&mut self.error, stop),
+        }
+    }
+
+    /// What is ready inside, the end of the direction, or that it is blocked there; `None` if the socket is to be read.
+    fn from_inside(&mut self, now: Instant, side: Side, max: u32) -> Option<Input> {
+        let through = self.through.as_mut()?;
+        let part = through.chain.take(side, max as usize);
+        if !part.is_empty() {
+            let n = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            let lane = match side {
+                Side::Client => &mut self.up,
+                Side::Server => &mut self.down,
+            };
+            lane.keep(part);
+            // There is room inside again.
+            let advanced = through.chain.advance(now, side);
+            return Some(
+                advanced.map_or_else(|stop| stopped(&mut self.error, stop), |()| Input::Read(side, n)),
+            );
+        }
+        if through.chain.is_over(side) {
+            return Some(Input::Eof(side));
+        }
+        (!through.chain.is_open(side)).then_some(Input::ReadBlocked(side))
+    }
+
+    /// What one side says may be what the other direction has waited for inside.
+    fn wake_other(&mut self, now: Instant, side: Side) {
+        let Some(through) = &mut self.through else { return };
+        let other = side.other();
+        if through.chain.is_open(other) || through.chain.is_over(other) {
+            return;
+        }
+        match through.chain.advance(now, other) {
+            Ok(()) if through.chain.ready(other) > 0 || through.chain.is_over(other) => {
+                self.core.handle(now, Input::Woken);
+            }
+            Ok(()) => {}
+            Err(stop) => {
+                let input = stopped(&mut self.error, stop);
+                self.core.handle(now, input);
+            }
+        }
+    }
+}
+
+/// A function ends the flow; what it says stands in the record.
+fn stopped(error: &mut Option<io::Error>, stop: Stop) -> Input {
+    *error = Some(io::Error::other(stop.detail));
+    Input::End(stop.reason)
+}

@@ -1,0 +1,82 @@
+//! `[function.NAME]` and `chain`: what is refused, and in which words.
+
+use sidetrack::config::Config;
+
+fn error(text: &str) -> String {
+    let text = format!(
+        "version = 1\ndefault = 'deny'\n[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:1080'\n{text}"
+    );
+    Config::from_text("test.toml", &text).expect_err("it is wrong").render(false)
+}
+
+fn says(text: &str, words: &[&str]) {
+    let error = error(text);
+    for word in words {
+        assert!(error.contains(word), "{word} is not in\n{error}");
+    }
+}
+
+#[test]
+fn functions_say_what_is_missing_or_too_much() {
+    says("[function.a]\n", &["does not say what it does", "kind = \"count\""]);
+    says("[function.a]\nkind = 'cuont'\n", &["`cuont` is none of the words", "did you mean `count`?"]);
+    says("[function.a]\nkind = 'count'\nburst_bytes = 5\n", &["`burst_bytes` means nothing with this kind"]);
+    says("[function.a]\nkind = 'limit'\n", &["has to say how much", "bytes_per_second"]);
+    says("[function.a]\nkind = 'limit'\nbytes_per_second = 0\n", &["0 is out of range"]);
+    says("[function.a]\nkind = 'filter'\n", &["has to say what it refuses"]);
+    says("[function.a]\nkind = 'filter'\ndeny_words = ['']\n", &["an empty word would be found everywhere"]);
+    says("[function.a]\nkind = 'filter'\ndeny_hosts = []\n", &["this list is empty"]);
+    says("[function.a]\nkind = 'replace'\n", &["nothing is to be replaced"]);
+    says("[function.a]\nkind = 'replace'\nreplace = [{ find = 'x' }]\n", &["needs both `find` and `with`"]);
+    says("[function.a]\nkind = 'encrypt'\n", &["encryption needs a key", "openssl rand -hex 32"]);
+    says("[function.'a b']\nkind = 'count'\n", &["'a b' is no name"]);
+    says("[function.a]\nkind = 'count'\nfoo = 1\n", &["unknown key `foo` in [function.NAME]"]);
+}
+
+#[test]
+fn keys_are_read_from_files_and_never_shown() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "5ec2e7 is no key\n").expect("a file");
+    let text = format!("[function.a]\nkind = 'decrypt'\nkey_file = '{}'\n", file.path().display());
+    says(&text, &["is no key", "64 hexadecimal digits"]);
+    assert!(!error(&text).contains("5ec2e7"));
+}
+
+#[test]
+fn chains_name_functions_that_exist() {
+    let rule = "[[rule]]\nname = 'r'\ncarrier = 'direct'\n";
+    let function = "[function.audit]\nkind = 'count'\n";
+    says(
+        &format!("{rule}chain = ['audti']\n{function}"),
+        &["there is no function 'audti'", "did you mean \"audit\"?"],
+    );
+    says(&format!("{rule}chain = []\n{function}"), &["a chain of 0 functions"]);
+    says(&format!("{rule}chain = 'x'\n"), &["there is no function 'x'", "[function.x]"]);
+    says(&format!("{rule}on_chain_change = 'cut'\n"), &["`on_chain_change` is about a chain"]);
+    says(
+        &format!("[[rule]]\nname = 'r'\naction = 'deny'\nchain = ['audit']\n{function}"),
+        &["`chain` means nothing in a rule that denies"],
+    );
+}
+
+#[test]
+fn a_rule_with_a_chain_is_never_left_to_the_kernel_and_says_so() {
+    let text = "version = 1\ndefault = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '192.0.2.1:80'\n\
+                to = '192.0.2.2:80'\n[[rule]]\nname = 'r'\ncarrier = 'direct'\n";
+    let plain = Config::from_text("test.toml", text).expect("a right configuration");
+    assert_eq!(plain.kernel_paths(&plain.listeners[0]).len(), 1);
+    let text = format!("{text}chain = ['audit']\n[function.audit]\nkind = 'count'\n");
+    let chained = Config::from_text("test.toml", &text).expect("a right configuration");
+    assert!(chained.kernel_paths(&chained.listeners[0]).is_empty());
+    let flow = sidetrack_core::flow::Flow {
+        intercept: sidetrack_core::flow::Intercept::Reverse,
+        listener: "in".into(),
+        client: "192.0.2.9:1".parse().expect("an address"),
+        orig_dst: "192.0.2.2:80".parse().expect("a destination"),
+        host: None,
+        process: None,
+        user: None,
+    };
+    let summary = chained.policy.explain(&flow, None).verdict.summary();
+    assert_eq!(summary, "carried direct through audit (rule 'r')");
+}
