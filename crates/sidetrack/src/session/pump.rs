@@ -108,7 +108,7 @@ impl Pump {
     }
 
     /// The same with functions between the two sides. What was read before has passed them already.
-    pub fn through(mut self, chain: Chain) -> Self {
+    pub fn through(mut self, chain: Box<Chain>) -> Self {
         self.through = Some(Box::new(Through::new(chain)));
         self
     }

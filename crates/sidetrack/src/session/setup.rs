@@ -43,7 +43,7 @@ pub struct Ready {
     /// Bounds of the flow.
     pub config: splice::Config,
     /// The functions the flow passes; what was read so far has passed them.
-    pub chain: Option<Chain>,
+    pub chain: Option<Box<Chain>>,
     /// The SOCKS6 session it is part of: in use until the flow ends.
     pub session: Option<FlowOfSession>,
 }
@@ -282,12 +282,12 @@ impl<'a> Setup<'a> {
         carry: &Carry,
         caught: &Caught,
         client: &mut Client,
-        chain: &mut Option<Chain>,
+        chain: &mut Option<Box<Chain>>,
     ) -> Result<Carried, Failure> {
         let flow = &caught.flow;
         if let Some(spec) = &carry.chain {
             // Before anything is dialled: a function may refuse the flow.
-            *chain = Some(self.worker.functions().chain(spec, flow).map_err(stopped)?);
+            *chain = Some(Box::new(self.worker.functions().chain(spec, flow).map_err(stopped)?));
         }
         let destination = match (&carry.to, carry.dial, &flow.host) {
             (Some(to), _, _) => to.clone(),
@@ -355,7 +355,7 @@ impl<'a> Setup<'a> {
     }
 
     /// What the server said while the path was made passes the functions.
-    fn answered(&self, mut carried: Carried, chain: &mut Option<Chain>) -> Result<Carried, Failure> {
+    fn answered(&self, mut carried: Carried, chain: &mut Option<Box<Chain>>) -> Result<Carried, Failure> {
         if let Some(chain) = chain.as_mut().filter(|_| !carried.early.is_empty()) {
             let now = self.worker.clock.now();
             if chain.handle(now, Side::Server, &carried.early).map_err(stopped)? == Offered::Inside {

@@ -16,6 +16,9 @@ use std::sync::Arc;
 const CHAIN_MAX: usize = 16;
 /// Largest bandwidth and burst, bytes.
 const BYTES_MAX: u64 = 1_000_000_000_000;
+/// A key, its place if it is there, and the kinds that know it.
+type KnownBy<'k> = (&'k str, Option<Range<usize>>, &'k [Kind]);
+
 /// Longest text that takes a word's place, bytes.
 const REPLACEMENT_MAX: usize = 1024;
 
@@ -57,7 +60,7 @@ impl Check<'_> {
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [(&str, Option<Range<usize>>, &[Kind]); 10] = [
+        let keys: [KnownBy<'_>; 10] = [
             ("direction", at(&function.direction), &[Kind::Limit, Kind::Filter, Kind::Replace]),
             ("bytes_per_second", at(&function.bytes_per_second), &[Kind::Limit]),
             ("burst_bytes", at(&function.burst_bytes), &[Kind::Limit]),
@@ -103,7 +106,7 @@ impl Check<'_> {
         let spec = FilterSpec {
             allow_hosts: hosts(self, &function.allow_hosts),
             deny_hosts: hosts(self, &function.deny_hosts),
-            deny_words: words.map_or_else(Vec::new, |list| bytes(list)),
+            deny_words: words.map_or_else(Vec::new, bytes),
             ignore_case: function.ignore_case.as_deref().copied().unwrap_or(false),
             directions: directions(function),
         };

@@ -16,12 +16,12 @@ use std::task::{Context, Poll};
 
 /// The functions of a flow and the time they wait for: finer than the worker's sweep.
 pub(super) struct Through {
-    chain: Chain,
+    chain: Box<Chain>,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Through {
-    pub(super) const fn new(chain: Chain) -> Self {
+    pub(super) const fn new(chain: Box<Chain>) -> Self {
         Self { chain, timer: None }
     }
 
@@ -76,7 +76,7 @@ impl Pump {
         fresh: &mut Option<Fresh>,
     ) -> Input {
         let now = self.clock.now();
-        if let Some(input) = self.from_inside(now, side, max) {
+        if let Some(input) = self.take_out(now, side, max) {
             return input;
         }
         let Some(through) = &mut self.through else { return Input::ReadBlocked(side) };
@@ -107,14 +107,14 @@ impl Pump {
                 self.note_first_byte(side);
                 self.wake_other(now, side);
                 // The rest of a record may be all that is missing: the core asks again at once.
-                self.from_inside(now, side, max).unwrap_or(Input::Read(side, 0))
+                self.take_out(now, side, max).unwrap_or(Input::Read(side, 0))
             }
             Err(stop) => stopped(&mut self.error, stop),
         }
     }
 
     /// What is ready inside, the end of the direction, or that it is blocked there; `None` if the socket is to be read.
-    fn from_inside(&mut self, now: Instant, side: Side, max: u32) -> Option<Input> {
+    fn take_out(&mut self, now: Instant, side: Side, max: u32) -> Option<Input> {
         let through = self.through.as_mut()?;
         let part = through.chain.take(side, max as usize);
         if !part.is_empty() {
