@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, functions, plan, run, schema};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +29,8 @@ enum Command {
         #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
         config: PathBuf,
     },
+    /// Tries the chain of a rule: what each of its functions costs
+    Chain(functions::ChainArgs),
     /// Says what is wrong with a configuration file, and where
     Check(check::CheckArgs),
     /// Takes back what a crash could have left: rules, routes, control groups, sockets
@@ -37,6 +39,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Says which rule a flow would meet, and why; sends no packet
     Explain(explain::ExplainArgs),
+    /// Tries one function of a configuration on bytes at hand
+    Fn(functions::FnArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
     /// Prints every privileged action that a configuration leads to; does none
@@ -58,6 +62,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
+        Command::Chain(args) => functions::run_chain(&args),
+        Command::Fn(args) => functions::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -50,6 +50,7 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "config",
             "doctor",
             "explain",
+            "function",
             "intercept",
             "live",
             "plan",
