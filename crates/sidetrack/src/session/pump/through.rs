@@ -102,7 +102,10 @@ impl Pump {
             n => through.chain.handle(now, side, &scratch[..n]),
         };
         match offered {
-            Ok(Offered::Unchanged) => self.came(side, n, false, fresh),
+            Ok(Offered::Unchanged) => {
+                self.wake_other(now, side);
+                self.came(side, n, false, fresh)
+            }
             Ok(Offered::Inside) => {
                 self.note_first_byte(side);
                 self.wake_other(now, side);
