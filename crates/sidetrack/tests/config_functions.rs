@@ -30,7 +30,7 @@ fn functions_say_what_is_missing_or_too_much() {
     says("[function.a]\nkind = 'replace'\nreplace = [{ find = 'x' }]\n", &["needs both `find` and `with`"]);
     says("[function.a]\nkind = 'encrypt'\n", &["encryption needs a key", "openssl rand -hex 32"]);
     says("[function.'a b']\nkind = 'count'\n", &["'a b' is no name"]);
-    says("[function.a]\nkind = 'count'\nfoo = 1\n", &["unknown key `foo` in [function.NAME]"]);
+    says("[function.a]\nkind = 'count'\nfoo = 1\n", &["unknown key `foo` in [function.a]"]);
 }
 
 #[test]

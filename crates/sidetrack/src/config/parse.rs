@@ -127,10 +127,14 @@ fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>) -> Pro
 /// Where a path of keys leads, in words: `rule.match` is the `match` of a [[rule]].
 fn place(path: &str) -> String {
     let (table, keys) = path.split_once('.').unwrap_or((path, ""));
+    if table == "function" {
+        let (name, keys) = keys.split_once('.').unwrap_or((keys, ""));
+        let table = format!("[function.{name}]");
+        return if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") };
+    }
     let table = match table {
         "" => return "at the top of the file".to_owned(),
         "listen" | "rule" | "test" => format!("[[{table}]]"),
-        "function" => "[function.NAME]".to_owned(),
         table => format!("[{table}]"),
     };
     if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") }
