@@ -14,6 +14,7 @@ pub mod intercept;
 pub mod keeper;
 pub mod live;
 pub mod metrics;
+pub mod overlay;
 pub mod plan;
 pub mod process;
 pub mod reactor;

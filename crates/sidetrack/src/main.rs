@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, overlay, plan, run, schema};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,6 +39,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
+    /// Keys, links and paths of the overlay
+    Overlay(overlay::OverlayArgs),
     /// Prints every privileged action that a configuration leads to; does none
     Plan(plan::PlanArgs),
     /// Prints the JSON Schema of the configuration file
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
+        Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),

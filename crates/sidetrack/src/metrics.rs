@@ -62,6 +62,7 @@ pub struct Surroundings {
 enum Path {
     Direct,
     Proxy,
+    Overlay,
     Kernel,
 }
 
@@ -70,6 +71,7 @@ impl Path {
         match self {
             Self::Direct => "direct",
             Self::Proxy => "proxy",
+            Self::Overlay => "overlay",
             Self::Kernel => "kernel",
         }
     }
@@ -243,6 +245,7 @@ fn path(decided: &Decided) -> Option<Path> {
         Action::Carry(carry) => Some(match carry.carrier {
             Carrier::Direct => Path::Direct,
             Carrier::Hops(_) => Path::Proxy,
+            Carrier::Overlay(_) => Path::Overlay,
         }),
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("config", &[]),
@@ -25,6 +25,8 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("intercept", &["carry", "config", "dns", "live", "reactor", "session"]),
     ("session", &["carry", "config", "dns", "intercept", "live", "process", "reactor", "worker"]),
     ("worker", &["carry", "config", "intercept", "live", "process", "reactor", "session"]),
+    // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
+    ("overlay", &["carry", "config", "live"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),
@@ -32,7 +34,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
-    ("admin", &["config", "live", "metrics", "record", "reload"]),
+    ("admin", &["config", "live", "metrics", "overlay", "record", "reload"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -50,6 +52,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "explain",
             "intercept",
             "live",
+            "overlay",
             "plan",
             "record",
             "reload",

@@ -9,6 +9,8 @@
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
 //! | `GET /v1/status` | one look at everything |
+//! | `GET /v1/overlay` | links, paths and sessions of the overlay |
+//! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
 //! | `GET /metrics` | OpenMetrics text; this one also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
@@ -18,6 +20,7 @@ mod capped;
 mod client;
 mod error;
 mod flows;
+mod overlay;
 mod places;
 mod socket;
 mod status;
@@ -54,6 +57,10 @@ pub trait Control: Send + Sync + 'static {
     fn config(&self) -> ConfigStatus;
     /// The listeners.
     fn listeners(&self) -> Vec<ListenerStatus>;
+    /// The way into the overlay, if this node is part of one.
+    fn overlay(&self) -> Option<Arc<crate::overlay::Entry>> {
+        None
+    }
     /// Brings what is known of flows that the kernel carries alone up to date. It may block.
     fn look_at_kernel_flows(&self) {}
     /// Loads the configuration anew.
@@ -120,6 +127,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))
         .route("/v1/status", get(status::status))
+        .route("/v1/overlay", get(overlay::status))
+        .route("/v1/overlay/ping/{node}", get(overlay::ping))
         .route("/metrics", get(metrics))
         .fallback(|| async {
             ApiError::not_found("there is no such path", "see docs/admin.md for those there are")

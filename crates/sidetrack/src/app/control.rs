@@ -3,6 +3,7 @@
 use super::node::Node;
 use crate::admin::{ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
+use crate::overlay;
 use crate::reload::ReloadHandle;
 use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
@@ -46,6 +47,10 @@ impl Control for ControlOf {
             addresses,
         })
         .collect()
+    }
+
+    fn overlay(&self) -> Option<Arc<overlay::Entry>> {
+        self.node.overlay()
     }
 
     fn look_at_kernel_flows(&self) {

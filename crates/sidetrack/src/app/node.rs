@@ -7,6 +7,7 @@ use crate::carry::Dialing;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
+use crate::overlay;
 use crate::process::Owners;
 use crate::reload::Change;
 use crate::steer::{Host, OWN_MARK, Steer, TABLE};
@@ -44,6 +45,7 @@ pub struct Prepared {
     steer: Steer,
     steered_since: SystemTime,
     events: Option<Events>,
+    overlay: Option<overlay::Bound>,
 }
 
 /// A node at work.
@@ -59,6 +61,7 @@ pub struct Node {
     subscribed: AtomicBool,
     name: String,
     workers: usize,
+    overlay: Option<overlay::Overlay>,
 }
 
 /// Our side of what the kernel does for us.
@@ -86,6 +89,7 @@ impl Prepared {
             .iter()
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
+        let overlay = config.overlay.as_ref().map(overlay::Bound::new).transpose()?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let steer = Steer::new(config, &addresses, 0, &Host::here())?;
         let mut steered = Steered { keeper: None };
@@ -100,7 +104,7 @@ impl Prepared {
                 events = steered.steer(name, text, &addresses, 0)?;
             }
         }
-        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events })
+        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events, overlay })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -139,6 +143,7 @@ impl Prepared {
             events: Mutex::new(self.events),
             name: self.name,
             workers: self.workers,
+            overlay: self.overlay.map(overlay::Bound::start).transpose()?,
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -168,6 +173,9 @@ impl Node {
                 tracing::info!(listener = %name, kind, %address, "listening");
             }
         }
+        for address in self.overlay.iter().flat_map(overlay::Overlay::addresses) {
+            tracing::info!(kind = "overlay", %address, "listening");
+        }
         tracing::info!("ready");
     }
 
@@ -177,6 +185,10 @@ impl Node {
     /// What cannot be done; nothing has changed then.
     pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
+        anyhow::ensure!(
+            change.old.overlay == new.overlay,
+            "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
+        );
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
         let mut served = lock(&self.served);
@@ -245,7 +257,13 @@ impl Node {
     fn set_dialing(&self, served: &[Served]) {
         let own = served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
-        self.shared.dialing.store(Arc::new(Dialing { mark, own: own.collect() }));
+        let mut dialing = Dialing { mark, own: own.collect(), overlay: None };
+        if let Some(overlay) = &self.overlay {
+            dialing.own.extend(overlay.addresses());
+            overlay.set_dialing(dialing.clone());
+            dialing.overlay = Some(overlay.entry());
+        }
+        self.shared.dialing.store(Arc::new(dialing));
     }
 
     /// Turns the ends of the kernel's flows into records, as a task of the caller's event loop.
@@ -292,11 +310,19 @@ impl Node {
         )
     }
 
+    /// The way into the overlay, if this node is part of one.
+    pub fn overlay(&self) -> Option<Arc<overlay::Entry>> {
+        self.overlay.as_ref().map(overlay::Overlay::entry)
+    }
+
     /// Stops accepting, gives every flow its end, stops the workers.
     pub fn stop(&self) {
         lock(&self.served).clear();
         if let Some(fleet) = lock(&self.fleet).take() {
             fleet.stop();
+        }
+        if let Some(overlay) = &self.overlay {
+            overlay.stop();
         }
     }
 

@@ -96,6 +96,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
             listeners: Vec::new(),
+            overlay: None,
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),

@@ -1,6 +1,6 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
-use super::{Carried, Failure, FirstBytes, Order, resolve, stack};
+use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::v6::StackOption;
@@ -10,6 +10,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub struct Dialing {
     pub mark: Option<u32>,
     /// Addresses we listen on: dialling one would come back to ourselves.
     pub own: Vec<SocketAddr>,
+    /// The way into the overlay, where this node is part of one.
+    pub overlay: Option<Arc<dyn OverlayEntry>>,
 }
 
 /// What one connection wants of its socket.
@@ -47,7 +50,8 @@ pub struct Wishes<'a> {
 }
 
 impl Dialing {
-    fn is_own(&self, to: SocketAddr) -> bool {
+    /// Whether this address leads back to a listener of ours.
+    pub fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
                 && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))

@@ -2,10 +2,12 @@
 
 mod direct;
 mod hops;
+mod overlay;
 mod resolve;
 pub mod stack;
 
 pub use direct::Dialing;
+pub use overlay::{OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 
 use crate::reactor::TcpStream;
@@ -90,6 +92,7 @@ pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Car
             // Boxed: a direct flow's future need not have room for handshakes.
             Box::pin(hops::carry(order, hops, &destination, first)).await
         }
+        Carrier::Overlay(node) => Box::pin(overlay::carry(order, node)).await,
     }
 }
 

@@ -5,6 +5,7 @@ pub mod cleanup;
 pub mod doctor;
 pub mod explain;
 pub mod flows;
+pub mod overlay;
 pub mod plan;
 pub mod run;
 pub mod schema;

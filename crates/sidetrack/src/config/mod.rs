@@ -19,6 +19,7 @@ pub use surroundings::{SecretFile, Surroundings, System};
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,8 @@ pub struct Config {
     pub limits: Limits,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
+    /// The overlay this node is part of.
+    pub overlay: Option<Overlay>,
     /// The rules.
     pub policy: Arc<Policy>,
     /// Decision tests of the file; all of them hold.
@@ -171,6 +174,45 @@ pub struct Listener {
     pub kind: ListenerKind,
     /// Neighbours whose PROXY protocol header is believed, and required. Empty = none is read.
     pub accept_proxy_protocol: IpSet,
+}
+
+/// The overlay as this node sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// Which of the nodes this is.
+    pub name: Arc<str>,
+    /// Its secret key.
+    pub key: SecretKey,
+    /// Where neighbours dial it; empty: it dials only.
+    pub listen: Vec<SocketAddr>,
+    /// All nodes, itself included.
+    pub nodes: Vec<OverlayNode>,
+    /// What may be delivered here; nothing else is.
+    pub deliver: Vec<Deliver>,
+    /// Congestion control of the links, by its kernel name.
+    pub congestion: Arc<str>,
+}
+
+/// A node of the overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayNode {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its public key.
+    pub key: PublicKey,
+    /// Where this node dials it; none = it is no neighbour, or dials this node.
+    pub address: Option<SocketAddr>,
+}
+
+/// Flows of the overlay that are delivered here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deliver {
+    /// Caught by one of these nodes; none = by any.
+    pub from: Option<Vec<Arc<str>>>,
+    /// To one of these addresses.
+    pub to: IpSet,
+    /// To one of these ports; none = to any.
+    pub port: Option<PortSet>,
 }
 
 /// How a listener catches flows.

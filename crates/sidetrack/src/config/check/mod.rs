@@ -2,6 +2,7 @@
 //! reports them all.
 
 mod listen;
+mod overlay;
 mod relations;
 mod rules;
 pub(super) mod tests;
@@ -22,6 +23,8 @@ struct Check<'a> {
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
+    /// The names of the overlay's nodes; none: there is no overlay.
+    overlay_names: Option<Vec<Arc<str>>>,
 }
 
 impl Check<'_> {
@@ -60,13 +63,16 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let mut check = Check { surroundings, problems, sets: BTreeMap::new() };
+    let mut check = Check { surroundings, problems, sets: BTreeMap::new(), overlay_names: None };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
+    let overlay = check.overlay(file.overlay.as_ref());
+    let names = |overlay: &At<raw::Overlay>| overlay.node.keys().map(|name| name.as_str().into()).collect();
+    check.overlay_names = file.overlay.as_ref().map(names);
     let listeners = check.listeners(&file.listen);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
@@ -89,6 +95,7 @@ pub(super) fn check(
         record,
         limits,
         listeners: listeners.into_iter().flatten().collect(),
+        overlay,
         policy: Arc::new(policy),
         tests,
         warnings: Vec::new(),

@@ -208,6 +208,14 @@ impl Check<'_> {
             }
             return Some(Carrier::Direct);
         }
+        if let [only] = texts.items()
+            && let Some(name) = only.strip_prefix("overlay:")
+        {
+            if let Some(file) = credentials {
+                self.error(file.span(), "an overlay needs no credentials", "take `credentials_file` out");
+            }
+            return self.overlay_carrier(only, name).map(Carrier::Overlay);
+        }
         if texts.items().is_empty() || texts.items().len() > HOPS_MAX {
             let help = format!("use \"direct\", or 1 to {HOPS_MAX} hops");
             self.error(texts.span(), format!("a carrier of {} hops", texts.items().len()), help);
