@@ -33,7 +33,9 @@ fn inner<'s>(root: &'s Value, value: &'s Value) -> Option<&'s Value> {
         return Some(value);
     }
     let choices = value.get("anyOf").and_then(Value::as_array).into_iter().flatten();
-    value.get("items").into_iter().chain(choices).find_map(|one| inner(root, one))
+    // A table of tables, each under a name of its own.
+    let named = value.get("additionalProperties").filter(|one| one.is_object());
+    value.get("items").into_iter().chain(named).chain(choices).find_map(|one| inner(root, one))
 }
 
 /// The type in words.
@@ -122,6 +124,9 @@ fn the_tables_are_those_of_the_program() {
         "limits",
         "listen",
         "listen.users",
+        "overlay",
+        "overlay.node",
+        "overlay.deliver",
         "rule",
         "rule.match",
         "test",

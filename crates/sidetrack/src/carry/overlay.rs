@@ -26,7 +26,10 @@ pub struct OverlayOrder {
 pub trait OverlayEntry: Debug + Send + Sync {
     /// Opens a session; gives a non-blocking socket whose other end the overlay carries: its FIN, resets and pace are those of the
     /// far application.
-    fn open(&self, order: OverlayOrder) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
+    fn open(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
 }
 
 /// Carries a flow over the overlay.

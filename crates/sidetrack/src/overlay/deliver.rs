@@ -86,7 +86,10 @@ async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStre
 }
 
 /// Connects to the first of these addresses that answers, one after the other.
-async fn first_that_answers(shared: &Shared, addresses: &[SocketAddr]) -> Result<TcpStream, (Refusal, String)> {
+async fn first_that_answers(
+    shared: &Shared,
+    addresses: &[SocketAddr],
+) -> Result<TcpStream, (Refusal, String)> {
     let mut last = (Refusal::Unreachable, "no address to try".to_owned());
     for to in addresses {
         if shared.dialing.load().is_own(*to) {
@@ -104,7 +107,9 @@ fn unanswered(error: &io::Error) -> Refusal {
     match error.kind() {
         ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Refusal::ConnectionRefused,
         ErrorKind::TimedOut => Refusal::TimedOut,
-        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS)) => Refusal::Limit,
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS)) => {
+            Refusal::Limit
+        }
         _ => Refusal::Unreachable,
     }
 }

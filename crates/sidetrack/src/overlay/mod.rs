@@ -183,7 +183,10 @@ impl Entry {
 }
 
 impl OverlayEntry for Entry {
-    fn open(&self, order: OverlayOrder) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
+    fn open(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
         let requests = self.requests.clone();
         Box::pin(async move {
             let internal =
