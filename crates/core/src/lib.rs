@@ -15,6 +15,7 @@ pub mod http;
 pub mod limit;
 pub mod names;
 pub mod net;
+pub mod openflow;
 pub mod overlay;
 pub mod policy;
 pub mod proxy_protocol;

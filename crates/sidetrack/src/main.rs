@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema, shunt};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +43,11 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
+    /// Shows and changes which flows take the fast path
+    Shunt(shunt::ShuntArgs),
+    /// Moves flows to the fast path; started by `up`, not by people
+    #[command(hide = true)]
+    ShuntProcess,
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]
     Keeper,
@@ -65,6 +70,8 @@ fn main() -> ExitCode {
         Command::Flows(args) => flows::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Shunt(args) => shunt::run(&args),
+        Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

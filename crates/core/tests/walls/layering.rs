@@ -18,7 +18,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     // The event loop knows no flow.
     ("reactor", &[]),
     // Decides about packets that others carry; knows the kernel and nobody else.
-    ("shunt", &[]),
+    ("shunt", &["config", "keeper"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["live", "reactor"]),
@@ -32,7 +32,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
-    ("admin", &["config", "live", "metrics", "record", "reload"]),
+    ("admin", &["config", "live", "metrics", "record", "reload", "shunt"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -53,6 +53,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "plan",
             "record",
             "reload",
+            "shunt",
         ],
     ),
     ("main", &["cli"]),

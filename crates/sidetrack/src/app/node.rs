@@ -13,7 +13,7 @@ use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use sidetrack_core::flow::Process;
+use sidetrack_core::flow::{FlowId, Process};
 use sidetrack_core::limit::Budget;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::conntrack::Events;
@@ -162,6 +162,11 @@ impl Node {
         rows.collect()
     }
 
+    /// The number of a flow that somebody else carries.
+    pub fn next_flow_id(&self) -> FlowId {
+        self.shared.next_flow_id()
+    }
+
     /// Says where we listen.
     pub fn announce(&self) {
         for (name, kind, addresses) in self.listeners() {
@@ -178,6 +183,10 @@ impl Node {
     /// What cannot be done; nothing has changed then.
     pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
+        anyhow::ensure!(
+            change.old.shunt == new.shunt,
+            "[shunt] is not changed by a reload: restart sidetrack (flows go on, on the slow path meanwhile)"
+        );
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
         let mut served = lock(&self.served);

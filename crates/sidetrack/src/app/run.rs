@@ -95,6 +95,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
+            shunt: None,
             listeners: Vec::new(),
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),

@@ -8,6 +8,7 @@ pub mod flows;
 pub mod plan;
 pub mod run;
 pub mod schema;
+pub mod shunt;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

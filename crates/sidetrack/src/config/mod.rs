@@ -8,12 +8,14 @@ mod problem;
 mod question;
 pub mod raw;
 mod redact;
+mod shunt;
 mod surroundings;
 
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
+pub use shunt::{Shunt, ShuntPath};
 pub use surroundings::{SecretFile, Surroundings, System};
 
 use sidetrack_core::carrier::Credentials;
@@ -39,6 +41,8 @@ pub struct Config {
     pub record: Record,
     /// Time-outs and bounds.
     pub limits: Limits,
+    /// The shunt, if there is to be one.
+    pub shunt: Option<Shunt>,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
     /// The rules.

@@ -4,6 +4,7 @@
 mod listen;
 mod relations;
 mod rules;
+mod shunt;
 pub(super) mod tests;
 mod values;
 
@@ -66,6 +67,7 @@ pub(super) fn check(
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
+    let shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
     let listeners = check.listeners(&file.listen);
     let rules = check.rules(&file.rule, &listeners);
@@ -88,6 +90,7 @@ pub(super) fn check(
         admin,
         record,
         limits,
+        shunt,
         listeners: listeners.into_iter().flatten().collect(),
         policy: Arc::new(policy),
         tests,
