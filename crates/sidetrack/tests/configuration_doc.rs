@@ -137,7 +137,8 @@ fn the_tables_are_those_of_the_program() {
 fn every_key_tells_its_default_and_its_unit() {
     let root = schema();
     // A table, a list of tables, or one of several keys of which one is needed.
-    let no_default = ["listen.to", "listen.names", "rule.action", "rule.carrier", "rule.credentials_file"];
+    let no_default =
+        ["shunt.port", "listen.to", "listen.names", "rule.action", "rule.carrier", "rule.credentials_file"];
     let tables = ["admin", "record", "limits", "shunt", "set", "listen", "rule", "test", "default"];
     let tables = tables.map(|key| format!("/.{key}"));
     for path in ["/", "admin", "record", "limits", "shunt", "shunt.port", "listen", "rule"] {
