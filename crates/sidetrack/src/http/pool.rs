@@ -1,0 +1,126 @@
+//! Connections to servers that wait for another request. Each worker has its own: no lock, and a connection stays on
+//! the event loop that knows it.
+
+use super::buffer::Buffer;
+use sidetrack_core::flow::Destination;
+use sidetrack_core::policy::Carry;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+/// Most idle connections of one worker.
+const IDLE_MAX: usize = 128;
+/// Most idle connections of one worker to one server.
+const IDLE_PER_SERVER_MAX: usize = 64;
+/// How long a connection may be idle. Common servers close theirs after 60 or 75 seconds; who closes first loses no
+/// request.
+const IDLE: Duration = Duration::from_secs(50);
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::default();
+}
+
+/// Which connections are alike: the same way to the same server. The way is the rule's own object, so a reload with
+/// other rules uses no old connection.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// What the rule says.
+    pub carry: Arc<Carry>,
+    /// Where to.
+    pub destination: Destination,
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub struct Server {
+    /// The socket.
+    pub stream: TcpStream,
+    /// Bytes that came and are not used.
+    pub buffer: Buffer,
+    /// It has served a request before.
+    pub is_reused: bool,
+}
+
+#[derive(Default)]
+struct Pool {
+    idle: HashMap<(usize, Destination), Vec<Idle>>,
+    count: usize,
+}
+
+struct Idle {
+    stream: TcpStream,
+    since: Instant,
+    /// Keeps the address that is part of the key from being used for another rule.
+    _carry: Arc<Carry>,
+}
+
+impl Route {
+    fn key(&self) -> (usize, Destination) {
+        (Arc::as_ptr(&self.carry).addr(), self.destination.clone())
+    }
+
+    /// Whether another client's request may use the same connection: not where the server is told who the client is.
+    pub fn is_shared(&self) -> bool {
+        !self.carry.keep_client_address && self.carry.proxy_protocol.is_none()
+    }
+
+    /// An idle connection, if there is one that still stands.
+    pub fn take(&self) -> Option<Server> {
+        if !self.is_shared() {
+            return None;
+        }
+        let key = self.key();
+        POOL.with_borrow_mut(|pool| {
+            let list = pool.idle.get_mut(&key)?;
+            let found = loop {
+                let Some(idle) = list.pop() else { break None };
+                pool.count -= 1;
+                if is_quiet(&idle.stream) {
+                    break Some(Server { stream: idle.stream, buffer: Buffer::default(), is_reused: true });
+                }
+            };
+            if list.is_empty() {
+                pool.idle.remove(&key);
+            }
+            found
+        })
+    }
+
+    /// Keeps a connection on which nothing is under way.
+    pub fn put(&self, server: Server) {
+        if !self.is_shared() || !server.buffer.is_empty() {
+            return;
+        }
+        POOL.with_borrow_mut(|pool| {
+            if pool.count >= IDLE_MAX {
+                return;
+            }
+            let list = pool.idle.entry(self.key()).or_default();
+            if list.len() < IDLE_PER_SERVER_MAX {
+                list.push(Idle { stream: server.stream, since: Instant::now(), _carry: self.carry.clone() });
+                pool.count += 1;
+            }
+        });
+    }
+}
+
+/// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
+pub fn tend() {
+    POOL.with_borrow_mut(|pool| {
+        if pool.count == 0 {
+            return;
+        }
+        for list in pool.idle.values_mut() {
+            list.retain(|idle| idle.since.elapsed() < IDLE && is_quiet(&idle.stream));
+        }
+        pool.idle.retain(|_, list| !list.is_empty());
+        pool.count = pool.idle.values().map(Vec::len).sum();
+    });
+}
+
+/// Whether the server has neither closed nor said anything nobody asked for.
+fn is_quiet(stream: &TcpStream) -> bool {
+    matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
