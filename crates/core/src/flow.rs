@@ -208,6 +208,8 @@ pub enum Intercept {
     Tproxy,
     /// An explicit SOCKS4-refusing, SOCKS5 or SOCKS6 request.
     Socks,
+    /// A request to us as an HTTP proxy.
+    Http,
     /// A port of ours stands for a server.
     Reverse,
     /// The kernel carried it by NAT; we saw it in conntrack only.
@@ -222,6 +224,7 @@ impl Intercept {
             Self::Redirect => "redirect",
             Self::Tproxy => "tproxy",
             Self::Socks => "socks",
+            Self::Http => "http",
             Self::Reverse => "reverse",
             Self::Kernel => "kernel",
         }

@@ -10,6 +10,7 @@ pub mod config;
 pub mod dns;
 pub mod doctor;
 pub mod explain;
+pub mod http;
 pub mod intercept;
 pub mod keeper;
 pub mod live;

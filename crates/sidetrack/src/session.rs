@@ -13,7 +13,11 @@ mod watch;
 
 pub use client::{Client, Sniffed};
 pub use lane::allow_pipes;
+pub use setup::{Connect, undecided};
+pub use watch::Watched;
 
+use crate::http;
+use crate::intercept::Catches;
 use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor::TcpStream;
@@ -21,24 +25,32 @@ use crate::worker::{Admission, Worker};
 use pump::Pump;
 use setup::{Setup, SetupEnd};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::policy::Carry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
-struct Entry {
+pub struct Entry {
     worker: Arc<Worker>,
     live: Arc<LiveFlow>,
     slot: Option<Slot>,
 }
 
 impl Entry {
-    fn new(worker: &Arc<Worker>) -> Self {
+    /// Enters a flow that was caught just now.
+    pub fn new(worker: &Arc<Worker>) -> Self {
         let live = Arc::new(LiveFlow::new(worker.next_flow_id()));
         let slot = worker.ledger.enter(live.clone());
         Self { worker: worker.clone(), live, slot: Some(slot) }
     }
 
-    fn end(&mut self, reason: EndReason, detail: Option<String>) {
+    /// The flow.
+    pub fn live(&self) -> &Arc<LiveFlow> {
+        &self.live
+    }
+
+    /// Its end; only the first one counts.
+    pub fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let duration = self.live.age();
             let detail = detail.map(String::into_boxed_str);
@@ -59,10 +71,33 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
         Ok(admission) => admission,
         Err(detail) => return shed(&worker, &listening, stream, peer, detail),
     };
-    let mut entry = Entry::new(&worker);
-    let mut client = Client::new(stream);
+    if matches!(listening.catches, Catches::Http(_)) {
+        // Boxed: other flows need not have room for requests.
+        return Box::pin(http::serve(worker, listening, Client::new(stream), peer, admission)).await;
+    }
+    let entry = Entry::new(&worker);
+    carry_on(Tunnel { worker, listening, peer, connect: None }, Client::new(stream), entry).await;
+    drop(admission);
+}
+
+/// A flow that is led by [`Setup`] and moved by [`Pump`].
+pub struct Tunnel {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// What caught it.
+    pub listening: Arc<Listening>,
+    /// The client.
+    pub peer: SocketAddr,
+    /// What the client asked for by CONNECT; none where the interceptor finds it out.
+    pub connect: Option<Connect>,
+}
+
+/// Makes the path, moves the bytes, and ends the flow.
+pub async fn carry_on(tunnel: Tunnel, mut client: Client, mut entry: Entry) {
+    let Tunnel { worker, listening, peer, connect } = tunnel;
     // Boxed, so that the memory goes back before the long part of a flow's life begins.
-    let made = Box::pin(Setup::new(&worker, &listening, &entry.live, peer).run(&mut client)).await;
+    let setup = Setup::new(&worker, &listening, &entry.live, peer, connect);
+    let made = Box::pin(setup.run(&mut client)).await;
     if entry.live.decided().is_none() {
         entry.live.decide(setup::undecided(&listening, peer));
     }
@@ -90,7 +125,21 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
             entry.end(failure.reason, Some(failure.detail));
         }
     }
-    drop(admission);
+}
+
+/// Moves the bytes of a connection that changed its protocol with the server.
+pub async fn upgraded(
+    worker: &Worker,
+    mut client: Client,
+    (server, early): (TcpStream, Vec<u8>),
+    carry: &Carry,
+    mut entry: Entry,
+) {
+    let early_up = client.take_held();
+    let sides = (client.stream, server);
+    let bounds = setup::bounds(&worker.config().limits, carry);
+    let ending = Pump::new(sides, (early_up, early), bounds, entry.live.clone(), worker.clock).await;
+    entry.end(ending.reason, ending.error.map(|error| error.to_string()));
 }
 
 /// Refuses a flow there is no room for; it still gets its record.

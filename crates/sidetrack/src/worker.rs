@@ -140,6 +140,7 @@ impl Worker {
         loop {
             reactor::sleep(SWEEP).await;
             self.ledger.wake_due(self.clock.now());
+            crate::http::tend();
         }
     }
 

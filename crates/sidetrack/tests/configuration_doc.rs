@@ -124,6 +124,7 @@ fn the_tables_are_those_of_the_program() {
         "shunt.port",
         "listen",
         "listen.users",
+        "listen.cache",
         "rule",
         "rule.match",
         "test",

@@ -22,9 +22,10 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["live", "reactor"]),
-    ("intercept", &["carry", "config", "dns", "live", "reactor", "session"]),
-    ("session", &["carry", "config", "dns", "intercept", "live", "process", "reactor", "worker"]),
-    ("worker", &["carry", "config", "intercept", "live", "process", "reactor", "session"]),
+    ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session"]),
+    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
+    ("session", &["carry", "config", "dns", "http", "intercept", "live", "process", "reactor", "worker"]),
+    ("worker", &["carry", "config", "http", "intercept", "live", "process", "reactor", "session"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),

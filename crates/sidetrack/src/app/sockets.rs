@@ -1,6 +1,7 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
 use crate::config::{Config, Listener, ListenerKind};
+use crate::http::Proxy;
 use crate::intercept::{Catches, Listening};
 use anyhow::Context;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
@@ -73,6 +74,7 @@ fn catches(kind: &ListenerKind, config: &Config) -> Catches {
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
+        ListenerKind::Http(http) => Catches::Http(Arc::new(Proxy::new(http.clone()))),
         ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
             v5: socks.v5,
             v6: socks.v6,

@@ -20,6 +20,8 @@ pub use surroundings::{SecretFile, Surroundings, System};
 
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
+use sidetrack_core::http::cache::Rules;
+use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
@@ -182,6 +184,8 @@ pub struct Listener {
 pub enum ListenerKind {
     /// Clients ask by SOCKS.
     Socks(SocksListener),
+    /// Clients ask by HTTP, as of a proxy.
+    Http(HttpListener),
     /// The port stands for a server.
     Reverse(ReverseTarget),
     /// The kernel redirects connections to it.
@@ -201,6 +205,37 @@ pub struct SocksListener {
     pub users: Vec<Credentials>,
     /// Which wire layouts of SOCKS6 it accepts.
     pub dialect: DialectSetting,
+}
+
+/// An HTTP listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpListener {
+    /// Who may use it; empty = everybody, without authentication.
+    pub users: Vec<Credentials>,
+    /// The server of requests that name none (origin form): the listener stands for it. None = they are refused.
+    pub to: Option<Destination>,
+    /// Its cache, if it has one.
+    pub cache: Option<CacheSettings>,
+}
+
+/// What a cache is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSettings {
+    /// Most bytes in memory.
+    pub memory_bytes: u64,
+    /// Most bytes of one response's content; larger ones are not kept.
+    pub object_bytes: u64,
+    /// Heuristics, stale responses, targeted fields.
+    pub rules: Rules,
+    /// What is left out of keys.
+    pub keys: KeyRules,
+}
+
+impl CacheSettings {
+    /// 256 MiB.
+    pub const MEMORY_BYTES: u64 = 256 << 20;
+    /// 32 MiB.
+    pub const OBJECT_BYTES: u64 = 32 << 20;
 }
 
 /// Which wire layouts of SOCKS6 a listener accepts.
@@ -306,7 +341,9 @@ impl Listener {
                 anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
             }
             ListenerKind::Tproxy(tproxy) => anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports),
-            ListenerKind::Socks(_) | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
+            ListenerKind::Socks(_)
+            | ListenerKind::Http(_)
+            | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
         }
     }
 }
@@ -316,6 +353,7 @@ impl ListenerKind {
     pub const fn intercept(&self) -> Intercept {
         match self {
             Self::Socks(_) => Intercept::Socks,
+            Self::Http(_) => Intercept::Http,
             Self::Reverse(_) => Intercept::Reverse,
             Self::Redirect(_) => Intercept::Redirect,
             Self::Tproxy(_) => Intercept::Tproxy,

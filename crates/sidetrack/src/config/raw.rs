@@ -191,19 +191,20 @@ pub struct Listen {
     /// How it catches flows.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks and
-    /// reverse. Default for redirect and tproxy: a port that the kernel picks.
+    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http
+    /// and reverse. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
     pub accept_proxy_protocol: Option<List<String>>,
     /// socks: versions served, of 5 and 6. Default [5, 6].
     pub versions: Option<List<u8>>,
-    /// socks: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
+    /// socks and http: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
-    /// reverse: the server, "host:port".
+    /// reverse: the server, "host:port". http: the server of requests that name none, for which the listener then
+    /// stands; without it they are refused.
     pub to: Option<At<String>>,
     /// reverse: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
     pub names: Option<At<BTreeMap<String, At<String>>>>,
@@ -225,6 +226,29 @@ pub struct Listen {
     pub ports: Option<List<Number>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,
+    /// http: a shared cache for what passes. Default: none.
+    pub cache: Option<At<Cache>>,
+}
+
+/// A shared cache of HTTP responses (RFC 9111).
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// Most bytes in memory, 1 MiB to 1 TiB. Default 268435456.
+    pub memory_bytes: Option<At<u64>>,
+    /// Most bytes of one response; larger ones pass and are not kept. Default 33554432.
+    pub object_bytes: Option<At<u64>>,
+    /// Targeted fields (RFC 9213) that take the place of Cache-Control, in order. Default ["CDN-Cache-Control"].
+    pub targets: Option<List<String>>,
+    /// How long past its freshness a response is served while its server cannot be reached and the response does not say,
+    /// milliseconds. Default 86400000.
+    pub stale_if_unreachable_ms: Option<At<u64>>,
+    /// Longest freshness that is guessed where a response does not say, milliseconds. Default 604800000.
+    pub heuristic_max_ms: Option<At<u64>>,
+    /// Query parameters that make no other resource; "utm_*" stands for all that begin so. Default: none.
+    pub ignore_parameters: Option<List<String>>,
+    /// Whether the order of query parameters makes no other resource. Default false.
+    pub sort_query: Option<At<bool>>,
 }
 
 /// How a listener catches flows.
@@ -233,6 +257,8 @@ pub struct Listen {
 pub enum ListenKind {
     /// Clients ask by SOCKS5 or SOCKS6, told apart on one port.
     Socks,
+    /// Clients ask by HTTP, as of a proxy.
+    Http,
     /// The port stands for one server, or for several by name.
     Reverse,
     /// The kernel redirects connections of this host, or forwarded ones, to it.
@@ -409,6 +435,8 @@ pub enum InterceptKind {
     Tproxy,
     /// A socks listener.
     Socks,
+    /// An http listener.
+    Http,
     /// A reverse listener.
     Reverse,
 }

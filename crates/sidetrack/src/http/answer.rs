@@ -100,6 +100,14 @@ impl Answer {
         answer
     }
 
+    /// What was stored under a URL is gone, or there was nothing.
+    pub fn purged(proxy: &Proxy, was_there: bool) -> Self {
+        if was_there {
+            return Self::new(200, "text/plain", b"purged\n".to_vec());
+        }
+        Self::refused(proxy, 404, EndReason::Ok, "Nothing is stored under this URL")
+    }
+
     /// A password is needed (RFC 9110 Sec. 11.7.1).
     pub fn challenge(proxy: &Proxy, why: &str) -> Self {
         let mut answer = Self::refused(proxy, 407, EndReason::AuthFailed, why);

@@ -1,7 +1,8 @@
 //! Bytes that were read from a connection and not used yet. An idle connection holds none.
 
+use crate::reactor::TcpStream;
+use std::future::poll_fn;
 use std::io;
-use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Least room for one read.
 const READ_MIN: usize = 16 * 1024;
@@ -60,7 +61,7 @@ impl Buffer {
     ///
     /// # Errors
     /// As the socket says.
-    pub async fn fill(&mut self, from: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
+    pub async fn fill(&mut self, from: &TcpStream) -> io::Result<usize> {
         if self.start > 0 {
             self.bytes.drain(..self.start);
             self.start = 0;
@@ -68,7 +69,7 @@ impl Buffer {
         let room = if self.was_filled { READ_MAX } else { READ_MIN };
         self.bytes.reserve(room);
         let room = self.bytes.capacity() - self.bytes.len();
-        let n = from.read_buf(&mut self.bytes).await?;
+        let n = poll_fn(|cx| from.poll_recv_into(cx, &mut self.bytes)).await?;
         self.was_filled = n == room;
         Ok(n)
     }

@@ -11,16 +11,14 @@ use super::store::{Claim, Content, End, Fetching, Object, Store};
 use crate::carry::Failure;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{
-    Body, Extent, Forward, Lookup, Refreshed, Stored, Trouble, conditions, freshen_by_head, invalidated, lookup,
-    may_serve_stale, may_store, refresh, reply,
+    Body, Extent, Forward, Lookup, Refreshed, Stored, Trouble, conditions, freshen_by_head, invalidated,
+    lookup, may_serve_stale, may_store, refresh, reply,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length};
 use sidetrack_core::http::message::{Method, Request, Response};
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWrite;
 
 /// How long a request waits for another that fetches the same, before it fetches for itself.
 const WAIT: Duration = Duration::from_secs(5);
@@ -34,6 +32,9 @@ const PIECES: usize = 16;
 pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
     let asked = turn.asked;
     let key = asked.resource.key(&cache.keys);
+    if asked.request.method.as_bytes() == b"PURGE" && asked.flow.client.ip().is_loopback() {
+        return Err(Box::new(Answer::purged(turn.proxy, cache.store.remove(&key))));
+    }
     let mut may_wait = true;
     loop {
         let objects = cache.store.find(&key);
@@ -57,7 +58,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                     Claim::Alone => return cached.fetch(why, None).await,
                     Claim::Wait(mut fetching) => {
                         // Gone or too slow: both mean to look again, and to wait no more.
-                        let _ = tokio::time::timeout(WAIT, fetching.changed()).await;
+                        let _ = crate::reactor::timeout(WAIT, fetching.changed()).await;
                         may_wait = false;
                     }
                 }
@@ -118,14 +119,15 @@ impl Cached<'_, '_> {
     fn candidate(&self) -> Option<&Arc<Object>> {
         let request = &self.turn.asked.request.fields;
         let whole = self.objects.iter().filter(|object| object.stored.extent == Extent::Whole);
-        whole.filter(|object| object.stored.is_selected_by(request)).max_by_key(|object| {
-            (object.stored.response_time_s, !object.stored.selecting.is_empty())
-        })
+        whole
+            .filter(|object| object.stored.is_selected_by(request))
+            .max_by_key(|object| (object.stored.response_time_s, !object.stored.selecting.is_empty()))
     }
 
     /// Asks the server: whether what is stored is good, if that can be asked, else for a new response.
     async fn fetch(&mut self, why: Forward, fetching: Option<Fetching>) -> Result<Outcome, Box<Answer>> {
-        let best = self.candidate().filter(|best| best.stored.has_validator() && why != Forward::Partial).cloned();
+        let best =
+            self.candidate().filter(|best| best.stored.has_validator() && why != Forward::Partial).cloned();
         let Some(best) = best else { return self.fetch_plain(why, fetching).await };
         let mut request = self.turn.asked.request.clone();
         let stored: Vec<&Stored> = self.objects.iter().map(|object| &object.stored).collect();
@@ -167,9 +169,8 @@ impl Cached<'_, '_> {
 
     async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
         let way = self.turn.way();
-        let (_, mut write) = self.turn.stream.split();
-        let client = knows_interim(self.turn.asked.version).then_some(&mut write);
-        way.fetch(request, &mut Interim { client }).await
+        let client = knows_interim(self.turn.asked.version).then_some(self.turn.stream);
+        way.fetch(request, Interim { client }).await
     }
 
     /// A stale response in place of an error, if there is one and it may be served.
@@ -183,7 +184,8 @@ impl Cached<'_, '_> {
     fn may_be_stale(&self, trouble: Trouble) -> Option<Arc<Object>> {
         let request = &self.turn.asked.request.fields;
         let best = self.candidate()?;
-        may_serve_stale(&best.stored, request, trouble, super::now_s(), &self.cache.rules).then(|| best.clone())
+        may_serve_stale(&best.stored, request, trouble, super::now_s(), &self.cache.rules)
+            .then(|| best.clone())
     }
 
     /// Brings what a 304 is about up to date; the one that answers the request.
@@ -199,9 +201,8 @@ impl Cached<'_, '_> {
             let old = self.objects.get(index)?;
             let new = Arc::new(Object { stored: new, content: old.content.clone() });
             self.cache.store.replace(self.key, old, Some(new.clone()));
-            let is_better = found.as_ref().is_none_or(|found| {
-                found.stored.response_time_s <= new.stored.response_time_s
-            });
+            let is_better =
+                found.as_ref().is_none_or(|found| found.stored.response_time_s <= new.stored.response_time_s);
             if is_better && new.stored.extent == Extent::Whole {
                 found = Some(new);
             }
@@ -223,18 +224,23 @@ impl Cached<'_, '_> {
             && let Some(object) = self.may_be_stale(Trouble::Error)
         {
             drop(server);
-            return Ok(self.reply(&object, &format!("hit; detail=stale-if-error; fwd-status={status}")).await);
+            return Ok(self
+                .reply(&object, &format!("hit; detail=stale-if-error; fwd-status={status}"))
+                .await);
         }
         add_date(&mut fetched.response.fields);
         let note = format!("fwd={}; fwd-status={status}", why.as_str());
         let request = &self.turn.asked.request;
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
-        let extent = keeps.ok().filter(|extent| fetched.length.is_certain && fits(&fetched, *extent, self.cache));
+        let extent =
+            keeps.ok().filter(|extent| fetched.length.is_certain && fits(&fetched, *extent, self.cache));
         let Some(extent) = extent else {
             if let Some(old) = self.candidate().filter(|_| status < 500) {
                 self.cache.store.replace(self.key, old, None);
             }
-            fetching.map(Fetching::not_shared);
+            if let Some(fetching) = fetching {
+                fetching.not_shared();
+            }
             let note = self.status(&note);
             fetched.response.fields.push("Cache-Status", note);
             return Ok(self.turn.send(server, fetched, None).await);
@@ -245,7 +251,9 @@ impl Cached<'_, '_> {
             Length::Chunked | Length::UntilClose => {
                 self.receive_unmeasured(server, fetched, stored, note, fetching).await
             }
-            Length::Exact(length) => self.receive_measured(server, fetched, (stored, length), note, fetching).await,
+            Length::Exact(length) => {
+                self.receive_measured(server, fetched, (stored, length), note, fetching).await
+            }
             Length::None => self.receive_measured(server, fetched, (stored, 0), note, fetching).await,
         }
     }
@@ -267,7 +275,9 @@ impl Cached<'_, '_> {
             let object = Object { stored, content: Arc::new(Content::whole(tee.bytes)) };
             self.cache.store.insert(self.key, Arc::new(object));
         } else {
-            fetching.map(Fetching::not_shared);
+            if let Some(fetching) = fetching {
+                fetching.not_shared();
+            }
         }
         Ok(outcome)
     }
@@ -286,9 +296,10 @@ impl Cached<'_, '_> {
         let filling = Filling::begin(&self.cache.store, self.key, &object);
         drop(fetching);
         let progress = self.turn.progress();
+        let note = format!("{note}; stored");
         let (filled, outcome) = tokio::join!(
             filling.run(&mut server, fetched.length.length, progress),
-            self.reply(&object, &format!("{note}; stored"))
+            self.reply(&object, &note)
         );
         if filled && fetched.keeps_alive {
             self.turn.asked.route.put(server);
@@ -316,8 +327,7 @@ impl Cached<'_, '_> {
         head.write_to(&mut bytes);
         *self.turn.head_sent = true;
         let progress = self.turn.progress();
-        let (_, mut write) = self.turn.stream.split();
-        let mut out = Outgoing::new(&mut write, bytes, length);
+        let mut out = Outgoing::new(self.turn.stream, bytes, length);
         let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
         progress.live.count(0, out.written);
         let name = name_of(&asked.request.method, &asked.resource);
@@ -327,9 +337,11 @@ impl Cached<'_, '_> {
             Some(Stopped::Source(why)) => {
                 Outcome::new(EndReason::ServerReset, Some(format!("{said}, cut: {why}")), Next::Reset)
             }
-            Some(Stopped::Sink(error)) => {
-                Outcome::new(EndReason::ClientGone, Some(format!("{said}, the client left: {error}")), Next::Close)
-            }
+            Some(Stopped::Sink(error)) => Outcome::new(
+                EndReason::ClientGone,
+                Some(format!("{said}, the client left: {error}")),
+                Next::Close,
+            ),
         }
     }
 }
@@ -376,7 +388,7 @@ impl Filling {
                 self.object.content.finish(true);
                 return true;
             }
-            match server.buffer.fill(&mut server.stream).await {
+            match server.buffer.fill(&server.stream).await {
                 Ok(1..) => progress.mark(),
                 _ => return false,
             }
@@ -396,8 +408,8 @@ impl Drop for Filling {
 }
 
 /// Sends the content that goes with an answer.
-async fn send_content<W: AsyncWrite + Unpin>(
-    out: &mut Outgoing<'_, W>,
+async fn send_content(
+    out: &mut Outgoing<'_>,
     object: &Object,
     body: &Body,
     progress: Progress<'_>,
@@ -425,8 +437,8 @@ async fn send_content<W: AsyncWrite + Unpin>(
 }
 
 /// Sends the bytes from `first` to `last`, with both, as they come in.
-async fn send_range<W: AsyncWrite + Unpin>(
-    out: &mut Outgoing<'_, W>,
+async fn send_range(
+    out: &mut Outgoing<'_>,
     content: &Content,
     (first, last): (u64, u64),
     progress: Progress<'_>,
@@ -437,7 +449,8 @@ async fn send_range<W: AsyncWrite + Unpin>(
         index += pieces.len();
         for piece in &pieces {
             let length = piece.len() as u64;
-            let within = |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
+            let within =
+                |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
             let wanted = piece.get(within(first)..within(last.saturating_add(1))).unwrap_or_default();
             out.push(wanted).await.map_err(Stopped::Sink)?;
             position += length;
@@ -454,6 +467,3 @@ async fn send_range<W: AsyncWrite + Unpin>(
         }
     }
 }
-
-/// Nobody: where a refresh behind the client's back sends interim responses.
-pub type Nobody = io::Cursor<Vec<u8>>;

@@ -3,22 +3,23 @@
 use super::answer::Answer;
 use super::buffer::Buffer;
 use super::exchange::{Next, Outcome, Turn, finish};
+use super::relay::write_all;
 use super::request::{Desk, Wish};
 use super::{Proxy, cached};
 use crate::intercept::{Catches, Listening, proxy_header};
-use crate::session::{Admission, Client, Connect, Entry, Tunnel, Watched, tunnel, undecided, upgraded};
-use crate::worker::Worker;
+use crate::reactor::{TcpStream, timeout, timeout_at};
+use crate::session::{Client, Connect, Entry, Tunnel, Watched, carry_on, undecided, upgraded};
+use crate::worker::{Admission, Worker};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::forward;
 use sidetrack_core::http::framing::Length;
 use sidetrack_core::http::message::{MessageError, Method, Request, Response, Scan, Sender, Version};
+use std::future::poll_fn;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use std::time::{Duration, Instant};
 
 /// How long a connection may be idle between requests.
 const IDLE: Duration = Duration::from_secs(75);
@@ -86,7 +87,7 @@ async fn open(
 ) -> Option<Connection> {
     if listening.proxy_from.contains(peer.ip()) {
         let wait = Duration::from_millis(worker.config().limits.handshake_timeout_ms);
-        let read = tokio::time::timeout(wait, proxy_header::read(&mut client, peer)).await;
+        let read = timeout(wait, proxy_header::read(&mut client, peer)).await;
         peer = match read {
             Ok(Ok(peer)) => peer,
             failed => {
@@ -114,10 +115,9 @@ impl Connection {
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
         if self.buffer.is_empty() {
             let wait = if is_first { patience } else { IDLE };
-            match timeout_at(Instant::now() + wait, self.stream.readable()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return Came::Gone,
-                Err(_) => return Came::Late,
+            let readable = poll_fn(|cx| self.stream.poll_read_ready(cx));
+            if timeout(wait, readable).await.is_err() {
+                return Came::Late;
             }
         }
         let deadline = Instant::now() + patience;
@@ -133,7 +133,7 @@ impl Connection {
                 Ok(None) => {}
                 Err(error) => return Came::Broken(error),
             }
-            match timeout_at(deadline, self.buffer.fill(&mut self.stream)).await {
+            match timeout_at(deadline, self.buffer.fill(&self.stream)).await {
                 Ok(Ok(1..)) => {}
                 Ok(_) => return Came::Gone,
                 Err(_) => return Came::Late,
@@ -175,9 +175,9 @@ impl Connection {
             }
             Next::Tunnel(destination, user) => {
                 let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
-                let connect = Connect { destination, user, proxy: self.proxy.clone() };
+                let connect = Some(Connect { destination, user, proxy: self.proxy.clone() });
                 let tunnelled = Tunnel { worker, listening, peer, connect };
-                tunnel(tunnelled, self.client(), entry).await;
+                carry_on(tunnelled, self.client(), entry).await;
             }
             Next::Upgraded(server, carry) => {
                 let worker = self.worker.clone();
@@ -231,7 +231,7 @@ impl Connection {
                     worker: &self.worker,
                     live,
                     asked: &asked,
-                    stream: &mut self.stream,
+                    stream: &self.stream,
                     buffer: &mut self.buffer,
                     head_sent: &mut self.head_sent,
                 };
@@ -242,7 +242,8 @@ impl Connection {
                 match result {
                     Ok(outcome) => outcome,
                     Err(answer) => {
-                        let body = if asked.length == Length::None { Length::None } else { Length::UntilClose };
+                        let body =
+                            if asked.length == Length::None { Length::None } else { Length::UntilClose };
                         self.answer(*answer, body, asker).await
                     }
                 }
@@ -263,7 +264,7 @@ impl Connection {
             out.extend_from_slice(&answer.content);
         }
         self.head_sent = true;
-        if let Err(error) = self.stream.write_all(&out).await {
+        if let Err(error) = write_all(&self.stream, &mut [IoSlice::new(&out)]).await {
             let detail = format!("the client left: {error}");
             return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
         }
@@ -284,7 +285,7 @@ impl Connection {
         let answer = Answer::failed(&self.proxy, "The answer", &failure);
         let asker = Asker { version: Version::Http11, is_head: false, keeps_alive: false };
         let sending = self.answer(answer, Length::UntilClose, asker);
-        match tokio::time::timeout(Duration::from_secs(1), sending).await {
+        match timeout(Duration::from_secs(1), sending).await {
             Ok(outcome) => Outcome { reason, ..outcome },
             Err(_) => Outcome::new(reason, Some(what.to_owned()), Next::Reset),
         }

@@ -9,6 +9,7 @@ use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
 use super::request::{Asked, name_of};
 use crate::carry::Failure;
 use crate::live::LiveFlow;
+use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::forward::put_length;
@@ -17,8 +18,6 @@ use sidetrack_core::http::message::{Response, Version};
 use sidetrack_core::policy::Carry;
 use std::pin::pin;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
 /// How serving a request ended.
 #[derive(Debug)]
@@ -64,7 +63,7 @@ pub struct Turn<'a> {
     /// The request.
     pub asked: &'a Asked,
     /// The client.
-    pub stream: &'a mut TcpStream,
+    pub stream: &'a TcpStream,
     /// What the client has sent behind the request's head.
     pub buffer: &'a mut Buffer,
     /// The final head went out.
@@ -135,11 +134,8 @@ impl<'a> Turn<'a> {
             return self.exchange(status).await;
         }
         let way = self.way();
-        let fetched = {
-            let (_, mut write) = self.stream.split();
-            let client = knows_interim(self.asked.version).then_some(&mut write);
-            way.fetch(&self.asked.request, &mut Interim { client }).await
-        };
+        let client = knows_interim(self.asked.version).then_some(self.stream);
+        let fetched = way.fetch(&self.asked.request, Interim { client }).await;
         let (server, mut fetched) = fetched.map_err(|failure| self.failed(&failure))?;
         push_status(&mut fetched.response, status);
         let head = fetched.response.clone();
@@ -151,10 +147,9 @@ impl<'a> Turn<'a> {
     pub async fn send(&mut self, mut server: Server, mut fetched: Fetched, tee: Option<&mut Tee>) -> Outcome {
         let progress = self.progress();
         let sent = {
-            let (_, mut write) = self.stream.split();
             let Server { stream, buffer, .. } = &mut server;
             *self.head_sent = true;
-            deliver(self.asked, progress, &mut fetched, (stream, buffer), &mut write, tee).await
+            deliver(self.asked, progress, &mut fetched, (stream, buffer), self.stream, tee).await
         };
         self.after(server, &fetched, sent, true)
     }
@@ -189,14 +184,11 @@ impl<'a> Turn<'a> {
     }
 
     /// A request with a body.
-    async fn exchange(
-        &mut self,
-        status: Option<String>,
-    ) -> Result<(Outcome, Option<Response>), Box<Answer>> {
+    async fn exchange(&mut self, status: Option<String>) -> Result<(Outcome, Option<Response>), Box<Answer>> {
         let way = self.way();
         let mut server = way.connect(true).await.map_err(|failure| self.failed(&failure))?;
         let both = {
-            let client = (&mut *self.stream, &mut *self.buffer, &mut *self.head_sent);
+            let client = (self.stream, &mut *self.buffer, &mut *self.head_sent);
             both(&way, self.asked, client, &mut server, status).await
         };
         match both {
@@ -225,31 +217,29 @@ enum Unanswered {
 async fn both(
     way: &Way<'_>,
     asked: &Asked,
-    (stream, held, head_sent): (&mut TcpStream, &mut Buffer, &mut bool),
+    (client, held, head_sent): (&TcpStream, &mut Buffer, &mut bool),
     server: &mut Server,
     status: Option<String>,
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
-    let (mut client_read, mut client_write) = stream.split();
     let Server { stream, buffer, .. } = server;
-    let (mut server_read, mut server_write) = stream.split();
+    let stream = &*stream;
     let progress = way.progress;
     let mut head = Vec::with_capacity(512);
     asked.request.write_to(&mut head);
     let mut upload = pin!(async {
         let mut decoder = Decoder::new(asked.length);
-        let mut out = Outgoing::new(&mut server_write, head, asked.length);
-        let result = relay((&mut client_read, held), &mut decoder, &mut out, None, progress).await;
+        let mut out = Outgoing::new(stream, head, asked.length);
+        let result = relay((client, held), &mut decoder, &mut out, None, progress).await;
         progress.live.count(out.written, 0);
         result
     });
     let mut download = pin!(async {
-        let client = knows_interim(asked.version).then_some(&mut client_write);
-        let from = (&mut server_read, &mut *buffer);
-        let mut fetched = way.read_head(from, &asked.request.method, &mut Interim { client }).await?;
+        let interim = Interim { client: knows_interim(asked.version).then_some(client) };
+        let mut fetched = way.read_head((stream, &mut *buffer), &asked.request.method, interim).await?;
         push_status(&mut fetched.response, status);
         *head_sent = true;
-        let from = (&mut server_read, &mut *buffer);
-        let sent = deliver(asked, progress, &mut fetched, from, &mut client_write, None).await;
+        let from = (stream, &mut *buffer);
+        let sent = deliver(asked, progress, &mut fetched, from, client, None).await;
         Ok((fetched, sent))
     });
     let mut uploaded = None;
@@ -275,12 +265,12 @@ async fn both(
 }
 
 /// Sends one answer from the server to the client, whose framing may be another.
-async fn deliver<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+async fn deliver(
     asked: &Asked,
     progress: Progress<'_>,
     fetched: &mut Fetched,
-    from: (&mut R, &mut Buffer),
-    to: &mut W,
+    from: (&TcpStream, &mut Buffer),
+    to: &TcpStream,
     tee: Option<&mut Tee>,
 ) -> Sent {
     let status = fetched.response.status;

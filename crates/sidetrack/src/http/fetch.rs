@@ -2,17 +2,18 @@
 
 use super::buffer::Buffer;
 use super::pool::{Route, Server};
-use super::relay::Progress;
+use super::relay::{Progress, write_all};
 use crate::carry::{self, Failure, FirstBytes, Order};
 use crate::intercept::proxy_header;
+use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Flow};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
 use sidetrack_core::http::message::{Method, Request, Response, Scan, Sender, Version};
+use std::io::IoSlice;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 /// Most interim responses to one request.
 const MAX_INTERIM: usize = 8;
@@ -74,11 +75,13 @@ impl Way<'_> {
             dialing: &self.worker.dialing(),
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
-        let mut stream = carried.stream;
+        let stream = carried.stream;
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);
             let header = proxy_header::write(version, self.flow, server, self.progress.live.id);
-            stream.write_all(&header).await.map_err(|error| broken(&error.to_string()))?;
+            write_all(&stream, &mut [IoSlice::new(&header)])
+                .await
+                .map_err(|error| broken(&error.to_string()))?;
         }
         self.progress.live.connected(self.progress.live.opened.elapsed());
         self.progress.mark();
@@ -90,17 +93,14 @@ impl Way<'_> {
     ///
     /// # Errors
     /// The server cannot be reached, breaks off, or does not answer as HTTP.
-    pub async fn fetch<W: AsyncWrite + Unpin>(
-        &self,
-        request: &Request,
-        client: &mut Interim<'_, W>,
-    ) -> Result<(Server, Fetched), Failure> {
+    pub async fn fetch(&self, request: &Request, client: Interim<'_>) -> Result<(Server, Fetched), Failure> {
         let mut head = Vec::with_capacity(512);
         request.write_to(&mut head);
         let mut may_reuse = true;
         loop {
             let mut server = self.connect(may_reuse).await?;
-            let sent = server.stream.write_all(&head).await.map_err(|error| broken(&error.to_string()));
+            let sent = write_all(&server.stream, &mut [IoSlice::new(&head)]).await;
+            let sent = sent.map_err(|error| broken(&error.to_string()));
             self.progress.live.count(head.len() as u64, 0);
             let read = match sent {
                 Ok(()) => {
@@ -126,11 +126,11 @@ impl Way<'_> {
     ///
     /// # Errors
     /// The server breaks off or does not speak HTTP.
-    pub async fn read_head<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    pub async fn read_head(
         &self,
-        (from, buffer): (&mut R, &mut Buffer),
+        (from, buffer): (&TcpStream, &mut Buffer),
         method: &Method,
-        client: &mut Interim<'_, W>,
+        client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
@@ -155,10 +155,7 @@ impl Way<'_> {
         Err(bad("it sends interim responses without end"))
     }
 
-    async fn one_head<R: AsyncRead + Unpin>(
-        &self,
-        (from, buffer): (&mut R, &mut Buffer),
-    ) -> Result<Response, Failure> {
+    async fn one_head(&self, (from, buffer): (&TcpStream, &mut Buffer)) -> Result<Response, Failure> {
         let mut scan = Scan::default();
         loop {
             match scan.advance(buffer.data(), Sender::Server) {
@@ -181,18 +178,19 @@ impl Way<'_> {
 }
 
 /// Where interim responses go.
-pub struct Interim<'a, W> {
+#[derive(Clone, Copy)]
+pub struct Interim<'a> {
     /// The client; none if it does not know them (HTTP/1.0), or nobody waits.
-    pub client: Option<&'a mut W>,
+    pub client: Option<&'a TcpStream>,
 }
 
-impl<W: AsyncWrite + Unpin> Interim<'_, W> {
-    async fn pass(&mut self, response: &Response) -> Result<(), Failure> {
-        let Some(client) = &mut self.client else { return Ok(()) };
+impl Interim<'_> {
+    async fn pass(&self, response: &Response) -> Result<(), Failure> {
+        let Some(client) = self.client else { return Ok(()) };
         let mut out = Vec::new();
         response.write_to(&mut out);
         let gone = |error| Failure::new(EndReason::ClientGone, format!("the client left: {error}"));
-        client.write_all(&out).await.map_err(gone)
+        write_all(client, &mut [IoSlice::new(&out)]).await.map_err(gone)
     }
 }
 

@@ -2,13 +2,13 @@
 //! the event loop that knows it.
 
 use super::buffer::Buffer;
+use crate::reactor::TcpStream;
 use sidetrack_core::flow::Destination;
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 
 /// Most idle connections of one worker.
 const IDLE_MAX: usize = 128;

@@ -1,18 +1,18 @@
 //! A stored response made new behind the back of a client that was served the stale one (RFC 5861 Sec. 3).
 
 use super::Cache;
-use super::cached::{Filling, Nobody};
+use super::cached::Filling;
 use super::exchange::Turn;
 use super::fetch::{Fetched, Interim, Way, add_date};
 use super::pool::Server;
-use super::relay::Progress;
+use super::relay::{Outgoing, Progress, Tee, relay};
 use super::request::{Asked, name_of};
 use super::store::{Claim, Content, Object};
 use crate::live::Decided;
 use crate::session::{Entry, Watched};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{Extent, Refreshed, Stored, conditions, may_store, refresh};
-use sidetrack_core::http::framing::Length;
+use sidetrack_core::http::framing::{Decoder, Length};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
     let (worker, proxy) = (turn.worker.clone(), turn.proxy.clone());
     let asked = turn.asked.again();
     let (key, object) = (key.to_vec(), object.clone());
-    tokio::spawn(async move {
+    crate::reactor::spawn(async move {
         let Some(cache) = &proxy.cache else { return };
         let mut entry = Entry::new(&worker);
         let live = entry.live().clone();
@@ -35,7 +35,8 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
             progress,
             pseudonym: &proxy.pseudonym,
         };
-        let refreshed = Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;
+        let refreshed =
+            Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;
         let name = name_of(&asked.request.method, &asked.resource);
         let (reason, what) = match refreshed {
             Ok(Ok(status)) => (EndReason::Ok, format!("{name} {status} refreshed")),
@@ -58,7 +59,7 @@ async fn run(
     let mut request = asked.request.clone();
     conditions(&mut request.fields, &object.stored, &[]);
     let requested_s = super::now_s();
-    let fetched = way.fetch(&request, &mut Interim::<Nobody> { client: None }).await;
+    let fetched = way.fetch(&request, Interim { client: None }).await;
     let (server, mut fetched) = fetched.map_err(|failure| (failure.reason, failure.detail))?;
     let status = fetched.response.status;
     let times = (requested_s, super::now_s());
@@ -86,10 +87,33 @@ async fn run(
             let new = Arc::new(Object { stored, content: Arc::new(Content::coming(length)) });
             keep(way, server, fetched, Filling::begin(&cache.store, key, &new)).await;
         }
-        // Not worth a copy nobody waits for: the next client brings it.
+        (Ok(Extent::Whole), Length::Chunked | Length::UntilClose) if fetched.length.is_certain => {
+            let fields = &asked.request.fields;
+            let stored = Stored::new(fields, &fetched.response, Extent::Whole, times, &cache.rules);
+            let content = read_all(way, server, &fetched, cache.object_max).await?;
+            cache.store.insert(key, Arc::new(Object { stored, content: Arc::new(Content::whole(content)) }));
+        }
         _ => cache.store.replace(key, object, None),
     }
     Ok(status)
+}
+
+/// Content of unknown length, if it is not too much.
+async fn read_all(
+    way: &Way<'_>,
+    mut server: Server,
+    fetched: &Fetched,
+    max: u64,
+) -> Result<Vec<u8>, (EndReason, String)> {
+    let mut tee = Tee { bytes: Vec::new(), max, is_over: false };
+    let mut decoder = Decoder::new(fetched.length.length);
+    let from = (&server.stream, &mut server.buffer);
+    let read = relay(from, &mut decoder, &mut Outgoing::nowhere(), Some(&mut tee), way.progress).await;
+    read.map_err(|stopped| (EndReason::ServerReset, format!("{stopped:?}")))?;
+    if fetched.keeps_alive && fetched.length.length == Length::Chunked {
+        way.route.put(server);
+    }
+    if tee.is_over { Err((EndReason::Limit, "it is too large to be kept".to_owned())) } else { Ok(tee.bytes) }
 }
 
 async fn keep(way: &Way<'_>, mut server: Server, fetched: Fetched, filling: Filling) {

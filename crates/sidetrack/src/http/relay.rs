@@ -2,12 +2,13 @@
 
 use super::buffer::Buffer;
 use crate::live::{Clock, LiveFlow};
+use crate::reactor::TcpStream;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 /// How long one side may neither take nor give anything while a message is under way.
 pub const STALL: Duration = Duration::from_secs(60);
@@ -45,10 +46,10 @@ impl Progress<'_> {
 ///
 /// # Errors
 /// As the socket says.
-pub async fn write_all(to: &mut (impl AsyncWrite + Unpin), mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+pub async fn write_all(to: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
-        let n = to.write_vectored(slices).await?;
+        let n = poll_fn(|cx| to.poll_send_slices(cx, slices)).await?;
         if n == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -58,8 +59,9 @@ pub async fn write_all(to: &mut (impl AsyncWrite + Unpin), mut slices: &mut [IoS
 }
 
 /// Where content goes, in its new framing.
-pub struct Outgoing<'a, W> {
-    to: &'a mut W,
+pub struct Outgoing<'a> {
+    /// None: nobody reads it, it is only copied on the way.
+    to: Option<&'a TcpStream>,
     /// Written before the next content: a head, a chunk's size.
     pending: Vec<u8>,
     is_chunked: bool,
@@ -67,10 +69,15 @@ pub struct Outgoing<'a, W> {
     pub written: u64,
 }
 
-impl<'a, W: AsyncWrite + Unpin> Outgoing<'a, W> {
+impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head, which leaves with the first of it.
-    pub fn new(to: &'a mut W, head: Vec<u8>, length: Length) -> Self {
-        Self { to, pending: head, is_chunked: length == Length::Chunked, written: 0 }
+    pub fn new(to: &'a TcpStream, head: Vec<u8>, length: Length) -> Self {
+        Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, written: 0 }
+    }
+
+    /// Content that goes nowhere.
+    pub const fn nowhere() -> Self {
+        Self { to: None, pending: Vec::new(), is_chunked: false, written: 0 }
     }
 
     /// Takes content; small pieces wait for [`Self::flush`].
@@ -78,9 +85,7 @@ impl<'a, W: AsyncWrite + Unpin> Outgoing<'a, W> {
     /// # Errors
     /// As the socket says.
     pub async fn push(&mut self, data: &[u8]) -> io::Result<()> {
-        if data.is_empty() {
-            return Ok(());
-        }
+        let Some(to) = self.to.filter(|_| !data.is_empty()) else { return Ok(()) };
         if self.is_chunked {
             write_chunk_size(&mut self.pending, data.len());
         }
@@ -97,7 +102,7 @@ impl<'a, W: AsyncWrite + Unpin> Outgoing<'a, W> {
         let end: &[u8] = if self.is_chunked { b"\r\n" } else { b"" };
         self.written += (self.pending.len() + data.len() + end.len()) as u64;
         let slices = &mut [IoSlice::new(&self.pending), IoSlice::new(data), IoSlice::new(end)];
-        write_all(self.to, slices).await?;
+        write_all(to, slices).await?;
         self.pending.clear();
         Ok(())
     }
@@ -107,8 +112,8 @@ impl<'a, W: AsyncWrite + Unpin> Outgoing<'a, W> {
     /// # Errors
     /// As the socket says.
     pub async fn flush(&mut self) -> io::Result<()> {
-        if !self.pending.is_empty() {
-            self.to.write_all(&self.pending).await?;
+        if let Some(to) = self.to.filter(|_| !self.pending.is_empty()) {
+            write_all(to, &mut [IoSlice::new(&self.pending)]).await?;
             self.written += self.pending.len() as u64;
             self.pending.clear();
         }
@@ -153,10 +158,10 @@ impl Tee {
 ///
 /// # Errors
 /// Which side stopped it.
-pub async fn relay<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
-    (from, buffer): (&mut R, &mut Buffer),
+pub async fn relay(
+    (from, buffer): (&TcpStream, &mut Buffer),
     decoder: &mut Decoder,
-    out: &mut Outgoing<'_, W>,
+    out: &mut Outgoing<'_>,
     mut tee: Option<&mut Tee>,
     progress: Progress<'_>,
 ) -> Result<(), Stopped> {

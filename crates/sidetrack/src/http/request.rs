@@ -6,8 +6,8 @@ use super::pool::Route;
 use crate::intercept::Listening;
 use crate::live::{Decided, LiveFlow};
 use crate::worker::Worker;
-use data_encoding::BASE64;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept};
+use sidetrack_core::http::basic::{credentials, same};
 use sidetrack_core::http::forward::{self, RequestHop, Stop};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
@@ -134,13 +134,13 @@ impl Desk<'_> {
         let Some(value) = request.fields.first("proxy-authorization") else {
             return Err(challenge("this proxy asks for a user name and a password"));
         };
-        let login = credentials(value).ok_or_else(|| challenge("the password has to come by method Basic"))?;
-        let (user, password) = login.split_once(':').unwrap_or((&login, ""));
+        let why = "user name and password have to come by method Basic";
+        let (user, password) = credentials(value).ok_or_else(|| challenge(why))?;
         // Each is compared to its end, whatever was found before: the time it takes says nothing of where they differ.
-        let known = users.iter().fold(false, |known, one| {
-            known | (same(one.user.as_bytes(), user.as_bytes()) & same(one.password.as_bytes(), password.as_bytes()))
-        });
-        if known { Ok(Some(user.to_owned())) } else { Err(challenge("user name or password is wrong")) }
+        let known = users
+            .iter()
+            .fold(false, |known, one| known | (same(&one.user, &user) & same(&one.password, &password)));
+        if known { Ok(Some(user)) } else { Err(challenge("user name or password is wrong")) }
     }
 
     fn asked(
@@ -162,16 +162,17 @@ impl Desk<'_> {
         };
         let version = request.version;
         let before = matches!(request.method, Method::Trace | Method::Options).then(|| request.clone());
-        let hop = forward::request(&mut request, &resource, length, &self.proxy.pseudonym).map_err(|stop| {
-            match stop {
-                Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
-                Stop::Loop => {
-                    let why = "the request came through this proxy before";
-                    Box::new(Answer::refused(self.proxy, 502, EndReason::Loop, why))
+        let hop =
+            forward::request(&mut request, &resource, length, &self.proxy.pseudonym).map_err(|stop| {
+                match stop {
+                    Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
+                    Stop::Loop => {
+                        let why = "the request came through this proxy before";
+                        Box::new(Answer::refused(self.proxy, 502, EndReason::Loop, why))
+                    }
+                    Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
                 }
-                Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
-            }
-        })?;
+            })?;
         let destination = destination(&carry, &flow);
         let route = Route { carry, destination };
         Ok(Wish::Resource(Box::new(Asked { request, length, hop, version, resource, flow, route })))
@@ -227,40 +228,10 @@ fn destination(carry: &Carry, flow: &Flow) -> Destination {
     }
 }
 
-/// `user:password` of a Basic credential.
-fn credentials(value: &[u8]) -> Option<String> {
-    let (scheme, token) = value.split_at(value.iter().position(|byte| *byte == b' ')?);
-    if !scheme.eq_ignore_ascii_case(b"basic") {
-        return None;
-    }
-    String::from_utf8(BASE64.decode(token.trim_ascii()).ok()?).ok()
-}
-
-/// Compares without stopping at the first difference.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    let differences = one.iter().zip(other).fold(0, |sum, (a, b)| sum | (a ^ b));
-    (one.len() == other.len()) & (differences == 0)
-}
-
 /// What an answer or a record calls a request: method and URL, without the query, which may hold secrets.
 pub fn name_of(method: &Method, resource: &Resource) -> String {
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let method = String::from_utf8_lossy(method.as_bytes());
     let (scheme, host) = (resource.scheme.as_str(), resource.host_field());
     format!("{method} {scheme}://{host}{}", String::from_utf8_lossy(path))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn credentials_are_read_and_compared_whole() {
-        assert_eq!(credentials(b"Basic YTpiOmM=").as_deref(), Some("a:b:c"));
-        assert_eq!(credentials(b"basic  YTpiOmM= ").as_deref(), Some("a:b:c"));
-        for bad in [&b"Bearer x"[..], b"Basic", b"Basic ?", b""] {
-            assert_eq!(credentials(bad), None);
-        }
-        assert!(same(b"abc", b"abc") && !same(b"abc", b"abd") && !same(b"ab", b"abc") && !same(b"", b"a"));
-    }
 }

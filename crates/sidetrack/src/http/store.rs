@@ -233,10 +233,7 @@ impl Store {
         if let Some(variants) = inner.keys.get_mut(key)
             && let Some(place) = variants.objects.iter().position(|other| Arc::ptr_eq(other, old))
         {
-            match new {
-                Some(new) => variants.objects.splice(place..=place, [new]),
-                None => variants.objects.splice(place..=place, []),
-            };
+            variants.objects.splice(place..=place, new);
             inner.count(key);
         }
     }
@@ -271,12 +268,6 @@ impl Store {
         inner.fetching.insert(key.clone(), receiver);
         Claim::Fetch(Fetching { store: self.clone(), key, _sender: sender })
     }
-
-    /// Objects and bytes that are stored.
-    pub fn size(&self) -> (usize, usize) {
-        let inner = lock(&self.inner);
-        (inner.keys.values().map(|variants| variants.objects.len()).sum(), inner.used)
-    }
 }
 
 impl Inner {
@@ -309,5 +300,57 @@ impl Inner {
             let Some((_, key)) = self.order.pop_first() else { return };
             self.remove(&key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidetrack_core::http::cache::{Extent, Rules};
+    use sidetrack_core::http::fields::Fields;
+    use sidetrack_core::http::message::Response;
+
+    fn object(bytes: usize) -> Arc<Object> {
+        let response = Response::new(200, Fields::from([("Cache-Control", "max-age=9")]));
+        let stored = Stored::new(&Fields::new(), &response, Extent::Whole, (0, 0), &Rules::default());
+        Arc::new(Object { stored, content: Arc::new(Content::whole(vec![0; bytes])) })
+    }
+
+    #[test]
+    fn what_is_stored_never_exceeds_the_capacity_and_the_oldest_goes_first() {
+        let store = Store::new(100_000);
+        for number in 0..50_u8 {
+            store.insert(&[number], object(9000));
+            assert!(lock(&store.inner).used <= 100_000);
+        }
+        assert!(store.find(&[0]).is_empty() && !store.find(&[49]).is_empty());
+        store.insert(b"large", object(200_000));
+        assert!(store.find(b"large").is_empty() && lock(&store.inner).used <= 100_000);
+        let left: Vec<u8> = (0..50).filter(|number| store.remove(&[*number])).collect();
+        assert!(lock(&store.inner).used == 0 && lock(&store.inner).order.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn the_same_variant_is_replaced_and_an_object_that_went_is_not_put_back() {
+        let store = Store::new(100_000);
+        let (first, second) = (object(1), object(2));
+        store.insert(b"k", first.clone());
+        store.insert(b"k", second.clone());
+        assert_eq!(store.find(b"k").len(), 1);
+        store.replace(b"k", &first, Some(object(3)));
+        assert_eq!(store.find(b"k")[0].content.length, 2, "it was not there any more");
+        store.replace(b"k", &second, None);
+        assert!(store.find(b"k").is_empty() && lock(&store.inner).used == 0);
+    }
+
+    #[test]
+    fn one_fetches_and_others_wait_until_it_is_over() {
+        let store = Arc::new(Store::new(1000));
+        let Claim::Fetch(fetching) = store.claim(b"k") else { panic!("nobody fetches") };
+        assert!(matches!(store.claim(b"k"), Claim::Wait(_)) && matches!(store.claim(b"j"), Claim::Fetch(_)));
+        drop(fetching);
+        let Claim::Fetch(fetching) = store.claim(b"k") else { panic!("nobody fetches") };
+        fetching.not_shared();
+        assert!(matches!(store.claim(b"k"), Claim::Alone), "remembered for a while");
     }
 }

@@ -7,6 +7,7 @@ pub mod run;
 pub mod socks;
 
 use crate::config::ReverseTarget;
+use crate::http::Proxy;
 use sidetrack_core::flow::Intercept;
 use sidetrack_core::names::NameTable;
 use sidetrack_core::net::IpSet;
@@ -38,6 +39,8 @@ pub enum Catches {
     Tproxy,
     /// The client says so.
     Socks(Arc<ServerConfig>),
+    /// The client asks by HTTP, request by request.
+    Http(Arc<Proxy>),
     /// The listener stands for a server, or for several by name.
     Reverse(ReverseTarget),
 }
@@ -88,6 +91,7 @@ impl Catches {
             Self::Redirect => Intercept::Redirect,
             Self::Tproxy => Intercept::Tproxy,
             Self::Socks(_) => Intercept::Socks,
+            Self::Http(_) => Intercept::Http,
             Self::Reverse(_) => Intercept::Reverse,
         }
     }

@@ -354,6 +354,55 @@ impl TcpStream {
         }
     }
 
+    /// Reads what is there behind what a vector holds, into the room it has; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As `recv(2)`.
+    pub fn poll_recv_into(&self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.poll_read_ready(cx));
+            let room = bytes.capacity() - bytes.len();
+            match rustix::net::recv(&self.fd, rustix::buffer::spare_capacity(bytes), RecvFlags::empty()) {
+                Ok((n, _)) => {
+                    if n < room {
+                        self.place.drained();
+                    }
+                    return Poll::Ready(Ok(n));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.place.empty(),
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    /// Writes the slices one behind the other, as far as there is room.
+    ///
+    /// # Errors
+    /// As `sendmsg(2)`.
+    pub fn poll_send_slices(
+        &self,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let total: usize = slices.iter().map(|slice| slice.len()).sum();
+        loop {
+            ready!(self.poll_write_ready(cx));
+            let control = &mut rustix::net::SendAncillaryBuffer::default();
+            match rustix::net::sendmsg(&self.fd, slices, control, SendFlags::NOSIGNAL) {
+                Ok(n) => {
+                    if n < total {
+                        self.place.full();
+                    }
+                    return Poll::Ready(Ok(n));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.place.full(),
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
     /// Sends FIN.
     ///
     /// # Errors

@@ -3,8 +3,9 @@
 use super::Client;
 use super::watch::Watched;
 use crate::carry::{self, Carried, Failure, Order, stack};
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::dns;
+use crate::http;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse};
 use crate::live::{Decided, LiveFlow};
@@ -78,7 +79,21 @@ pub struct Setup<'a> {
     live: &'a LiveFlow,
     peer: SocketAddr,
     config: Arc<Config>,
+    connect: Option<Connect>,
 }
+
+/// What a client asked for by HTTP CONNECT; its head was read already.
+pub struct Connect {
+    /// Where to.
+    pub destination: Destination,
+    /// Who asks, where that was asked for.
+    pub user: Option<String>,
+    /// The listener, for the words of a refusal.
+    pub proxy: Arc<http::Proxy>,
+}
+
+/// What opens a tunnel (RFC 9110 Sec. 9.3.6).
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// What the interceptor found.
 struct Caught {
@@ -108,8 +123,14 @@ impl From<Refused> for Stop {
 
 impl<'a> Setup<'a> {
     /// A connection that was just accepted.
-    pub fn new(worker: &'a Worker, listening: &'a Listening, live: &'a LiveFlow, peer: SocketAddr) -> Self {
-        Self { worker, listening, live, peer, config: worker.config() }
+    pub fn new(
+        worker: &'a Worker,
+        listening: &'a Listening,
+        live: &'a LiveFlow,
+        peer: SocketAddr,
+        connect: Option<Connect>,
+    ) -> Self {
+        Self { worker, listening, live, peer, config: worker.config(), connect }
     }
 
     /// Makes the path.
@@ -147,10 +168,16 @@ impl<'a> Setup<'a> {
         };
         let (carry, carried) = match carried {
             Ok(done) => done,
-            Err(failure) => return Err(refuse(caught.socks, client, failure).await),
+            Err(failure) => match &self.connect {
+                Some(connect) => return Err(refuse_connect(connect, client, failure).await),
+                None => return Err(refuse(caught.socks, client, failure).await),
+            },
         };
         self.live.connected(self.live.age());
         let mut session = None;
+        if self.connect.is_some() {
+            client.answer(ESTABLISHED).await.map_err(|_| gone())?;
+        }
         if let Some((handshake, request)) = &mut caught.socks {
             let code = ReplyCode::Succeeded;
             let own = || sockopt::local_address(&carried.stream).ok();
@@ -160,7 +187,12 @@ impl<'a> Setup<'a> {
             handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
             session = request.session.take().map(|session| self.worker.flow_of(session));
         }
-        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), session })
+        Ok(Ready {
+            server: carried.stream,
+            early: carried.early,
+            config: bounds(&self.config.limits, carry),
+            session,
+        })
     }
 
     /// One stage, until the deadline or somebody's wish ends it.
@@ -219,6 +251,12 @@ impl<'a> Setup<'a> {
                 caught.flow.orig_dst = server;
                 caught.sniffed = target.needs_first_bytes().then(|| name.clone());
                 caught.flow.host = name;
+            }
+            Catches::Http(_) => {
+                if let Some(connect) = &self.connect {
+                    caught.flow.orig_dst = connect.destination.clone();
+                    caught.flow.user.clone_from(&connect.user);
+                }
             }
             Catches::Socks(config) => {
                 let sessions = self.worker.sessions.clone();
@@ -316,16 +354,24 @@ impl<'a> Setup<'a> {
         carried.early.shrink_to_fit();
         Ok(carried)
     }
+}
 
-    fn bounds(&self, carry: &Carry) -> splice::Config {
-        let limits = &self.config.limits;
-        splice::Config {
-            limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
-            idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),
-            lifetime: carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis),
-            ..splice::Config::default()
-        }
+/// The bounds of a flow's moving bytes.
+pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
+    splice::Config {
+        limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
+        idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),
+        lifetime: carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis),
+        ..splice::Config::default()
     }
+}
+
+/// Says no to CONNECT.
+async fn refuse_connect(connect: &Connect, client: &mut Client, failure: Failure) -> Stop {
+    let page = http::refusal(&connect.proxy, &connect.destination.to_string(), &failure);
+    // A client that is gone needs no answer: the flow ends for the reason it has.
+    let _ = client.answer(&page).await;
+    Stop::Answered(failure.reason, Some(failure.detail))
 }
 
 /// Says no in the client's own protocol where it has one.

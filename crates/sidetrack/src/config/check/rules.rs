@@ -317,6 +317,7 @@ pub(super) const fn intercept(kind: raw::InterceptKind) -> Intercept {
         raw::InterceptKind::Redirect => Intercept::Redirect,
         raw::InterceptKind::Tproxy => Intercept::Tproxy,
         raw::InterceptKind::Socks => Intercept::Socks,
+        raw::InterceptKind::Http => Intercept::Http,
         raw::InterceptKind::Reverse => Intercept::Reverse,
     }
 }
