@@ -11,8 +11,8 @@ use super::store::{Claim, Content, End, Fetching, Object, Store};
 use crate::carry::Failure;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{
-    Body, Extent, Forward, Lookup, Refreshed, Stored, Trouble, conditions, freshen_by_head, invalidated,
-    lookup, may_serve_stale, may_store, refresh, reply,
+    Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
+    invalidated, lookup, may_serve_stale, may_store, refresh, reply,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length};
@@ -70,7 +70,9 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
 
 /// Whether what one request fetches may be good for another that waits.
 fn is_shareable(request: &Fields) -> bool {
-    !["authorization", "range", "if-none-match", "if-modified-since"].iter().any(|name| request.has(name))
+    !["authorization", "range", "if-none-match", "if-modified-since", "upgrade"]
+        .iter()
+        .any(|name| request.has(name))
 }
 
 /// A request with what is stored under its key.
@@ -232,10 +234,13 @@ impl Cached<'_, '_> {
         let note = format!("fwd={}; fwd-status={status}", why.as_str());
         let request = &self.turn.asked.request;
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
-        let extent =
-            keeps.ok().filter(|extent| fetched.length.is_certain && fits(&fetched, *extent, self.cache));
+        let extent = keeps
+            .ok()
+            .filter(|extent| fetched.length.is_certain && fits(request, &fetched, *extent, self.cache));
         let Some(extent) = extent else {
-            if let Some(old) = self.candidate().filter(|_| status < 500) {
+            if request.method == Method::Head && status == 200 {
+                self.freshen(&fetched.response, requested_s);
+            } else if let Some(old) = self.candidate().filter(|_| status < 500) {
                 self.cache.store.replace(self.key, old, None);
             }
             if let Some(fetching) = fetching {
@@ -327,6 +332,7 @@ impl Cached<'_, '_> {
         head.write_to(&mut bytes);
         *self.turn.head_sent = true;
         let progress = self.turn.progress();
+        progress.mark();
         let mut out = Outgoing::new(self.turn.stream, bytes, length);
         let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
         progress.live.count(0, out.written);
@@ -346,10 +352,16 @@ impl Cached<'_, '_> {
     }
 }
 
-/// Whether a response is small enough, and its length is the one its range says.
-fn fits(fetched: &Fetched, extent: Extent, cache: &Cache) -> bool {
+/// Whether a response is small enough, and a part is the one that was asked for, with the length its range says.
+fn fits(request: &Request, fetched: &Fetched, extent: Extent, cache: &Cache) -> bool {
     match (fetched.length.length, extent) {
-        (Length::Exact(length), Extent::Part(part)) => length == part.length() && length <= cache.object_max,
+        (Length::Exact(length), Extent::Part(part)) => {
+            // Another range than the one asked for is passed on as it is.
+            let asked = request.fields.first("range").and_then(Ranges::parse);
+            let is_asked =
+                asked.is_some_and(|ranges| ranges.lie_within(part)) && !request.fields.has("if-range");
+            length == part.length() && length <= cache.object_max && is_asked
+        }
         (_, Extent::Part(_)) => false,
         (Length::Exact(length), Extent::Whole) => length <= cache.object_max,
         _ => true,

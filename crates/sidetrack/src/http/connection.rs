@@ -219,7 +219,7 @@ impl Connection {
             keeps_alive: forward::keeps_alive(request.version, &request.fields),
         };
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
-        let desk = Desk { worker, listening, proxy, peer: self.peer };
+        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream };
         match desk.judge(request, live) {
             Wish::Answer(answer, length) => self.answer(*answer, length, asker).await,
             Wish::Tunnel { destination, user } => {

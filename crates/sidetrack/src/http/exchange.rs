@@ -106,7 +106,7 @@ pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive
 impl<'a> Turn<'a> {
     /// The flow's progress.
     pub fn progress(&self) -> Progress<'a> {
-        Progress { live: self.live, clock: self.worker.clock }
+        Progress { live: self.live, clock: self.worker.clock, stall: self.asked.route.stall() }
     }
 
     /// The way to the request's server.
@@ -235,7 +235,7 @@ async fn both(
     });
     let mut download = pin!(async {
         let interim = Interim { client: knows_interim(asked.version).then_some(client) };
-        let mut fetched = way.read_head((stream, &mut *buffer), &asked.request.method, interim).await?;
+        let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
         push_status(&mut fetched.response, status);
         *head_sent = true;
         let from = (stream, &mut *buffer);

@@ -11,7 +11,7 @@ use sidetrack_core::flow::{EndReason, Flow};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
-use sidetrack_core::http::message::{Method, Request, Response, Scan, Sender, Version};
+use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
 use std::io::IoSlice;
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl Way<'_> {
             let read = match sent {
                 Ok(()) => {
                     let Server { stream, buffer, .. } = &mut server;
-                    self.read_head((stream, buffer), &request.method, client).await
+                    self.read_head((stream, buffer), request, client).await
                 }
                 Err(failure) => Err(failure),
             };
@@ -129,13 +129,14 @@ impl Way<'_> {
     pub async fn read_head(
         &self,
         (from, buffer): (&TcpStream, &mut Buffer),
-        method: &Method,
+        request: &Request,
         client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
             self.progress.mark();
-            let length = response_length(method, &response).map_err(|error| bad(&error.to_string()))?;
+            let length =
+                response_length(&request.method, &response).map_err(|error| bad(&error.to_string()))?;
             let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
             if response.is_interim() {
                 forward::response(&mut response, self.pseudonym);
@@ -143,6 +144,9 @@ impl Way<'_> {
                 continue;
             }
             let switches = response.status == 101;
+            if switches && !request.fields.has("upgrade") {
+                return Err(bad("it switches protocols, which nobody asked for"));
+            }
             let protocol = response.fields.joined("upgrade").map(|value| value.into_owned());
             forward::response(&mut response, self.pseudonym);
             if switches {

@@ -2,6 +2,7 @@
 //! the event loop that knows it.
 
 use super::buffer::Buffer;
+use super::relay::STALL;
 use crate::reactor::TcpStream;
 use sidetrack_core::flow::Destination;
 use sidetrack_core::policy::Carry;
@@ -17,6 +18,8 @@ const IDLE_PER_SERVER_MAX: usize = 64;
 /// How long a connection may be idle. Common servers close theirs after 60 or 75 seconds; who closes first loses no
 /// request.
 const IDLE: Duration = Duration::from_secs(50);
+/// How often idle connections are looked after.
+const TEND: Duration = Duration::from_secs(1);
 
 thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
@@ -47,6 +50,7 @@ pub struct Server {
 struct Pool {
     idle: HashMap<(usize, Destination), Vec<Idle>>,
     count: usize,
+    tended: Option<Instant>,
 }
 
 struct Idle {
@@ -59,6 +63,11 @@ struct Idle {
 impl Route {
     fn key(&self) -> (usize, Destination) {
         (Arc::as_ptr(&self.carry).addr(), self.destination.clone())
+    }
+
+    /// How long nothing may move on the way.
+    pub fn stall(&self) -> Duration {
+        self.carry.idle_timeout_ms.map_or(STALL, Duration::from_millis)
     }
 
     /// Whether another client's request may use the same connection: not where the server is told who the client is.
@@ -109,9 +118,10 @@ impl Route {
 /// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
 pub fn tend() {
     POOL.with_borrow_mut(|pool| {
-        if pool.count == 0 {
+        if pool.count == 0 || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
             return;
         }
+        pool.tended = Some(Instant::now());
         for list in pool.idle.values_mut() {
             list.retain(|idle| idle.since.elapsed() < IDLE && is_quiet(&idle.stream));
         }

@@ -27,7 +27,7 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
         let mut entry = Entry::new(&worker);
         let live = entry.live().clone();
         live.decide(Decided { flow: asked.flow.clone(), verdict: None });
-        let progress = Progress { live: &live, clock: worker.clock };
+        let progress = Progress { live: &live, clock: worker.clock, stall: asked.route.stall() };
         let way = Way {
             worker: &worker,
             route: &asked.route,

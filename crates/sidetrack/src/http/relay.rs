@@ -10,8 +10,9 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
-/// How long one side may neither take nor give anything while a message is under way.
-pub const STALL: Duration = Duration::from_secs(60);
+/// How long nothing may move while a message is under way, where the rule says nothing: long enough for a server that
+/// thinks, or holds an answer back until there is news.
+pub const STALL: Duration = Duration::from_secs(15 * 60);
 
 /// Content up to this size is copied behind what is written before it, so that both leave in one call.
 const COPY_MAX: usize = 8 * 1024;
@@ -32,12 +33,14 @@ pub struct Progress<'a> {
     pub live: &'a LiveFlow,
     /// The clock of its worker.
     pub clock: Clock,
+    /// How long nothing may move.
+    pub stall: Duration,
 }
 
 impl Progress<'_> {
     /// Something moved, or is waited for anew.
     pub fn mark(&self) {
-        self.live.set_deadline(Some(self.clock.now() + STALL), EndReason::Idle);
+        self.live.set_deadline(Some(self.clock.now() + self.stall), EndReason::Idle);
         self.live.touch(self.live.opened.elapsed());
     }
 }

@@ -5,6 +5,7 @@ use super::answer::Answer;
 use super::pool::Route;
 use crate::intercept::Listening;
 use crate::live::{Decided, LiveFlow};
+use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept};
 use sidetrack_core::http::basic::{credentials, same};
@@ -13,6 +14,7 @@ use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::uri::{Form, Resource, Target};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
 
 /// A request that is to go to a server.
@@ -75,9 +77,21 @@ pub struct Desk<'a> {
     pub proxy: &'a Proxy,
     /// The client.
     pub peer: SocketAddr,
+    /// Its connection.
+    pub stream: &'a TcpStream,
 }
 
 impl Desk<'_> {
+    /// Our end of the client's connection.
+    fn local(&self) -> SocketAddr {
+        self.stream.local_addr().unwrap_or(self.listening.address)
+    }
+
+    /// The other end: the client, or a neighbour that speaks for it.
+    fn socket_peer(&self) -> SocketAddr {
+        sockopt::peer_address(self.stream).unwrap_or(self.peer)
+    }
+
     /// Finds out what a request wants and whether it may have it.
     pub fn judge(&self, request: Request, live: &LiveFlow) -> Wish {
         let length = match request_length(&request) {
@@ -91,7 +105,7 @@ impl Desk<'_> {
         let (target, form) = Target::of(&request).map_err(|error| self.no_target(&request, error))?;
         let is_own = form == Form::Origin && self.proxy.settings.to.is_none();
         if is_own && matches!(request.target.as_slice(), b"/proxy.pac" | b"/wpad.dat") {
-            return Err(Box::new(Answer::pac(self.listening.address)));
+            return Err(Box::new(Answer::pac(self.local())));
         }
         let user = self.user(&request)?;
         match target {
@@ -202,7 +216,7 @@ impl Desk<'_> {
                 Decision::Verdict(verdict) => return verdict,
                 // Only asked for once: the answer is put into the flow.
                 Decision::NeedProcess { .. } if flow.process.is_none() => {
-                    flow.process = Some(self.worker.owners().of(flow, self.listening.address));
+                    flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
                 }
                 Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => {
                     return Verdict {

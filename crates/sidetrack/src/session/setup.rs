@@ -225,7 +225,8 @@ impl<'a> Setup<'a> {
     async fn intercept(&self, client: &mut Client) -> Result<Caught, Stop> {
         let listening = self.listening;
         let mut peer = self.peer;
-        if listening.proxy_from.contains(peer.ip()) {
+        // In front of CONNECT it was read before the request.
+        if self.connect.is_none() && listening.proxy_from.contains(peer.ip()) {
             peer = proxy_header::read(client, peer).await?;
         }
         let mut caught = Caught { flow: undecided(listening, peer).flow, sniffed: None, socks: None };
