@@ -125,12 +125,13 @@ fn read(reader: &mut BufReader<TcpStream>, stream: &mut TcpStream) -> Option<Req
     } else if request.field("transfer-encoding").is_some() {
         loop {
             let size = usize::from_str_radix(&line(reader)?, 16).ok()?;
+            if size == 0 {
+                while !line(reader)?.is_empty() {}
+                break;
+            }
             let mut chunk = vec![0; size];
             reader.read_exact(&mut chunk).ok()?;
             request.content.append(&mut chunk);
-            while size == 0 && line(reader)?.is_empty() {
-                return Some(request);
-            }
             line(reader)?;
         }
     }
