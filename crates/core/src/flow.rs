@@ -210,6 +210,8 @@ pub enum Intercept {
     Socks,
     /// A port of ours stands for a server.
     Reverse,
+    /// The near side of a tunnel asked us to carry it on.
+    Tunnel,
     /// The kernel carried it by NAT; we saw it in conntrack only.
     Kernel,
 }
@@ -223,6 +225,7 @@ impl Intercept {
             Self::Tproxy => "tproxy",
             Self::Socks => "socks",
             Self::Reverse => "reverse",
+            Self::Tunnel => "tunnel",
             Self::Kernel => "kernel",
         }
     }
@@ -254,7 +257,7 @@ pub struct Flow {
     pub host: Option<HostName>,
     /// The local process, if asked for and found.
     pub process: Option<Process>,
-    /// The SOCKS user that authenticated, if any.
+    /// Who authenticated: the SOCKS user, or the name in the certificate of a tunnel's near side.
     pub user: Option<String>,
 }
 

@@ -14,9 +14,9 @@ mod watch;
 pub use client::{Client, Sniffed};
 pub use lane::allow_pipes;
 
+use crate::carry::Stream;
 use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};
-use crate::reactor::TcpStream;
 use crate::worker::{Admission, Worker};
 use pump::Pump;
 use setup::{Setup, SetupEnd};
@@ -53,14 +53,27 @@ impl Drop for Entry {
     }
 }
 
-/// Serves one accepted connection to its end.
-pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
+/// A client that has come.
+#[derive(Debug)]
+pub struct Arrived {
+    /// What its bytes come over.
+    pub stream: Stream,
+    /// Who is at the other end of the connection.
+    pub peer: SocketAddr,
+    /// Bytes of it that were read already.
+    pub held: Vec<u8>,
+}
+
+/// Serves one client to its end.
+pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
+    let Arrived { stream, peer, held } = arrived;
     let admission = match Admission::ask(&worker, peer.ip()) {
         Ok(admission) => admission,
         Err(detail) => return shed(&worker, &listening, stream, peer, detail),
     };
     let mut entry = Entry::new(&worker);
     let mut client = Client::new(stream);
+    client.put_first(held);
     // Boxed, so that the memory goes back before the long part of a flow's life begins.
     let made = Box::pin(Setup::new(&worker, &listening, &entry.live, peer).run(&mut client)).await;
     if entry.live.decided().is_none() {
@@ -69,15 +82,16 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
     match made {
         SetupEnd::Ready(ready) => {
             let early_up = client.take_held();
-            let pump = Pump::new(
-                (client.stream, ready.server),
-                (early_up, ready.early),
-                ready.config,
-                entry.live.clone(),
-                worker.clock,
-            );
+            let (live, clock) = (entry.live.clone(), worker.clock);
+            let early = (early_up, ready.early);
             let part_of = ready.session;
-            let ending = pump.await;
+            let ending = match (client.stream, ready.server) {
+                (Stream::Tcp(client), Stream::Tcp(server)) => {
+                    Pump::new((client, server), early, ready.config, live, clock).await
+                }
+                // Boxed, so that sockets alone decide how much memory a flow between sockets has.
+                sides => Box::pin(Pump::new(sides, early, ready.config, live, clock)).await,
+            };
             drop(part_of);
             entry.end(ending.reason, ending.error.map(|error| error.to_string()));
         }
@@ -94,7 +108,7 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
 }
 
 /// Refuses a flow there is no room for; it still gets its record.
-fn shed(worker: &Arc<Worker>, listening: &Listening, stream: TcpStream, peer: SocketAddr, detail: String) {
+fn shed(worker: &Arc<Worker>, listening: &Listening, stream: Stream, peer: SocketAddr, detail: String) {
     let mut entry = Entry::new(worker);
     entry.live.decide(setup::undecided(listening, peer));
     Client::new(stream).reset();

@@ -122,7 +122,9 @@ impl Prepared {
             budget(&config, nofile)
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
-        let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
+        // Workers may dial (their tunnels) before all listeners are known.
+        let dialing = Dialing { mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value), own: Vec::new() };
+        let shared = Arc::new(Shared::new(config, dialing, owners, budget, Clock::start()));
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();

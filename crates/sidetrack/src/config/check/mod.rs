@@ -6,6 +6,7 @@ mod relations;
 mod rules;
 mod shunt;
 pub(super) mod tests;
+mod tunnel;
 mod values;
 
 use super::problem::{Problem, nearest};
@@ -23,6 +24,8 @@ struct Check<'a> {
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
+    /// Names of tunnels; also of those that are wrong in themselves.
+    tunnels: Vec<Arc<str>>,
 }
 
 impl Check<'_> {
@@ -61,7 +64,7 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let mut check = Check { surroundings, problems, sets: BTreeMap::new() };
+    let mut check = Check { surroundings, problems, sets: BTreeMap::new(), tunnels: Vec::new() };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     let admin = check.admin(&file.admin);
@@ -70,6 +73,7 @@ pub(super) fn check(
     let shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
     let listeners = check.listeners(&file.listen);
+    let tunnels = check.tunnels(&file.tunnel, &listeners);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
@@ -92,6 +96,7 @@ pub(super) fn check(
         limits,
         shunt,
         listeners: listeners.into_iter().flatten().collect(),
+        tunnels,
         policy: Arc::new(policy),
         tests,
         warnings: Vec::new(),
