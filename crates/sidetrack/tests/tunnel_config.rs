@@ -61,24 +61,44 @@ fn mistakes_are_named() {
         ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nca = 'ca.pem'\n", "needs an `identity`"),
         ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\n", "which other end is believed"),
         ("[[tunnel]]\nname = 'a'\naddress = []\nidentity = 'near.pem'\nca = 'ca.pem'\n", "0 paths"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'none.pem'\nca = 'ca.pem'\n", "cannot read 'none.pem'"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\nca = 'none.pem'\n", "cannot read 'none.pem'"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'ca.pem'\nca = 'ca.pem'\n", "certificate and its private key"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = ['sha256//x']\n", "is no pin"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = []\n", "nobody would be believed"),
+        (
+            "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'none.pem'\nca = 'ca.pem'\n",
+            "cannot read 'none.pem'",
+        ),
+        (
+            "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\nca = 'none.pem'\n",
+            "cannot read 'none.pem'",
+        ),
+        (
+            "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'ca.pem'\nca = 'ca.pem'\n",
+            "certificate and its private key",
+        ),
+        (
+            "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = ['sha256//x']\n",
+            "is no pin",
+        ),
+        (
+            "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = []\n",
+            "nobody would be believed",
+        ),
         (&format!("[[tunnel]]\n{good}pins = []\n"), "exclude each other"),
         (&format!("[[tunnel]]\n{good}lost_after_ms = 1000\n"), "would be lost in between"),
         (&format!("[[tunnel]]\n{good}keepalive_ms = 1\n"), "1 is out of range"),
         (&format!("[[tunnel]]\n{good}server_name = 'a b'\n"), "white space"),
         (&format!("[[tunnel]]\n{good}[[tunnel]]\n{good}"), "two tunnels named 'a'"),
-        (&format!("[[rule]]\nname = 'r'\ncarrier = 'tunnel:b'\n[[tunnel]]\n{good}"), "did you mean \"tunnel:a\"?"),
+        (
+            &format!("[[rule]]\nname = 'r'\ncarrier = 'tunnel:b'\n[[tunnel]]\n{good}"),
+            "did you mean \"tunnel:a\"?",
+        ),
         ("[[rule]]\nname = 'r'\ncarrier = 'tunnel:b'\n", "there is no [[tunnel]] in this file"),
         (
             &format!("[[rule]]\nname = 'r'\ncarrier = ['tunnel:a', 'socks5://x']\n[[tunnel]]\n{good}"),
             "a tunnel cannot be one of several hops",
         ),
         (
-            &format!("[[rule]]\nname = 'r'\ncarrier = 'tunnel:a'\nkeep_client_address = true\n[[tunnel]]\n{good}"),
+            &format!(
+                "[[rule]]\nname = 'r'\ncarrier = 'tunnel:a'\nkeep_client_address = true\n[[tunnel]]\n{good}"
+            ),
             "goes only with carrier = \"direct\"",
         ),
         (

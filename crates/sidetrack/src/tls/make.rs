@@ -5,6 +5,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose,
 };
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::pki_types::pem::PemObject;
 use std::time::{Duration, SystemTime};
 
 /// Subject of every authority made here: its key tells them apart.
@@ -68,7 +70,9 @@ pub fn self_signed(name: &str, days: u32) -> Result<Made, MakeError> {
 /// The name is no DNS name, or the authority is none of ours.
 pub fn signed(name: &str, days: u32, authority_pem: &str) -> Result<Made, MakeError> {
     let refused = |why: String| MakeError::NoAuthority(why);
-    let authority_key = KeyPair::from_pem(authority_pem)
+    let authority_key = PrivatePkcs8KeyDer::from_pem_slice(authority_pem.as_bytes())
+        .map_err(drop)
+        .and_then(|key| KeyPair::try_from(&key).map_err(drop))
         .map_err(|_| refused("there is no private key in PEM beside the certificate".to_owned()))?;
     let theirs = certificates(authority_pem).map_err(refused)?;
     let params = authority_params(1)?;
