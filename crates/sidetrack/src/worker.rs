@@ -4,6 +4,8 @@
 
 mod far;
 
+pub use far::WAITING_MAX as FAR_WAITING_MAX;
+
 use crate::carry::tunnel::Tunnels;
 use crate::carry::{Dialing, Stream};
 use crate::config::Config;

@@ -47,7 +47,8 @@ pub struct Wishes<'a> {
 }
 
 impl Dialing {
-    fn is_own(&self, to: SocketAddr) -> bool {
+    /// Whether dialling this address would come back to ourselves.
+    pub fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
                 && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))

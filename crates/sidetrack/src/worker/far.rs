@@ -27,7 +27,7 @@ const CONNECTIONS_MAX: usize = 1024;
 const UNPROVEN_MAX: usize = 128;
 
 /// Most TLS connections of one worker that hold no flow: those in the handshake and those that wait for one.
-const WAITING_MAX: usize = 512;
+pub const WAITING_MAX: usize = 256;
 
 /// How long the near sides of a worker that stops may take to hear of it.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -40,6 +40,12 @@ pub(super) struct Far {
 }
 
 impl Far {
+    fn forget(&self, endpoint: &Endpoint) {
+        let address = endpoint.local_addr().ok();
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|other| other.local_addr().ok() != address);
+    }
+
     pub(super) async fn close(&self) {
         let endpoints = std::mem::take(&mut *self.endpoints.lock().unwrap_or_else(PoisonError::into_inner));
         for endpoint in endpoints {
@@ -87,7 +93,9 @@ impl Worker {
                 biased;
                 changed = stop.changed() => match changed {
                     Ok(()) if !*stop.borrow() => continue,
-                    _ => break,
+                    Ok(()) => break,
+                    // The process stops: flows get their ends first, then `Far::close` tells the near sides.
+                    Err(_) => return,
                 },
                 incoming = endpoint.accept() => incoming,
             };
@@ -101,11 +109,7 @@ impl Worker {
                 reactor::spawn(self.clone().hold_quic(listening.clone(), incoming));
             }
         }
-        self.far
-            .endpoints
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| other.local_addr().ok() != endpoint.local_addr().ok());
+        self.far.forget(&endpoint);
         endpoint.close(quic::CLOSED, b"the listener is gone");
         endpoint.wait_idle().await;
     }

@@ -5,11 +5,15 @@ use crate::node::{Node, eventually};
 use crate::peers::{
     Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, read_all, reset,
 };
+use crate::random::Random;
 use crate::transfers::{server, transfers};
 use sidetrack::tls::{Made, Pin, self_signed};
 use sidetrack_core::flow::EndReason;
-use std::io::Write;
-use std::net::{Shutdown, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// The keys of both ends.
@@ -352,8 +356,107 @@ fn a_far_side_that_comes_back_is_found_again() {
             let mut client = connect(near.entry());
             let mut byte = [0];
             let wrote = client.write_all(b"x").is_ok();
-            (wrote && std::io::Read::read(&mut client, &mut byte).is_ok_and(|n| n == 1)).then_some(())
+            (wrote && client.read(&mut byte).is_ok_and(|n| n == 1)).then_some(())
         });
         drop(far);
     }
+}
+
+/// A path for datagrams between a near and a far side, which loses what it is told to.
+struct Gate {
+    address: SocketAddr,
+    /// Of a hundred datagrams; 100: the path is cut.
+    loses: Arc<AtomicU32>,
+    stopping: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Gate {
+    fn to(far: SocketAddr) -> Self {
+        let [inside, outside] = [(); 2].map(|()| {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a loopback port");
+            socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
+            socket
+        });
+        let address = inside.local_addr().expect("bound");
+        let (loses, stopping) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (loss, stop) = (loses.clone(), stopping.clone());
+        let thread = std::thread::spawn(move || {
+            let (mut near, mut random) = (None, Random::new(7));
+            let mut buffer = [0; 65_536];
+            while !stop.load(Relaxed) {
+                for (from, to) in [(&inside, &outside), (&outside, &inside)] {
+                    for _ in 0..64 {
+                        let Ok((n, sender)) = from.recv_from(&mut buffer) else { break };
+                        let is_near = std::ptr::eq(from, &inside);
+                        if is_near {
+                            near = Some(sender);
+                        }
+                        let Some(receiver) = (if is_near { Some(far) } else { near }) else { continue };
+                        if random.below(100) >= loss.load(Relaxed) as usize {
+                            // A receiver that is gone is like a lost datagram.
+                            let _ = to.send_to(&buffer[..n], receiver);
+                        }
+                    }
+                }
+            }
+        });
+        Self { address, loses, stopping, thread: Some(thread) }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.stopping.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it only forwards");
+        }
+    }
+}
+
+#[test]
+fn bytes_survive_a_path_that_loses_datagrams() {
+    let (keys, server) = (Keys::new(), Server::echo());
+    let far = keys.far("carrier = 'direct'");
+    let gate = Gate::to(far.entry());
+    let near = keys.near(server.address, &[gate.address], "transport = 'quic'");
+    expect_echo(&mut connect(near.entry()), b"the path stands");
+    gate.loses.store(3, Relaxed);
+    std::thread::scope(|scope| {
+        for number in 0..8_u8 {
+            let entry = near.entry();
+            scope.spawn(move || {
+                let mut client = connect(entry);
+                for round in 0..8 {
+                    expect_echo(&mut client, &vec![number * 16 + round; 20_000]);
+                }
+                client.shutdown(Shutdown::Write).unwrap();
+                expect_end(&mut client, b"");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_path_that_falls_silent_is_noticed_at_both_ends() {
+    let (keys, server) = (Keys::new(), Server::echo());
+    let far = keys.far("carrier = 'direct'");
+    let gate = Gate::to(far.entry());
+    let lost_soon = "transport = 'quic'\nkeepalive_ms = 100\nlost_after_ms = 500";
+    let near = keys.near(server.address, &[gate.address], lost_soon);
+    let mut client = connect(near.entry());
+    expect_echo(&mut client, b"the path stands");
+    gate.loses.store(100, Relaxed);
+    expect_reset(&mut client);
+    let detail = near.ends_with(EndReason::ServerReset).detail.unwrap();
+    assert!(detail.contains("the tunnel's connection is lost"), "{detail}");
+    far.ends_with(EndReason::ClientReset);
+    // And it is found again.
+    gate.loses.store(0, Relaxed);
+    eventually("a flow gets through", || {
+        let mut client = connect(near.entry());
+        let mut byte = [0];
+        let wrote = client.write_all(b"x").is_ok();
+        (wrote && client.read(&mut byte).is_ok_and(|n| n == 1)).then_some(())
+    });
 }

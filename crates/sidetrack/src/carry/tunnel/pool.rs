@@ -24,9 +24,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::Notify;
 use tokio_rustls::{TlsConnector, TlsStream};
 
-/// Connections kept ready at first, and most of them: the number doubles each time a flow finds none.
+/// Connections kept ready at first: the number doubles each time a flow finds none.
 const READY_MIN: usize = 4;
-const READY_MAX: usize = 64;
+
+/// Most connections kept ready, for each path and worker.
+pub const READY_MAX: usize = 64;
 
 /// How long TCP and TLS handshake together may take.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -140,7 +142,8 @@ impl Dial {
     }
 
     async fn shake(&self, dialing: &Dialing) -> Result<Stream, Failure> {
-        let (socket, _) = dialing.connect(self.to, Wishes::default()).await?;
+        let wishes = Wishes { speaks_first: true, ..Wishes::default() };
+        let (socket, _) = dialing.connect(self.to, wishes).await?;
         let failed = |error: io::Error| failure(self.to, &error);
         watch(&socket, self.settings.keepalive_ms, self.settings.lost_after_ms).map_err(failed)?;
         let connector = TlsConnector::from(self.settings.mutual.client());

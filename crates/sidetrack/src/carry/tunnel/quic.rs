@@ -101,6 +101,9 @@ pub struct Dial<'a> {
 pub async fn connect(dial: &Dial<'_>, dialing: &Dialing) -> Result<(Endpoint, Connection), Failure> {
     let internal =
         |error: io::Error| Failure::new(EndReason::Internal, format!("QUIC to {}: {error}", dial.to));
+    if dialing.is_own(dial.to) {
+        return Err(Failure::new(EndReason::Loop, format!("{} is our own listener", dial.to)));
+    }
     let socket = socket(dial.to, dialing).map_err(internal)?;
     let runtime = Arc::new(QuicRuntime);
     let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, runtime).map_err(internal)?;
