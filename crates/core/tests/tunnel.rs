@@ -36,7 +36,7 @@ fn requests_have_these_bytes() {
         (request("192.0.2.1:80"), b"\x01\0\x0a\x80\0\x07\x01\0\x50\xc0\0\x02\x01"),
         (
             request("[2001:db8::1]:443"),
-            b"\x01\0\x16\x80\0\x13\x06\x01\xbb\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01",
+            b"\x01\0\x16\x80\0\x13\x04\x01\xbb\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01",
         ),
         (request("db.example:5432"), b"\x01\0\x10\x80\0\x0d\x03\x15\x38db.example"),
         (

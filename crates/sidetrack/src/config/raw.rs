@@ -194,8 +194,8 @@ pub struct Listen {
     /// How it catches flows.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks and
-    /// reverse. Default for redirect and tproxy: a port that the kernel picks.
+    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks,
+    /// reverse and tunnel. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.

@@ -163,9 +163,12 @@ impl Client {
         if bytes.is_empty() {
             return Ok(());
         }
-        let sent = match self.stream.try_write_more(bytes) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            result => result?,
+        let sent = match &self.stream {
+            Stream::Tcp(socket) => match socket.try_write_more(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                result => result?,
+            },
+            Stream::Tunnel(_) => 0,
         };
         self.answer(&bytes[sent..]).await
     }

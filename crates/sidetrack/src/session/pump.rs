@@ -283,7 +283,8 @@ impl<W: Wire> Pump<W> {
         let result = match fresh {
             Some(bytes) if bytes.from == from && lane.is_empty() => {
                 let chunk = &scratch[bytes.start..bytes.end];
-                let sent = if bytes.last { wire.poll_send_more(cx, chunk) } else { wire.poll_send(cx, chunk) };
+                let sent =
+                    if bytes.last { wire.poll_send_more(cx, chunk) } else { wire.poll_send(cx, chunk) };
                 sent.map_ok(|n| {
                     bytes.start += n;
                     n

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_rustls::{TlsConnector, TlsStream};
 
 /// Connections kept ready at first: the number doubles each time a flow finds none.
@@ -29,6 +29,9 @@ const READY_MIN: usize = 4;
 
 /// Most connections kept ready, for each path and worker.
 pub const READY_MAX: usize = 64;
+
+/// Most handshakes of one pool at a time: the far side bounds them, too, and a burst of flows must not run into that.
+const HANDSHAKES_MAX: usize = 32;
 
 /// How long TCP and TLS handshake together may take.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -53,6 +56,7 @@ struct Dial {
     to: SocketAddr,
     name: ServerName<'static>,
     dialing: AskDialing,
+    handshakes: Semaphore,
 }
 
 impl std::fmt::Debug for Dial {
@@ -74,7 +78,7 @@ impl Pool {
     ) -> Result<Self, Failure> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|error| Failure::new(EndReason::Internal, format!("'{name}': {error}")))?;
-        let dial = Dial { settings, to, name, dialing };
+        let dial = Dial { settings, to, name, dialing, handshakes: Semaphore::new(HANDSHAKES_MAX) };
         let ready = RefCell::new(vec![dial.connect().await?]);
         Ok(Self { ready, target: Cell::new(READY_MIN), taken: Notify::new(), dial })
     }
@@ -134,6 +138,8 @@ fn is_alive(stream: &mut Stream) -> bool {
 
 impl Dial {
     async fn connect(&self) -> Result<Stream, Failure> {
+        // Never closed, so it is always given in the end.
+        let _turn = self.handshakes.acquire().await;
         let dialing = (self.dialing)();
         match timeout(PATIENCE, self.shake(&dialing)).await {
             Ok(done) => done,
