@@ -146,7 +146,11 @@ fn broken(error: &io::Error) -> Failure {
 /// own reasons are kept for our own decisions.
 fn refused(reason: EndReason, detail: &str) -> Failure {
     let ours = match reason {
-        EndReason::Refused | EndReason::Unreachable | EndReason::ConnectTimeout | EndReason::Dns => reason,
+        EndReason::Refused
+        | EndReason::Unreachable
+        | EndReason::ConnectTimeout
+        | EndReason::Dns
+        | EndReason::ServerReset => reason,
         _ => EndReason::HopFailed,
     };
     Failure::new(ours, format!("the far side says {reason}: {detail}"))
