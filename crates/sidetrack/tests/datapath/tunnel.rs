@@ -55,13 +55,22 @@ impl Keys {
 
     /// A near side that stands for `server` and carries by a tunnel to these far sides, with these keys.
     fn near(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> Node {
+        Node::start(&self.near_text(server, far, tunnel))
+    }
+
+    /// The same with one worker, so with one connection: a [`Gate`] knows one near side.
+    fn near_through(&self, gate: &Gate, server: SocketAddr, tunnel: &str) -> Node {
+        Node::start(&format!("workers = 1\n{}", self.near_text(server, &[gate.address], tunnel)))
+    }
+
+    fn near_text(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> String {
         let addresses: Vec<_> = far.iter().map(|address| format!("'{address}'")).collect();
         let (keys, addresses) = (self.of("near"), addresses.join(", "));
-        Node::start(&format!(
+        format!(
             "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{server}'\n\
              [[tunnel]]\nname = 't'\naddress = [{addresses}]\n{keys}{tunnel}\n\
              [[rule]]\nname = 'all'\ncarrier = 'tunnel:t'\n"
-        ))
+        )
     }
 
     /// Both, the near one first.
@@ -421,7 +430,7 @@ fn bytes_survive_a_path_that_loses_datagrams() {
     let (keys, server) = (Keys::new(), Server::echo());
     let far = keys.far("carrier = 'direct'");
     let gate = Gate::to(far.entry());
-    let near = keys.near(server.address, &[gate.address], "transport = 'quic'");
+    let near = keys.near_through(&gate, server.address, "transport = 'quic'");
     expect_echo(&mut connect(near.entry()), b"the path stands");
     gate.loses.store(3, Relaxed);
     std::thread::scope(|scope| {
@@ -445,7 +454,7 @@ fn a_path_that_falls_silent_is_noticed_at_both_ends() {
     let far = keys.far("carrier = 'direct'");
     let gate = Gate::to(far.entry());
     let lost_soon = "transport = 'quic'\nkeepalive_ms = 400\nlost_after_ms = 2500";
-    let near = keys.near(server.address, &[gate.address], lost_soon);
+    let near = keys.near_through(&gate, server.address, lost_soon);
     let mut client = connect(near.entry());
     expect_echo(&mut client, b"the path stands");
     gate.loses.store(100, Relaxed);
