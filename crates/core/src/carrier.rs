@@ -4,6 +4,7 @@
 use crate::flow::{Destination, DestinationError};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// The protocol spoken to one hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +70,8 @@ pub enum Carrier {
     Direct,
     /// Through these hops in order; never empty.
     Hops(Vec<Hop>),
+    /// Through the tunnel of this name (`[[tunnel]]`), whose far side dials the destination.
+    Tunnel(Arc<str>),
 }
 
 /// Why a text is no hop.
@@ -199,6 +202,7 @@ impl fmt::Display for Carrier {
                 }
                 Ok(())
             }
+            Self::Tunnel(name) => write!(f, "tunnel:{name}"),
         }
     }
 }

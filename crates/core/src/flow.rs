@@ -212,6 +212,8 @@ pub enum Intercept {
     Http,
     /// A port of ours stands for a server.
     Reverse,
+    /// The near side of a tunnel asked us to carry it on.
+    Tunnel,
     /// The kernel carried it by NAT; we saw it in conntrack only.
     Kernel,
 }
@@ -226,6 +228,7 @@ impl Intercept {
             Self::Socks => "socks",
             Self::Http => "http",
             Self::Reverse => "reverse",
+            Self::Tunnel => "tunnel",
             Self::Kernel => "kernel",
         }
     }
@@ -257,7 +260,7 @@ pub struct Flow {
     pub host: Option<HostName>,
     /// The local process, if asked for and found.
     pub process: Option<Process>,
-    /// The SOCKS user that authenticated, if any.
+    /// Who authenticated: the SOCKS user, or the name in the certificate of a tunnel's near side.
     pub user: Option<String>,
 }
 

@@ -23,3 +23,4 @@ pub mod shunt;
 pub mod socks;
 pub mod splice;
 pub mod time;
+pub mod tunnel;

@@ -23,4 +23,5 @@ pub mod reload;
 pub mod session;
 pub mod shunt;
 pub mod steer;
+pub mod tls;
 pub mod worker;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema, shunt};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, plan, run, schema, shunt, tunnel};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,6 +48,8 @@ enum Command {
     /// Moves flows to the fast path; started by `up`, not by people
     #[command(hide = true)]
     ShuntProcess,
+    /// Makes keys and certificates for both ends of a tunnel
+    Tunnel(tunnel::TunnelArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]
     Keeper,
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
         Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
+        Command::Tunnel(args) => tunnel::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

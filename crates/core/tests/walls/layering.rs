@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
-    ("config", &[]),
+    ("tls", &[]),
+    ("config", &["tls"]),
     ("dns", &[]),
     ("process", &[]),
     // The event loop knows no flow.
@@ -21,8 +22,8 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     ("shunt", &["config", "keeper"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
-    ("carry", &["live", "reactor"]),
-    ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session"]),
+    ("carry", &["config", "live", "reactor", "tls"]),
+    ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
     ("session", &["carry", "config", "dns", "http", "intercept", "live", "process", "reactor", "worker"]),
     ("worker", &["carry", "config", "http", "intercept", "live", "process", "reactor", "session"]),
@@ -55,6 +56,7 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "record",
             "reload",
             "shunt",
+            "tls",
         ],
     ),
     ("main", &["cli"]),

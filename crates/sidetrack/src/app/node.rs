@@ -4,13 +4,14 @@ use super::kernel::{KernelFlows, Paths};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
+use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reload::Change;
 use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
-use crate::worker::Shared;
+use crate::worker::{FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{FlowId, Process};
@@ -119,10 +120,12 @@ impl Prepared {
             if self.steered.keeper.is_some() {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
-            budget(&config, nofile)
+            budget(&config, nofile, self.workers)
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
-        let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
+        // Workers may dial (their tunnels) before all listeners are known.
+        let dialing = Dialing { mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value), own: Vec::new() };
+        let shared = Arc::new(Shared::new(config, dialing, owners, budget, Clock::start()));
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
@@ -393,8 +396,13 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
 }
 
 /// How many flows the limit on open files and the configuration allow.
-fn budget(config: &Config, nofile: u64) -> Budget {
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
+fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
+    let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
+    let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
+    let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
+    // Connections of tunnels that hold no flow yet.
+    let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle.min(nofile / 8));
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

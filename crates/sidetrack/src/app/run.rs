@@ -97,6 +97,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             limits: Limits::default(),
             shunt: None,
             listeners: Vec::new(),
+            tunnels: Vec::new(),
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),
@@ -197,7 +198,11 @@ fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<Serving>>
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
             };
-            Ok(fleet.serve(Bound { listening: Arc::new(listening), sockets: vec![socket] }))
+            Ok(fleet.serve(Bound {
+                listening: Arc::new(listening),
+                sockets: vec![socket],
+                datagrams: Vec::new(),
+            }))
         })
         .collect()
 }

@@ -47,7 +47,8 @@ pub struct Wishes<'a> {
 }
 
 impl Dialing {
-    fn is_own(&self, to: SocketAddr) -> bool {
+    /// Whether dialling this address would come back to ourselves.
+    pub fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
                 && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))
@@ -221,7 +222,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream, early: Vec::new(), bound: None, sent, stack })
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack })
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

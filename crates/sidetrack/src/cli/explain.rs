@@ -130,8 +130,9 @@ fn intercept(word: &str) -> anyhow::Result<Intercept> {
         Intercept::Socks,
         Intercept::Http,
         Intercept::Reverse,
+        Intercept::Tunnel,
     ];
     kinds.into_iter().find(|kind| kind.as_str() == word).with_context(|| {
-        format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, http, reverse")
+        format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, http, reverse, tunnel")
     })
 }

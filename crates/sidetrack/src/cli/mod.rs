@@ -9,6 +9,7 @@ pub mod plan;
 pub mod run;
 pub mod schema;
 pub mod shunt;
+pub mod tunnel;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

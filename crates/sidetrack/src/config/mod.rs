@@ -18,6 +18,7 @@ pub use question::Question;
 pub use shunt::{Shunt, ShuntPath};
 pub use surroundings::{SecretFile, Surroundings, System};
 
+use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::http::cache::Rules;
@@ -47,6 +48,8 @@ pub struct Config {
     pub shunt: Option<Shunt>,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
+    /// Connections held open to far sides, by name.
+    pub tunnels: Vec<Arc<Tunnel>>,
     /// The rules.
     pub policy: Arc<Policy>,
     /// Decision tests of the file; all of them hold.
@@ -192,6 +195,8 @@ pub enum ListenerKind {
     Redirect(Redirect),
     /// The kernel hands it connections with their original destination as local address.
     Tproxy(Tproxy),
+    /// It is the far side of tunnels: who we are, and whose near sides are let in.
+    Tunnel(Mutual),
 }
 
 /// A SOCKS listener.
@@ -320,6 +325,49 @@ pub struct Tproxy {
     pub ports: Option<PortSet>,
 }
 
+/// A connection held open to a far side, which carries flows on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
+    pub name: Arc<str>,
+    /// Addresses of the far side, the preferred one first; never empty.
+    pub paths: Vec<Destination>,
+    /// The far side's name in its certificate, where it is not the host of the path.
+    pub server_name: Option<HostName>,
+    /// Who we are, and whom we believe.
+    pub mutual: Mutual,
+    /// What carries it.
+    pub transport: Transport,
+    /// Time between two signs of life, milliseconds.
+    pub keepalive_ms: u64,
+    /// A path without a sign of life for so long is lost, milliseconds.
+    pub lost_after_ms: u64,
+}
+
+/// What carries a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// QUIC; TLS over TCP where UDP does not get through.
+    #[default]
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// TLS over TCP only.
+    Tls,
+}
+
+impl Tunnel {
+    /// Default of [`Tunnel::keepalive_ms`].
+    pub const KEEPALIVE_MS: u64 = 2000;
+    /// Default of [`Tunnel::lost_after_ms`].
+    pub const LOST_AFTER_MS: u64 = 6000;
+
+    /// The name that the certificate of the far side at this path has to have.
+    pub fn server_name(&self, path: &Destination) -> String {
+        self.server_name.as_ref().map_or_else(|| path.host.to_string(), HostName::to_string)
+    }
+}
+
 impl Listener {
     /// What the kernel could carry alone of what this listener catches, one capture for each address it listens on;
     /// none where bytes have to be read first.
@@ -343,6 +391,7 @@ impl Listener {
             ListenerKind::Tproxy(tproxy) => anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports),
             ListenerKind::Socks(_)
             | ListenerKind::Http(_)
+            | ListenerKind::Tunnel(_)
             | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
         }
     }
@@ -357,6 +406,7 @@ impl ListenerKind {
             Self::Reverse(_) => Intercept::Reverse,
             Self::Redirect(_) => Intercept::Redirect,
             Self::Tproxy(_) => Intercept::Tproxy,
+            Self::Tunnel(_) => Intercept::Tunnel,
         }
     }
 }

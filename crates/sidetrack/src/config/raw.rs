@@ -39,6 +39,9 @@ pub struct File {
     /// What catches flows.
     #[serde(default)]
     pub listen: Vec<At<Listen>>,
+    /// Connections held open to far sides, which rules name as carriers.
+    #[serde(default)]
+    pub tunnel: Vec<At<Tunnel>>,
     /// Rules; the first that matches wins.
     #[serde(default)]
     pub rule: Vec<At<Rule>>,
@@ -191,8 +194,8 @@ pub struct Listen {
     /// How it catches flows.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http
-    /// and reverse. Default for redirect and tproxy: a port that the kernel picks.
+    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http,
+    /// reverse and tunnel. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
@@ -224,6 +227,13 @@ pub struct Listen {
     pub except: Option<List<String>>,
     /// redirect and tproxy: only to these ports, numbers or "first-last". Default: all.
     pub ports: Option<List<Number>>,
+    /// tunnel: a file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
+    pub identity: Option<At<String>>,
+    /// tunnel: a file with the certificates of the authorities whose near sides are let in, in PEM. Either this or
+    /// `pins`.
+    pub ca: Option<At<String>>,
+    /// tunnel: the keys of the near sides that are let in, "sha256//BASE64" each.
+    pub pins: Option<List<String>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,
     /// http: a shared cache for what passes. Default: none.
@@ -265,6 +275,48 @@ pub enum ListenKind {
     Redirect,
     /// The kernel hands it forwarded connections with their original destination.
     Tproxy,
+    /// It is the far side of tunnels, over QUIC and over TLS on the same port.
+    Tunnel,
+}
+
+/// A connection held open to a far side: a listener of kind "tunnel" of another sidetrack.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tunnel {
+    /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// The far side, "host:port", or a list of its addresses: a new flow takes the first that stands.
+    #[schemars(required)]
+    pub address: Option<List<String>>,
+    /// A file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
+    #[schemars(required)]
+    pub identity: Option<At<String>>,
+    /// A file with the certificate of the authority that signed the far side's, in PEM. Either this or `pins`.
+    pub ca: Option<At<String>>,
+    /// The keys of the far side, "sha256//BASE64" each.
+    pub pins: Option<List<String>>,
+    /// With `ca`: the far side's name in its certificate. Default: the host of `address`.
+    pub server_name: Option<At<String>>,
+    /// What carries it. Default "auto".
+    pub transport: Option<At<Transport>>,
+    /// Time between two signs of life, milliseconds, 100 to 60000. Default 2000.
+    pub keepalive_ms: Option<At<u64>>,
+    /// Without a sign of life for so long the path is lost and its flows end, milliseconds, 500 to 600000; more than
+    /// `keepalive_ms`. Default 6000.
+    pub lost_after_ms: Option<At<u64>>,
+}
+
+/// What carries a tunnel.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// QUIC; TLS over TCP where UDP does not get through.
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// TLS over TCP only.
+    Tls,
 }
 
 /// Which wire layouts of SOCKS6 are accepted.
@@ -326,8 +378,8 @@ pub struct Rule {
     pub matcher: Match,
     /// "deny" refuses the flow. Either this or `carrier`.
     pub action: Option<At<RuleAction>>,
-    /// "direct", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before. Schemes:
-    /// socks5, socks6, socks6+socksx, socks6+socksx010, http.
+    /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one
+    /// before. Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
     pub carrier: Option<List<String>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
@@ -357,7 +409,7 @@ pub struct Rule {
     pub mptcp: Option<At<bool>>,
     /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
     pub kernel: Option<At<Kernel>>,
-    /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535. Default: none.
+    /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }
 
@@ -419,7 +471,7 @@ pub struct Match {
     pub process: Option<List<String>>,
     /// Users (names or ids) of local flows.
     pub user: Option<List<Number>>,
-    /// Users who authenticated with a socks listener.
+    /// Users who authenticated with a socks listener; near sides of a tunnel listener, by the name in their certificate.
     pub socks_user: Option<List<String>>,
 }
 
@@ -439,6 +491,8 @@ pub enum InterceptKind {
     Http,
     /// A reverse listener.
     Reverse,
+    /// A tunnel listener.
+    Tunnel,
 }
 
 /// A decision test: what the rules have to say about one flow.

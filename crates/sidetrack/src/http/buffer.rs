@@ -1,6 +1,6 @@
 //! Bytes that were read from a connection and not used yet. An idle connection holds none.
 
-use crate::reactor::TcpStream;
+use super::duplex::Duplex;
 use std::future::poll_fn;
 use std::io;
 
@@ -61,7 +61,7 @@ impl Buffer {
     ///
     /// # Errors
     /// As the socket says.
-    pub async fn fill(&mut self, from: &TcpStream) -> io::Result<usize> {
+    pub async fn fill(&mut self, from: &Duplex) -> io::Result<usize> {
         if self.start > 0 {
             self.bytes.drain(..self.start);
             self.start = 0;

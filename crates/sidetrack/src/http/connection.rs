@@ -2,13 +2,14 @@
 
 use super::answer::Answer;
 use super::buffer::Buffer;
+use super::duplex::Duplex;
 use super::exchange::{Next, Outcome, Turn, finish};
 use super::relay::write_all;
 use super::request::{Desk, Wish};
 use super::{Proxy, cached};
 use crate::intercept::{Catches, Listening, proxy_header};
-use crate::reactor::{TcpStream, timeout, timeout_at};
-use crate::session::{Client, Connect, Entry, Tunnel, Watched, carry_on, undecided, upgraded};
+use crate::reactor::{timeout, timeout_at};
+use crate::session::{Client, Connect, Entry, Passage, Watched, carry_on, undecided, upgraded};
 use crate::worker::{Admission, Worker};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::forward;
@@ -30,7 +31,7 @@ struct Connection {
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
     peer: SocketAddr,
-    stream: TcpStream,
+    stream: Duplex,
     buffer: Buffer,
     /// The final head of an answer to the request at hand went out, at least in part.
     head_sent: bool,
@@ -105,7 +106,8 @@ async fn open(
         };
     }
     let buffer = Buffer::holding(client.take_held());
-    Some(Connection { worker, listening, proxy, peer, stream: client.stream, buffer, head_sent: false })
+    let stream = Duplex::from(client.stream);
+    Some(Connection { worker, listening, proxy, peer, stream, buffer, head_sent: false })
 }
 
 impl Connection {
@@ -176,13 +178,14 @@ impl Connection {
             Next::Tunnel(destination, user) => {
                 let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
                 let connect = Some(Connect { destination, user, proxy: self.proxy.clone() });
-                let tunnelled = Tunnel { worker, listening, peer, connect };
+                let tunnelled = Passage { worker, listening, peer, connect };
                 carry_on(tunnelled, self.client(), entry).await;
             }
             Next::Upgraded(server, carry) => {
                 let worker = self.worker.clone();
-                let (stream, mut buffer) = (server.stream, server.buffer);
-                upgraded(&worker, self.client(), (stream, buffer.take()), &carry, entry).await;
+                let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
+                let early = [buffer.take(), peeked].concat();
+                upgraded(&worker, self.client(), (stream, early), &carry, entry).await;
             }
         }
         None
@@ -191,8 +194,10 @@ impl Connection {
     /// The client as the rest of the program knows it, with the bytes it has sent.
     fn client(mut self) -> Client {
         let held = self.buffer.take();
-        let mut client = Client::new(self.stream);
+        let (stream, peeked) = self.stream.into_stream();
+        let mut client = Client::new(stream);
         client.put_last(&held);
+        client.put_last(&peeked);
         client
     }
 

@@ -3,13 +3,13 @@
 use super::Proxy;
 use super::answer::Answer;
 use super::buffer::Buffer;
+use super::duplex::Duplex;
 use super::fetch::{Fetched, Interim, Way, add_date, knows_interim};
 use super::pool::Server;
 use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
 use super::request::{Asked, name_of};
 use crate::carry::Failure;
 use crate::live::LiveFlow;
-use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::forward::put_length;
@@ -63,7 +63,7 @@ pub struct Turn<'a> {
     /// The request.
     pub asked: &'a Asked,
     /// The client.
-    pub stream: &'a TcpStream,
+    pub stream: &'a Duplex,
     /// What the client has sent behind the request's head.
     pub buffer: &'a mut Buffer,
     /// The final head went out.
@@ -217,7 +217,7 @@ enum Unanswered {
 async fn both(
     way: &Way<'_>,
     asked: &Asked,
-    (client, held, head_sent): (&TcpStream, &mut Buffer, &mut bool),
+    (client, held, head_sent): (&Duplex, &mut Buffer, &mut bool),
     server: &mut Server,
     status: Option<String>,
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
@@ -269,8 +269,8 @@ async fn deliver(
     asked: &Asked,
     progress: Progress<'_>,
     fetched: &mut Fetched,
-    from: (&TcpStream, &mut Buffer),
-    to: &TcpStream,
+    from: (&Duplex, &mut Buffer),
+    to: &Duplex,
     tee: Option<&mut Tee>,
 ) -> Sent {
     let status = fetched.response.status;

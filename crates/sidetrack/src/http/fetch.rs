@@ -1,11 +1,11 @@
 //! A request without a body on its way to the server, and the head of what comes back.
 
 use super::buffer::Buffer;
+use super::duplex::Duplex;
 use super::pool::{Route, Server};
 use super::relay::{Progress, write_all};
 use crate::carry::{self, Failure, FirstBytes, Order};
 use crate::intercept::proxy_header;
-use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Flow};
 use sidetrack_core::http::fields::Fields;
@@ -13,6 +13,7 @@ use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
 use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
 use std::io::IoSlice;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Most interim responses to one request.
@@ -50,6 +51,10 @@ impl FirstBytes for NoBytes {
     fn held(&mut self) -> &[u8] {
         &[]
     }
+
+    fn poll_more(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
 }
 
 impl Way<'_> {
@@ -70,12 +75,14 @@ impl Way<'_> {
             carry,
             destination: self.route.destination.clone(),
             client: self.flow.client,
+            host: self.flow.host.as_ref(),
             stack: &[],
             metadata: Vec::new(),
             dialing: &self.worker.dialing(),
+            tunnels: &self.worker.tunnels,
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
-        let stream = carried.stream;
+        let stream = Duplex::from(carried.stream);
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);
             let header = proxy_header::write(version, self.flow, server, self.progress.live.id);
@@ -128,7 +135,7 @@ impl Way<'_> {
     /// The server breaks off or does not speak HTTP.
     pub async fn read_head(
         &self,
-        (from, buffer): (&TcpStream, &mut Buffer),
+        (from, buffer): (&Duplex, &mut Buffer),
         request: &Request,
         client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
@@ -159,7 +166,7 @@ impl Way<'_> {
         Err(bad("it sends interim responses without end"))
     }
 
-    async fn one_head(&self, (from, buffer): (&TcpStream, &mut Buffer)) -> Result<Response, Failure> {
+    async fn one_head(&self, (from, buffer): (&Duplex, &mut Buffer)) -> Result<Response, Failure> {
         let mut scan = Scan::default();
         loop {
             match scan.advance(buffer.data(), Sender::Server) {
@@ -185,7 +192,7 @@ impl Way<'_> {
 #[derive(Clone, Copy)]
 pub struct Interim<'a> {
     /// The client; none if it does not know them (HTTP/1.0), or nobody waits.
-    pub client: Option<&'a TcpStream>,
+    pub client: Option<&'a Duplex>,
 }
 
 impl Interim<'_> {

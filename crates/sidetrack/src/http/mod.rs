@@ -8,6 +8,7 @@ mod answer;
 mod buffer;
 mod cached;
 mod connection;
+mod duplex;
 mod exchange;
 mod fetch;
 mod pool;

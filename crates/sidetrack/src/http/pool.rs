@@ -2,8 +2,8 @@
 //! the event loop that knows it.
 
 use super::buffer::Buffer;
+use super::duplex::Duplex;
 use super::relay::STALL;
-use crate::reactor::TcpStream;
 use sidetrack_core::flow::Destination;
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
@@ -38,8 +38,8 @@ pub struct Route {
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Server {
-    /// The socket.
-    pub stream: TcpStream,
+    /// What leads to it.
+    pub stream: Duplex,
     /// Bytes that came and are not used.
     pub buffer: Buffer,
     /// It has served a request before.
@@ -54,7 +54,7 @@ struct Pool {
 }
 
 struct Idle {
-    stream: TcpStream,
+    stream: Duplex,
     since: Instant,
     /// Keeps the address that is part of the key from being used for another rule.
     _carry: Arc<Carry>,
@@ -86,7 +86,7 @@ impl Route {
             let found = loop {
                 let Some(idle) = list.pop() else { break None };
                 pool.count -= 1;
-                if is_quiet(&idle.stream) {
+                if idle.stream.is_quiet() {
                     break Some(Server { stream: idle.stream, buffer: Buffer::default(), is_reused: true });
                 }
             };
@@ -123,14 +123,9 @@ pub fn tend() {
         }
         pool.tended = Some(Instant::now());
         for list in pool.idle.values_mut() {
-            list.retain(|idle| idle.since.elapsed() < IDLE && is_quiet(&idle.stream));
+            list.retain(|idle| idle.since.elapsed() < IDLE && idle.stream.is_quiet());
         }
         pool.idle.retain(|_, list| !list.is_empty());
         pool.count = pool.idle.values().map(Vec::len).sum();
     });
-}
-
-/// Whether the server has neither closed nor said anything nobody asked for.
-fn is_quiet(stream: &TcpStream) -> bool {
-    matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
 }

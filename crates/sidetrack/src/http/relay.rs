@@ -1,8 +1,8 @@
 //! Content on its way from one connection to another, out of one framing and into the other.
 
 use super::buffer::Buffer;
+use super::duplex::Duplex;
 use crate::live::{Clock, LiveFlow};
-use crate::reactor::TcpStream;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
@@ -49,7 +49,7 @@ impl Progress<'_> {
 ///
 /// # Errors
 /// As the socket says.
-pub async fn write_all(to: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         let n = poll_fn(|cx| to.poll_send_slices(cx, slices)).await?;
@@ -64,7 +64,7 @@ pub async fn write_all(to: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Re
 /// Where content goes, in its new framing.
 pub struct Outgoing<'a> {
     /// None: nobody reads it, it is only copied on the way.
-    to: Option<&'a TcpStream>,
+    to: Option<&'a Duplex>,
     /// Written before the next content: a head, a chunk's size.
     pending: Vec<u8>,
     is_chunked: bool,
@@ -74,7 +74,7 @@ pub struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head, which leaves with the first of it.
-    pub fn new(to: &'a TcpStream, head: Vec<u8>, length: Length) -> Self {
+    pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
         Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, written: 0 }
     }
 
@@ -162,7 +162,7 @@ impl Tee {
 /// # Errors
 /// Which side stopped it.
 pub async fn relay(
-    (from, buffer): (&TcpStream, &mut Buffer),
+    (from, buffer): (&Duplex, &mut Buffer),
     decoder: &mut Decoder,
     out: &mut Outgoing<'_>,
     mut tee: Option<&mut Tee>,

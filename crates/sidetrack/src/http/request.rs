@@ -2,10 +2,10 @@
 
 use super::Proxy;
 use super::answer::Answer;
+use super::duplex::Duplex;
 use super::pool::Route;
 use crate::intercept::Listening;
 use crate::live::{Decided, LiveFlow};
-use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept};
 use sidetrack_core::http::basic::{credentials, same};
@@ -78,7 +78,7 @@ pub struct Desk<'a> {
     /// The client.
     pub peer: SocketAddr,
     /// Its connection.
-    pub stream: &'a TcpStream,
+    pub stream: &'a Duplex,
 }
 
 impl Desk<'_> {
@@ -89,7 +89,7 @@ impl Desk<'_> {
 
     /// The other end: the client, or a neighbour that speaks for it.
     fn socket_peer(&self) -> SocketAddr {
-        sockopt::peer_address(self.stream).unwrap_or(self.peer)
+        self.stream.tcp().and_then(|socket| sockopt::peer_address(socket).ok()).unwrap_or(self.peer)
     }
 
     /// Finds out what a request wants and whether it may have it.

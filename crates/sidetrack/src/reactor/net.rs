@@ -1,5 +1,9 @@
 //! TCP sockets of a loop.
 
+mod datagram;
+
+pub use datagram::QuicRuntime;
+
 use super::Loop;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;

@@ -20,13 +20,14 @@ const fn word(kind: Kind) -> &'static str {
         Kind::Reverse => "reverse",
         Kind::Redirect => "redirect",
         Kind::Tproxy => "tproxy",
+        Kind::Tunnel => "tunnel",
     }
 }
 
 /// A key that only some kinds have: the key, its place if given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 15] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 18] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
         at.as_ref().map(At::span)
@@ -50,6 +51,9 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 15] {
         ("dst", list(&listen.dst), CAPTURE),
         ("except", list(&listen.except), CAPTURE),
         ("ports", list(&listen.ports), CAPTURE),
+        ("identity", at(&listen.identity), &[Kind::Tunnel]),
+        ("ca", at(&listen.ca), &[Kind::Tunnel]),
+        ("pins", list(&listen.pins), &[Kind::Tunnel]),
     ]
 }
 
@@ -67,7 +71,8 @@ impl Check<'_> {
 
     fn listener(&mut self, listen: &At<raw::Listen>) -> Option<Listener> {
         let Some(kind) = listen.kind.as_deref().copied() else {
-            let help = "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\" or \"tproxy\"";
+            let help =
+                "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\" or \"tunnel\"";
             self.error(listen.span(), "this listener lacks a kind", help);
             return None;
         };
@@ -79,6 +84,7 @@ impl Check<'_> {
             Kind::Reverse => self.reverse(listen).map(ListenerKind::Reverse),
             Kind::Redirect => Some(ListenerKind::Redirect(self.redirect(listen))),
             Kind::Tproxy => Some(ListenerKind::Tproxy(self.tproxy(listen))),
+            Kind::Tunnel => self.far_side(listen).map(ListenerKind::Tunnel),
         };
         let addresses = match (&listen.address, &checked) {
             (Some(addresses), _) => self.addresses(addresses),

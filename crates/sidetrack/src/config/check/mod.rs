@@ -7,6 +7,7 @@ mod relations;
 mod rules;
 mod shunt;
 pub(super) mod tests;
+mod tunnel;
 mod values;
 
 use super::problem::{Problem, nearest};
@@ -24,6 +25,8 @@ struct Check<'a> {
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
+    /// Names of tunnels; also of those that are wrong in themselves.
+    tunnels: Vec<Arc<str>>,
 }
 
 impl Check<'_> {
@@ -62,7 +65,7 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let mut check = Check { surroundings, problems, sets: BTreeMap::new() };
+    let mut check = Check { surroundings, problems, sets: BTreeMap::new(), tunnels: Vec::new() };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     let admin = check.admin(&file.admin);
@@ -71,6 +74,7 @@ pub(super) fn check(
     let shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
     let listeners = check.listeners(&file.listen);
+    let tunnels = check.tunnels(&file.tunnel, &listeners);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
@@ -93,6 +97,7 @@ pub(super) fn check(
         limits,
         shunt,
         listeners: listeners.into_iter().flatten().collect(),
+        tunnels,
         policy: Arc::new(policy),
         tests,
         warnings: Vec::new(),
