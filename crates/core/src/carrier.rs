@@ -72,6 +72,8 @@ pub enum Carrier {
     Hops(Vec<Hop>),
     /// Over the overlay to the node of this name, which delivers.
     Overlay(Arc<str>),
+    /// Through the tunnel of this name (`[[tunnel]]`), whose far side dials the destination.
+    Tunnel(Arc<str>),
 }
 
 /// Why a text is no hop.
@@ -203,6 +205,7 @@ impl fmt::Display for Carrier {
                 }
                 Ok(())
             }
+            Self::Tunnel(name) => write!(f, "tunnel:{name}"),
         }
     }
 }

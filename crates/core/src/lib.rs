@@ -7,6 +7,7 @@
 
 pub mod area;
 pub mod carrier;
+pub mod deadlines;
 pub mod engine;
 pub mod filter;
 pub mod flow;
@@ -14,6 +15,7 @@ pub mod http;
 pub mod limit;
 pub mod names;
 pub mod net;
+pub mod openflow;
 pub mod overlay;
 pub mod policy;
 pub mod proxy_protocol;
@@ -21,3 +23,4 @@ pub mod shunt;
 pub mod socks;
 pub mod splice;
 pub mod time;
+pub mod tunnel;

@@ -9,11 +9,12 @@
 mod flow;
 mod kernel;
 mod serve;
-mod wire;
+pub(crate) mod wire;
 
 pub use flow::{KernelFlow, KernelFlowKey};
 pub use serve::keep;
 
+use crate::steer::Forwards;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;
@@ -55,6 +56,8 @@ pub struct Order {
     pub bound: Vec<(String, SocketAddr)>,
     /// The number of the first kernel path.
     pub first_path: usize,
+    /// What this host forwards, looked at once: both sides must come to the same paths.
+    pub forwards: Forwards,
 }
 
 /// What the keeper answers.

@@ -4,11 +4,12 @@
 //! counts are atomics that the owning worker alone writes.
 
 use crate::reactor::now;
+use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::policy::{Action, Verdict};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -72,6 +73,10 @@ pub struct LiveFlow {
     /// When the owner wants to be woken, on the workers' clock.
     deadline: AtomicU64,
     due_reason: AtomicU8,
+    /// When the sweep looks at it next; later than the deadline only for as long as nobody has said so in `looks`.
+    look: AtomicU64,
+    /// The ledger's order of looks, and the flow's place in it.
+    looks: OnceLock<(Arc<Mutex<Deadlines>>, u32)>,
     /// 0, or 1 + the index in [`EndReason::ALL`] of the reason somebody else ends it with.
     ending: AtomicU8,
     waker: Mutex<Option<Waker>>,
@@ -82,6 +87,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 const UNSET: u64 = u64::MAX;
+
+/// When an owner that was woken because of its deadline is woken once more, should it have done nothing about it.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 fn code_of(reason: EndReason) -> u8 {
     let index = EndReason::ALL.iter().position(|other| *other == reason).unwrap_or(0);
@@ -109,6 +117,8 @@ impl LiveFlow {
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
             due_reason: AtomicU8::new(0),
+            look: AtomicU64::new(UNSET),
+            looks: OnceLock::new(),
             ending: AtomicU8::new(0),
             waker: Mutex::new(None),
         }
@@ -214,6 +224,32 @@ impl LiveFlow {
     pub fn set_deadline(&self, deadline: Option<sidetrack_core::time::Instant>, reason: EndReason) {
         self.due_reason.store(code_of(reason), Relaxed);
         self.deadline.store(deadline.map_or(UNSET, |at| at.as_nanos()), Relaxed);
+        self.be_looked_at();
+    }
+
+    /// Sees to it that the sweep comes by the deadline. One that moved later needs nothing: the sweep comes earlier, and
+    /// finds out.
+    fn be_looked_at(&self) {
+        let deadline = self.deadline.load(Relaxed);
+        if deadline >= self.look.load(Relaxed) {
+            return;
+        }
+        if let Some((looks, place)) = self.looks.get() {
+            lock(looks).by(*place, sidetrack_core::time::Instant::from_nanos(deadline));
+            self.look.store(deadline, Relaxed);
+        }
+    }
+
+    /// The sweep is here: wakes the owner if it is late, and says when to look again.
+    fn looked_at(&self, now: sidetrack_core::time::Instant) -> Option<sidetrack_core::time::Instant> {
+        let next = if self.overdue(now).is_some() {
+            self.wake();
+            (now + LOOK_AGAIN).as_nanos()
+        } else {
+            self.deadline.load(Relaxed)
+        };
+        self.look.store(next, Relaxed);
+        (next != UNSET).then(|| sidetrack_core::time::Instant::from_nanos(next))
     }
 
     /// The reason of the deadline, if it has passed.
@@ -253,6 +289,8 @@ pub struct Ended {
 #[derive(Debug, Default)]
 pub struct Ledger {
     inner: Mutex<LedgerInner>,
+    /// When each slot is to be looked at. Never held while `inner` is asked for.
+    looks: Arc<Mutex<Deadlines>>,
 }
 
 /// Ended flows that a worker's ledger holds between two visits of the recorder; older ones are dropped from this
@@ -277,12 +315,18 @@ impl Ledger {
     pub fn enter(&self, flow: Arc<LiveFlow>) -> Slot {
         let mut inner = lock(&self.inner);
         inner.live += 1;
-        if let Some(index) = inner.free.pop() {
-            inner.slots[index as usize] = Some(flow);
-            return Slot(index);
-        }
-        inner.slots.push(Some(flow));
-        Slot(u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX))
+        let index = inner.free.pop().unwrap_or_else(|| {
+            inner.slots.push(None);
+            u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        // A look that a flow before it in this slot has asked for is made all the same.
+        let look = lock(&self.looks).look_at(index).map_or(UNSET, |at| at.as_nanos());
+        flow.look.store(look, Relaxed);
+        // A flow is entered once.
+        let _ = flow.looks.set((self.looks.clone(), index));
+        flow.be_looked_at();
+        inner.slots[index as usize] = Some(flow);
+        Slot(index)
     }
 
     /// Moves a flow from those in flight to those that ended.
@@ -315,10 +359,14 @@ impl Ledger {
         lock(&self.inner).slots.iter().flatten().cloned().collect()
     }
 
-    /// Wakes the owners of flows whose deadline has passed.
+    /// Wakes the owners of flows whose deadline has passed; looks at those only whose time has come.
     pub fn wake_due(&self, now: sidetrack_core::time::Instant) {
-        for flow in lock(&self.inner).slots.iter().flatten().filter(|flow| flow.overdue(now).is_some()) {
-            flow.wake();
+        loop {
+            let Some(place) = lock(&self.looks).due(now) else { return };
+            let flow = lock(&self.inner).slots.get(place as usize).and_then(Clone::clone);
+            if let Some(again) = flow.and_then(|flow| flow.looked_at(now)) {
+                lock(&self.looks).by(place, again);
+            }
         }
     }
 
@@ -373,9 +421,68 @@ mod tests {
         };
         ledger.leave(slots[1], ended(&flows[1]));
         assert_eq!(ledger.len(), 2);
-        let again = ledger.enter(flows[1].clone());
+        let again = ledger.enter(Arc::new(LiveFlow::new(FlowId(4))));
         assert_eq!(again.0, slots[1].0);
         assert_eq!(ledger.take_ended().0.len(), 1);
         assert!(ledger.take_ended().0.is_empty());
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Wakes(AtomicU64);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn at(ms: u64) -> sidetrack_core::time::Instant {
+        sidetrack_core::time::Instant::from_millis(ms)
+    }
+
+    /// How often the owner is woken by the sweeps at these times.
+    fn woken(ledger: &Ledger, flow: &LiveFlow, sweeps: &[u64]) -> Vec<u64> {
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let sweep = |ms: &u64| {
+            flow.set_waker(&waker);
+            let before = wakes.0.load(Relaxed);
+            ledger.wake_due(at(*ms));
+            wakes.0.load(Relaxed) - before
+        };
+        sweeps.iter().map(sweep).collect()
+    }
+
+    #[test]
+    fn an_owner_is_woken_at_its_deadline_wherever_that_has_moved() {
+        let ledger = Ledger::default();
+        let flow = Arc::new(LiveFlow::new(FlowId(1)));
+        flow.set_deadline(Some(at(500)), EndReason::Idle);
+        ledger.enter(flow.clone());
+        assert_eq!(woken(&ledger, &flow, &[499, 500]), [0, 1], "set before it was entered");
+        assert_eq!(woken(&ledger, &flow, &[550, 600]), [0, 1], "once more, as it did nothing");
+        flow.set_deadline(Some(at(9000)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[700, 8999]), [0, 0], "later");
+        flow.set_deadline(Some(at(9100)), EndReason::Idle);
+        flow.set_deadline(Some(at(9050)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[9049, 9050]), [0, 1], "earlier");
+        flow.set_deadline(None, EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[100_000]), [0], "none");
+        flow.set_deadline(Some(at(100_001)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[100_001]), [1]);
+    }
+
+    #[test]
+    fn the_next_flow_of_a_slot_is_woken_at_its_own_deadline() {
+        let ledger = Ledger::default();
+        let [first, second] = [1, 2].map(|n| Arc::new(LiveFlow::new(FlowId(n))));
+        first.set_deadline(Some(at(500)), EndReason::Idle);
+        let slot = ledger.enter(first.clone());
+        let duration = Duration::ZERO;
+        ledger.leave(slot, Ended { flow: first, reason: EndReason::Ok, detail: None, duration });
+        ledger.enter(second.clone());
+        second.set_deadline(Some(at(800)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &second, &[500, 799, 800]), [0, 0, 1]);
     }
 }

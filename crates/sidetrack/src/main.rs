@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, overlay, plan, run, schema};
+use sidetrack::cli::{check, cleanup, doctor, explain, flows, overlay, plan, run, schema, shunt, tunnel};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,6 +45,13 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
+    /// Shows and changes which flows take the fast path
+    Shunt(shunt::ShuntArgs),
+    /// Moves flows to the fast path; started by `up`, not by people
+    #[command(hide = true)]
+    ShuntProcess,
+    /// Makes keys and certificates for both ends of a tunnel
+    Tunnel(tunnel::TunnelArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]
     Keeper,
@@ -68,6 +75,9 @@ fn main() -> ExitCode {
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Shunt(args) => shunt::run(&args),
+        Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
+        Command::Tunnel(args) => tunnel::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -244,7 +244,7 @@ fn path(decided: &Decided) -> Option<Path> {
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some(Path::Kernel),
         Action::Carry(carry) => Some(match carry.carrier {
             Carrier::Direct => Path::Direct,
-            Carrier::Hops(_) => Path::Proxy,
+            Carrier::Hops(_) | Carrier::Tunnel(_) => Path::Proxy,
             Carrier::Overlay(_) => Path::Overlay,
         }),
     }
@@ -264,6 +264,7 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
                 HopProtocol::Http => "http",
             })
         }
+        Carrier::Tunnel(_) if path == Path::Proxy => "tunnel",
         _ => path.as_str(),
     }
 }

@@ -2,6 +2,7 @@
 //! alone. Pure; `plan` prints it, the keeper makes it real.
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
+use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Destination, Intercept};
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{
@@ -79,28 +80,37 @@ pub type FindCgroup<'a> = dyn Fn(&str) -> std::io::Result<CgroupMatch> + 'a;
 pub struct Host<'a> {
     /// Finds cgroups.
     pub find_cgroup: &'a FindCgroup<'a>,
-    /// Whether it forwards IPv4: without that a connection cannot be led on to another host.
-    pub forwards_v4: bool,
-    /// Whether it forwards IPv6.
-    pub forwards_v6: bool,
+    /// What it forwards.
+    pub forwards: Forwards,
+}
+
+/// What a host forwards: without that a connection cannot be led on to another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forwards {
+    /// IPv4.
+    pub v4: bool,
+    /// IPv6.
+    pub v6: bool,
 }
 
 impl Host<'_> {
     /// The host we run on, in the network namespace we run in.
     pub fn here() -> Host<'static> {
         let on = |name: &str| sysctl::read(name).is_ok_and(|value| value != "0");
-        Host {
-            find_cgroup: &cgroup::find_match,
-            forwards_v4: on("net/ipv4/ip_forward"),
-            forwards_v6: on("net/ipv6/conf/all/forwarding"),
-        }
+        let (v4, v6) = (on("net/ipv4/ip_forward"), on("net/ipv6/conf/all/forwarding"));
+        Self::that(Forwards { v4, v6 })
+    }
+
+    /// The host we run on, where somebody has looked already what it forwards.
+    pub fn that(forwards: Forwards) -> Host<'static> {
+        Host { find_cgroup: &cgroup::find_match, forwards }
     }
 
     /// Whether packets for this server can leave by way of NAT.
     const fn leads_to(&self, server: SocketAddr) -> bool {
         match server {
-            SocketAddr::V4(server) => self.forwards_v4 || server.ip().is_loopback(),
-            SocketAddr::V6(server) => self.forwards_v6 || server.ip().is_loopback(),
+            SocketAddr::V4(server) => self.forwards.v4 || server.ip().is_loopback(),
+            SocketAddr::V6(server) => self.forwards.v6 || server.ip().is_loopback(),
         }
     }
 }
@@ -186,7 +196,7 @@ impl Steer {
         host: &Host<'_>,
     ) -> Result<(), SteerError> {
         match &listener.kind {
-            ListenerKind::Socks(_) => {}
+            ListenerKind::Socks(_) | ListenerKind::Http(_) | ListenerKind::Tunnel(_) => {}
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
                 for address in addresses {
                     self.add_reverse(config, listener, *address, server, host);

@@ -122,11 +122,15 @@ fn the_tables_are_those_of_the_program() {
         "admin",
         "record",
         "limits",
+        "shunt",
+        "shunt.port",
         "listen",
         "listen.users",
         "overlay",
         "overlay.node",
         "overlay.deliver",
+        "listen.cache",
+        "tunnel",
         "rule",
         "rule.match",
         "test",
@@ -140,10 +144,22 @@ fn the_tables_are_those_of_the_program() {
 fn every_key_tells_its_default_and_its_unit() {
     let root = schema();
     // A table, a list of tables, or one of several keys of which one is needed.
-    let no_default = ["listen.to", "listen.names", "rule.action", "rule.carrier", "rule.credentials_file"];
-    let tables = ["admin", "record", "limits", "set", "listen", "rule", "test", "default"];
+    let no_default = [
+        "shunt.port",
+        "listen.to",
+        "listen.names",
+        "listen.identity",
+        "listen.ca",
+        "listen.pins",
+        "tunnel.ca",
+        "tunnel.pins",
+        "rule.action",
+        "rule.carrier",
+        "rule.credentials_file",
+    ];
+    let tables = ["admin", "record", "limits", "shunt", "set", "listen", "tunnel", "rule", "test", "default"];
     let tables = tables.map(|key| format!("/.{key}"));
-    for path in ["/", "admin", "record", "limits", "listen", "rule"] {
+    for path in ["/", "admin", "record", "limits", "shunt", "shunt.port", "listen", "tunnel", "rule"] {
         let table = table(&root, path);
         let required = table.get("required").cloned().unwrap_or_default();
         for (key, value) in table["properties"].as_object().unwrap() {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::Config;
-use sidetrack::steer::{Host, Steer};
+use sidetrack::steer::{Forwards, Host, Steer};
 use sidetrack_sys::nft::{CgroupMatch, KernelRoute, Selector};
 use std::io;
 
@@ -21,7 +21,7 @@ fn steered_on(text: &str, forwards: bool) -> Steer {
         .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
         .collect();
     let no_cgroup = |_: &str| -> io::Result<CgroupMatch> { Err(io::ErrorKind::NotFound.into()) };
-    let host = Host { find_cgroup: &no_cgroup, forwards_v4: forwards, forwards_v6: forwards };
+    let host = Host { find_cgroup: &no_cgroup, forwards: Forwards { v4: forwards, v6: forwards } };
     Steer::new(&config, &bound, 0, &host).unwrap()
 }
 

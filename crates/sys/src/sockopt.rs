@@ -8,7 +8,7 @@ mod header;
 mod listen;
 mod tcp_info;
 
-pub use header::{set_hop_limit, set_traffic_class, speaks_mptcp};
+pub use header::{set_dont_fragment, set_hop_limit, set_traffic_class, speaks_mptcp};
 pub use listen::{ListenOptions, listen};
 pub use tcp_info::{TcpInfo, tcp_info};
 

@@ -83,9 +83,10 @@ fn sessions_end_when_idle_and_live_while_used() {
         assert!(network.run(v6(resume(&held.id, None))).connected().session.ok);
     }
     // The end of a long flow counts as use.
+    network.sessions.flow_began(&held.id);
     network.pass(Duration::from_secs(200));
     let now = network.now();
-    network.sessions.touch(now, &held.id);
+    network.sessions.flow_ended(now, &held.id);
     network.pass(Duration::from_secs(200));
     assert!(network.run(v6(resume(&held.id, None))).connected().session.ok);
     network.pass(Duration::from_secs(300));
@@ -220,6 +221,32 @@ fn sessions_are_limited_per_owner_and_at_all() {
     assert!(table.table.is_empty());
     id_of(&table.ask(now + limits.idle_timeout, "192.0.2.1", begin(None), NONE));
     assert_eq!(table.table.len(), 1);
+}
+
+#[test]
+fn a_session_outlives_its_longest_flow() {
+    let limits = SessionLimits::default();
+    let mut table = Table::new(limits);
+    let begin = SessionAction::Begin(None);
+    let id = id_of(&table.ask(Instant::ZERO, "192.0.2.1", begin, NONE));
+    let later = |times: u32| Instant::ZERO + limits.idle_timeout * times;
+    table.table.flow_began(&id);
+    table.table.flow_began(&id);
+    assert_eq!(table.table.deadline(), None, "it cannot fall idle");
+    table.table.expire(later(10));
+    table.table.flow_ended(later(10), &id);
+    // A request in between, which is a use, too.
+    let resumed = table.ask(later(11), "192.0.2.1", SessionAction::Resume(id.clone()), NONE);
+    assert_eq!(id_of(&resumed), id);
+    table.table.expire(later(20));
+    assert_eq!(table.table.len(), 1, "one flow goes on");
+    table.table.flow_ended(later(20), &id);
+    assert_eq!(table.table.deadline(), Some(later(21)));
+    table.table.expire(later(21));
+    assert!(table.table.is_empty());
+    // A flow that outlives the teardown of its session changes nothing.
+    table.table.flow_ended(later(22), &id);
+    assert_eq!((table.table.len(), table.table.deadline()), (0, None));
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! What the admin interface may ask of the program: of a node, and of a `run`.
 
 use super::node::Node;
+use super::shunt::ShuntFlows;
 use crate::admin::{ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
 use crate::overlay;
 use crate::reload::ReloadHandle;
+use crate::shunt::{Ask, Told};
 use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
@@ -16,12 +18,13 @@ pub struct ControlOf {
     node: Arc<Node>,
     reload: ReloadHandle,
     runtime: Handle,
+    shunt: Option<Arc<ShuntFlows>>,
 }
 
 impl ControlOf {
     /// To be made on the control event loop.
-    pub fn new(node: Arc<Node>, reload: ReloadHandle) -> Self {
-        Self { node, reload, runtime: Handle::current() }
+    pub fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
+        Self { node, reload, runtime: Handle::current(), shunt }
     }
 }
 
@@ -55,6 +58,11 @@ impl Control for ControlOf {
 
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
+    }
+
+    fn shunt(&self, ask: &Ask) -> Result<Told, String> {
+        let shunt = self.shunt.as_ref().ok_or("the configuration has no [shunt]")?;
+        shunt.ask(ask).map_err(|error| format!("{error:#}"))
     }
 
     fn reload(&self) -> Result<(), String> {

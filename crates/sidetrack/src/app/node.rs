@@ -4,17 +4,18 @@ use super::kernel::{KernelFlows, Paths};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
+use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
 use crate::reload::Change;
-use crate::steer::{Host, OWN_MARK, Steer, TABLE};
-use crate::worker::Shared;
+use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
+use crate::worker::{FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use sidetrack_core::flow::Process;
+use sidetrack_core::flow::{FlowId, Process};
 use sidetrack_core::limit::Budget;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::conntrack::Events;
@@ -91,7 +92,8 @@ impl Prepared {
             .collect::<anyhow::Result<Vec<_>>>()?;
         let overlay = config.overlay.as_ref().map(overlay::Bound::new).transpose()?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let steer = Steer::new(config, &addresses, 0, &Host::here())?;
+        let host = Host::here();
+        let steer = Steer::new(config, &addresses, 0, &host)?;
         let mut steered = Steered { keeper: None };
         let steered_since = SystemTime::now();
         let mut events = None;
@@ -101,7 +103,7 @@ impl Prepared {
             if steer.is_empty() {
                 remove_orphan();
             } else {
-                events = steered.steer(name, text, &addresses, 0)?;
+                events = steered.steer((name, text), &addresses, 0, host.forwards)?;
             }
         }
         Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events, overlay })
@@ -122,10 +124,16 @@ impl Prepared {
             if self.steered.keeper.is_some() {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
-            budget(&config, nofile)
+            budget(&config, nofile, self.workers)
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
-        let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
+        // Workers may dial (their tunnels) before all listeners are known.
+        let dialing = Dialing {
+            mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value),
+            own: Vec::new(),
+            overlay: None,
+        };
+        let shared = Arc::new(Shared::new(config, dialing, owners, budget, Clock::start()));
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
@@ -166,6 +174,11 @@ impl Node {
         rows.collect()
     }
 
+    /// The number of a flow that somebody else carries.
+    pub fn next_flow_id(&self) -> FlowId {
+        self.shared.next_flow_id()
+    }
+
     /// Says where we listen.
     pub fn announce(&self) {
         for (name, kind, addresses) in self.listeners() {
@@ -185,6 +198,10 @@ impl Node {
     /// What cannot be done; nothing has changed then.
     pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
+        anyhow::ensure!(
+            change.old.shunt == new.shunt,
+            "[shunt] is not changed by a reload: restart sidetrack (flows go on, on the slow path meanwhile)"
+        );
         anyhow::ensure!(
             change.old.overlay == new.overlay,
             "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
@@ -233,7 +250,8 @@ impl Node {
         addresses: &[(Arc<str>, SocketAddr)],
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
-        let steer = Steer::new(config, addresses, paths.next(), &Host::here())?;
+        let host = Host::here();
+        let steer = Steer::new(config, addresses, paths.next(), &host)?;
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
@@ -243,7 +261,7 @@ impl Node {
             return Ok(());
         }
         let since = SystemTime::now();
-        let events = self.steered.steer(&self.name, text, addresses, paths.next())?;
+        let events = self.steered.steer((&self.name, text), addresses, paths.next(), host.forwards)?;
         paths.learn(&steer, config, since);
         drop(paths);
         // The first subscription serves all later configurations.
@@ -338,14 +356,14 @@ impl Node {
 impl Steered {
     fn steer(
         &self,
-        name: &str,
-        text: &str,
+        (name, text): (&str, &str),
         addresses: &[(Arc<str>, SocketAddr)],
         first_path: usize,
+        forwards: Forwards,
     ) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let bound = addresses.iter().map(|(name, address)| (name.to_string(), *address)).collect();
-        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path };
+        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path, forwards };
         let (warnings, events) = keeper.steer(order)?;
         for warning in warnings {
             tracing::warn!("{warning}");
@@ -408,8 +426,13 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
 }
 
 /// How many flows the limit on open files and the configuration allow.
-fn budget(config: &Config, nofile: u64) -> Budget {
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
+fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
+    let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
+    let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
+    let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
+    // Connections of tunnels that hold no flow yet.
+    let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle.min(nofile / 8));
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

@@ -50,7 +50,7 @@ pub struct Wishes<'a> {
 }
 
 impl Dialing {
-    /// Whether this address leads back to a listener of ours.
+    /// Whether dialling this address would come back to ourselves.
     pub fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
@@ -225,7 +225,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream, early: Vec::new(), bound: None, sent, stack })
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack })
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

@@ -18,7 +18,7 @@ pub struct OverlayOrder {
     pub destination: Destination,
     /// The application that opened the flow.
     pub client: SocketAddr,
-    /// The host name, if the destination is one.
+    /// The host name, if it is known.
     pub host: Option<HostName>,
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried,
     };
     let host = match &order.destination.host {
         Host::Name(name) => Some(name.clone()),
-        Host::Ip(_) => None,
+        Host::Ip(_) => order.host.cloned(),
     };
     let order = OverlayOrder {
         node: node.clone(),
@@ -52,5 +52,5 @@ pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried,
     };
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
     let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
-    Ok(Carried { stream, early: Vec::new(), bound: None, sent: 0, stack: Vec::new() })
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack: Vec::new() })
 }

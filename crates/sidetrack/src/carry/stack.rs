@@ -29,6 +29,10 @@ pub fn set(socket: impl AsFd, options: &[StackOption]) -> Vec<StackOption> {
         StackOption::Ttl(leg, limit) => {
             sockopt::set_hop_limit(&socket, limit).ok().map(|limit| StackOption::Ttl(leg, limit))
         }
+        StackOption::NoFragmentation(leg, avoid) => {
+            let done = sockopt::set_dont_fragment(&socket, avoid);
+            done.ok().map(|avoided| StackOption::NoFragmentation(leg, avoided))
+        }
         _ => None,
     };
     options.iter().filter_map(done).collect()

@@ -9,6 +9,8 @@ pub mod overlay;
 pub mod plan;
 pub mod run;
 pub mod schema;
+pub mod shunt;
+pub mod tunnel;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

@@ -56,7 +56,7 @@ impl Kernel {
             Config::from_text(&order.name, &order.text).map_err(|error| anyhow::anyhow!("{error}"))?;
         let bound: Vec<_> =
             order.bound.iter().map(|(name, address)| (name.as_str().into(), *address)).collect();
-        let mut steer = Steer::new(&config, &bound, order.first_path, &Host::here())?;
+        let mut steer = Steer::new(&config, &bound, order.first_path, &Host::that(order.forwards))?;
         let mut warnings = Vec::new();
         // The table is the token of who steers in this namespace: nothing else is touched before we have it.
         self.own()?;

@@ -29,21 +29,32 @@ pub(super) struct Header {
 
 impl Wake for Header {
     fn wake(self: Arc<Self>) {
-        if self.queued.swap(true, Ordering::AcqRel) {
-            return;
+        if self.is_to_be_queued() {
+            self.enqueue();
         }
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.is_to_be_queued() {
+            self.clone().enqueue();
+        }
+    }
+}
+
+impl Header {
+    /// Both this and the taking from the queue are one read and write at once, so that one of them sees the other: a task
+    /// whose wake came too late for the queue has not yet looked at what it was woken for, and will see it.
+    fn is_to_be_queued(&self) -> bool {
+        !self.queued.swap(true, Ordering::AcqRel)
+    }
+
+    fn enqueue(self: Arc<Self>) {
         CURRENT.with_borrow(|current| match current {
             Some(own) if Arc::ptr_eq(&own.remote, &self.remote) => {
                 own.tasks.ready.borrow_mut().push_back(self)
             }
             _ => self.remote.clone().push(self),
         });
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.load(Ordering::Acquire) {
-            self.clone().wake();
-        }
     }
 }
 
@@ -131,7 +142,8 @@ impl Tasks {
         let queued = self.ready.borrow().len();
         for _ in 0..queued {
             let Some(header) = self.ready.borrow_mut().pop_front() else { return };
-            header.queued.store(false, Ordering::Release);
+            // See `Header::is_to_be_queued`.
+            header.queued.swap(false, Ordering::AcqRel);
             if header.index == MAIN {
                 self.main_is_ready.set(true);
             } else {

@@ -187,7 +187,7 @@ fn carrier(decided: &Decided) -> Option<Cow<'_, str>> {
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some("kernel".into()),
         Action::Carry(carry) => Some(match &carry.carrier {
             Carrier::Direct => "direct".into(),
-            other @ (Carrier::Hops(_) | Carrier::Overlay(_)) => other.to_string().into(),
+            through => through.to_string().into(),
         }),
     }
 }

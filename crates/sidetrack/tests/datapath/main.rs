@@ -19,3 +19,4 @@ mod random;
 mod socks;
 mod storms;
 mod transfers;
+mod tunnel;

@@ -129,7 +129,7 @@ fn exchange(stream: &TcpStream, out: Direction, back: Direction, waits: bool) {
 }
 
 /// The server of all transfers: it reads the preamble, then the seed, and does its part.
-fn server(preamble: &'static [u8]) -> Server {
+pub fn server(preamble: &'static [u8]) -> Server {
     Server::start(move |mut stream| {
         let mut head = vec![0; preamble.len() + 8];
         if stream.read_exact(&mut head).is_err() {
@@ -152,7 +152,7 @@ fn transfer(mut stream: TcpStream, preamble: &[u8], seed: u64) -> (u64, u64) {
 
 /// Small transfers side by side, and two large ones; every node must have recorded every flow as `ok`, the first with
 /// the bytes of the client and the server and no others. Gives the records of each.
-fn transfers(
+pub fn transfers(
     nodes: &[Node],
     preamble: &'static [u8],
     open: impl Fn() -> TcpStream + Sync,

@@ -182,3 +182,59 @@ fn a_configuration_that_steers_nothing_removes_the_block() {
         assert_eq!(Traces::now(), before);
     });
 }
+
+/// A port that stands for the server, led there by the kernel alone.
+fn kernel_port(port: SocketAddr, server: SocketAddr) -> String {
+    format!(
+        "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"{port}\"\nto = \"{server}\"\n\
+         [[listen]]\nname = \"out\"\nkind = \"redirect\"\ndst = \"{}\"\nports = {}\n\
+         [[rule]]\nname = \"ours\"\nmatch = {{ listener = \"out\" }}\ncarrier = \"direct\"\nkernel = \"never\"\n\
+         [[rule]]\nname = \"kernel\"\ncarrier = \"direct\"\n",
+        server.ip(),
+        server.port()
+    )
+}
+
+#[test]
+fn closed_blocks_what_passes_through_us_and_leaves_the_kernel_its_paths() {
+    in_namespace(|| {
+        let before = Traces::now();
+        let server = Server::start("127.0.0.1");
+        let port: SocketAddr = "127.0.0.2:4000".parse().expect("an address");
+        let mut up =
+            Up::start("default = \"deny\"\non_crash = \"closed\"\n", &kernel_port(port, server.address));
+        visit(port, b"word");
+        assert_eq!(up.record().fate(), ("kernel", "kernel", "kernel_closed"));
+        kill(&up, Victim::MainAndKeeper);
+        up.gone();
+        assert!(Client::connect(server.address).is_err(), "what passed through us");
+        // Its rule let the kernel carry it without us, which it still can.
+        visit(port, b"word");
+        let up = Up::start("default = \"deny\"\n", &kernel_port(port, server.address));
+        visit(port, b"word");
+        assert!(up.stop().0.success());
+        assert_eq!(Traces::now(), before);
+    });
+}
+
+#[test]
+fn another_answer_to_a_crash_is_in_force_after_a_reload() {
+    in_namespace(|| {
+        let before = Traces::now();
+        let server = Server::start("127.0.0.1");
+        let address = server.address;
+        let [open, closed] =
+            ["open", "closed"].map(|word| format!("default = \"deny\"\non_crash = \"{word}\"\n"));
+        for (first, then) in [(&open, &closed), (&closed, &open), (&open, &closed)] {
+            let mut up = Up::start(first, &tables(address, 0));
+            up.reload(then, &tables(address, 1));
+            let (client, seen, _) = visit(address, b"word");
+            assert_ne!(client, seen, "it steers as before");
+            kill(&up, Victim::MainAndKeeper);
+            up.gone();
+            assert_eq!(Client::connect(address).is_err(), then == &closed, "after {then}");
+        }
+        assert!(Up::start(&open, &tables(address, 0)).stop().0.success());
+        assert_eq!(Traces::now(), before);
+    });
+}

@@ -6,6 +6,7 @@ use crate::node::traces::Traces;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
 use sidetrack::keeper::{ARGUMENT, Ask, Order};
+use sidetrack::steer::Forwards;
 use sidetrack_sys::{process, scm};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -78,6 +79,7 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
             text: "version = 7\n[[listen".into(),
             bound: vec![],
             first_path: 0,
+            forwards: Forwards { v4: false, v6: false },
         };
         let request = serde_json::to_vec(&Ask::Steer(order)).expect("JSON");
         let refused = keeper.ask(&request).expect("an answer");

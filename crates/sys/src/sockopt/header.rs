@@ -66,6 +66,31 @@ pub fn speaks_mptcp(fd: impl AsFd) -> bool {
     result == 0 && value == 1
 }
 
+/// Asks the kernel that no packet of this socket be cut on its way (DF in IPv4; in IPv6 only the sender could cut), or
+/// allows it, and gives what is in force.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn set_dont_fragment(fd: impl AsFd, avoid: bool) -> io::Result<bool> {
+    let (level, name) = match super::local_address(&fd)? {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    };
+    // The values of IPv6 are the same.
+    let value = if avoid { libc::IP_PMTUDISC_DO } else { libc::IP_PMTUDISC_DONT };
+    // SAFETY: `value` lives across the call and its length is given.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(avoid) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +105,8 @@ mod tests {
             assert_eq!(set_traffic_class(&stream, 0x2b).unwrap(), 0x28, "without the bits of ECN");
             assert_eq!(set_hop_limit(&stream, 7).unwrap(), 7);
             assert_eq!(set_hop_limit(&stream, 0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+            assert!(set_dont_fragment(&stream, true).unwrap());
+            assert!(!set_dont_fragment(&stream, false).unwrap());
         }
     }
 

@@ -139,6 +139,8 @@ enum Owner {
 struct Session {
     owner: Owner,
     used: Instant,
+    /// Flows that are part of it now. While there are any it does not fall idle.
+    flows: u32,
     tokens: Option<Tokens>,
 }
 
@@ -148,7 +150,7 @@ struct Session {
 pub struct SessionTable {
     limits: SessionLimits,
     sessions: BTreeMap<SessionId, Session>,
-    /// When each session was used last, oldest first.
+    /// When each session without flows was used last, oldest first.
     by_use: std::collections::BTreeSet<(Instant, SessionId)>,
     per_owner: BTreeMap<Owner, usize>,
 }
@@ -177,12 +179,29 @@ impl SessionTable {
         }
     }
 
-    /// A flow of this session ended: it counts as used now.
-    pub fn touch(&mut self, now: Instant, id: &SessionId) {
+    /// A flow of this session begins: until it ends the session does not fall idle.
+    pub fn flow_began(&mut self, id: &SessionId) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            self.by_use.remove(&(session.used, id.clone()));
+            session.flows = session.flows.saturating_add(1);
+        }
+    }
+
+    /// A flow of this session ended: it counts as used now. Nothing happens if the session was torn down meanwhile.
+    pub fn flow_ended(&mut self, now: Instant, id: &SessionId) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.flows = session.flows.saturating_sub(1);
+            self.touch(now, id);
+        }
+    }
+
+    fn touch(&mut self, now: Instant, id: &SessionId) {
         if let Some(session) = self.sessions.get_mut(id) {
             self.by_use.remove(&(session.used, id.clone()));
             session.used = session.used.max(now);
-            self.by_use.insert((session.used, id.clone()));
+            if session.flows == 0 {
+                self.by_use.insert((session.used, id.clone()));
+            }
         }
     }
 
@@ -242,7 +261,7 @@ impl SessionTable {
         }
         self.per_owner.insert(owner.clone(), owned + 1);
         self.by_use.insert((now, id.clone()));
-        self.sessions.insert(id.clone(), Session { owner, used: now, tokens: None });
+        self.sessions.insert(id.clone(), Session { owner, used: now, flows: 0, tokens: None });
         self.resume(now, &id, query, random)
     }
 
