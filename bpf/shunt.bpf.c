@@ -37,10 +37,11 @@ struct packet {
 	void *data;
 	void *end;
 	__u32 ingress;
-	__u32 length;   /* of the whole frame */
+	__u32 length;   /* of the whole frame, where it may stand for several packets */
 	__u32 gso_size; /* payload of each segment where the frame stands for several */
 	__u8 *network;
 	__u8 *transport;
+	__u32 ip_header; /* bytes of the IP header; pointers are not subtracted, which takes a right more (CAP_PERFMON) */
 	__u32 ip_length;
 	__u8 protocol;
 	__u8 v6;
@@ -62,6 +63,7 @@ ALWAYS_INLINE int read_ipv4(struct packet *p, struct key4 *key)
 		return 0;
 	if (ip->frag_off & htons(0x3fff))
 		return 0;
+	p->ip_header = sizeof(*ip);
 	p->ip_length = htons(ip->tot_len);
 	p->protocol = ip->protocol;
 	p->transport = (__u8 *)(ip + 1);
@@ -76,6 +78,7 @@ ALWAYS_INLINE int read_ipv6(struct packet *p, struct key6 *key)
 
 	if (!fits(p, ip + 1) || ip->version != 6)
 		return 0;
+	p->ip_header = sizeof(*ip);
 	p->ip_length = htons(ip->payload_len) + sizeof(*ip);
 	p->protocol = ip->nexthdr;
 	p->transport = (__u8 *)(ip + 1);
@@ -143,7 +146,7 @@ ALWAYS_INLINE int end_fits(const struct packet *p, const struct flow *flow, cons
 ALWAYS_INLINE int judge_tcp(const struct packet *p, struct flow *flow, const void *key)
 {
 	const struct tcphdr *tcp = (void *)p->transport;
-	__u32 header = (__u32)(p->transport - p->network) + tcp->doff * 4;
+	__u32 header = p->ip_header + tcp->doff * 4;
 	__u32 sequence = __builtin_bswap32(tcp->seq);
 	__u32 data = p->ip_length > header ? p->ip_length - header : 0;
 
@@ -190,7 +193,7 @@ ALWAYS_INLINE int same_link(const struct packet *p, struct flow *flow)
 /* Whether the packet, or each of those it stands for, is larger than the egress takes. The slow path answers then. */
 ALWAYS_INLINE int too_large(const struct packet *p, const struct flow *flow)
 {
-	__u32 header = (__u32)(p->transport - p->network);
+	__u32 header = p->ip_header;
 
 	if (!p->gso_size)
 		return p->ip_length > flow->mtu;
@@ -373,7 +376,6 @@ ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
 		.data = (void *)(long)ctx->data,
 		.end = (void *)(long)ctx->data_end,
 		.ingress = ctx->ingress_ifindex,
-		.length = ctx->data_end - ctx->data,
 	};
 	__u32 egress = 0;
 

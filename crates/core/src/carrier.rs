@@ -4,6 +4,7 @@
 use crate::flow::{Destination, DestinationError};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// The protocol spoken to one hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +70,10 @@ pub enum Carrier {
     Direct,
     /// Through these hops in order; never empty.
     Hops(Vec<Hop>),
+    /// Over the overlay to the node of this name, which delivers.
+    Overlay(Arc<str>),
+    /// Through the tunnel of this name (`[[tunnel]]`), whose far side dials the destination.
+    Tunnel(Arc<str>),
 }
 
 /// Why a text is no hop.
@@ -190,6 +195,7 @@ impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => f.write_str("direct"),
+            Self::Overlay(node) => write!(f, "overlay:{node}"),
             Self::Hops(hops) => {
                 for (index, hop) in hops.iter().enumerate() {
                     if index > 0 {
@@ -199,6 +205,7 @@ impl fmt::Display for Carrier {
                 }
                 Ok(())
             }
+            Self::Tunnel(name) => write!(f, "tunnel:{name}"),
         }
     }
 }

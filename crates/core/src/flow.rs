@@ -208,8 +208,12 @@ pub enum Intercept {
     Tproxy,
     /// An explicit SOCKS4-refusing, SOCKS5 or SOCKS6 request.
     Socks,
+    /// A request to us as an HTTP proxy.
+    Http,
     /// A port of ours stands for a server.
     Reverse,
+    /// The near side of a tunnel asked us to carry it on.
+    Tunnel,
     /// The kernel carried it by NAT; we saw it in conntrack only.
     Kernel,
 }
@@ -222,7 +226,9 @@ impl Intercept {
             Self::Redirect => "redirect",
             Self::Tproxy => "tproxy",
             Self::Socks => "socks",
+            Self::Http => "http",
             Self::Reverse => "reverse",
+            Self::Tunnel => "tunnel",
             Self::Kernel => "kernel",
         }
     }
@@ -254,7 +260,7 @@ pub struct Flow {
     pub host: Option<HostName>,
     /// The local process, if asked for and found.
     pub process: Option<Process>,
-    /// The SOCKS user that authenticated, if any.
+    /// Who authenticated: the SOCKS user, or the name in the certificate of a tunnel's near side.
     pub user: Option<String>,
 }
 

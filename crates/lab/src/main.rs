@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use sidetrack_lab::experiments::{epi, flights, idle, links, relay};
+use sidetrack_lab::experiments::{engine, epi, flights, idle, links, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -28,6 +28,8 @@ enum Job {
     Epi(epi::Options),
     /// Whether emulated links do what they are asked for; fails when one does not.
     Links(links::Options),
+    /// What the packet engine costs: its core alone, in memory; fails when a bar is missed.
+    Engine(engine::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -56,6 +58,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Idle(options) => idle::run(&options),
         Job::Epi(options) => epi::run(&options),
         Job::Links(options) => links::run(&options),
+        Job::Engine(options) => engine::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }

@@ -5,6 +5,7 @@ mod control;
 mod kernel;
 mod node;
 mod run;
+mod shunt;
 mod sockets;
 mod threads;
 mod up;
@@ -22,4 +23,12 @@ use std::os::fd::AsFd;
 /// If the connection to the main process breaks in any way but its end.
 pub fn keep() -> anyhow::Result<()> {
     crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
+/// Runs as the shunt's process, over standard input.
+///
+/// # Errors
+/// What breaks the shunt.
+pub fn shunt() -> anyhow::Result<()> {
+    crate::shunt::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }

@@ -9,7 +9,7 @@
 mod flow;
 mod kernel;
 mod serve;
-mod wire;
+pub(crate) mod wire;
 
 pub use flow::{KernelFlow, KernelFlowKey};
 pub use serve::keep;

@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
-use sidetrack::cli::{check, cleanup, doctor, explain, flows, functions, plan, run, schema};
+use sidetrack::cli::{
+    check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
+};
 use sidetrack::config::Config;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,10 +45,19 @@ enum Command {
     Fn(functions::FnArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
+    /// Keys, links and paths of the overlay
+    Overlay(overlay::OverlayArgs),
     /// Prints every privileged action that a configuration leads to; does none
     Plan(plan::PlanArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
+    /// Shows and changes which flows take the fast path
+    Shunt(shunt::ShuntArgs),
+    /// Moves flows to the fast path; started by `up`, not by people
+    #[command(hide = true)]
+    ShuntProcess,
+    /// Makes keys and certificates for both ends of a tunnel
+    Tunnel(tunnel::TunnelArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]
     Keeper,
@@ -69,8 +80,12 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
+        Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Shunt(args) => shunt::run(&args),
+        Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
+        Command::Tunnel(args) => tunnel::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -89,6 +89,7 @@ struct FunctionBytesLabels {
 enum Path {
     Direct,
     Proxy,
+    Overlay,
     Kernel,
 }
 
@@ -97,6 +98,7 @@ impl Path {
         match self {
             Self::Direct => "direct",
             Self::Proxy => "proxy",
+            Self::Overlay => "overlay",
             Self::Kernel => "kernel",
         }
     }
@@ -297,7 +299,8 @@ fn path(decided: &Decided) -> Option<Path> {
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some(Path::Kernel),
         Action::Carry(carry) => Some(match carry.carrier {
             Carrier::Direct => Path::Direct,
-            Carrier::Hops(_) => Path::Proxy,
+            Carrier::Hops(_) | Carrier::Tunnel(_) => Path::Proxy,
+            Carrier::Overlay(_) => Path::Overlay,
         }),
     }
 }
@@ -316,6 +319,7 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
                 HopProtocol::Http => "http",
             })
         }
+        Carrier::Tunnel(_) if path == Path::Proxy => "tunnel",
         _ => path.as_str(),
     }
 }

@@ -38,9 +38,9 @@ impl Owners {
         let remote = match flow.intercept {
             // The client sees the destination it asked the kernel for.
             Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
-            Intercept::Socks | Intercept::Reverse => Some(listener),
+            Intercept::Socks | Intercept::Http | Intercept::Reverse => Some(listener),
             // Clients of other hosts.
-            Intercept::Tproxy | Intercept::Kernel => None,
+            Intercept::Tproxy | Intercept::Tunnel | Intercept::Kernel => None,
         };
         match (self, remote) {
             (_, None) => Process::default(),

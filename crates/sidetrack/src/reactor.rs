@@ -10,7 +10,7 @@ mod net;
 mod task;
 mod timer;
 
-pub use net::{TcpListener, TcpStream};
+pub use net::{QuicRuntime, TcpListener, TcpStream};
 pub use task::{block_on, spawn, yield_now};
 pub use timer::{Elapsed, Sleep, sleep, timeout, timeout_at};
 

@@ -13,32 +13,45 @@ mod watch;
 
 pub use client::{Client, Sniffed};
 pub use lane::allow_pipes;
+pub use setup::{Connect, undecided};
+pub use watch::Watched;
 
-use crate::intercept::Listening;
-use crate::live::{Ended, LiveFlow, Slot};
-use crate::reactor::TcpStream;
+use crate::carry::Stream;
+use crate::http;
+use crate::intercept::{Catches, Listening};
+use crate::live::{Clock, Ended, LiveFlow, Slot};
 use crate::worker::{Admission, Worker};
 use pump::Pump;
 use setup::{Setup, SetupEnd};
+use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::policy::Carry;
+use sidetrack_core::splice;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
-struct Entry {
+pub struct Entry {
     worker: Arc<Worker>,
     live: Arc<LiveFlow>,
     slot: Option<Slot>,
 }
 
 impl Entry {
-    fn new(worker: &Arc<Worker>) -> Self {
+    /// Enters a flow that was caught just now.
+    pub fn new(worker: &Arc<Worker>) -> Self {
         let live = Arc::new(LiveFlow::new(worker.next_flow_id()));
         let slot = worker.ledger.enter(live.clone());
         Self { worker: worker.clone(), live, slot: Some(slot) }
     }
 
-    fn end(&mut self, reason: EndReason, detail: Option<String>) {
+    /// The flow.
+    pub fn live(&self) -> &Arc<LiveFlow> {
+        &self.live
+    }
+
+    /// Its end; only the first one counts.
+    pub fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let duration = self.live.age();
             let detail = detail.map(String::into_boxed_str);
@@ -53,35 +66,64 @@ impl Drop for Entry {
     }
 }
 
-/// Serves one accepted connection to its end.
-pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
+/// A client that has come.
+#[derive(Debug)]
+pub struct Arrived {
+    /// What its bytes come over.
+    pub stream: Stream,
+    /// Who is at the other end of the connection.
+    pub peer: SocketAddr,
+    /// Bytes of it that were read already.
+    pub held: Vec<u8>,
+}
+
+/// Serves one client to its end.
+pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
+    let Arrived { stream, peer, held } = arrived;
     let admission = match Admission::ask(&worker, peer.ip()) {
         Ok(admission) => admission,
         Err(detail) => return shed(&worker, &listening, stream, peer, detail),
     };
-    let mut entry = Entry::new(&worker);
     let mut client = Client::new(stream);
+    client.put_first(held);
+    if matches!(listening.catches, Catches::Http(_)) {
+        // Boxed: other flows need not have room for requests.
+        return Box::pin(http::serve(worker, listening, client, peer, admission)).await;
+    }
+    let entry = Entry::new(&worker);
+    carry_on(Passage { worker, listening, peer, connect: None }, client, entry).await;
+    drop(admission);
+}
+
+/// A flow that is led by [`Setup`] and moved by [`Pump`].
+pub struct Passage {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// What caught it.
+    pub listening: Arc<Listening>,
+    /// The client.
+    pub peer: SocketAddr,
+    /// What the client asked for by CONNECT; none where the interceptor finds it out.
+    pub connect: Option<Connect>,
+}
+
+/// Makes the path, moves the bytes, and ends the flow.
+pub async fn carry_on(passage: Passage, mut client: Client, mut entry: Entry) {
+    let Passage { worker, listening, peer, connect } = passage;
     // Boxed, so that the memory goes back before the long part of a flow's life begins.
-    let made = Box::pin(Setup::new(&worker, &listening, &entry.live, peer).run(&mut client)).await;
+    let setup = Setup::new(&worker, &listening, &entry.live, peer, connect);
+    let made = Box::pin(setup.run(&mut client)).await;
     if entry.live.decided().is_none() {
         entry.live.decide(setup::undecided(&listening, peer));
     }
     match made {
         SetupEnd::Ready(ready) => {
             let early_up = client.take_held();
-            let pump = Pump::new(
-                (client.stream, ready.server),
-                (early_up, ready.early),
-                ready.config,
-                entry.live.clone(),
-                worker.clock,
-            );
-            let pump = match ready.chain {
-                Some(chain) => pump.through(chain),
-                None => pump,
-            };
+            let early = (early_up, ready.early);
             let part_of = ready.session;
-            let ending = pump.await;
+            let sides = (client.stream, ready.server);
+            let moving = Moving { early, config: ready.config, chain: ready.chain };
+            let ending = moved(sides, moving, &entry.live, worker.clock).await;
             drop(part_of);
             entry.end(ending.reason, ending.error.map(|error| error.to_string()));
         }
@@ -94,11 +136,47 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, stream: TcpSt
             entry.end(failure.reason, Some(failure.detail));
         }
     }
-    drop(admission);
+}
+
+/// What the moving of bytes begins with.
+struct Moving {
+    /// Bytes read from the client and from the server already.
+    early: (Vec<u8>, Vec<u8>),
+    config: splice::Config,
+    /// The functions on the way.
+    chain: Option<Box<Chain>>,
+}
+
+/// Moves the bytes between two sides.
+async fn moved(sides: (Stream, Stream), moving: Moving, live: &Arc<LiveFlow>, clock: Clock) -> pump::Ending {
+    let live = live.clone();
+    let Moving { early, config, chain } = moving;
+    match sides {
+        (Stream::Tcp(client), Stream::Tcp(server)) => {
+            Pump::new((client, server), early, config, live, clock).through(chain).await
+        }
+        // Boxed, so that sockets alone decide how much memory a flow between sockets has.
+        sides => Box::pin(Pump::new(sides, early, config, live, clock).through(chain)).await,
+    }
+}
+
+/// Moves the bytes of a connection that changed its protocol with the server.
+pub async fn upgraded(
+    worker: &Worker,
+    mut client: Client,
+    (server, early): (Stream, Vec<u8>),
+    carry: &Carry,
+    mut entry: Entry,
+) {
+    let early = (client.take_held(), early);
+    let config = setup::bounds(&worker.config().limits, carry);
+    let moving = Moving { early, config, chain: None };
+    let ending = moved((client.stream, server), moving, &entry.live, worker.clock).await;
+    entry.end(ending.reason, ending.error.map(|error| error.to_string()));
 }
 
 /// Refuses a flow there is no room for; it still gets its record.
-fn shed(worker: &Arc<Worker>, listening: &Listening, stream: TcpStream, peer: SocketAddr, detail: String) {
+fn shed(worker: &Arc<Worker>, listening: &Listening, stream: Stream, peer: SocketAddr, detail: String) {
     let mut entry = Entry::new(worker);
     entry.live.decide(setup::undecided(listening, peer));
     Client::new(stream).reset();

@@ -2,10 +2,15 @@
 //! own ledger. Nothing on the data path is shared with other workers but the snapshot of the configuration and the
 //! budget of descriptors.
 
-use crate::carry::Dialing;
+mod far;
+
+pub use far::WAITING_MAX as FAR_WAITING_MAX;
+
+use crate::carry::tunnel::Tunnels;
+use crate::carry::{Dialing, Stream};
 use crate::config::Config;
 use crate::function::Library;
-use crate::intercept::Listening;
+use crate::intercept::{Catches, Listening};
 use crate::live::{Clock, Ledger};
 use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
@@ -104,13 +109,20 @@ pub struct Worker {
     pub clock: Clock,
     /// Sessions and tokens of SOCKS6 clients.
     pub sessions: Arc<Mutex<SessionTable>>,
+    /// Its tunnels to far sides.
+    pub tunnels: Tunnels,
+    /// What it is the far side of.
+    far: far::Far,
     shared: Arc<Shared>,
 }
 
 impl Worker {
     /// A worker with this ledger.
     pub fn new(shared: Arc<Shared>, ledger: Arc<Ledger>) -> Self {
-        Self { ledger, clock: shared.clock, sessions: shared.sessions.clone(), shared }
+        let asked = shared.clone();
+        let tunnels = Tunnels::new(Arc::new(move || asked.dialing.load_full()));
+        let (clock, sessions) = (shared.clock, shared.sessions.clone());
+        Self { ledger, clock, sessions, tunnels, far: far::Far::default(), shared }
     }
 
     /// The configuration in force.
@@ -144,11 +156,18 @@ impl Worker {
         FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
-    /// Wakes flows that are overdue, for ever.
+    /// Wakes flows that are overdue, and keeps the tunnels those of the configuration, for ever.
     pub async fn sweep(self: Arc<Self>) {
+        let mut config = self.config();
+        self.tunnels.update(&config.tunnels);
         loop {
             reactor::sleep(SWEEP).await;
             self.ledger.wake_due(self.clock.now());
+            crate::http::tend();
+            if !Arc::ptr_eq(&config, &self.shared.config.load()) {
+                config = self.config();
+                self.tunnels.update(&config.tunnels);
+            }
         }
     }
 
@@ -170,7 +189,7 @@ impl Worker {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => self.serve(&listening, stream, peer),
+                Ok((stream, peer)) => self.serve(&listening, stream, peer, &stop),
                 Err(error) if is_about_the_connection(&error) => {}
                 Err(error) => {
                     if let Some(silent) = complaints.take(self.clock.now()) {
@@ -183,7 +202,7 @@ impl Worker {
         // The kernel has answered these clients already, and would reset them with the socket.
         for _ in 0..WAITING_MAX {
             match poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {
-                Poll::Ready(Ok((stream, peer))) => self.serve(&listening, stream, peer),
+                Poll::Ready(Ok((stream, peer))) => self.serve(&listening, stream, peer, &stop),
                 Poll::Ready(Err(_)) | Poll::Pending => break,
             }
         }
@@ -192,9 +211,26 @@ impl Worker {
         drop(stop);
     }
 
-    fn serve(self: &Arc<Self>, listening: &Arc<Listening>, stream: TcpStream, peer: SocketAddr) {
+    fn serve(
+        self: &Arc<Self>,
+        listening: &Arc<Listening>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        stop: &watch::Receiver<bool>,
+    ) {
         let peer = listening.client(sidetrack_sys::sockopt::canonical(peer));
-        reactor::spawn(session::serve(self.clone(), listening.clone(), stream, peer));
+        if let Catches::Tunnel(_) = listening.catches {
+            reactor::spawn(self.clone().accept_tls(listening.clone(), stream, peer, stop.clone()));
+        } else {
+            let arrived = session::Arrived { stream: Stream::Tcp(stream), peer, held: Vec::new() };
+            reactor::spawn(session::serve(self.clone(), listening.clone(), arrived));
+        }
+    }
+
+    /// Tells the other ends of tunnels that this worker stops.
+    pub async fn part(&self) {
+        self.tunnels.close().await;
+        self.far.close().await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The configuration: what a good file becomes, and every error message with its carets.
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
-use sidetrack::config::{AdminAt, Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings};
+use sidetrack::config::{AdminAt, Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings, System};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -437,6 +437,27 @@ fn no_secret_is_ever_shown() {
     }
 }
 
+/// This machine, with the keys that an example makes for itself.
+struct WithKeys(System);
+
+impl Surroundings for WithKeys {
+    fn uid_of(&self, name: &str) -> Option<u32> {
+        self.0.uid_of(name)
+    }
+
+    fn secret_file(&self, path: &str) -> std::io::Result<SecretFile> {
+        if !path.starts_with("/run/example/") {
+            return self.0.secret_file(path);
+        }
+        let text = sidetrack::tls::self_signed("end.example", 1).unwrap().identity_pem();
+        Ok(SecretFile { text, world_readable: false })
+    }
+
+    fn resolve(&self, path: &str) -> PathBuf {
+        self.0.resolve(path)
+    }
+}
+
 #[test]
 fn every_example_of_the_repository_is_right() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
@@ -446,7 +467,9 @@ fn every_example_of_the_repository_is_right() {
         for file in folder.is_dir().then(|| std::fs::read_dir(&folder).unwrap()).into_iter().flatten() {
             let path = file.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "toml") {
-                let config = Config::load(&path).unwrap_or_else(|error| panic!("{}", error.render(false)));
+                let text = std::fs::read_to_string(&path).unwrap();
+                let config = Config::from_text_in("example", &text, &WithKeys(System::new(&folder)));
+                let config = config.unwrap_or_else(|error| panic!("{}", error.render(false)));
                 assert_eq!(config.warnings, [], "{}", path.display());
                 loaded += 1;
             }

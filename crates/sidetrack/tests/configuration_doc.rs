@@ -33,7 +33,8 @@ fn inner<'s>(root: &'s Value, value: &'s Value) -> Option<&'s Value> {
         return Some(value);
     }
     let choices = value.get("anyOf").and_then(Value::as_array).into_iter().flatten();
-    let named = value.get("additionalProperties").filter(|named| named.is_object());
+    // A table of tables, each under a name of its own.
+    let named = value.get("additionalProperties").filter(|one| one.is_object());
     value.get("items").into_iter().chain(named).chain(choices).find_map(|one| inner(root, one))
 }
 
@@ -121,10 +122,17 @@ fn the_tables_are_those_of_the_program() {
         "admin",
         "record",
         "limits",
+        "shunt",
+        "shunt.port",
         "function",
         "function.replace",
         "listen",
         "listen.users",
+        "listen.cache",
+        "tunnel",
+        "overlay",
+        "overlay.node",
+        "overlay.deliver",
         "rule",
         "rule.match",
         "test",
@@ -138,10 +146,25 @@ fn the_tables_are_those_of_the_program() {
 fn every_key_tells_its_default_and_its_unit() {
     let root = schema();
     // A table, a list of tables, or one of several keys of which one is needed.
-    let no_default = ["listen.to", "listen.names", "rule.action", "rule.carrier", "rule.credentials_file"];
-    let tables = ["admin", "record", "limits", "set", "function", "listen", "rule", "test", "default"];
+    let no_default = [
+        "shunt.port",
+        "listen.to",
+        "listen.names",
+        "listen.identity",
+        "listen.ca",
+        "listen.pins",
+        "tunnel.ca",
+        "tunnel.pins",
+        "rule.action",
+        "rule.carrier",
+        "rule.credentials_file",
+    ];
+    let tables = [
+        "admin", "record", "limits", "shunt", "set", "function", "listen", "tunnel", "rule", "test",
+        "default",
+    ];
     let tables = tables.map(|key| format!("/.{key}"));
-    for path in ["/", "admin", "record", "limits", "listen", "rule"] {
+    for path in ["/", "admin", "record", "limits", "shunt", "shunt.port", "listen", "tunnel", "rule"] {
         let table = table(&root, path);
         let required = table.get("required").cloned().unwrap_or_default();
         for (key, value) in table["properties"].as_object().unwrap() {

@@ -9,7 +9,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 5] = ["chain-of-three", "main-job", "reverse-proxy", "router-tproxy", "run-one-command"];
+const TESTED: [&str; 6] =
+    ["chain-of-three", "main-job", "reverse-proxy", "router-tproxy", "run-one-command", "tunnel"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "120";
@@ -108,6 +109,11 @@ fn router_tproxy() {
 #[test]
 fn chain_of_three() {
     passes("chain-of-three");
+}
+
+#[test]
+fn tunnel() {
+    passes("tunnel");
 }
 
 #[test]

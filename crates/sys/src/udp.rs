@@ -45,6 +45,22 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// A non-blocking UDP socket on `address` that others of this process may share (`SO_REUSEPORT`: the kernel keeps the
+/// datagrams of one sender and port together); an IPv6 one takes IPv6 only.
+///
+/// # Errors
+/// What the system call that failed says.
+pub fn bind_shared(address: SocketAddr) -> io::Result<UdpSocket> {
+    let kind = Type::DGRAM.nonblocking().cloexec();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
 /// Receives one datagram on a socket of [`bind`].
 ///
 /// # Errors

@@ -5,6 +5,7 @@ mod support;
 use sidetrack_sys::bpf::{
     FastPath, FlowEntry, FlowKey, FlowState, Forwarding, Hook, ProgramKind, monotonic_ns,
 };
+use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::route;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -199,6 +200,9 @@ fn every_program_passes_the_verifier() {
     if !support::is_root() {
         return;
     }
+    // No more rights than the shunt's process has; rights are those of the thread.
+    let rights = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;
+    sidetrack_sys::caps::keep_only(rights).expect("fewer rights");
     for kind in [ProgramKind::Tc, ProgramKind::Xdp] {
         for forwarding in [Forwarding::Bridged, Forwarding::Routed] {
             FastPath::new(kind, forwarding, 16).unwrap_or_else(|e| panic!("{kind:?} {forwarding:?}: {e}"));

@@ -183,12 +183,14 @@ fn folded(word: Word, text: &str) -> String {
     if word == Word::Host { text.trim_end_matches('.').to_lowercase() } else { text.to_owned() }
 }
 
-const INTERCEPTS: [Intercept; 6] = [
+const INTERCEPTS: [Intercept; 8] = [
     Intercept::Run,
     Intercept::Redirect,
     Intercept::Tproxy,
     Intercept::Socks,
+    Intercept::Http,
     Intercept::Reverse,
+    Intercept::Tunnel,
     Intercept::Kernel,
 ];
 

@@ -119,6 +119,12 @@ impl Shunt {
             Input::Connection(connection) => self.connection(now, &connection, None),
             Input::Pinned(connection, action) => self.connection(now, &connection, Some(action)),
             Input::Ended(connection) => self.ended(&connection),
+            Input::SlowCounted(tuple, identity, traffic) => {
+                if let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.is(identity)) {
+                    flow.slow = traffic;
+                    flow.identity.start_ns = flow.identity.start_ns.or(identity.start_ns);
+                }
+            }
             Input::EventsLost => {
                 if !self.listing {
                     self.listing = true;
@@ -400,6 +406,8 @@ impl Shunt {
         let known = self.flows.get(&connection.tuple).is_some_and(|flow| flow.is(connection.identity));
         if known && let Some(mut flow) = self.flows.remove(&connection.tuple) {
             flow.slow = connection.traffic.unwrap_or(flow.slow);
+            // Reports of changes have no time stamps; those of ends and lists do.
+            flow.identity.start_ns = flow.identity.start_ns.or(connection.identity.start_ns);
             flow.ended = true;
             return self.part(flow, Cause::Ended);
         }

@@ -21,10 +21,12 @@
 
 mod machine;
 mod mark;
+mod rules;
 mod tracked;
 
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
+pub use rules::RuleSet;
 pub use tracked::{Flow, Standing};
 
 use crate::time::Instant;
@@ -296,6 +298,8 @@ pub enum Input<'a> {
     Connection(Connection),
     /// Conntrack reports the end of a connection.
     Ended(Connection),
+    /// What passed on the slow path until now, asked for by a person who looks.
+    SlowCounted(Tuple, Identity, Both),
     /// Conntrack's reports were lost.
     EventsLost,
     /// All connections that are there, as asked for by [`Output::List`].

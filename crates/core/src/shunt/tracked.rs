@@ -128,6 +128,7 @@ impl Flow {
     /// Takes what a report says.
     pub(super) fn learn(&mut self, connection: &Connection) {
         self.mark = connection.mark;
+        self.identity.start_ns = self.identity.start_ns.or(connection.identity.start_ns);
         self.both_ways |= connection.both_ways;
         self.translated = connection.translated;
         self.inspected |= connection.inspected;

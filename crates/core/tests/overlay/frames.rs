@@ -19,9 +19,9 @@ fn open() -> Open {
         position: 1,
         resume: Some(70_000),
         window_bytes: 262_144,
-        destination: "db.example.nl:5432".parse().unwrap(),
-        client: "192.0.2.7:40000".parse().unwrap(),
-        host: Some("db.example.nl".parse().unwrap()),
+        destination: "db.example.nl:5432".parse().expect("a destination"),
+        client: "192.0.2.7:40000".parse().expect("an address"),
+        host: Some("db.example.nl".parse().expect("a name")),
         signature: Signature([9; 64]),
     }
 }
@@ -35,7 +35,8 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
     let greeting = Greeting { version: 1, kind: LinkKind::Reliable, purpose: Purpose::FromAcceptor };
     let hello = Hello { state: LinkState::Up, sequence: 258, interval_ms: 40, echo: Some((7, 1500)) };
     let ack = Ack { next: 1, limit: 2, confirmed: 3, hole_end: 4 };
-    let bare = Open { resume: None, host: None, destination: "[2001:db8::1]:22".parse().unwrap(), ..open() };
+    let destination = "[2001:db8::1]:22".parse().expect("a destination");
+    let bare = Open { resume: None, host: None, destination, ..open() };
     let packet =
         Packet { path: path(&[1, 2]), position: 1, protocol: Protocol::EchoRequest, payload: vec![0xAA] };
     let refused = Refused { by: NodeId(3), reason: Refusal::Denied, detail: "no".into() };

@@ -29,6 +29,7 @@ impl Random {
 }
 
 /// The seeds to run: so many, or what the environment says.
+#[allow(clippy::disallowed_methods, reason = "the surroundings choose the seeds, not what a seed does")]
 pub fn seeds(usual: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     match (number("SIDETRACK_SEED"), number("SIDETRACK_SEEDS")) {

@@ -9,24 +9,34 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 26] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
-    ("config", &[]),
+    ("tls", &[]),
+    ("config", &["tls"]),
     ("dns", &[]),
     ("process", &[]),
     // The event loop knows no flow.
     ("reactor", &[]),
     // Decides about packets that others carry; knows the kernel and nobody else.
-    ("shunt", &[]),
+    ("shunt", &["config", "keeper"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
-    ("carry", &["live", "reactor"]),
+    ("carry", &["config", "live", "reactor", "tls"]),
     // What a flow passes between its two sides; the session leads the bytes through.
     ("function", &["live"]),
-    ("intercept", &["carry", "config", "dns", "live", "reactor", "session"]),
-    ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
-    ("worker", &["carry", "config", "function", "intercept", "live", "process", "reactor", "session"]),
+    ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
+    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
+    (
+        "session",
+        &["carry", "config", "dns", "function", "http", "intercept", "live", "process", "reactor", "worker"],
+    ),
+    (
+        "worker",
+        &["carry", "config", "function", "http", "intercept", "live", "process", "reactor", "session"],
+    ),
+    // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
+    ("overlay", &["carry", "config", "live"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),
@@ -34,7 +44,7 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
-    ("admin", &["config", "live", "metrics", "record", "reload"]),
+    ("admin", &["config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -53,9 +63,12 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "function",
             "intercept",
             "live",
+            "overlay",
             "plan",
             "record",
             "reload",
+            "shunt",
+            "tls",
         ],
     ),
     ("main", &["cli"]),

@@ -1,5 +1,6 @@
 //! The tables and figures of the seeds, one module each.
 
+pub mod engine;
 pub mod epi;
 pub mod flights;
 pub mod idle;

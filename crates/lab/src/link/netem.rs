@@ -35,17 +35,17 @@ impl NetemLink {
     pub fn join(a: &Node, b: &Node, subnet: u8, conditions: [Conditions; 2]) -> Result<(Self, Link)> {
         let middle = Node::new(&format!("wire{subnet}"), a.launcher())?;
         let interface = format!("link{subnet}");
-        middle.run("ip", &["link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"])?;
+        middle.run("ip", &["link", "add", "name", "bridge", "type", "bridge", "mcast_snooping", "0"])?;
         for (node, end) in [(a, "a"), (b, "b")] {
             topology::veth(node, &interface, &middle, end)?;
             // One frame at a time: super-frames would be lost as a whole.
-            node.run("ip", &["link", "set", &interface, "gso_max_segs", "1"])?;
-            middle.run("ip", &["link", "set", end, "master", "bridge"])?;
+            node.run("ip", &["link", "set", "dev", &interface, "gso_max_segs", "1"])?;
+            middle.run("ip", &["link", "set", "dev", end, "master", "bridge"])?;
             middle.sysctl(&format!("net/ipv6/conf/{end}/disable_ipv6"), "1")?;
         }
         middle.sysctl("net/ipv6/conf/bridge/disable_ipv6", "1")?;
         for interface in ["bridge", "a", "b"] {
-            middle.run("ip", &["link", "set", interface, "up"])?;
+            middle.run("ip", &["link", "set", "dev", interface, "up"])?;
         }
         let link = topology::address(a, b, &interface, subnet)?;
         let netem = Self { middle };

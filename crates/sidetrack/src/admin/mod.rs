@@ -9,7 +9,12 @@
 //! | `GET /v1/functions` | the functions in force, and what has passed them |
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
+//! | `GET /v1/shunt` | the flows of the shunt |
+//! | `POST /v1/shunt?client=&server=&transport=&action=` | treats a flow as said: `shunt`, `block` or `ignore` |
+//! | `DELETE /v1/shunt?client=&server=&transport=` | withdraws that, or an entry: the packet filter is asked again |
 //! | `GET /v1/status` | one look at everything |
+//! | `GET /v1/overlay` | links, paths and sessions of the overlay |
+//! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
 //! | `GET /metrics` | OpenMetrics text; this one also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
@@ -19,12 +24,15 @@ mod capped;
 mod client;
 mod error;
 mod flows;
+mod overlay;
 mod places;
+mod shunt;
 mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
+pub use shunt::{Done, ShuntFlows};
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
@@ -59,8 +67,19 @@ pub trait Control: Send + Sync + 'static {
     fn functions(&self) -> Vec<FunctionCounts> {
         Vec::new()
     }
+    /// The way into the overlay, if this node is part of one.
+    fn overlay(&self) -> Option<Arc<crate::overlay::Entry>> {
+        None
+    }
     /// Brings what is known of flows that the kernel carries alone up to date. It may block.
     fn look_at_kernel_flows(&self) {}
+    /// Asks the shunt. It may block.
+    ///
+    /// # Errors
+    /// There is none, or what it says against it.
+    fn shunt(&self, _ask: &crate::shunt::Ask) -> Result<crate::shunt::Told, String> {
+        Err("the configuration has no [shunt]".to_owned())
+    }
     /// Loads the configuration anew.
     ///
     /// # Errors
@@ -126,7 +145,10 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/rules", get(status::rules))
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))
+        .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
         .route("/v1/status", get(status::status))
+        .route("/v1/overlay", get(overlay::status))
+        .route("/v1/overlay/ping/{node}", get(overlay::ping))
         .route("/metrics", get(metrics))
         .fallback(|| async {
             ApiError::not_found("there is no such path", "see docs/admin.md for those there are")

@@ -1,11 +1,14 @@
 //! What the admin interface may ask of the program: of a node, and of a `run`.
 
 use super::node::Node;
+use super::shunt::ShuntFlows;
 use crate::admin::{ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
 use crate::function::Function;
 use crate::metrics::FunctionCounts;
+use crate::overlay;
 use crate::reload::ReloadHandle;
+use crate::shunt::{Ask, Told};
 use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
@@ -17,12 +20,13 @@ pub struct ControlOf {
     node: Arc<Node>,
     reload: ReloadHandle,
     runtime: Handle,
+    shunt: Option<Arc<ShuntFlows>>,
 }
 
 impl ControlOf {
     /// To be made on the control event loop.
-    pub fn new(node: Arc<Node>, reload: ReloadHandle) -> Self {
-        Self { node, reload, runtime: Handle::current() }
+    pub fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
+        Self { node, reload, runtime: Handle::current(), shunt }
     }
 }
 
@@ -60,8 +64,17 @@ impl Control for ControlOf {
         self.node.functions().into_iter().map(counts).collect()
     }
 
+    fn overlay(&self) -> Option<Arc<overlay::Entry>> {
+        self.node.overlay()
+    }
+
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
+    }
+
+    fn shunt(&self, ask: &Ask) -> Result<Told, String> {
+        let shunt = self.shunt.as_ref().ok_or("the configuration has no [shunt]")?;
+        shunt.ask(ask).map_err(|error| format!("{error:#}"))
     }
 
     fn reload(&self) -> Result<(), String> {

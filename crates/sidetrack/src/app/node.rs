@@ -4,17 +4,19 @@ use super::kernel::{KernelFlows, Paths};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
+use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::function::Function;
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
+use crate::overlay;
 use crate::process::Owners;
 use crate::reload::Change;
 use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
-use crate::worker::Shared;
+use crate::worker::{FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use sidetrack_core::flow::Process;
+use sidetrack_core::flow::{FlowId, Process};
 use sidetrack_core::limit::Budget;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::conntrack::Events;
@@ -45,6 +47,7 @@ pub struct Prepared {
     steer: Steer,
     steered_since: SystemTime,
     events: Option<Events>,
+    overlay: Option<overlay::Bound>,
 }
 
 /// A node at work.
@@ -60,6 +63,7 @@ pub struct Node {
     subscribed: AtomicBool,
     name: String,
     workers: usize,
+    overlay: Option<overlay::Overlay>,
 }
 
 /// Our side of what the kernel does for us.
@@ -87,6 +91,7 @@ impl Prepared {
             .iter()
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
+        let overlay = config.overlay.as_ref().map(overlay::Bound::new).transpose()?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let host = Host::here();
         let steer = Steer::new(config, &addresses, 0, &host)?;
@@ -102,7 +107,7 @@ impl Prepared {
                 events = steered.steer((name, text), &addresses, 0, host.forwards)?;
             }
         }
-        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events })
+        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events, overlay })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -120,10 +125,16 @@ impl Prepared {
             if self.steered.keeper.is_some() {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
-            budget(&config, nofile)
+            budget(&config, nofile, self.workers)
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
-        let shared = Arc::new(Shared::new(config, Dialing::default(), owners, budget, Clock::start()));
+        // Workers may dial (their tunnels) before all listeners are known.
+        let dialing = Dialing {
+            mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value),
+            own: Vec::new(),
+            overlay: None,
+        };
+        let shared = Arc::new(Shared::new(config, dialing, owners, budget, Clock::start()));
         shared.functions.keep(&shared.config.load().functions);
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
@@ -142,6 +153,7 @@ impl Prepared {
             events: Mutex::new(self.events),
             name: self.name,
             workers: self.workers,
+            overlay: self.overlay.map(overlay::Bound::start).transpose()?,
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -169,12 +181,20 @@ impl Node {
         self.shared.functions.functions()
     }
 
+    /// The number of a flow that somebody else carries.
+    pub fn next_flow_id(&self) -> FlowId {
+        self.shared.next_flow_id()
+    }
+
     /// Says where we listen.
     pub fn announce(&self) {
         for (name, kind, addresses) in self.listeners() {
             for address in addresses {
                 tracing::info!(listener = %name, kind, %address, "listening");
             }
+        }
+        for address in self.overlay.iter().flat_map(overlay::Overlay::addresses) {
+            tracing::info!(kind = "overlay", %address, "listening");
         }
         tracing::info!("ready");
     }
@@ -185,6 +205,14 @@ impl Node {
     /// What cannot be done; nothing has changed then.
     pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
+        anyhow::ensure!(
+            change.old.shunt == new.shunt,
+            "[shunt] is not changed by a reload: restart sidetrack (flows go on, on the slow path meanwhile)"
+        );
+        anyhow::ensure!(
+            change.old.overlay == new.overlay,
+            "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
+        );
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
         let mut served = lock(&self.served);
@@ -256,7 +284,13 @@ impl Node {
     fn set_dialing(&self, served: &[Served]) {
         let own = served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
-        self.shared.dialing.store(Arc::new(Dialing { mark, own: own.collect() }));
+        let mut dialing = Dialing { mark, own: own.collect(), overlay: None };
+        if let Some(overlay) = &self.overlay {
+            dialing.own.extend(overlay.addresses());
+            overlay.set_dialing(dialing.clone());
+            dialing.overlay = Some(overlay.entry());
+        }
+        self.shared.dialing.store(Arc::new(dialing));
     }
 
     /// Turns the ends of the kernel's flows into records, as a task of the caller's event loop.
@@ -303,11 +337,19 @@ impl Node {
         )
     }
 
+    /// The way into the overlay, if this node is part of one.
+    pub fn overlay(&self) -> Option<Arc<overlay::Entry>> {
+        self.overlay.as_ref().map(overlay::Overlay::entry)
+    }
+
     /// Stops accepting, gives every flow its end, stops the workers.
     pub fn stop(&self) {
         lock(&self.served).clear();
         if let Some(fleet) = lock(&self.fleet).take() {
             fleet.stop();
+        }
+        if let Some(overlay) = &self.overlay {
+            overlay.stop();
         }
     }
 
@@ -393,8 +435,13 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
 }
 
 /// How many flows the limit on open files and the configuration allow.
-fn budget(config: &Config, nofile: u64) -> Budget {
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE);
+fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
+    let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
+    let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
+    let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
+    // Connections of tunnels that hold no flow yet.
+    let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle.min(nofile / 8));
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

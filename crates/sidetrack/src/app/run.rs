@@ -95,8 +95,11 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
+            shunt: None,
             listeners: Vec::new(),
             functions: Vec::new(),
+            overlay: None,
+            tunnels: Vec::new(),
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),
@@ -198,7 +201,11 @@ fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<Serving>>
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
             };
-            Ok(fleet.serve(Bound { listening: Arc::new(listening), sockets: vec![socket] }))
+            Ok(fleet.serve(Bound {
+                listening: Arc::new(listening),
+                sockets: vec![socket],
+                datagrams: Vec::new(),
+            }))
         })
         .collect()
 }

@@ -1,11 +1,12 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
 use crate::config::{Config, Listener, ListenerKind};
+use crate::http::Proxy;
 use crate::intercept::{Catches, Listening};
 use anyhow::Context;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::sockopt::{self, ListenOptions};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub struct Bound {
     pub listening: Arc<Listening>,
     /// A socket for each worker.
     pub sockets: Vec<TcpListener>,
+    /// A socket for datagrams on the same port for each worker; empty where the listener takes none.
+    pub datagrams: Vec<UdpSocket>,
 }
 
 /// Binds all addresses of one listener.
@@ -59,13 +62,26 @@ fn bind_one(
         address = socket.local_addr()?;
         sockets.push(socket);
     }
+    let datagrams = match listener.kind {
+        ListenerKind::Tunnel(_) => {
+            (0..workers).map(|_| bind_datagrams(listener, address)).collect::<Result<_, _>>()?
+        }
+        _ => Vec::new(),
+    };
     let listening = Listening {
         name: listener.name.clone(),
         catches: catches(&listener.kind, config),
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
     };
-    Ok(Bound { listening: Arc::new(listening), sockets })
+    Ok(Bound { listening: Arc::new(listening), sockets, datagrams })
+}
+
+fn bind_datagrams(listener: &Listener, address: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let socket = sidetrack_sys::udp::bind_shared(address)
+        .with_context(|| format!("listener '{}': cannot receive datagrams on {address}", listener.name))?;
+    crate::carry::tunnel::quic::enlarge_buffers(&socket);
+    Ok(socket)
 }
 
 fn catches(kind: &ListenerKind, config: &Config) -> Catches {
@@ -73,6 +89,8 @@ fn catches(kind: &ListenerKind, config: &Config) -> Catches {
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
+        ListenerKind::Http(http) => Catches::Http(Arc::new(Proxy::new(http.clone()))),
+        ListenerKind::Tunnel(mutual) => Catches::Tunnel(mutual.clone()),
         ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
             v5: socks.v5,
             v6: socks.v6,

@@ -8,15 +8,20 @@ use crate::session;
 use crate::worker::{Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::EndReason;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// A socket and what its connections share, on its way to a worker.
-type Start = (Arc<Listening>, TcpListener, watch::Receiver<bool>);
+/// A worker's sockets of a listener and what their connections share, on their way to it.
+struct Start {
+    listening: Arc<Listening>,
+    socket: TcpListener,
+    datagrams: Option<UdpSocket>,
+    stop: watch::Receiver<bool>,
+}
 
 /// How long workers may take to give each flow its end and its record when the process stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -122,9 +127,11 @@ impl Fleet {
     /// Hands each worker its socket of a listener.
     pub fn serve(&self, bound: Bound) -> Serving {
         let (stop, stopped) = watch::channel(false);
+        let mut datagrams = bound.datagrams.into_iter();
         for (thread, socket) in self.threads.iter().zip(bound.sockets) {
+            let (listening, datagrams) = (bound.listening.clone(), datagrams.next());
             // A worker that is gone has taken the process with it: see `thread`.
-            let _ = thread.starts.send((bound.listening.clone(), socket, stopped.clone()));
+            let _ = thread.starts.send(Start { listening, socket, datagrams, stop: stopped.clone() });
         }
         Serving { listening: bound.listening, stop }
     }
@@ -176,7 +183,7 @@ async fn work(
     loop {
         tokio::select! {
             start = inbox.recv() => match start {
-                Some((listening, socket, stop)) => accept_on(&worker, listening, socket, stop),
+                Some(start) => accept_on(&worker, start),
                 None => break,
             },
             _ = stopped.changed() => break,
@@ -189,14 +196,14 @@ async fn work(
     while !worker.ledger.is_empty() && Instant::now() < until {
         reactor::yield_now().await;
     }
+    worker.part().await;
 }
 
-fn accept_on(
-    worker: &Arc<Worker>,
-    listening: Arc<Listening>,
-    socket: TcpListener,
-    stop: watch::Receiver<bool>,
-) {
+fn accept_on(worker: &Arc<Worker>, start: Start) {
+    let Start { listening, socket, datagrams, stop } = start;
+    if let Some(socket) = datagrams {
+        reactor::spawn(worker.clone().accept_quic(listening.clone(), socket, stop.clone()));
+    }
     match reactor::TcpListener::new(socket) {
         Ok(listener) => {
             reactor::spawn(worker.clone().accept(listening, listener, stop));

@@ -1,6 +1,7 @@
 //! `sidetrack up`: a node of listeners and interceptors, until it is told to stop.
 
 use super::node::{Node, Prepared};
+use super::shunt::ShuntFlows;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, RecordTo};
 use crate::metrics::Metrics;
@@ -37,6 +38,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // The keeper, its rules and the sockets first; then the rights go; then threads start and peers' bytes are read.
     let config = Arc::new(config);
     let prepared = Prepared::new(&config, &name, &text)?;
+    let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let windows = Windows::open(&handle.current().load())?;
@@ -44,7 +46,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // Nobody has asked for a reload yet: the reloader is not running.
     let _ = node_to_be.set(node.clone());
-    control_runtime()?.block_on(run(node, reloader, handle, windows))
+    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))
 }
 
 fn warn(name: &str, text: &str, config: &Config) {
@@ -108,10 +110,12 @@ async fn run(
     reloader: Reloader,
     handle: ReloadHandle,
     windows: Windows,
+    shunt: Option<Arc<ShuntFlows>>,
 ) -> anyhow::Result<()> {
     let config = handle.current().load_full();
     let (stop, stopped) = watch::channel(false);
-    let ledgers = node.ledgers();
+    let mut ledgers = node.ledgers();
+    ledgers.extend(shunt.as_ref().map(|shunt| shunt.ledger().clone()));
     let feed = Arc::new(Feed::new(config.record.recent));
     let metrics = Arc::new(Metrics::new());
     let writer = writer(&config)?;
@@ -122,7 +126,8 @@ async fn run(
     let (stop_records, records_stopped) = watch::channel(false);
     let records = tokio::spawn(recorder.run(records_stopped));
     node.record_kernel_flows();
-    let control = Arc::new(super::control::ControlOf::new(node.clone(), handle));
+    let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
+    let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
     let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), &stopped);
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
@@ -147,6 +152,9 @@ async fn run(
     })
     .await?;
     node.end_kernel_flows().await;
+    if let Some(shunting) = shunting {
+        shunting.await?;
+    }
     let _ = stop_records.send(true);
     records.await?;
     for window in windows {

@@ -1,6 +1,6 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
-use super::{Carried, Failure, FirstBytes, Order, resolve, stack};
+use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::v6::StackOption;
@@ -10,6 +10,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub struct Dialing {
     pub mark: Option<u32>,
     /// Addresses we listen on: dialling one would come back to ourselves.
     pub own: Vec<SocketAddr>,
+    /// The way into the overlay, where this node is part of one.
+    pub overlay: Option<Arc<dyn OverlayEntry>>,
 }
 
 /// What one connection wants of its socket.
@@ -47,7 +50,8 @@ pub struct Wishes<'a> {
 }
 
 impl Dialing {
-    fn is_own(&self, to: SocketAddr) -> bool {
+    /// Whether dialling this address would come back to ourselves.
+    pub fn is_own(&self, to: SocketAddr) -> bool {
         self.own.iter().any(|own| {
             own.port() == to.port()
                 && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))
@@ -221,7 +225,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream, early: Vec::new(), bound: None, sent, stack })
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack })
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

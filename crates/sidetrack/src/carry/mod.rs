@@ -2,18 +2,23 @@
 
 mod direct;
 mod hops;
+mod overlay;
 mod resolve;
 pub mod stack;
+mod stream;
+pub mod tunnel;
 
 pub use direct::Dialing;
+pub use overlay::{OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
+pub use stream::{Stream, Wire};
 
-use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{Destination, EndReason, Host};
+use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use std::net::SocketAddr;
+use std::task::{Context, Poll};
 
 /// Why a flow could not be carried, in the closed list's word and in words that name hop, step and code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,21 +44,25 @@ pub struct Order<'a> {
     pub carry: &'a Carry,
     /// Where to, after all rewriting.
     pub destination: Destination,
-    /// The client, for [`Carry::keep_client_address`].
+    /// The client, for [`Carry::keep_client_address`] and for who carries on.
     pub client: SocketAddr,
+    /// The host name the client meant, where it is known.
+    pub host: Option<&'a HostName>,
     /// Stack options a SOCKS6 client asked for towards the server.
     pub stack: &'a [StackOption],
     /// Metadata that came with the request and goes on along the chain.
     pub metadata: Vec<Metadata>,
     /// Marks and congestion control of the sockets we dial with.
     pub dialing: &'a Dialing,
+    /// The tunnels of this worker.
+    pub tunnels: &'a tunnel::Tunnels,
 }
 
 /// The path stands.
 #[derive(Debug)]
 pub struct Carried {
-    /// The socket towards the server or the first hop.
-    pub stream: TcpStream,
+    /// What leads to the server or the first hop.
+    pub stream: Stream,
     /// Bytes the server sent already.
     pub early: Vec<u8>,
     /// What the last hop said is bound for us; none if we dialled: then it is the socket's own address.
@@ -69,6 +78,10 @@ pub struct Carried {
 pub trait FirstBytes {
     /// The bytes the client has sent so far, without waiting; they stay held for a carrier that does not send them.
     fn held(&mut self) -> &[u8];
+
+    /// Ready when there are more of them than before. Pending for ever once as many are held as may be, and after the
+    /// client's FIN or end: then what is held is all.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
 /// Makes the path.
@@ -79,18 +92,25 @@ pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Car
     match &order.carry.carrier {
         Carrier::Direct => direct::carry(order, first).await,
         Carrier::Hops(hops) => {
-            let destination = match (order.carry.resolve, &order.destination.host) {
-                (Resolve::Local, Host::Name(_)) => resolve(&order.destination)
-                    .await?
-                    .first()
-                    .map(|address| Destination::from(*address))
-                    .unwrap_or_else(|| order.destination.clone()),
-                _ => order.destination.clone(),
-            };
+            let destination = resolved(order).await?;
             // Boxed: a direct flow's future need not have room for handshakes.
             Box::pin(hops::carry(order, hops, &destination, first)).await
         }
+        Carrier::Overlay(node) => Box::pin(overlay::carry(order, node)).await,
+        Carrier::Tunnel(name) => {
+            let destination = resolved(order).await?;
+            Box::pin(tunnel::carry(order, name, destination, first)).await
+        }
     }
+}
+
+/// The destination as who carries on is to be told it.
+async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
+    let address = match (order.carry.resolve, &order.destination.host) {
+        (Resolve::Local, Host::Name(_)) => resolve(&order.destination).await?.first().copied(),
+        _ => None,
+    };
+    Ok(address.map_or_else(|| order.destination.clone(), Destination::from))
 }
 
 /// `hop 2 of 3 (socks5://b:1080)`, for details of records.

@@ -123,10 +123,16 @@ fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option
 }
 
 fn intercept(word: &str) -> anyhow::Result<Intercept> {
-    let kinds =
-        [Intercept::Run, Intercept::Redirect, Intercept::Tproxy, Intercept::Socks, Intercept::Reverse];
-    kinds
-        .into_iter()
-        .find(|kind| kind.as_str() == word)
-        .with_context(|| format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, reverse"))
+    let kinds = [
+        Intercept::Run,
+        Intercept::Redirect,
+        Intercept::Tproxy,
+        Intercept::Socks,
+        Intercept::Http,
+        Intercept::Reverse,
+        Intercept::Tunnel,
+    ];
+    kinds.into_iter().find(|kind| kind.as_str() == word).with_context(|| {
+        format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, http, reverse, tunnel")
+    })
 }

@@ -6,9 +6,12 @@ pub mod doctor;
 pub mod explain;
 pub mod flows;
 pub mod functions;
+pub mod overlay;
 pub mod plan;
 pub mod run;
 pub mod schema;
+pub mod shunt;
+pub mod tunnel;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

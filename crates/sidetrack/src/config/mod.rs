@@ -8,18 +8,24 @@ mod problem;
 mod question;
 pub mod raw;
 mod redact;
+mod shunt;
 mod surroundings;
 
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
+pub use shunt::{Shunt, ShuntPath};
 pub use surroundings::{SecretFile, Surroundings, System};
 
+use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::function::FunctionSpec;
+use sidetrack_core::http::cache::Rules;
+use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,10 +46,16 @@ pub struct Config {
     pub record: Record,
     /// Time-outs and bounds.
     pub limits: Limits,
+    /// The shunt, if there is to be one.
+    pub shunt: Option<Shunt>,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
     /// The functions that rules may lead flows through, by name.
     pub functions: Vec<Arc<FunctionSpec>>,
+    /// The overlay this node is part of.
+    pub overlay: Option<Overlay>,
+    /// Connections held open to far sides, by name.
+    pub tunnels: Vec<Arc<Tunnel>>,
     /// The rules.
     pub policy: Arc<Policy>,
     /// Decision tests of the file; all of them hold.
@@ -176,17 +188,60 @@ pub struct Listener {
     pub accept_proxy_protocol: IpSet,
 }
 
+/// The overlay as this node sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// Which of the nodes this is.
+    pub name: Arc<str>,
+    /// Its secret key.
+    pub key: SecretKey,
+    /// Where neighbours dial it; empty: it dials only.
+    pub listen: Vec<SocketAddr>,
+    /// All nodes, itself included.
+    pub nodes: Vec<OverlayNode>,
+    /// What may be delivered here; nothing else is.
+    pub deliver: Vec<Deliver>,
+    /// Congestion control of the links, by its kernel name.
+    pub congestion: Arc<str>,
+}
+
+/// A node of the overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayNode {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its public key.
+    pub key: PublicKey,
+    /// Where this node dials it; none = it is no neighbour, or dials this node.
+    pub address: Option<SocketAddr>,
+}
+
+/// Flows of the overlay that are delivered here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deliver {
+    /// Caught by one of these nodes; none = by any.
+    pub from: Option<Vec<Arc<str>>>,
+    /// To one of these addresses.
+    pub to: IpSet,
+    /// To one of these ports; none = to any.
+    pub port: Option<PortSet>,
+}
+
 /// How a listener catches flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
     /// Clients ask by SOCKS.
     Socks(SocksListener),
+    /// Clients ask by HTTP, as of a proxy.
+    Http(HttpListener),
     /// The port stands for a server.
     Reverse(ReverseTarget),
     /// The kernel redirects connections to it.
     Redirect(Redirect),
     /// The kernel hands it connections with their original destination as local address.
     Tproxy(Tproxy),
+    /// It is the far side of tunnels: who we are, and whose near sides are let in.
+    Tunnel(Mutual),
 }
 
 /// A SOCKS listener.
@@ -200,6 +255,37 @@ pub struct SocksListener {
     pub users: Vec<Credentials>,
     /// Which wire layouts of SOCKS6 it accepts.
     pub dialect: DialectSetting,
+}
+
+/// An HTTP listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpListener {
+    /// Who may use it; empty = everybody, without authentication.
+    pub users: Vec<Credentials>,
+    /// The server of requests that name none (origin form): the listener stands for it. None = they are refused.
+    pub to: Option<Destination>,
+    /// Its cache, if it has one.
+    pub cache: Option<CacheSettings>,
+}
+
+/// What a cache is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSettings {
+    /// Most bytes in memory.
+    pub memory_bytes: u64,
+    /// Most bytes of one response's content; larger ones are not kept.
+    pub object_bytes: u64,
+    /// Heuristics, stale responses, targeted fields.
+    pub rules: Rules,
+    /// What is left out of keys.
+    pub keys: KeyRules,
+}
+
+impl CacheSettings {
+    /// 256 MiB.
+    pub const MEMORY_BYTES: u64 = 256 << 20;
+    /// 32 MiB.
+    pub const OBJECT_BYTES: u64 = 32 << 20;
 }
 
 /// Which wire layouts of SOCKS6 a listener accepts.
@@ -284,6 +370,49 @@ pub struct Tproxy {
     pub ports: Option<PortSet>,
 }
 
+/// A connection held open to a far side, which carries flows on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
+    pub name: Arc<str>,
+    /// Addresses of the far side, the preferred one first; never empty.
+    pub paths: Vec<Destination>,
+    /// The far side's name in its certificate, where it is not the host of the path.
+    pub server_name: Option<HostName>,
+    /// Who we are, and whom we believe.
+    pub mutual: Mutual,
+    /// What carries it.
+    pub transport: Transport,
+    /// Time between two signs of life, milliseconds.
+    pub keepalive_ms: u64,
+    /// A path without a sign of life for so long is lost, milliseconds.
+    pub lost_after_ms: u64,
+}
+
+/// What carries a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// QUIC; TLS over TCP where UDP does not get through.
+    #[default]
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// TLS over TCP only.
+    Tls,
+}
+
+impl Tunnel {
+    /// Default of [`Tunnel::keepalive_ms`].
+    pub const KEEPALIVE_MS: u64 = 2000;
+    /// Default of [`Tunnel::lost_after_ms`].
+    pub const LOST_AFTER_MS: u64 = 6000;
+
+    /// The name that the certificate of the far side at this path has to have.
+    pub fn server_name(&self, path: &Destination) -> String {
+        self.server_name.as_ref().map_or_else(|| path.host.to_string(), HostName::to_string)
+    }
+}
+
 impl Listener {
     /// What the kernel could carry alone of what this listener catches, one capture for each address it listens on;
     /// none where bytes have to be read first.
@@ -305,7 +434,10 @@ impl Listener {
                 anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
             }
             ListenerKind::Tproxy(tproxy) => anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports),
-            ListenerKind::Socks(_) | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
+            ListenerKind::Socks(_)
+            | ListenerKind::Http(_)
+            | ListenerKind::Tunnel(_)
+            | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
         }
     }
 }
@@ -315,9 +447,11 @@ impl ListenerKind {
     pub const fn intercept(&self) -> Intercept {
         match self {
             Self::Socks(_) => Intercept::Socks,
+            Self::Http(_) => Intercept::Http,
             Self::Reverse(_) => Intercept::Reverse,
             Self::Redirect(_) => Intercept::Redirect,
             Self::Tproxy(_) => Intercept::Tproxy,
+            Self::Tunnel(_) => Intercept::Tunnel,
         }
     }
 }

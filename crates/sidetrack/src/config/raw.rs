@@ -38,12 +38,19 @@ pub struct File {
     /// Named sets of networks, used as "@name" wherever networks are listed.
     #[serde(default)]
     pub set: BTreeMap<String, List<String>>,
+    /// The shunt: flows that the packet filter's marks move to a fast path.
+    pub shunt: Option<At<Shunt>>,
     /// Functions by name, for `chain` of rules.
     #[serde(default)]
     pub function: BTreeMap<String, At<Function>>,
     /// What catches flows.
     #[serde(default)]
     pub listen: Vec<At<Listen>>,
+    /// The overlay this node is part of. Default: none.
+    pub overlay: Option<At<Overlay>>,
+    /// Connections held open to far sides, which rules name as carriers.
+    #[serde(default)]
+    pub tunnel: Vec<At<Tunnel>>,
     /// Rules; the first that matches wins.
     #[serde(default)]
     pub rule: Vec<At<Rule>>,
@@ -116,6 +123,77 @@ pub struct Limits {
     pub buffer_bytes: Option<At<u32>>,
 }
 
+/// The shunt. A reload does not change it.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Shunt {
+    /// Which fast path: "tc" (every interface), "xdp" (in the driver) or "xdp-generic" (every interface, slow). Default "tc".
+    pub fast_path: Option<At<FastPath>>,
+    /// How this host forwards between the ports.
+    #[schemars(required)]
+    pub forwarding: Option<At<Forwarding>>,
+    /// A shunted flow is inspected again after so long without a packet, milliseconds, 100 to 86400000. Default 10000.
+    pub idle_timeout_ms: Option<At<u64>>,
+    /// The same for a blocked flow, milliseconds. Default 10000.
+    pub block_idle_timeout_ms: Option<At<u64>>,
+    /// Most flows on the fast path at a time, 16 to 1048576; a tenth is kept for those that are blocked. Default 65536.
+    pub entries_max: Option<At<u32>>,
+    /// Most of them of one client address. Default: as `entries_max`.
+    pub entries_max_per_client: Option<At<u32>>,
+    /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block" }.
+    pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
+    /// The interfaces that flows come in by and leave by, at least two.
+    #[schemars(required)]
+    #[serde(default)]
+    pub port: Vec<At<ShuntPort>>,
+}
+
+/// A port of the shunt.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShuntPort {
+    /// Its number in marks, 0 to 15.
+    #[schemars(required)]
+    pub number: Option<At<u32>>,
+    /// Its interface.
+    #[schemars(required)]
+    pub interface: Option<At<String>>,
+}
+
+/// Which fast path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FastPath {
+    /// BPF between driver and stack.
+    Tc,
+    /// BPF in the driver.
+    Xdp,
+    /// BPF behind the driver, without its help.
+    XdpGeneric,
+}
+
+/// How this host forwards between the ports of the shunt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Forwarding {
+    /// They are ports of one bridge.
+    Bridged,
+    /// It is a router.
+    Routed,
+}
+
+/// What a number in a mark means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ShuntAction {
+    /// The slow path.
+    Ignore,
+    /// The fast path.
+    Shunt,
+    /// Dropped on the fast path.
+    Block,
+}
+
 /// Something that catches flows. `kind` says how, and which of the other keys apply.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -125,19 +203,20 @@ pub struct Listen {
     /// How it catches flows.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks and
-    /// reverse. Default for redirect and tproxy: a port that the kernel picks.
+    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http,
+    /// reverse and tunnel. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
     pub accept_proxy_protocol: Option<List<String>>,
     /// socks: versions served, of 5 and 6. Default [5, 6].
     pub versions: Option<List<u8>>,
-    /// socks: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
+    /// socks and http: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
-    /// reverse: the server, "host:port".
+    /// reverse: the server, "host:port". http: the server of requests that name none, for which the listener then
+    /// stands; without it they are refused.
     pub to: Option<At<String>>,
     /// reverse: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
     pub names: Option<At<BTreeMap<String, At<String>>>>,
@@ -157,8 +236,84 @@ pub struct Listen {
     pub except: Option<List<String>>,
     /// redirect and tproxy: only to these ports, numbers or "first-last". Default: all.
     pub ports: Option<List<Number>>,
+    /// tunnel: a file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
+    pub identity: Option<At<String>>,
+    /// tunnel: a file with the certificates of the authorities whose near sides are let in, in PEM. Either this or
+    /// `pins`.
+    pub ca: Option<At<String>>,
+    /// tunnel: the keys of the near sides that are let in, "sha256//BASE64" each.
+    pub pins: Option<List<String>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,
+    /// http: a shared cache for what passes. Default: none.
+    pub cache: Option<At<Cache>>,
+}
+
+/// A shared cache of HTTP responses (RFC 9111).
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// Most bytes in memory, 1 MiB to 1 TiB. Default 268435456.
+    pub memory_bytes: Option<At<u64>>,
+    /// Most bytes of one response; larger ones pass and are not kept. Default 33554432.
+    pub object_bytes: Option<At<u64>>,
+    /// Targeted fields (RFC 9213) that take the place of Cache-Control, in order. Default ["CDN-Cache-Control"].
+    pub targets: Option<List<String>>,
+    /// How long past its freshness a response is served while its server cannot be reached and the response does not say,
+    /// milliseconds. Default 86400000.
+    pub stale_if_unreachable_ms: Option<At<u64>>,
+    /// Longest freshness that is guessed where a response does not say, milliseconds. Default 604800000.
+    pub heuristic_max_ms: Option<At<u64>>,
+    /// Query parameters that make no other resource; "utm_*" stands for all that begin so. Default: none.
+    pub ignore_parameters: Option<List<String>>,
+    /// Whether the order of query parameters makes no other resource. Default false.
+    pub sort_query: Option<At<bool>>,
+}
+
+/// The overlay this node is part of.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Overlay {
+    /// Which of the nodes this is.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// File that holds this node's secret key, made by 'sidetrack overlay key FILE'.
+    #[schemars(required)]
+    pub key_file: Option<At<String>>,
+    /// Where neighbours dial this node: "0.0.0.0:8100", or a list. Default: nowhere, this node dials.
+    pub listen: Option<List<String>>,
+    /// Congestion control of the links, by its kernel name. Default "bbr".
+    pub congestion: Option<At<String>>,
+    /// All nodes of the overlay by name, this one included; the same table may stand in every node's file.
+    #[serde(default)]
+    pub node: BTreeMap<String, At<OverlayNode>>,
+    /// Flows of other nodes that are delivered here. Default: none are.
+    #[serde(default)]
+    pub deliver: Vec<At<Deliver>>,
+}
+
+/// A node of the overlay.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverlayNode {
+    /// Its public key, as 'sidetrack overlay key FILE' prints it.
+    #[schemars(required)]
+    pub key: Option<At<String>>,
+    /// Where this node dials it. Default: not at all; it may dial this node.
+    pub address: Option<At<String>>,
+}
+
+/// Flows of other nodes that are delivered here.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Deliver {
+    /// Caught by these nodes. Default: by any.
+    pub from: Option<List<String>>,
+    /// To these networks or "@set"s.
+    #[schemars(required)]
+    pub to: Option<List<String>>,
+    /// To these ports, numbers or "first-last". Default: any.
+    pub port: Option<List<Number>>,
 }
 
 /// How a listener catches flows.
@@ -167,12 +322,56 @@ pub struct Listen {
 pub enum ListenKind {
     /// Clients ask by SOCKS5 or SOCKS6, told apart on one port.
     Socks,
+    /// Clients ask by HTTP, as of a proxy.
+    Http,
     /// The port stands for one server, or for several by name.
     Reverse,
     /// The kernel redirects connections of this host, or forwarded ones, to it.
     Redirect,
     /// The kernel hands it forwarded connections with their original destination.
     Tproxy,
+    /// It is the far side of tunnels, over QUIC and over TLS on the same port.
+    Tunnel,
+}
+
+/// A connection held open to a far side: a listener of kind "tunnel" of another sidetrack.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tunnel {
+    /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// The far side, "host:port", or a list of its addresses: a new flow takes the first that stands.
+    #[schemars(required)]
+    pub address: Option<List<String>>,
+    /// A file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
+    #[schemars(required)]
+    pub identity: Option<At<String>>,
+    /// A file with the certificate of the authority that signed the far side's, in PEM. Either this or `pins`.
+    pub ca: Option<At<String>>,
+    /// The keys of the far side, "sha256//BASE64" each.
+    pub pins: Option<List<String>>,
+    /// With `ca`: the far side's name in its certificate. Default: the host of `address`.
+    pub server_name: Option<At<String>>,
+    /// What carries it. Default "auto".
+    pub transport: Option<At<Transport>>,
+    /// Time between two signs of life, milliseconds, 100 to 60000. Default 2000.
+    pub keepalive_ms: Option<At<u64>>,
+    /// Without a sign of life for so long the path is lost and its flows end, milliseconds, 500 to 600000; more than
+    /// `keepalive_ms`. Default 6000.
+    pub lost_after_ms: Option<At<u64>>,
+}
+
+/// What carries a tunnel.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// QUIC; TLS over TCP where UDP does not get through.
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// TLS over TCP only.
+    Tls,
 }
 
 /// Which wire layouts of SOCKS6 are accepted.
@@ -234,8 +433,8 @@ pub struct Rule {
     pub matcher: Match,
     /// "deny" refuses the flow. Either this or `carrier`.
     pub action: Option<At<RuleAction>>,
-    /// "direct", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before. Schemes:
-    /// socks5, socks6, socks6+socksx, socks6+socksx010, http.
+    /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one
+    /// before. Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
     pub carrier: Option<List<String>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
@@ -269,7 +468,7 @@ pub struct Rule {
     pub chain: Option<List<String>>,
     /// What happens to running flows when a reload changes the chain of their rule: "keep" or "cut". Default "keep".
     pub on_chain_change: Option<At<OnChainChange>>,
-    /// Metadata sent along a chain of SOCKS6 hops: { 1000 = "text" }, keys 0 to 65535. Default: none.
+    /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }
 
@@ -341,7 +540,7 @@ pub struct Match {
     pub process: Option<List<String>>,
     /// Users (names or ids) of local flows.
     pub user: Option<List<Number>>,
-    /// Users who authenticated with a socks listener.
+    /// Users who authenticated with a socks listener; near sides of a tunnel listener, by the name in their certificate.
     pub socks_user: Option<List<String>>,
 }
 
@@ -357,8 +556,12 @@ pub enum InterceptKind {
     Tproxy,
     /// A socks listener.
     Socks,
+    /// An http listener.
+    Http,
     /// A reverse listener.
     Reverse,
+    /// A tunnel listener.
+    Tunnel,
 }
 
 /// A decision test: what the rules have to say about one flow.

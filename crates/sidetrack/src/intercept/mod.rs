@@ -5,8 +5,11 @@ pub mod redirect;
 pub mod reverse;
 pub mod run;
 pub mod socks;
+pub mod tunnel;
 
 use crate::config::ReverseTarget;
+use crate::http::Proxy;
+use crate::tls::Mutual;
 use sidetrack_core::flow::Intercept;
 use sidetrack_core::names::NameTable;
 use sidetrack_core::net::IpSet;
@@ -38,8 +41,12 @@ pub enum Catches {
     Tproxy,
     /// The client says so.
     Socks(Arc<ServerConfig>),
+    /// The client asks by HTTP, request by request.
+    Http(Arc<Proxy>),
     /// The listener stands for a server, or for several by name.
     Reverse(ReverseTarget),
+    /// The near side of a tunnel says so; with who we are and whom we believe.
+    Tunnel(Mutual),
 }
 
 /// What catches one command.
@@ -76,7 +83,10 @@ impl Listening {
     /// Whether the client has to say something before policy can be asked.
     pub fn speaks_first(&self) -> bool {
         !self.proxy_from.is_empty()
-            || matches!(self.catches, Catches::Socks(_) | Catches::Reverse(ReverseTarget::ByName { .. }))
+            || matches!(
+                self.catches,
+                Catches::Socks(_) | Catches::Tunnel(_) | Catches::Reverse(ReverseTarget::ByName { .. })
+            )
     }
 }
 
@@ -88,7 +98,9 @@ impl Catches {
             Self::Redirect => Intercept::Redirect,
             Self::Tproxy => Intercept::Tproxy,
             Self::Socks(_) => Intercept::Socks,
+            Self::Http(_) => Intercept::Http,
             Self::Reverse(_) => Intercept::Reverse,
+            Self::Tunnel(_) => Intercept::Tunnel,
         }
     }
 }

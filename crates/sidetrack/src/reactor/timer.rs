@@ -21,6 +21,21 @@ impl Timers {
         self.waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
+    /// Lets somebody wait for a moment, under this number or a new one; gives the number.
+    pub(super) fn wait(&mut self, at: Instant, number: Option<u64>, waker: &Waker) -> u64 {
+        let number = number.unwrap_or_else(|| {
+            self.count += 1;
+            self.count
+        });
+        self.waiting.insert((at, number), waker.clone());
+        number
+    }
+
+    /// Nobody waits for this any more.
+    pub(super) fn forget(&mut self, at: Instant, number: u64) {
+        self.waiting.remove(&(at, number));
+    }
+
     /// Wakes those that are due.
     pub(super) fn wake_due(&mut self, now: Instant) {
         while let Some(entry) = self.waiting.first_entry().filter(|entry| entry.key().0 <= now) {
@@ -61,16 +76,8 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let own = self.waiting.as_ref().map_or_else(Loop::current, |(own, _)| own.clone());
-        let mut timers = own.timers.borrow_mut();
-        let number = match &self.waiting {
-            Some((_, number)) => *number,
-            None => {
-                timers.count += 1;
-                timers.count
-            }
-        };
-        timers.waiting.insert((self.at, number), cx.waker().clone());
-        drop(timers);
+        let number = self.waiting.as_ref().map(|(_, number)| *number);
+        let number = own.timers.borrow_mut().wait(self.at, number, cx.waker());
         self.waiting = Some((own, number));
         Poll::Pending
     }
@@ -79,7 +86,7 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some((own, number)) = self.waiting.take() {
-            own.timers.borrow_mut().waiting.remove(&(self.at, number));
+            own.timers.borrow_mut().forget(self.at, number);
         }
     }
 }

@@ -197,7 +197,7 @@ fn carrier(decided: &Decided) -> Option<Cow<'_, str>> {
         Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some("kernel".into()),
         Action::Carry(carry) => Some(match &carry.carrier {
             Carrier::Direct => "direct".into(),
-            hops @ Carrier::Hops(_) => hops.to_string().into(),
+            through => through.to_string().into(),
         }),
     }
 }

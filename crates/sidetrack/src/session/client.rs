@@ -1,15 +1,14 @@
 //! The client's side while the path is being made: its socket and the bytes it has sent so far.
 
-use crate::carry::FirstBytes;
+use crate::carry::{FirstBytes, Stream, Wire};
 use crate::reactor::{TcpStream, timeout_at};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
-use sidetrack_sys::sockopt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 
@@ -49,8 +48,8 @@ impl Sniffed {
 /// See the module.
 #[derive(Debug)]
 pub struct Client {
-    /// The socket.
-    pub stream: TcpStream,
+    /// What its bytes come over.
+    pub stream: Stream,
     held: Vec<u8>,
     /// Whether reading has met an error. The socket tells it once; whoever comes later would find an orderly end.
     broken: AtomicBool,
@@ -58,8 +57,16 @@ pub struct Client {
 
 impl Client {
     /// A client that was just accepted.
-    pub fn new(stream: TcpStream) -> Self {
-        Self { stream, held: Vec::new(), broken: AtomicBool::new(false) }
+    pub fn new(stream: impl Into<Stream>) -> Self {
+        Self { stream: stream.into(), held: Vec::new(), broken: AtomicBool::new(false) }
+    }
+
+    /// The name in the certificate of the tunnel's other end, if it comes out of a tunnel.
+    pub fn peer(&self) -> Option<&str> {
+        match &self.stream {
+            Stream::Tunnel(stream) => Some(stream.peer()),
+            Stream::Tcp(_) => None,
+        }
     }
 
     /// Bytes that came and belong to the server, in front of those held.
@@ -104,7 +111,7 @@ impl Client {
     /// Who notices that the client is gone, and the bytes that come from it.
     pub fn split(&mut self) -> (Presence<'_>, Incoming<'_>) {
         let Self { stream, held, broken } = self;
-        (Presence { stream, broken }, Incoming { stream, held, broken, is_settled: false })
+        (Presence { stream, broken }, Incoming { socket: stream.tcp().ok(), held, broken, ended: false })
     }
 
     /// Whether the client has reset the connection, as far as reading has found out.
@@ -156,9 +163,12 @@ impl Client {
         if bytes.is_empty() {
             return Ok(());
         }
-        let sent = match self.stream.try_write_more(bytes) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            result => result?,
+        let sent = match &self.stream {
+            Stream::Tcp(socket) => match socket.try_write_more(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                result => result?,
+            },
+            Stream::Tunnel(_) => 0,
         };
         self.answer(&bytes[sent..]).await
     }
@@ -181,15 +191,14 @@ impl Client {
 
     /// Closes with a reset: refused must not look like accepted and then closed.
     pub fn reset(self) {
-        // Cannot fail on a TCP socket; an orderly end is what is left if it did.
-        let _ = sockopt::reset_on_close(&self.stream);
+        self.stream.close(true);
     }
 }
 
 /// Notices that a client is gone while its path is being made.
 #[derive(Debug)]
 pub struct Presence<'a> {
-    stream: &'a TcpStream,
+    stream: &'a Stream,
     broken: &'a AtomicBool,
 }
 
@@ -197,7 +206,12 @@ impl Presence<'_> {
     /// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and
     /// the answer still count.
     pub async fn lost(self) {
-        let mut error = pin!(self.stream.failed());
+        let mut error = pin!(async {
+            match self.stream {
+                Stream::Tcp(socket) => socket.failed().await,
+                Stream::Tunnel(stream) => stream.lost().await,
+            }
+        });
         poll_fn(|cx| {
             // Who reads beside us may have taken the error before it was announced.
             let is_broken = self.broken.load(Relaxed);
@@ -210,26 +224,41 @@ impl Presence<'_> {
 /// The bytes of a client whose path is being made.
 #[derive(Debug)]
 pub struct Incoming<'a> {
-    stream: &'a TcpStream,
+    /// None inside a tunnel: what came with the request is held, and more is read when the path stands.
+    socket: Option<&'a TcpStream>,
     held: &'a mut Vec<u8>,
     broken: &'a AtomicBool,
-    is_settled: bool,
+    ended: bool,
 }
 
 impl Incoming<'_> {
     /// Nothing more is read from the client: what is held is all there is.
     pub const fn settle(&mut self) {
-        self.is_settled = true;
+        self.socket = None;
     }
 }
 
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
-        if !self.is_settled && self.stream.is_readable() {
+        if let Some(socket) = self.socket.filter(|socket| socket.is_readable()) {
             // WouldBlock is an ordinary case; any other error is remembered, and ends the making of the path.
-            let _ = try_read_into(self.stream, self.held, self.broken);
+            self.ended |= matches!(try_read_into(socket, self.held, self.broken), Ok(0));
         }
         self.held
+    }
+
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(socket) = self.socket else { return Poll::Pending };
+        loop {
+            if self.ended || self.broken.load(Relaxed) || self.held.len() >= HELD_MAX {
+                return Poll::Pending;
+            }
+            let before = self.held.len();
+            ready!(socket.poll_read_ready(cx));
+            if self.held().len() > before {
+                return Poll::Ready(());
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one direction of a flow holds: nothing, bytes in memory, or bytes in a kernel pipe.
 
 use super::pump::SPLICE_AFTER;
-use crate::reactor::TcpStream;
+use crate::carry::Wire;
 use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -89,10 +89,10 @@ impl Lane {
     pub fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
-        socket: &TcpStream,
+        wire: &impl Wire,
         max: usize,
     ) -> Poll<io::Result<usize>> {
-        let Holds::Pipe(pipe) = &mut self.holds else {
+        let (Holds::Pipe(pipe), Some(socket)) = (&mut self.holds, wire.socket()) else {
             return Poll::Ready(Err(io::Error::other("this direction has no pipe")));
         };
         loop {
@@ -116,26 +116,31 @@ impl Lane {
     pub fn poll_drain(
         &mut self,
         cx: &mut Context<'_>,
-        socket: &TcpStream,
+        wire: &mut impl Wire,
         held: usize,
     ) -> Poll<io::Result<usize>> {
         match &mut self.holds {
             Holds::Nothing => Poll::Ready(Err(io::Error::other("nothing is held for this side"))),
             Holds::Bytes { bytes, start } => {
-                let n = ready!(socket.poll_send(cx, &bytes[*start..]))?;
+                let n = ready!(wire.poll_send(cx, &bytes[*start..]))?;
                 *start += n;
                 if *start == bytes.len() {
                     self.holds = Holds::Nothing;
                 }
                 Poll::Ready(Ok(n))
             }
-            Holds::Pipe(pipe) => loop {
-                ready!(socket.poll_write_ready(cx));
-                match socket.writing(|socket| splice_to(pipe, socket, held, false)) {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    result => return Poll::Ready(result),
+            Holds::Pipe(pipe) => {
+                let Some(socket) = wire.socket() else {
+                    return Poll::Ready(Err(io::Error::other("a pipe leads to sockets only")));
+                };
+                loop {
+                    ready!(socket.poll_write_ready(cx));
+                    match socket.writing(|socket| splice_to(pipe, socket, held, false)) {
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                        result => return Poll::Ready(result),
+                    }
                 }
-            },
+            }
         }
     }
 }

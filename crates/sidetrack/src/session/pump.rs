@@ -9,13 +9,13 @@ mod through;
 use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
+use crate::carry::Wire;
 use crate::live::{Clock, LiveFlow};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::sockopt;
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -54,10 +54,13 @@ struct Fresh {
     last: bool,
 }
 
-/// One flow's bytes in motion. Resolves when both sockets are closed.
-pub struct Pump {
-    client: Option<TcpStream>,
-    server: Option<TcpStream>,
+/// One flow's bytes in motion. Resolves when both sides are closed.
+///
+/// One kind of wire for both sides: sockets, the fast path, of which the compiler makes code of its own; or
+/// [`crate::carry::Stream`], which is anything.
+pub struct Pump<W: Wire = TcpStream> {
+    client: Option<W>,
+    server: Option<W>,
     core: Splice,
     up: Lane,
     down: Lane,
@@ -70,10 +73,10 @@ pub struct Pump {
     through: Option<Box<Through>>,
 }
 
-impl Pump {
+impl<W: Wire> Pump<W> {
     /// Both sides stand; `early_up` was read from the client and `early_down` from the server before.
     pub fn new(
-        (client, server): (TcpStream, TcpStream),
+        (client, server): (W, W),
         (early_up, early_down): (Vec<u8>, Vec<u8>),
         config: Config,
         live: Arc<LiveFlow>,
@@ -107,9 +110,9 @@ impl Pump {
         }
     }
 
-    /// The same with functions between the two sides. What was read before has passed them already.
-    pub fn through(mut self, chain: Box<Chain>) -> Self {
-        self.through = Some(Box::new(Through::new(chain)));
+    /// The same with functions between the two sides, if there are any. What was read before has passed them already.
+    pub fn through(mut self, chain: Option<Box<Chain>>) -> Self {
+        self.through = chain.map(|chain| Box::new(Through::new(chain)));
         self
     }
 
@@ -120,22 +123,29 @@ impl Pump {
         }
     }
 
-    fn socket(&mut self, side: Side) -> &mut TcpStream {
-        let socket = match side {
+    fn wire(&mut self, side: Side) -> &mut W {
+        let wire = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
         };
-        socket.as_mut().expect("sockets live until Close, after which the core asks for nothing")
+        wire.as_mut().expect("wires live until Close, after which the core asks for nothing")
+    }
+
+    fn is_socket(&mut self, side: Side) -> bool {
+        self.wire(side).socket().is_some()
     }
 
     /// Does what the core asks until it waits or ends.
     fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
         let now = self.clock.now();
+        for side in [Side::Client, Side::Server] {
+            self.wire(side).tend(cx);
+        }
         if self.farewell.is_some_and(|farewell| farewell.is_sending()) {
             return self.part(now);
         }
         for side in self.probe.take(now) {
-            if let Ok(Some(error)) = self.socket(side).take_error() {
+            if let Some(error) = self.wire(side).take_error() {
                 self.lost(now, side, error);
             }
         }
@@ -159,7 +169,7 @@ impl Pump {
                 }
                 Output::Write(side, held) if self.is_gone(side) => self.swallow(side, held, &mut fresh),
                 Output::Write(side, held) => self.write(cx, side, held, scratch, &mut fresh),
-                Output::Fin(side) => self.fin(side),
+                Output::Fin(side) => self.fin(cx, side),
                 Output::Close { reason, reset } => match Farewell::gone_for(reason).filter(|_| reset) {
                     Some(gone) if self.live.ending().is_none() => {
                         self.farewell.get_or_insert(Farewell::new(gone, now));
@@ -185,8 +195,7 @@ impl Pump {
     /// Waits until the words of the side that is gone have left the kernel, too; then the other side is reset.
     fn part(&mut self, now: Instant) -> Poll<(EndReason, bool)> {
         let Some(mut farewell) = self.farewell else { return Poll::Pending };
-        let info = sockopt::tcp_info(&*self.socket(farewell.gone.other()));
-        let unsent_bytes = info.map_or(0, |info| info.unsent_bytes);
+        let unsent_bytes = self.wire(farewell.gone.other()).unsent_bytes();
         if farewell.is_over(now, unsent_bytes) || self.live.ending().is_some() {
             return Poll::Ready((farewell.reason(), true));
         }
@@ -249,12 +258,12 @@ impl Pump {
         if self.through.is_some() {
             return self.read_through(cx, side, max, scratch, fresh);
         }
-        match self.poll_socket(cx, side, max, scratch) {
+        match self.poll_wire(cx, side, max, scratch) {
             Poll::Pending => Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
             Poll::Ready(Ok(0)) => Input::Eof(side),
             Poll::Ready(Ok(n)) => {
-                let last = n < SCRATCH.min(max as usize) && self.socket(side).has_ended();
+                let last = n < SCRATCH.min(max as usize) && self.wire(side).has_ended();
                 self.came(side, n, last, fresh)
             }
             Poll::Ready(Err(error)) => self.failed(side, error),
@@ -276,27 +285,27 @@ impl Pump {
         }
     }
 
-    /// Reads from a side's socket into its pipe or into the thread's buffer; 0 is the end.
-    fn poll_socket(
+    /// Reads from a side into its pipe or into the thread's buffer; 0 is the end.
+    fn poll_wire(
         &mut self,
         cx: &mut Context<'_>,
         side: Side,
         max: u32,
         scratch: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        let socket = match side {
+        let wire = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
         };
-        let socket = socket.as_mut().expect("sockets live until Close");
+        let wire = wire.as_mut().expect("wires live until Close");
         let lane = match side {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
         };
         if lane.is_piped() {
-            lane.poll_fill(cx, socket, max as usize)
+            lane.poll_fill(cx, wire, max as usize)
         } else {
-            socket.poll_recv(cx, &mut scratch[..SCRATCH.min(max as usize)])
+            wire.poll_recv(cx, &mut scratch[..SCRATCH.min(max as usize)])
         }
     }
 
@@ -309,11 +318,11 @@ impl Pump {
         fresh: &mut Option<Fresh>,
     ) -> Input {
         let from = side.other();
-        let socket = match side {
+        let wire = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
         };
-        let socket = socket.as_mut().expect("sockets live until Close");
+        let wire = wire.as_mut().expect("wires live until Close");
         let lane = match from {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
@@ -322,13 +331,13 @@ impl Pump {
             Some(bytes) if bytes.from == from && lane.is_empty() => {
                 let chunk = &scratch[bytes.start..bytes.end];
                 let sent =
-                    if bytes.last { socket.poll_send_more(cx, chunk) } else { socket.poll_send(cx, chunk) };
+                    if bytes.last { wire.poll_send_more(cx, chunk) } else { wire.poll_send(cx, chunk) };
                 sent.map_ok(|n| {
                     bytes.start += n;
                     n
                 })
             }
-            _ => lane.poll_drain(cx, socket, held as usize),
+            _ => lane.poll_drain(cx, wire, held as usize),
         };
         if fresh.is_some_and(|bytes| bytes.start == bytes.end) {
             *fresh = None;
@@ -342,6 +351,8 @@ impl Pump {
                     Side::Client => self.live.count(0, n64),
                 }
                 if fresh.is_none()
+                    && self.is_socket(side)
+                    && self.is_socket(from)
                     && self.may_splice(from)
                     && let Some(limit) = self.lane(from).moved(n64)
                 {
@@ -359,9 +370,10 @@ impl Pump {
         }
     }
 
-    fn fin(&mut self, side: Side) -> Input {
-        match self.socket(side).shutdown_write() {
+    fn fin(&mut self, cx: &mut Context<'_>, side: Side) -> Input {
+        match self.wire(side).finish(cx) {
             Err(error) if error.kind() != ErrorKind::NotConnected => self.failed(side, error),
+            // What is left of it to do, a wire does when it is tended.
             _ => Input::FinSent(side),
         }
     }
@@ -374,16 +386,13 @@ impl Pump {
     }
 
     fn close(&mut self, reset: bool) {
-        for socket in [self.client.take(), self.server.take()].into_iter().flatten() {
-            if reset {
-                // Cannot fail on a TCP socket; if it did, the peer would see an orderly end of a broken stream.
-                let _ = sockopt::reset_on_close(&socket);
-            }
+        for wire in [self.client.take(), self.server.take()].into_iter().flatten() {
+            wire.close(reset);
         }
     }
 }
 
-impl Future for Pump {
+impl<W: Wire> Future for Pump<W> {
     type Output = Ending;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {

@@ -2,20 +2,20 @@
 
 use super::Client;
 use super::watch::Watched;
-use crate::carry::{self, Carried, Failure, Order, stack};
-use crate::config::Config;
+use crate::carry::{self, Carried, Failure, Order, Stream, stack};
+use crate::config::{Config, Limits};
 use crate::dns;
+use crate::http;
 use crate::intercept::socks::{Asked, Handshake, Refused};
-use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse};
+use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
-use crate::reactor::TcpStream;
 use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
-use sidetrack_core::socks::v6::Leg;
+use sidetrack_core::socks::v6::{Leg, Metadata};
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
 use std::future::Future;
@@ -36,8 +36,8 @@ pub enum SetupEnd {
 
 /// A path that stands.
 pub struct Ready {
-    /// The socket towards the server or the first hop.
-    pub server: TcpStream,
+    /// What leads to the server or the first hop.
+    pub server: Stream,
     /// Bytes the server sent already.
     pub early: Vec<u8>,
     /// Bounds of the flow.
@@ -81,15 +81,42 @@ pub struct Setup<'a> {
     live: &'a LiveFlow,
     peer: SocketAddr,
     config: Arc<Config>,
+    connect: Option<Connect>,
 }
+
+/// What a client asked for by HTTP CONNECT; its head was read already.
+#[derive(Clone)]
+pub struct Connect {
+    /// Where to.
+    pub destination: Destination,
+    /// Who asks, where that was asked for.
+    pub user: Option<String>,
+    /// The listener, for the words of a refusal.
+    pub proxy: Arc<http::Proxy>,
+}
+
+/// What opens a tunnel (RFC 9110 Sec. 9.3.6).
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// What the interceptor found.
 struct Caught {
     flow: Flow,
     /// Whether the first bytes were read for the name, and that name.
     sniffed: Option<Option<HostName>>,
-    /// The SOCKS handshake that waits for its reply, and the request.
-    socks: Option<(Handshake, Box<Request>)>,
+    /// Who waits to be told how it went, in a protocol of its own.
+    asker: Asker,
+}
+
+/// Who waits to be told how the making of a path went.
+enum Asker {
+    /// Nobody: the client knows nothing about us.
+    Nobody,
+    /// A SOCKS client: the handshake that waits for its reply, and the request.
+    Socks(Handshake, Box<Request>),
+    /// A client that asked by CONNECT.
+    Connect(Connect),
+    /// The near side of a tunnel, with this metadata.
+    Tunnel(Vec<Metadata>),
 }
 
 enum Stop {
@@ -111,8 +138,14 @@ impl From<Refused> for Stop {
 
 impl<'a> Setup<'a> {
     /// A connection that was just accepted.
-    pub fn new(worker: &'a Worker, listening: &'a Listening, live: &'a LiveFlow, peer: SocketAddr) -> Self {
-        Self { worker, listening, live, peer, config: worker.config() }
+    pub fn new(
+        worker: &'a Worker,
+        listening: &'a Listening,
+        live: &'a LiveFlow,
+        peer: SocketAddr,
+        connect: Option<Connect>,
+    ) -> Self {
+        Self { worker, listening, live, peer, config: worker.config(), connect }
     }
 
     /// Makes the path.
@@ -152,20 +185,28 @@ impl<'a> Setup<'a> {
         let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut chain)?)));
         let (carry, carried) = match carried {
             Ok(done) => done,
-            Err(failure) => return Err(refuse(caught.socks, client, failure).await),
+            Err(failure) => return Err(refuse(caught.asker, client, failure).await),
         };
         self.live.connected(self.live.age());
+        let own = || carried.stream.local_address().ok();
+        let bound = carried.bound.as_ref().and_then(Destination::socket_addr).or_else(own);
         let mut session = None;
-        if let Some((handshake, request)) = &mut caught.socks {
-            let code = ReplyCode::Succeeded;
-            let own = || sockopt::local_address(&carried.stream).ok();
-            let bound = carried.bound.as_ref().and_then(Destination::socket_addr).or_else(own);
-            let mut done = stack::set(&client.stream, &stack::about(&request.stack, Leg::Client));
-            done.extend(carried.stack);
-            handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
-            session = request.session.take().map(|session| self.worker.flow_of(session));
+        match &mut caught.asker {
+            Asker::Nobody => {}
+            Asker::Connect(_) => client.answer(ESTABLISHED).await.map_err(|_| gone())?,
+            Asker::Socks(handshake, request) => {
+                let asked = stack::about(&request.stack, Leg::Client);
+                let mut done =
+                    client.stream.tcp().map_or_else(|_| Vec::new(), |socket| stack::set(socket, &asked));
+                done.extend(carried.stack);
+                let code = ReplyCode::Succeeded;
+                handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
+                session = request.session.take().map(|session| self.worker.flow_of(session));
+            }
+            Asker::Tunnel(_) => tunnel::connected(client, bound).await?,
         }
-        Ok(Ready { server: carried.stream, early: carried.early, config: self.bounds(carry), chain, session })
+        let config = bounds(&self.config.limits, carry);
+        Ok(Ready { server: carried.stream, early: carried.early, config, chain, session })
     }
 
     /// One stage, until the deadline or somebody's wish ends it.
@@ -185,8 +226,8 @@ impl<'a> Setup<'a> {
 
     /// The local process behind the flow.
     fn owner(&self, flow: &Flow, client: &Client) -> Process {
-        let listener = client.stream.local_addr().unwrap_or(self.listening.address);
-        let peer = sockopt::peer_address(&client.stream).unwrap_or(self.peer);
+        let listener = client.stream.local_address().unwrap_or(self.listening.address);
+        let peer = client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
         self.worker.owners().of(flow, peer, listener)
     }
 
@@ -198,14 +239,17 @@ impl<'a> Setup<'a> {
     async fn intercept(&self, client: &mut Client) -> Result<Caught, Stop> {
         let listening = self.listening;
         let mut peer = self.peer;
-        if listening.proxy_from.contains(peer.ip()) {
+        // In front of CONNECT it was read before the request.
+        if self.connect.is_none() && listening.proxy_from.contains(peer.ip()) {
             peer = proxy_header::read(client, peer).await?;
         }
-        let mut caught = Caught { flow: undecided(listening, peer).flow, sniffed: None, socks: None };
+        let mut caught =
+            Caught { flow: undecided(listening, peer).flow, sniffed: None, asker: Asker::Nobody };
         match &listening.catches {
             Catches::Run(_) | Catches::Redirect | Catches::Tproxy => {
                 let clock = &self.worker.clock;
-                caught.flow.orig_dst = redirect::original_destination(&client.stream, listening, clock)?;
+                caught.flow.orig_dst =
+                    redirect::original_destination(client.stream.tcp().map_err(internal)?, listening, clock)?;
                 if let Catches::Run(run) = &listening.catches
                     && caught.flow.orig_dst.socket_addr() == Some(run.resolver)
                 {
@@ -225,6 +269,23 @@ impl<'a> Setup<'a> {
                 caught.sniffed = target.needs_first_bytes().then(|| name.clone());
                 caught.flow.host = name;
             }
+            Catches::Http(_) => {
+                if let Some(connect) = &self.connect {
+                    caught.flow.orig_dst = connect.destination.clone();
+                    caught.flow.user.clone_from(&connect.user);
+                    caught.asker = Asker::Connect(connect.clone());
+                }
+            }
+            Catches::Tunnel(_) => {
+                let request = tunnel::request(client).await?;
+                caught.flow.orig_dst = request.destination;
+                caught.flow.host = request.host;
+                caught.flow.client = request.client.unwrap_or(peer);
+                caught.flow.user = client.peer().map(str::to_owned);
+                let metadata = request.metadata.into_iter();
+                let metadata = metadata.map(|(key, value)| Metadata { key, value }).collect();
+                caught.asker = Asker::Tunnel(metadata);
+            }
             Catches::Socks(config) => {
                 let sessions = self.worker.sessions.clone();
                 let mut handshake = Handshake::new(config.clone(), sessions, self.worker.clock, peer.ip());
@@ -234,7 +295,7 @@ impl<'a> Setup<'a> {
                         client.put_first(std::mem::take(&mut request.first_bytes));
                         caught.flow.orig_dst = request.destination.clone();
                         caught.flow.user = request.user.clone();
-                        caught.socks = Some((handshake, request));
+                        caught.asker = Asker::Socks(handshake, request);
                     }
                 }
             }
@@ -249,7 +310,10 @@ impl<'a> Setup<'a> {
     async fn resolve(&self, run: &RunCatch, client: &mut Client) -> Stop {
         self.live.set_deadline(None, EndReason::Idle);
         let clock = self.worker.clock;
-        let served = dns::serve_tcp(&mut client.stream, run.names.clone(), move || clock.now()).await;
+        let served = match client.stream.tcp_mut() {
+            Ok(socket) => dns::serve_tcp(socket, run.names.clone(), move || clock.now()).await,
+            Err(error) => Err(error),
+        };
         Stop::Answered(EndReason::Ok, served.err().map(|error| error.to_string()))
     }
 
@@ -296,13 +360,18 @@ impl<'a> Setup<'a> {
             }
             _ => flow.orig_dst.clone(),
         };
-        let request = caught.socks.as_ref().map(|(_, request)| request);
-        let metadata = request.map_or_else(Vec::new, |request| request.metadata.clone());
+        let (asked, metadata): (&[_], _) = match &caught.asker {
+            Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),
+            Asker::Socks(_, request) => (&request.stack, request.metadata.clone()),
+            Asker::Tunnel(metadata) => (&[], metadata.clone()),
+        };
         let order = Order {
             carry,
             destination,
             client: flow.client,
-            stack: &request.map_or_else(Vec::new, |request| stack::about(&request.stack, Leg::Remote)),
+            stack: &stack::about(asked, Leg::Remote),
+            host: flow.host.as_ref(),
+            tunnels: &self.worker.tunnels,
             metadata,
             dialing: &self.worker.dialing(),
         };
@@ -364,29 +433,42 @@ impl<'a> Setup<'a> {
         }
         Ok(carried)
     }
+}
 
-    fn bounds(&self, carry: &Carry) -> splice::Config {
-        let limits = &self.config.limits;
-        splice::Config {
-            limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
-            idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),
-            lifetime: carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis),
-            ..splice::Config::default()
-        }
+/// The bounds of a flow's moving bytes.
+pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
+    splice::Config {
+        limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
+        idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),
+        lifetime: carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis),
+        ..splice::Config::default()
     }
 }
 
 /// Says no in the client's own protocol where it has one.
-async fn refuse(socks: Option<(Handshake, Box<Request>)>, client: &mut Client, failure: Failure) -> Stop {
-    let Some((mut handshake, _)) = socks else { return Stop::Failed(failure) };
-    let code = ReplyCode::from_end_reason(failure.reason);
-    // A client that is gone needs no answer: the flow ends for the reason it has.
-    let _ = handshake.reply(client, Reply::failed(code)).await;
+async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
+    match asker {
+        Asker::Nobody => return Stop::Failed(failure),
+        // A client that is gone needs no answer: the flow ends for the reason it has.
+        Asker::Socks(mut handshake, _) => {
+            let code = ReplyCode::from_end_reason(failure.reason);
+            let _ = handshake.reply(client, Reply::failed(code)).await;
+        }
+        Asker::Connect(connect) => {
+            let page = http::refusal(&connect.proxy, &connect.destination.to_string(), &failure);
+            let _ = client.answer(&page).await;
+        }
+        Asker::Tunnel(_) => tunnel::refused(client, &failure).await,
+    }
     Stop::Answered(failure.reason, Some(failure.detail))
 }
 
 fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
     Failure::new(stop.reason, stop.detail)
+}
+
+fn internal(error: std::io::Error) -> Failure {
+    Failure::new(EndReason::Internal, error.to_string())
 }
 
 fn gone() -> Failure {

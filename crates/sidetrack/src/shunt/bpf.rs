@@ -289,6 +289,10 @@ impl FastPath for BpfPath {
         Ok(SWEEP)
     }
 
+    fn count(&mut self) -> io::Result<()> {
+        self.sweep(monotonic_ns())
+    }
+
     fn judges_resets(&self) -> bool {
         true
     }

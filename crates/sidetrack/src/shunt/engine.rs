@@ -86,6 +86,23 @@ impl Engine {
         self.shunt.flows().map(|flow| FlowView::new(flow, self.shunt.obstacle(flow), now)).collect()
     }
 
+    /// Takes a look at what conntrack and the fast path have counted, for whoever looks at the flows next.
+    ///
+    /// # Errors
+    /// As [`Engine::turn`].
+    pub fn count(&mut self) -> Result<(), EngineError> {
+        let entries = self.table.list(Some(WITH_PORTS)).map_err(EngineError::Conntrack)?;
+        self.path.count()?;
+        self.reports()?;
+        for connection in entries.iter().filter_map(connection) {
+            // Its counts only: the list is younger than reports that are still under way.
+            if let Some(traffic) = connection.traffic {
+                self.shunt.handle(now(), Input::SlowCounted(connection.tuple, connection.identity, traffic));
+            }
+        }
+        Ok(())
+    }
+
     /// Records of flows that ended, once each.
     pub fn records(&mut self) -> Vec<ShuntRecord> {
         std::mem::take(&mut self.records)

@@ -5,6 +5,7 @@
 //! | `engine.rs` | one thread: waits for reports, rules, the fast path and the clock, and feeds `core::shunt` |
 //! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
+//! | `process.rs` | all of that in a process of its own, and how it is asked |
 //! | `record.rs` | what is told of a flow that was shunted |
 //!
 //! A fast path does what it is asked in its own time and reports that; nothing here waits for it.
@@ -12,10 +13,12 @@
 mod bpf;
 mod conntrack;
 mod engine;
+mod process;
 mod record;
 
 pub use bpf::{BpfPath, PathKind};
 pub use engine::{Engine, EngineError};
+pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
 pub use record::{FlowView, ShuntRecord};
 
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Input, Obstacle, PortNumber};
@@ -24,6 +27,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+/// How often conntrack is told to keep connections whose packets it does not see: a third of the time it then keeps them.
+const KEEP_EVERY: Duration = Duration::from_secs(conntrack::KEEP.as_secs() / 3);
 
 /// What the shunt is to do.
 #[derive(Clone, Debug)]
@@ -78,6 +84,11 @@ pub trait FastPath: Send {
     /// # Errors
     /// If it is broken for good.
     fn tend(&mut self) -> io::Result<Duration>;
+    /// Looks at what has passed, now.
+    ///
+    /// # Errors
+    /// If it is broken for good.
+    fn count(&mut self) -> io::Result<()>;
     /// The next report.
     fn report(&mut self) -> Option<Report>;
     /// Whether a RST that does not fit the connection is kept from conntrack.

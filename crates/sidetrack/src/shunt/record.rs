@@ -81,6 +81,8 @@ pub struct FlowView {
     pub transport: Transport,
     /// The connection mark.
     pub mark: u32,
+    /// When it began, nanoseconds since 1970, where conntrack keeps time stamps.
+    pub start_ns: Option<u64>,
     /// Where it stands: `slow`, `requested`, `installed`, `leaving` or `failed`.
     pub state: String,
     /// What its entry does, or the latest did.
@@ -115,6 +117,7 @@ impl FlowView {
             server: flow.tuple.server,
             transport: flow.tuple.transport,
             mark: flow.mark.0,
+            start_ns: flow.identity.start_ns,
             state: flow.standing.as_str().to_owned(),
             action: flow.action,
             pinned: flow.pinned,

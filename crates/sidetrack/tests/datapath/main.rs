@@ -20,3 +20,4 @@ mod random;
 mod socks;
 mod storms;
 mod transfers;
+mod tunnel;

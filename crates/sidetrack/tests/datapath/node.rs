@@ -65,7 +65,7 @@ impl Node {
             .flat_map(|listener| bind(listener, &config, config.workers).expect("loopback ports"))
             .collect();
         let own = bound.iter().map(|bound| bound.listening.address).collect();
-        let dialing = Dialing { mark: None, own };
+        let dialing = Dialing { own, ..Dialing::default() };
         let budget = match config.limits.max_flows {
             Some(most) => budget.at_most(most.into()),
             None => budget,

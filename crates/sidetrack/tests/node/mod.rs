@@ -22,7 +22,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
 const PREAMBLE: &str = "version = 1\nworkers = 1\n";
-const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\n";
+const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\nrecent = 64\n";
 
 /// A process that was started, and what it says.
 pub struct Up {

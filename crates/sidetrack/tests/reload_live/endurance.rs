@@ -36,10 +36,11 @@ fn tables(server: SocketAddr, kernel: &str, moving: &[String; 2], number: usize)
 
 /// Bytes in memory and open descriptors.
 fn size(pid: u32) -> (u64, usize) {
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("a process");
-    let pages: u64 = statm.split(' ').nth(1).expect("resident").parse().expect("a number");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("resident");
+    let kib: u64 = anonymous.trim().trim_end_matches(" kB").parse().expect("a number");
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count();
-    (pages * 4096, fds)
+    (kib * 1024, fds)
 }
 
 /// New connections all the while: none is refused, none goes past us.

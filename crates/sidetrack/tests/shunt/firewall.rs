@@ -1,11 +1,10 @@
 //! client (10.0.0.1, fd00::1) - firewall - server (10.0.0.2, fd00::2), bridged; or routed with 10.0.1.1 and 10.0.2.1.
 //!
-//! The rule set is that of NFShunt's mark layout: chains that number the ports, ask the policy once for each
-//! connection, and keep the answer in the connection's mark.
+//! The rule set is the one that `sidetrack shunt rules --iptables` prints, in NFShunt's mark layout.
 
 use crate::hosts::{LIMIT, Line, Node};
 use sidetrack::shunt::{Engine, FlowView, PathKind, Settings, ShuntRecord};
-use sidetrack_core::shunt::{Config, MarkActions, PortNumber, ShuntAction, Transport, Tuple};
+use sidetrack_core::shunt::{Config, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,43 +22,21 @@ pub const BLOCK: u16 = 5666;
 /// Idle time of shunted flows.
 pub const IDLE: Duration = Duration::from_secs(4);
 
-/// The rules.
+/// The rules that the product prints, in the original's form, with this policy.
 fn rule_set(bridged: bool) -> String {
-    let port = |chain: &str, number: u8, name: &str| {
-        let (side, bits) = if chain == "IN" {
-            ("in", 0x4000_0000 | u32::from(number) << 24)
-        } else {
-            ("out", 0x2000_0000 | u32::from(number) << 20)
-        };
-        let mask = if chain == "IN" { 0x4f00_0000_u32 } else { 0x20f0_0000 };
-        let interface = match (bridged, side) {
-            (true, side) => format!("-m physdev --physdev-{side} {name}"),
-            (false, "in") => format!("-i {name}"),
-            (false, _) => format!("-o {name}"),
-        };
-        format!("-A ST_{chain} {interface} -j MARK --set-xmark {bits:#x}/{mask:#x}\n")
-    };
-    let policy = |number: u16, action: u8| {
-        let each = |protocol: &str| {
-            format!(
-                "-A ST_POLICY -p {protocol} --dport {number} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK \
-                 --set-xmark 0x100{action:x}0000/0x100f0000\n"
-            )
-        };
-        each("tcp") + &each("udp")
-    };
-    let mut rules = String::from(
-        "*mangle\n:ST_PRE - [0:0]\n:ST_POST - [0:0]\n:ST_IN - [0:0]\n:ST_OUT - [0:0]\n:ST_POLICY - [0:0]\n",
-    );
-    rules += "-A PREROUTING -j ST_PRE\n-A POSTROUTING -j ST_POST\n";
-    rules += "-A ST_PRE -j CONNMARK --restore-mark\n-A ST_PRE -m mark --mark 0x0/0x40000000 -j ST_IN\n";
-    rules += "-A ST_POST -m mark --mark 0x0/0x40000000 -j RETURN\n";
-    rules += "-A ST_POST -m mark --mark 0x0/0x20000000 -j ST_OUT\n";
-    rules += "-A ST_POST -m mark --mark 0x0/0x10000000 -j ST_POLICY\n-A ST_POST -j CONNMARK --save-mark\n";
-    rules += &(port("IN", 1, "to-client") + &port("IN", 2, "to-server"));
-    rules += &(port("OUT", 1, "to-client") + &port("OUT", 2, "to-server"));
-    rules += &(policy(IGNORE, 0) + &policy(SHUNT, 1) + &policy(BLOCK, 2));
-    rules + "COMMIT\n"
+    let ports = [(1, "to-client"), (2, "to-server")];
+    let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
+    let rules = RuleSet { ports: &ports, bridged, actions: MarkActions::default() };
+    let policy = [(IGNORE, ShuntAction::Ignore), (SHUNT, ShuntAction::Shunt), (BLOCK, ShuntAction::Block)];
+    let mut lines = String::new();
+    for ((port, action), protocol) in policy.into_iter().flat_map(|one| [(one, "tcp"), (one, "udp")]) {
+        let bits = rules.decision(action).expect("a number");
+        lines += &format!(
+            "-A SHUNT_POLICY -p {protocol} --dport {port} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
+             {bits:#x}/0x100f0000\n"
+        );
+    }
+    rules.iptables().replace("COMMIT", &format!("{lines}COMMIT"))
 }
 
 /// A command of a host, with something for its standard input.
@@ -91,16 +68,21 @@ pub struct Network {
 impl Network {
     /// With the firewall's rules loaded.
     pub fn new(forwarding: Forwarding) -> Self {
-        let network = match forwarding {
+        let network = Self::bare(forwarding);
+        network.load(&rule_set(forwarding == Forwarding::Bridged));
+        network
+    }
+
+    /// Without rules.
+    pub fn bare(forwarding: Forwarding) -> Self {
+        match forwarding {
             Forwarding::Bridged => Self::bridged(),
             Forwarding::Routed => {
                 let Line { client, router, server } = Line::new();
                 let server_addresses = ["10.0.2.1", "fd00:2::1"];
                 Self { client, firewall: router, server, server_addresses, forwarding }
             }
-        };
-        network.load(&rule_set(forwarding == Forwarding::Bridged));
-        network
+        }
     }
 
     fn bridged() -> Self {

@@ -2,9 +2,12 @@
 
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
+#[path = "../node/mod.rs"]
+mod node;
 
 mod firewall;
 
+mod binary;
 mod ends;
 mod flows;
 mod rules;

@@ -24,6 +24,8 @@ pub struct TcpInfo {
     pub acked_bytes: u64,
     /// Bytes received in order.
     pub received_bytes: u64,
+    /// Segments that were sent and not acknowledged yet, the FIN counted.
+    pub unacked_segments: u32,
     /// Bytes in the send buffer that were never sent.
     pub unsent_bytes: u32,
 }
@@ -59,6 +61,7 @@ impl TcpInfo {
         Self {
             syn_data_acked: raw[5] & SYN_DATA != 0,
             send_mss_bytes: word(raw, 16),
+            unacked_segments: word(raw, 24),
             rtt: micros(68),
             congestion_window_segments: word(raw, 80),
             retransmitted_segments: word(raw, 100),

@@ -128,7 +128,7 @@ fn select(
         Extent::Part(part) => {
             *method == Method::Get
                 && if_range_holds(request, one)
-                && range.is_some_and(|range| Ranges::within(range, part))
+                && range.and_then(Ranges::parse).is_some_and(|ranges| ranges.lie_within(part))
         }
     });
     // Fresh before stale, selected by something before selected by nothing, and the newest (RFC 9111 Sec. 4.1).
@@ -204,9 +204,8 @@ pub fn may_serve_stale(
 }
 
 impl Ranges {
-    /// Whether all ranges that a Range field asks for lie in a part that is stored.
-    pub(super) fn within(field: &[u8], part: super::ContentRange) -> bool {
-        let Some(ranges) = Self::parse(field) else { return false };
+    /// Whether all of them lie in a part of a representation.
+    pub fn lie_within(&self, part: super::ContentRange) -> bool {
         let inside = |range: &ByteRange| match (*range, part.total) {
             (ByteRange::From { first, last: Some(last) }, _) if last <= part.last => first >= part.first,
             (range, Some(total)) => {
@@ -214,6 +213,6 @@ impl Ranges {
             }
             _ => false,
         };
-        ranges.0.iter().all(inside)
+        self.0.iter().all(inside)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::link::{Conditions, Loss, Rate, Way, Wire};
+use crate::link::{Conditions, Counts, Loss, Rate, Way, Wire};
 use crate::probe::{self, Stream, quantile};
 use crate::topology::Node;
 
@@ -117,10 +117,17 @@ impl Ends<'_> {
         probe::one_way(self.a, self.b, self.address(), Stream { count, gap, bytes, longest: 100 * MS })
     }
 
-    /// A stream for counting: quick enough that nothing waits in a sleep.
-    fn counted(&self) -> Result<(u64, probe::Arrivals)> {
+    /// A stream for counting: how many were sent, what arrived, and how the link's own counts changed meanwhile.
+    fn counted(&self) -> Result<(u64, probe::Arrivals, Option<Counts>)> {
+        let own = || Ok::<_, anyhow::Error>(self.wire.counts()?.map(|counts| counts[Way::Forth.index()]));
+        let before = own()?;
         let arrivals = self.stream(COUNTED, Duration::from_micros(50), 200)?;
-        Ok((if self.quick { COUNTED / 4 } else { COUNTED }.into(), arrivals))
+        let own = own()?.zip(before).map(|(now, before)| Counts {
+            lost: now.lost - before.lost,
+            reordered: now.reordered - before.reordered,
+            ..now
+        });
+        Ok((if self.quick { COUNTED / 4 } else { COUNTED }.into(), arrivals, own))
     }
 }
 
@@ -159,18 +166,18 @@ fn share(check: &Check, count: u64, total: u64, remark: String, is_valid: bool) 
 }
 
 fn loss(ends: &Ends<'_>, check: &Check) -> Result<Found> {
-    let (sent, arrivals) = ends.counted()?;
+    let (sent, arrivals, counted) = ends.counted()?;
     let lost = sent.saturating_sub(arrivals.distinct());
-    let counted = ends.wire.counts()?.map(|counts| counts[Way::Forth.index()].lost);
+    let counted = counted.map(|counts| counts.lost);
     let own = counted.map_or_else(String::new, |own| format!(", {own} by the link's own count"));
     let remark = format!("{lost} of {sent}{own}, {} out of order", arrivals.out_of_order());
-    // The hosts' own few frames (neighbour probes, MLD) may be lost, too.
+    // A few more frames may be lost than the stream's: the round trips before it, neighbour probes, MLD.
     let agrees = counted.is_none_or(|own| own >= lost && own - lost <= 5);
     Ok(share(check, lost, sent, remark, agrees && arrivals.out_of_order() == 0))
 }
 
 fn burst(ends: &Ends<'_>, check: &Check) -> Result<Found> {
-    let (sent, arrivals) = ends.counted()?;
+    let (sent, arrivals, _) = ends.counted()?;
     let lost = sent.saturating_sub(arrivals.distinct());
     let bursts = (lost as f64 / arrivals.mean_burst()).max(1.0);
     // Lengths are geometric: their deviation is sqrt(1 - leave) / leave, about their mean.
@@ -180,16 +187,16 @@ fn burst(ends: &Ends<'_>, check: &Check) -> Result<Found> {
 }
 
 fn duplicates(ends: &Ends<'_>, check: &Check) -> Result<Found> {
-    let (sent, arrivals) = ends.counted()?;
+    let (sent, arrivals, _) = ends.counted()?;
     let remark = format!("{} of {sent}", arrivals.duplicates());
     Ok(share(check, arrivals.duplicates(), sent, remark, arrivals.distinct() == sent))
 }
 
 /// A frame that overtakes is seen by its short time on the way, whatever it overtook.
 fn overtaking(ends: &Ends<'_>, check: &Check) -> Result<Found> {
-    let (sent, arrivals) = ends.counted()?;
+    let (sent, arrivals, counted) = ends.counted()?;
     let early = arrivals.delays_ns().iter().filter(|delay| **delay < 4_000_000).count() as u64;
-    let counted = ends.wire.counts()?.map(|counts| counts[Way::Forth.index()].reordered);
+    let counted = counted.map(|counts| counts.reordered);
     let own = counted.map_or_else(String::new, |own| format!(", {own} by the link's own count"));
     let remark = format!("{early} of {sent}{own}; {} were late", arrivals.out_of_order());
     Ok(share(check, early, sent, remark, arrivals.distinct() == sent && arrivals.out_of_order() > 0))

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::launch;
-use crate::link::{Kind, Lateness, Network, netem};
+use crate::link::{Conditions, Kind, Lateness, Network, netem};
 use crate::machine::{self, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -93,18 +93,25 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let named = |check: &Check| options.only.iter().any(|part| check.name.contains(part.as_str()));
     let chosen =
         |check: &Check| (options.only.is_empty() || named(check)) && !(options.untimed && check.is_timed);
+    print_heading(&results.machine, options);
     let chosen: Vec<&Check> = CHECKS.iter().filter(|check| chosen(check)).collect();
     for (at, kind) in kinds.iter().enumerate() {
         let network = Network::new(*kind, &launcher, options.seed)?;
+        let (a, b) = (Node::new("a", &launcher)?, Node::new("b", &launcher)?);
+        let wire = network.join(&a, &b, 1, [Conditions::default(); 2])?;
+        let ends = Ends { a: &a, b: &b, wire: &wire, quick: options.quick };
         for (number, check) in chosen.iter().enumerate() {
             let done = at * chosen.len() + number;
             progress.bar(done, chosen.len() * kinds.len(), &format!("{}: {}", name(*kind), check.name));
-            results.checks.push(make(check, &network, &launcher, options.quick)?);
+            let made = make(check, &ends, name(network.kind()))?;
+            progress.end();
+            print_row(&made);
+            results.checks.push(made);
         }
         results.lateness.extend(network.lateness()?.map(|lateness| (name(*kind), lateness)));
     }
     progress.end();
-    print(&results, options);
+    println!("\nLoad at the end: {:.1}.", machine::load_average());
     for (kind, lateness) in &results.lateness {
         println!(
             "{kind}: frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100; a wake-up took \
@@ -127,18 +134,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One check on two fresh nodes; the last of [`ATTEMPTS`] counts if none holds.
-fn make(check: &Check, network: &Network, launcher: &std::path::Path, quick: bool) -> Result<Done> {
+/// One check; the last of [`ATTEMPTS`] counts if none holds.
+fn make(check: &Check, ends: &Ends<'_>, kind: &'static str) -> Result<Done> {
     let mut last = None;
     for attempt in 1..=ATTEMPTS {
-        let (a, b) = (Node::new("a", launcher)?, Node::new("b", launcher)?);
-        let wire = network.join(&a, &b, 1, [(check.conditions)(); 2])?;
-        let found = (check.measure)(&Ends { a: &a, b: &b, wire: &wire, quick }, check)?;
+        ends.wire.set_both((check.conditions)())?;
+        let found = (check.measure)(ends, check)?;
         let nominal = check.nominal;
         let holds = (found.value - nominal).abs() <= found.tolerance && found.is_valid;
         let again = if attempt > 1 { format!("{}; attempt {attempt}", found.remark) } else { found.remark };
         last = Some(Done {
-            kind: name(network.kind()),
+            kind,
             check: check.name,
             nominal,
             tolerance: found.tolerance,
@@ -163,33 +169,32 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-fn print(results: &Results, options: &Options) {
-    let machine = &results.machine;
+fn print_heading(machine: &Machine, options: &Options) {
     println!(
-        "## Emulated links\n\n{}, Linux {}, {}, load {:.1} to {:.1}{}. \"Allowed\" is the bar for times and three standard \
+        "## Emulated links\n\n{}, Linux {}, {}, load {:.1}{}. \"Allowed\" is the bar for times and three standard \
          deviations for what is counted.\n",
         machine.date,
         machine.kernel,
         machine.cpu,
         machine.load,
-        machine::load_average(),
         if options.quick { ", quick" } else { "" }
     );
     println!("| links | check | nominal | allowed | reached | | |\n|---|---|---:|---:|---:|---|---|");
-    for done in &results.checks {
-        let verdict = if done.holds { "ok" } else { "**FAIL**" };
-        println!(
-            "| {} | {} | {} {} | ± {} | {} | {verdict} | {} |",
-            done.kind,
-            done.check,
-            figure(done.nominal),
-            done.unit,
-            figure(done.tolerance),
-            figure(done.reached),
-            done.remark
-        );
-    }
-    println!();
+}
+
+/// Rows come as they are made: a slow machine takes minutes for all.
+fn print_row(done: &Done) {
+    let verdict = if done.holds { "ok" } else { "**FAIL**" };
+    println!(
+        "| {} | {} | {} {} | ± {} | {} | {verdict} | {} |",
+        done.kind,
+        done.check,
+        figure(done.nominal),
+        done.unit,
+        figure(done.tolerance),
+        figure(done.reached),
+        done.remark
+    );
 }
 
 /// Checks that both kinds made and on which they differ by more than both tolerances allow.

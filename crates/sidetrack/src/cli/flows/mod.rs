@@ -2,7 +2,7 @@
 
 mod human;
 mod table;
-mod which;
+pub(super) mod which;
 
 pub use table::Table;
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// Several runs, and nothing that says which one is meant.
-pub(super) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::Result<PathBuf> {
+pub(in crate::cli) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(path) = named {
         return Ok(path.to_owned());
     }

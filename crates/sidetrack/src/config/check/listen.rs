@@ -16,16 +16,18 @@ use std::ops::Range;
 const fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Socks => "socks",
+        Kind::Http => "http",
         Kind::Reverse => "reverse",
         Kind::Redirect => "redirect",
         Kind::Tproxy => "tproxy",
+        Kind::Tunnel => "tunnel",
     }
 }
 
 /// A key that only some kinds have: the key, its place if given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 14] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 18] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
         at.as_ref().map(At::span)
@@ -35,9 +37,10 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 14] {
     }
     [
         ("versions", list(&listen.versions), &[Kind::Socks]),
-        ("users", list(&listen.users), &[Kind::Socks, Kind::Redirect]),
+        ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
-        ("to", at(&listen.to), &[Kind::Reverse]),
+        ("to", at(&listen.to), &[Kind::Reverse, Kind::Http]),
+        ("cache", at(&listen.cache), &[Kind::Http]),
         ("names", at(&listen.names), &[Kind::Reverse]),
         ("default", at(&listen.default), &[Kind::Reverse]),
         ("local", at(&listen.local), &[Kind::Redirect]),
@@ -48,6 +51,9 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 14] {
         ("dst", list(&listen.dst), CAPTURE),
         ("except", list(&listen.except), CAPTURE),
         ("ports", list(&listen.ports), CAPTURE),
+        ("identity", at(&listen.identity), &[Kind::Tunnel]),
+        ("ca", at(&listen.ca), &[Kind::Tunnel]),
+        ("pins", list(&listen.pins), &[Kind::Tunnel]),
     ]
 }
 
@@ -65,7 +71,8 @@ impl Check<'_> {
 
     fn listener(&mut self, listen: &At<raw::Listen>) -> Option<Listener> {
         let Some(kind) = listen.kind.as_deref().copied() else {
-            let help = "write `kind = \"socks\"`, \"reverse\", \"redirect\" or \"tproxy\"";
+            let help =
+                "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\" or \"tunnel\"";
             self.error(listen.span(), "this listener lacks a kind", help);
             return None;
         };
@@ -73,9 +80,11 @@ impl Check<'_> {
         let name = listen.name.as_ref().map_or_else(|| word(kind).to_owned(), |name| self.name(name));
         let checked = match kind {
             Kind::Socks => Some(ListenerKind::Socks(self.socks(listen))),
+            Kind::Http => Some(ListenerKind::Http(self.http(listen))),
             Kind::Reverse => self.reverse(listen).map(ListenerKind::Reverse),
             Kind::Redirect => Some(ListenerKind::Redirect(self.redirect(listen))),
             Kind::Tproxy => Some(ListenerKind::Tproxy(self.tproxy(listen))),
+            Kind::Tunnel => self.far_side(listen).map(ListenerKind::Tunnel),
         };
         let addresses = match (&listen.address, &checked) {
             (Some(addresses), _) => self.addresses(addresses),
@@ -143,7 +152,7 @@ impl Check<'_> {
         SocksListener { v5, v6, users, dialect }
     }
 
-    fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {
+    pub(super) fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {
         if users.items().is_empty() {
             let help = "take the key out if everybody may use the listener";
             self.error(users.span(), "this list is empty: nobody could log in", help);

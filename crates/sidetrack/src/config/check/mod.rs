@@ -2,10 +2,14 @@
 //! reports them all.
 
 mod functions;
+mod http;
 mod listen;
+mod overlay;
 mod relations;
 mod rules;
+mod shunt;
 pub(super) mod tests;
+mod tunnel;
 mod values;
 
 use super::problem::{Problem, nearest};
@@ -26,6 +30,10 @@ struct Check<'a> {
     sets: BTreeMap<String, IpSet>,
     /// Functions, by name; `None` for one that is wrong.
     functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
+    /// The names of the overlay's nodes; none: there is no overlay.
+    overlay_names: Option<Vec<Arc<str>>>,
+    /// Names of tunnels; also of those that are wrong in themselves.
+    tunnels: Vec<Arc<str>>,
 }
 
 impl Check<'_> {
@@ -64,15 +72,22 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let mut check = Check { surroundings, problems, sets: BTreeMap::new(), functions: BTreeMap::new() };
+    let (overlay_names, tunnels) = (None, Vec::new());
+    let (sets, functions) = (BTreeMap::new(), BTreeMap::new());
+    let mut check = Check { surroundings, problems, sets, functions, overlay_names, tunnels };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     check.read_functions(&file.function);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
+    let shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
+    let overlay = check.overlay(file.overlay.as_ref());
+    let names = |overlay: &At<raw::Overlay>| overlay.node.keys().map(|name| name.as_str().into()).collect();
+    check.overlay_names = file.overlay.as_ref().map(names);
     let listeners = check.listeners(&file.listen);
+    let tunnels = check.tunnels(&file.tunnel, &listeners);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
@@ -93,7 +108,10 @@ pub(super) fn check(
         admin,
         record,
         limits,
+        shunt,
         listeners: listeners.into_iter().flatten().collect(),
+        overlay,
+        tunnels,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),
         tests,

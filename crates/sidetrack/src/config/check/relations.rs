@@ -101,7 +101,12 @@ impl Check<'_> {
         }
     }
 
-    fn loop_to(&mut self, destination: &Destination, span: Range<usize>, listeners: &[Option<Listener>]) {
+    pub(super) fn loop_to(
+        &mut self,
+        destination: &Destination,
+        span: Range<usize>,
+        listeners: &[Option<Listener>],
+    ) {
         let own = listeners
             .iter()
             .flatten()

@@ -211,6 +211,23 @@ impl Check<'_> {
             }
             return Some(Carrier::Direct);
         }
+        if let [only] = texts.items()
+            && let Some(name) = only.strip_prefix("overlay:")
+        {
+            if let Some(file) = credentials {
+                self.error(file.span(), "an overlay needs no credentials", "take `credentials_file` out");
+            }
+            return self.overlay_carrier(only, name).map(Carrier::Overlay);
+        }
+        if let [only] = texts.items()
+            && let Some(name) = only.strip_prefix("tunnel:")
+        {
+            if let Some(file) = credentials {
+                let help = "take `credentials_file` out: the `identity` of the [[tunnel]] says who we are";
+                self.error(file.span(), "a tunnel needs no credentials", help);
+            }
+            return self.tunnel_named(name, only.span()).map(Carrier::Tunnel);
+        }
         if texts.items().is_empty() || texts.items().len() > HOPS_MAX {
             let help = format!("use \"direct\", or 1 to {HOPS_MAX} hops");
             self.error(texts.span(), format!("a carrier of {} hops", texts.items().len()), help);
@@ -240,6 +257,7 @@ impl Check<'_> {
         // What stands before an @ may be a password: no message repeats it.
         let message = match error {
             _ if text.as_str() == "direct" => "\"direct\" cannot be one of several hops".to_owned(),
+            _ if text.starts_with("tunnel:") => "a tunnel cannot be one of several hops".to_owned(),
             HopError::NoScheme(_) => "this is neither \"direct\" nor a hop".to_owned(),
             HopError::BadAddress(_) if text.contains('@') => "the address of this hop is wrong".to_owned(),
             other => other.to_string(),
@@ -293,14 +311,16 @@ impl Check<'_> {
         }
         let socks6 = matches!(&carry.carrier, Carrier::Hops(hops)
             if hops.iter().any(|hop| matches!(hop.protocol, HopProtocol::Socks6(_))));
-        if let Some(metadata) = rule.metadata.as_ref().filter(|_| !socks6) {
+        let tunnel = matches!(carry.carrier, Carrier::Tunnel(_));
+        if let Some(metadata) = rule.metadata.as_ref().filter(|_| !socks6 && !tunnel) {
             self.error(
                 metadata.span(),
-                "metadata travels with SOCKS6 only",
-                "use a socks6 hop, or take it out",
+                "metadata travels with SOCKS6 and in tunnels only",
+                "use a socks6 hop or a tunnel, or take it out",
             );
         }
         let early = socks6
+            || tunnel
             || carry.tfo
             || matches!(&carry.carrier, Carrier::Hops(hops) if hops.iter().any(|hop| hop.tfo || hop.optimistic));
         if let Some(wait) = rule.initial_data_wait_ms.as_ref().filter(|wait| ***wait > 0 && !early) {
@@ -320,6 +340,8 @@ pub(super) const fn intercept(kind: raw::InterceptKind) -> Intercept {
         raw::InterceptKind::Redirect => Intercept::Redirect,
         raw::InterceptKind::Tproxy => Intercept::Tproxy,
         raw::InterceptKind::Socks => Intercept::Socks,
+        raw::InterceptKind::Http => Intercept::Http,
         raw::InterceptKind::Reverse => Intercept::Reverse,
+        raw::InterceptKind::Tunnel => Intercept::Tunnel,
     }
 }

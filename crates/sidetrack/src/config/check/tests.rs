@@ -184,7 +184,7 @@ impl Check<'_> {
             Some(list) => {
                 let mut hops = Vec::new();
                 for text in list.items() {
-                    let hop = if text.as_str() == "direct" {
+                    let hop = if text.as_str() == "direct" || text.starts_with("tunnel:") {
                         Ok(text.to_string())
                     } else {
                         text.parse::<Hop>().map(|hop| hop.to_string())

@@ -3,6 +3,7 @@
 //! take the same ways as those of any flow, `splice(2)` too.
 
 use super::{Fresh, Pump};
+use crate::carry::Wire;
 use crate::reactor::{Sleep, sleep};
 use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
 use sidetrack_core::flow::Side;
@@ -31,7 +32,7 @@ impl Through {
     }
 }
 
-impl Pump {
+impl<W: Wire> Pump<W> {
     /// Whether the bytes of this direction may go through a pipe.
     pub(super) fn may_splice(&self, from: Side) -> bool {
         self.through.as_ref().is_none_or(|through| through.only_counts(from))
@@ -86,7 +87,7 @@ impl Pump {
         if most == 0 {
             return Input::ReadBlocked(side);
         }
-        let n = match self.poll_socket(cx, side, most, scratch) {
+        let n = match self.poll_wire(cx, side, most, scratch) {
             Poll::Pending => return Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => return Input::Failed(side),
             Poll::Ready(Ok(n)) => n,

@@ -1,0 +1,38 @@
+//! The Basic authentication scheme (RFC 7617), the side that asks for it.
+
+use data_encoding::BASE64;
+
+/// User and password of a credential such as `Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==`; `None` for another scheme, broken
+/// Base64, bytes that are not UTF-8, or no colon.
+pub fn credentials(value: &[u8]) -> Option<(String, String)> {
+    let (scheme, token) = value.split_at(value.iter().position(|byte| *byte == b' ')?);
+    if !scheme.eq_ignore_ascii_case(b"basic") {
+        return None;
+    }
+    let login = String::from_utf8(BASE64.decode(token.trim_ascii()).ok()?).ok()?;
+    let (user, password) = login.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+/// Whether two secrets are the same, in a time that does not say where they differ.
+pub fn same(one: &str, other: &str) -> bool {
+    let differences = one.bytes().zip(other.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
+    (one.len() == other.len()) & (differences == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_read_and_compared_whole() {
+        let login = |text: &str| credentials(text.as_bytes());
+        let pair = Some(("a".to_owned(), "b:c".to_owned()));
+        assert_eq!(login("Basic YTpiOmM="), pair);
+        assert_eq!(login("basic  YTpiOmM= "), pair);
+        for bad in ["Bearer x", "Basic", "Basic ?", "Basic YQ==", ""] {
+            assert_eq!(login(bad), None, "{bad}");
+        }
+        assert!(same("abc", "abc") && !same("abc", "abd") && !same("ab", "abc") && !same("", "a"));
+    }
+}

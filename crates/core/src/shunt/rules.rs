@@ -1,0 +1,161 @@
+//! The packet filter's part of the shunt, as text: rules that number the ports, ask the policy once for each connection, and
+//! keep the answer in the connection's mark. The administrator's own rules stay as they are; policy goes into one chain.
+
+use super::{Mark, MarkActions, PortNumber, ShuntAction};
+use std::fmt::Write as _;
+
+/// The bits of a mark that say the ingress, the egress and the decision.
+const INGRESS: u32 = Mark::INGRESS_KNOWN | 0x0f00_0000;
+const EGRESS: u32 = Mark::EGRESS_KNOWN | 0x00f0_0000;
+const DECISION: u32 = Mark::DECIDED | 0x000f_0000;
+
+/// What the rules are made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSet<'a> {
+    /// Ports and the names of their interfaces.
+    pub ports: &'a [(PortNumber, &'a str)],
+    /// The ports are those of a bridge; else the host routes between them.
+    pub bridged: bool,
+    /// The meaning of the numbers of actions.
+    pub actions: MarkActions,
+}
+
+fn ingress(port: PortNumber) -> u32 {
+    Mark::INGRESS_KNOWN | u32::from(port.number()) << 24
+}
+
+fn egress(port: PortNumber) -> u32 {
+    Mark::EGRESS_KNOWN | u32::from(port.number()) << 20
+}
+
+impl RuleSet<'_> {
+    /// The bits that a rule of the policy sets for an action; none if no number means it.
+    pub fn decision(&self, action: ShuntAction) -> Option<u32> {
+        self.actions.number(action).map(|number| Mark::DECIDED | u32::from(number) << 16)
+    }
+
+    /// For `nft -f`: a table of ours, which replaces an earlier one of ours. The chain `shunt_policy` is the administrator's to
+    /// fill.
+    pub fn nft(&self) -> String {
+        let mut text = String::new();
+        if self.bridged {
+            self.nft_ports(&mut text);
+        }
+        text +=
+            "table inet sidetrack_shunt\ndelete table inet sidetrack_shunt\ntable inet sidetrack_shunt {\n";
+        text += "\tchain shunt_policy {\n";
+        for line in self.nft_examples() {
+            let _ = writeln!(text, "\t\t# {line}");
+        }
+        text += "\t}\n\n\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle;\n";
+        if !self.bridged {
+            for (port, name) in self.ports {
+                let _ = writeln!(
+                    text,
+                    "\t\tiifname \"{name}\" meta mark set meta mark and {:#010x} or {:#010x}",
+                    !INGRESS,
+                    ingress(*port)
+                );
+            }
+        }
+        let _ = writeln!(text, "\t\tct mark and {:#010x} != 0 meta mark set ct mark", Mark::INGRESS_KNOWN);
+        text += "\t}\n\n\tchain postrouting {\n\t\ttype filter hook postrouting priority mangle;\n";
+        let known = Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN;
+        if !self.bridged {
+            for (port, name) in self.ports {
+                self.nft_egress(&mut text, *port, name);
+            }
+        }
+        let _ = writeln!(text, "\t\tmeta mark and {known:#010x} != {known:#010x} return");
+        let _ = writeln!(text, "\t\tmeta mark and {:#010x} == 0 jump shunt_policy", Mark::DECIDED);
+        text += "\t\tct mark set meta mark\n\t}\n}\n";
+        text
+    }
+
+    /// Bridge ports are known by name only in the bridge family; a mark carries the number into `inet`, where conntrack is.
+    fn nft_ports(&self, text: &mut String) {
+        *text += "table bridge sidetrack_ports\ndelete table bridge sidetrack_ports\ntable bridge sidetrack_ports {\n";
+        *text += "\tchain prerouting {\n\t\ttype filter hook prerouting priority -300;\n";
+        for (port, name) in self.ports {
+            let _ = writeln!(
+                text,
+                "\t\tiifname \"{name}\" meta mark set meta mark and {:#010x} or {:#010x}",
+                !INGRESS,
+                ingress(*port)
+            );
+        }
+        *text += "\t}\n\n\tchain postrouting {\n\t\ttype filter hook postrouting priority 0;\n";
+        for (port, name) in self.ports {
+            self.nft_egress(text, *port, name);
+        }
+        *text += "\t}\n}\n";
+    }
+
+    /// Numbers the egress of a connection's first packet.
+    fn nft_egress(&self, text: &mut String, port: PortNumber, name: &str) {
+        let known = Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN;
+        let _ = writeln!(
+            text,
+            "\t\tmeta mark and {known:#010x} == {:#010x} oifname \"{name}\" meta mark set meta mark and {:#010x} or {:#010x}",
+            Mark::INGRESS_KNOWN,
+            !EGRESS,
+            egress(port)
+        );
+    }
+
+    fn nft_examples(&self) -> Vec<String> {
+        let example = |action, what: &str| {
+            let bits = self.decision(action)?;
+            let keep = !DECISION;
+            Some(format!(
+                "{what} ct state established,related meta mark set meta mark and {keep:#010x} or {bits:#010x}"
+            ))
+        };
+        let shunt = example(ShuntAction::Shunt, "tcp dport 5000");
+        let block = example(ShuntAction::Block, "tcp dport 5666");
+        shunt.into_iter().chain(block).collect()
+    }
+
+    /// For `iptables-restore --noflush` and `ip6tables-restore --noflush`: as NFShunt's, with the chain `SHUNT_POLICY` to fill.
+    pub fn iptables(&self) -> String {
+        let mut text = String::from("*mangle\n");
+        for chain in ["PRE", "POST", "IN", "OUT", "POLICY"] {
+            let _ = writeln!(text, ":SHUNT_{chain} - [0:0]");
+        }
+        text += "-A PREROUTING -j SHUNT_PRE\n-A POSTROUTING -j SHUNT_POST\n";
+        text += "-A SHUNT_PRE -j CONNMARK --restore-mark\n";
+        let unknown = |bit: u32| format!("-m mark --mark 0x0/{bit:#x}");
+        let _ = writeln!(text, "-A SHUNT_PRE {} -j SHUNT_IN", unknown(Mark::INGRESS_KNOWN));
+        let _ = writeln!(text, "-A SHUNT_POST {} -j RETURN", unknown(Mark::INGRESS_KNOWN));
+        let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_OUT", unknown(Mark::EGRESS_KNOWN));
+        let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_POLICY", unknown(Mark::DECIDED));
+        text += "-A SHUNT_POST -j CONNMARK --save-mark\n";
+        for (port, name) in self.ports {
+            let (inwards, outwards) = if self.bridged {
+                (format!("-m physdev --physdev-in {name}"), format!("-m physdev --physdev-out {name}"))
+            } else {
+                (format!("-i {name}"), format!("-o {name}"))
+            };
+            let _ = writeln!(
+                text,
+                "-A SHUNT_IN {inwards} -j MARK --set-xmark {:#x}/{INGRESS:#x}",
+                ingress(*port)
+            );
+            let _ = writeln!(
+                text,
+                "-A SHUNT_OUT {outwards} -j MARK --set-xmark {:#x}/{EGRESS:#x}",
+                egress(*port)
+            );
+        }
+        for (action, port) in [(ShuntAction::Shunt, 5000), (ShuntAction::Block, 5666)] {
+            if let Some(bits) = self.decision(action) {
+                let _ = writeln!(
+                    text,
+                    "# -A SHUNT_POLICY -p tcp --dport {port} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
+                     {bits:#x}/{DECISION:#x}"
+                );
+            }
+        }
+        text + "COMMIT\n"
+    }
+}

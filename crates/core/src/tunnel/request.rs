@@ -1,0 +1,83 @@
+//! The request at the head of a flow's stream.
+
+use super::field::{self, Fields, Writer, once, unknown};
+use super::{MessageError, Parsed};
+use crate::flow::{Destination, HostName};
+use std::net::SocketAddr;
+
+const KIND: u8 = 1;
+
+const DESTINATION: u8 = 128;
+const HOST: u8 = 2;
+const CLIENT: u8 = 3;
+const METADATA: u8 = 4;
+
+/// What the far side is asked to connect to, and what it may want to know for its rules and records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Where the flow is to go; the port is never 0.
+    pub destination: Destination,
+    /// The host name the client meant, where the destination is an address.
+    pub host: Option<HostName>,
+    /// The client's own address.
+    pub client: Option<SocketAddr>,
+    /// Metadata of the chain, key and value in order (as the SOCKS6 option of kind 65000).
+    pub metadata: Vec<(u16, String)>,
+}
+
+impl Request {
+    /// A request for this destination and nothing else.
+    pub const fn to(destination: Destination) -> Self {
+        Self { destination, host: None, client: None, metadata: Vec::new() }
+    }
+
+    /// The bytes of the request.
+    ///
+    /// # Errors
+    /// `TooLong` if the metadata has no room.
+    pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
+        let mut writer = Writer::new(KIND);
+        writer.put_destination(DESTINATION, &self.destination);
+        if let Some(host) = &self.host {
+            writer.put(HOST, &[host.as_str().as_bytes()]);
+        }
+        if let Some(client) = self.client {
+            writer.put_destination(CLIENT, &client.into());
+        }
+        for (key, value) in &self.metadata {
+            writer.put(METADATA, &[&key.to_be_bytes(), value.as_bytes()]);
+        }
+        writer.finish()
+    }
+
+    /// Reads the request at the head of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Parsed<Self> {
+        field::parse(bytes, &[KIND], |_, fields| Self::of(fields))
+    }
+
+    fn of(fields: Fields<'_>) -> Result<Self, MessageError> {
+        let (mut destination, mut host, mut client, mut metadata) = (None, None, None, Vec::new());
+        for item in fields {
+            let (field, value) = item?;
+            let bad = MessageError::BadField(field);
+            match field {
+                DESTINATION => {
+                    let to = field::destination(field, value)?;
+                    once(&mut destination, field, Some(to).filter(|to| to.port != 0).ok_or(bad)?)?;
+                }
+                HOST => once(&mut host, field, HostName::from_bytes(value).map_err(|_| bad)?)?,
+                CLIENT => {
+                    let from = field::destination(field, value)?;
+                    once(&mut client, field, from.socket_addr().ok_or(bad)?)?;
+                }
+                METADATA => {
+                    let (key, text) = value.split_first_chunk::<2>().ok_or(bad)?;
+                    metadata.push((u16::from_be_bytes(*key), field::text(field, text)?.to_owned()));
+                }
+                other => unknown(other)?,
+            }
+        }
+        let destination = destination.ok_or(MessageError::Missing(DESTINATION))?;
+        Ok(Self { destination, host, client, metadata })
+    }
+}

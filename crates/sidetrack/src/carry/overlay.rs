@@ -1,0 +1,56 @@
+//! The overlay carrier: the flow goes to another node of the overlay, which delivers it.
+
+use super::{Carried, Failure, Order};
+use crate::reactor::TcpStream;
+use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
+use std::fmt::Debug;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// What the overlay is asked to carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayOrder {
+    /// The node that delivers, by name.
+    pub node: Arc<str>,
+    /// Where it delivers.
+    pub destination: Destination,
+    /// The application that opened the flow.
+    pub client: SocketAddr,
+    /// The host name, if it is known.
+    pub host: Option<HostName>,
+}
+
+/// The way into the overlay.
+pub trait OverlayEntry: Debug + Send + Sync {
+    /// Opens a session; gives a non-blocking socket whose other end the overlay carries: its FIN, resets and pace are those of the
+    /// far application.
+    fn open(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
+}
+
+/// Carries a flow over the overlay.
+pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried, Failure> {
+    let Some(overlay) = &order.dialing.overlay else {
+        return Err(Failure::new(
+            EndReason::Unreachable,
+            "this process is no node of an overlay: use 'sidetrack up'",
+        ));
+    };
+    let host = match &order.destination.host {
+        Host::Name(name) => Some(name.clone()),
+        Host::Ip(_) => order.host.cloned(),
+    };
+    let order = OverlayOrder {
+        node: node.clone(),
+        destination: order.destination.clone(),
+        client: order.client,
+        host,
+    };
+    let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
+    let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack: Vec::new() })
+}

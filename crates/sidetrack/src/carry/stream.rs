@@ -1,0 +1,248 @@
+//! What a flow's bytes go over on one side: a socket of the kernel, or a stream inside a tunnel.
+
+use super::tunnel;
+use crate::reactor::TcpStream;
+use sidetrack_sys::sockopt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What the moving of bytes needs of each side. Written once for sockets, which the compiler then sees nothing else
+/// beside, and once for [`Stream`].
+pub trait Wire: Sized + Unpin {
+    /// Reads when something is there; 0 is the end of the stream.
+    fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    /// Writes when there is room.
+    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
+
+    /// As [`Wire::poll_send`], where the end follows at once and may travel with these bytes.
+    fn poll_send_more(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send(cx, bytes)
+    }
+
+    /// Whether the other side's FIN or reset is known to come behind what is left to read.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    /// Sends FIN, or what stands for it.
+    ///
+    /// # Errors
+    /// As `shutdown(2)`.
+    fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()>;
+
+    /// The socket, if the bytes on it are the flow's own and may move inside the kernel.
+    fn socket(&self) -> Option<&TcpStream>;
+
+    /// Whether this side is gone, while nobody reads from it or writes to it.
+    fn take_error(&mut self) -> Option<io::Error>;
+
+    /// Bytes that are written and would be lost by a reset.
+    fn unsent_bytes(&self) -> u32;
+
+    /// Moves on what this side still holds itself. Called when its task wakes.
+    fn tend(&mut self, cx: &mut Context<'_>);
+
+    /// Ends it, with a reset or in order; what is left to send is sent by others.
+    fn close(self, reset: bool);
+}
+
+impl Wire for TcpStream {
+    #[inline]
+    fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        Self::poll_recv(self, cx, buffer)
+    }
+
+    #[inline]
+    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Self::poll_send(self, cx, bytes)
+    }
+
+    #[inline]
+    fn poll_send_more(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Self::poll_send_more(self, cx, bytes)
+    }
+
+    #[inline]
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
+    }
+
+    fn finish(&mut self, _: &mut Context<'_>) -> io::Result<()> {
+        self.shutdown_write()
+    }
+
+    #[inline]
+    fn socket(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+
+    fn take_error(&mut self) -> Option<io::Error> {
+        TcpStream::take_error(self).ok().flatten()
+    }
+
+    fn unsent_bytes(&self) -> u32 {
+        sockopt::tcp_info(self).map_or(0, |info| info.unsent_bytes)
+    }
+
+    #[inline]
+    fn tend(&mut self, _: &mut Context<'_>) {}
+
+    fn close(self, reset: bool) {
+        if reset {
+            // Cannot fail on a TCP socket; if it did, the peer would see an orderly end of a broken stream.
+            let _ = sockopt::reset_on_close(&self);
+        }
+    }
+}
+
+/// One side of a flow, of whatever kind.
+#[derive(Debug)]
+pub enum Stream {
+    /// A socket.
+    Tcp(TcpStream),
+    /// A stream inside a tunnel.
+    Tunnel(Box<tunnel::Stream>),
+}
+
+impl Stream {
+    /// The socket, where it is one.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn tcp(&self) -> io::Result<&TcpStream> {
+        match self {
+            Self::Tcp(stream) => Ok(stream),
+            Self::Tunnel(_) => Err(not_a_socket()),
+        }
+    }
+
+    /// As [`Stream::tcp`], to read and write.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn tcp_mut(&mut self) -> io::Result<&mut TcpStream> {
+        match self {
+            Self::Tcp(stream) => Ok(stream),
+            Self::Tunnel(_) => Err(not_a_socket()),
+        }
+    }
+
+    /// The local address, where it has one of its own.
+    ///
+    /// # Errors
+    /// As getsockname(2); it is no socket.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        sockopt::local_address(self.tcp()?)
+    }
+}
+
+fn not_a_socket() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "a stream inside a tunnel is no socket")
+}
+
+impl From<TcpStream> for Stream {
+    fn from(stream: TcpStream) -> Self {
+        Self::Tcp(stream)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tunnel(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tunnel(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+impl Wire for Stream {
+    fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => TcpStream::poll_recv(stream, cx, buffer),
+            Self::Tunnel(stream) => {
+                let mut buffer = ReadBuf::new(buffer);
+                Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+            }
+        }
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => TcpStream::poll_send(stream, cx, bytes),
+            Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.shutdown_write(),
+            // What it cannot do at once it does when it is tended.
+            Self::Tunnel(stream) => match Pin::new(stream).poll_shutdown(cx) {
+                Poll::Ready(done) => done,
+                Poll::Pending => Ok(()),
+            },
+        }
+    }
+
+    fn socket(&self) -> Option<&TcpStream> {
+        self.tcp().ok()
+    }
+
+    fn take_error(&mut self) -> Option<io::Error> {
+        match self {
+            Self::Tcp(stream) => Wire::take_error(stream),
+            Self::Tunnel(stream) => stream.take_error(),
+        }
+    }
+
+    fn unsent_bytes(&self) -> u32 {
+        match self {
+            Self::Tcp(stream) => stream.unsent_bytes(),
+            Self::Tunnel(stream) => stream.unsent_bytes(),
+        }
+    }
+
+    fn tend(&mut self, cx: &mut Context<'_>) {
+        if let Self::Tunnel(stream) = self {
+            stream.tend(cx);
+        }
+    }
+
+    fn close(self, reset: bool) {
+        match self {
+            Self::Tcp(stream) => stream.close(reset),
+            Self::Tunnel(stream) => stream.close(reset),
+        }
+    }
+}

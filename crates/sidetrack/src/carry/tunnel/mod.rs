@@ -1,0 +1,109 @@
+//! The tunnel carrier: connections to a far side that are held open, so that a new flow costs no handshake. Request,
+//! metadata and the client's first bytes leave in the first flight, and the far side dials the destination.
+//!
+//! Each worker has tunnels of its own and shares nothing with the others. A tunnel has one or several paths, the
+//! addresses of its configuration; each path is a QUIC connection with a stream for each flow, or, where UDP does not
+//! get through, a pool of TLS connections with one for each flow (`docs/adr/0007-tunnel-fallback.md`).
+
+mod open;
+pub mod path;
+pub mod pool;
+pub mod quic;
+pub mod stream;
+
+pub use stream::Stream;
+
+pub(super) use open::carry;
+
+use super::Dialing;
+use crate::config::Tunnel as Settings;
+use crate::reactor;
+use path::Path;
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How dialling is done at the moment of asking.
+pub type AskDialing = Arc<dyn Fn() -> Arc<Dialing> + Send + Sync>;
+
+/// How long a connection of a worker that stops may take to say so to its far side.
+const CLOSING: Duration = Duration::from_millis(200);
+
+thread_local! {
+    /// The tunnels of this worker.
+    static OPEN: RefCell<Vec<Rc<Tunnel>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The tunnels of the worker on whose thread it is asked.
+pub struct Tunnels {
+    dialing: AskDialing,
+}
+
+impl fmt::Debug for Tunnels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tunnels").finish_non_exhaustive()
+    }
+}
+
+/// One tunnel.
+pub struct Tunnel {
+    settings: Arc<Settings>,
+    paths: Vec<Rc<Path>>,
+    /// Those who hold the paths open go when it does.
+    _stop: watch::Sender<()>,
+}
+
+impl Tunnels {
+    /// Tunnels that dial so.
+    pub fn new(dialing: AskDialing) -> Self {
+        Self { dialing }
+    }
+
+    /// Opens and closes tunnels until they are those of `settings`; those that stay as they are are not touched, and
+    /// flows of those that go live on as long as their connections.
+    pub fn update(&self, settings: &[Arc<Settings>]) {
+        let old = OPEN.take();
+        let wanted = settings.iter().map(|settings| {
+            let found = old.iter().find(|tunnel| tunnel.settings == *settings).cloned();
+            found.unwrap_or_else(|| Rc::new(Tunnel::open(settings.clone(), &self.dialing)))
+        });
+        OPEN.set(wanted.collect());
+    }
+
+    /// The tunnel of this name.
+    pub fn find(&self, name: &str) -> Option<Rc<Tunnel>> {
+        OPEN.with_borrow(|open| open.iter().find(|tunnel| *tunnel.settings.name == *name).cloned())
+    }
+
+    /// Closes all, and waits a moment so that the far sides learn of it.
+    pub async fn close(&self) {
+        for tunnel in OPEN.take() {
+            for path in &tunnel.paths {
+                // Whoever did not hear it in time notices by itself (`lost_after_ms`).
+                let _ = reactor::timeout(CLOSING, path.close()).await;
+            }
+        }
+    }
+}
+
+impl Tunnel {
+    fn open(settings: Arc<Settings>, dialing: &AskDialing) -> Self {
+        let path = |address| Rc::new(Path::new(settings.clone(), address, dialing.clone()));
+        let paths: Vec<_> = settings.paths.iter().cloned().map(path).collect();
+        let (stop, stopped) = watch::channel(());
+        for path in &paths {
+            let (path, mut stopped) = (path.clone(), stopped.clone());
+            reactor::spawn(async move {
+                tokio::select! {
+                    () = path.hold() => {}
+                    // Nothing is ever sent: it ends with its sender.
+                    _ = stopped.changed() => {}
+                }
+            });
+        }
+        Self { settings, paths, _stop: stop }
+    }
+}

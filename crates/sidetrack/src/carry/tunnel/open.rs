@@ -1,0 +1,157 @@
+//! One flow through a tunnel: the request with what the client has said already, more of it while the answer is on
+//! its way, and the answer.
+
+use super::path::{Path, Route};
+use super::{Stream, quic};
+use crate::carry::{Carried, Failure, FirstBytes, Order};
+use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::tunnel::{Parsed, Reply, Request};
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
+
+/// Most bytes of the client that leave before the far side has answered: what it holds while it dials.
+const EARLY_MAX: usize = 1 << 14;
+
+/// Why a path did not take a flow.
+enum Refusal {
+    /// Nothing of the client's was sent: another path may be tried.
+    Again(Failure),
+    /// The flow is at its end.
+    Final(Failure),
+}
+
+/// Carries a flow through the tunnel `name`.
+pub async fn carry(
+    order: &Order<'_>,
+    name: &str,
+    destination: Destination,
+    first: &mut impl FirstBytes,
+) -> Result<Carried, Failure> {
+    let Some(tunnel) = order.tunnels.find(name) else {
+        return Err(Failure::new(EndReason::Internal, format!("there is no tunnel '{name}' on this worker")));
+    };
+    let own = order.carry.metadata.iter().map(|(key, value)| (*key, value.clone()));
+    let metadata = order.metadata.iter().map(|pair| (pair.key, pair.value.clone())).chain(own).collect();
+    let request = Request { destination, host: order.host.cloned(), client: Some(order.client), metadata };
+    let request = request
+        .encode()
+        .map_err(|error| Failure::new(EndReason::BadRequest, format!("tunnel '{name}': {error}")))?;
+    // In the order of the configuration, but those that stand before those that do not.
+    let (up, down): (Vec<_>, Vec<_>) = tunnel.paths.iter().partition(|path| path.is_up());
+    let mut failed = None;
+    for path in up.into_iter().chain(down) {
+        let told = |failure: Failure| Failure {
+            detail: format!("tunnel '{name}', path {}: {failure}", path.address()),
+            ..failure
+        };
+        match through(path, &request, first).await {
+            Ok(carried) => return Ok(carried),
+            Err(Refusal::Final(failure)) => return Err(told(failure)),
+            Err(Refusal::Again(failure)) => drop(failed.get_or_insert(told(failure))),
+        }
+    }
+    Err(failed.unwrap_or_else(|| Failure::new(EndReason::Internal, format!("tunnel '{name}' has no path"))))
+}
+
+async fn through(path: &Rc<Path>, request: &[u8], first: &mut impl FirstBytes) -> Result<Carried, Refusal> {
+    let stream = match path.route().await.map_err(Refusal::Again)? {
+        Route::Quic(connection, peer) => {
+            let streams = connection.open_bi().await;
+            let failed = |error| Refusal::Again(quic::failure(connection.remote_address(), &error));
+            Stream::quic(streams.map_err(failed)?, peer)
+        }
+        Route::Tls(pool) => pool.take().await.map_err(Refusal::Again)?,
+    };
+    ask(stream, request, first).await
+}
+
+async fn ask(mut stream: Stream, request: &[u8], first: &mut impl FirstBytes) -> Result<Carried, Refusal> {
+    let mut sent = 0;
+    let answer = converse(&mut stream, request, first, &mut sent).await;
+    match answer {
+        Ok((Reply::Connected { bound }, early)) => {
+            let stream = crate::carry::Stream::Tunnel(Box::new(stream));
+            Ok(Carried { stream, early, bound, sent, stack: Vec::new() })
+        }
+        Ok((Reply::Refused { reason, detail }, _)) => Err(Refusal::Final(refused(reason, &detail))),
+        Err(failure) => {
+            stream.close(true);
+            Err(if sent == 0 { Refusal::Again(failure) } else { Refusal::Final(failure) })
+        }
+    }
+}
+
+/// Sends the request with what is there of the client, and what comes of it, until the answer is there; gives it with
+/// the server's bytes behind it.
+async fn converse(
+    stream: &mut Stream,
+    request: &[u8],
+    first: &mut impl FirstBytes,
+    sent: &mut usize,
+) -> Result<(Reply, Vec<u8>), Failure> {
+    let held = first.held();
+    let early = held.len().min(EARLY_MAX);
+    let mut opening = Vec::with_capacity(request.len() + early);
+    opening.extend_from_slice(request);
+    opening.extend_from_slice(&held[..early]);
+    stream.write_all(&opening).await.map_err(|error| broken(&error))?;
+    *sent = early;
+    let mut answer = Vec::new();
+    loop {
+        match Reply::parse(&answer) {
+            Parsed::Message(reply, consumed) => return Ok((reply, answer.split_off(consumed))),
+            Parsed::Malformed(error) => {
+                return Err(Failure::new(EndReason::HopFailed, format!("its answer: {error}")));
+            }
+            Parsed::Incomplete => {}
+        }
+        let more = poll_fn(|cx| {
+            if let Poll::Ready(read) = poll_answer(stream, cx, &mut answer) {
+                return Poll::Ready(read.map(|()| false));
+            }
+            if *sent < EARLY_MAX { first.poll_more(cx).map(|()| Ok(true)) } else { Poll::Pending }
+        });
+        if more.await.map_err(|error| broken(&error))? {
+            let held = first.held();
+            let end = held.len().min(EARLY_MAX);
+            let fresh = held.get(*sent..end).unwrap_or_default();
+            *sent = end;
+            stream.write_all(fresh).await.map_err(|error| broken(&error))?;
+        }
+    }
+}
+
+/// Reads what is there of the answer.
+fn poll_answer(stream: &mut Stream, cx: &mut Context<'_>, answer: &mut Vec<u8>) -> Poll<io::Result<()>> {
+    // Here, so that it is on the stack and not in every flow's future.
+    let mut buffer = [0; 2048];
+    let mut buffer = ReadBuf::new(&mut buffer);
+    ready!(Pin::new(stream).poll_read(cx, &mut buffer))?;
+    if buffer.filled().is_empty() {
+        return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+    }
+    answer.extend_from_slice(buffer.filled());
+    Poll::Ready(Ok(()))
+}
+
+fn broken(error: &io::Error) -> Failure {
+    Failure::new(EndReason::HopFailed, format!("before the far side had answered: {error}"))
+}
+
+/// What the far side says about the destination is so for us, too; what it says about itself is its own doing, and our
+/// own reasons are kept for our own decisions.
+fn refused(reason: EndReason, detail: &str) -> Failure {
+    let ours = match reason {
+        EndReason::Refused
+        | EndReason::Unreachable
+        | EndReason::ConnectTimeout
+        | EndReason::Dns
+        | EndReason::ServerReset => reason,
+        _ => EndReason::HopFailed,
+    };
+    Failure::new(ours, format!("the far side says {reason}: {detail}"))
+}

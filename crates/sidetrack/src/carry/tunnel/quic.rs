@@ -1,0 +1,154 @@
+//! QUIC connections (RFC 9000) by quinn.
+
+use crate::carry::{Dialing, Failure};
+use crate::reactor::QuicRuntime;
+use crate::tls::Mutual;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, RecvStream,
+    ServerConfig, TransportConfig, VarInt,
+};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::tunnel::{Greeting, Parsed};
+use sidetrack_sys::sockopt;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most bytes of one direction of one flow that the receiving end holds: what its reader has not taken yet, and what a
+/// fast flow may have on its way. Over 20 ms it allows 400 Mbit/s.
+const FLOW_WINDOW: u32 = 1 << 20;
+
+/// Most flows of one connection at a time.
+const FLOWS_MAX: u32 = 4096;
+
+/// Socket buffers asked for, bytes; the kernel caps them at `net.core.rmem_max` and `wmem_max`.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Most bytes of a greeting.
+const GREETING_MAX: usize = 1024;
+
+/// Application error code of a connection that is closed because its end stops.
+pub const CLOSED: VarInt = VarInt::from_u32(0);
+
+fn transport(keepalive: Duration, lost_after: Duration) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .keep_alive_interval(Some(keepalive))
+        // Fails above 2^62 ms; the configuration allows far less.
+        .max_idle_timeout(IdleTimeout::try_from(lost_after).ok())
+        .max_concurrent_bidi_streams(FLOWS_MAX.into())
+        .max_concurrent_uni_streams(1_u8.into())
+        .stream_receive_window(FLOW_WINDOW.into())
+        // Each flow has its own bound; one for all would let a flow that nobody reads stop the others.
+        .receive_window(VarInt::MAX)
+        .send_window(u64::MAX)
+        .datagram_receive_buffer_size(None);
+    config
+}
+
+/// For the end that accepts connections. The end that opens them decides how soon they count as lost.
+///
+/// # Errors
+/// The cipher suite that QUIC begins with is not there.
+pub fn server_config(mutual: &Mutual) -> io::Result<ServerConfig> {
+    let crypto = QuicServerConfig::try_from(mutual.server()).map_err(io::Error::other)?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    config.transport_config(Arc::new(transport(Duration::from_secs(10), Duration::from_secs(60))));
+    Ok(config)
+}
+
+/// Makes a socket ready to carry connections; failures to enlarge its buffers only cost speed.
+pub fn enlarge_buffers(socket: &UdpSocket) {
+    let _ = sockopt::set_receive_buffer(socket, SOCKET_BUFFER);
+    let _ = sockopt::set_send_buffer(socket, SOCKET_BUFFER);
+}
+
+fn socket(to: SocketAddr, dialing: &Dialing) -> io::Result<UdpSocket> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_nonblocking(true)?;
+    if let Some(mark) = dialing.mark {
+        sockopt::set_mark(&socket, mark)?;
+    }
+    enlarge_buffers(&socket);
+    Ok(socket)
+}
+
+/// How the far side is dialled.
+#[derive(Clone, Copy, Debug)]
+pub struct Dial<'a> {
+    /// Its address.
+    pub to: SocketAddr,
+    /// Its name in its certificate.
+    pub name: &'a str,
+    /// Who we are and whom we believe.
+    pub mutual: &'a Mutual,
+    /// The time between two signs of life where nothing else is sent.
+    pub keepalive: Duration,
+    /// Without a sign of life for so long, the connection is lost.
+    pub lost_after: Duration,
+}
+
+/// Opens a connection and waits until the far side has let us in.
+///
+/// # Errors
+/// `auth_failed` if either end does not believe the other; what else went wrong.
+pub async fn connect(dial: &Dial<'_>, dialing: &Dialing) -> Result<(Endpoint, Connection), Failure> {
+    let internal =
+        |error: io::Error| Failure::new(EndReason::Internal, format!("QUIC to {}: {error}", dial.to));
+    if dialing.is_own(dial.to) {
+        return Err(Failure::new(EndReason::Loop, format!("{} is our own listener", dial.to)));
+    }
+    let socket = socket(dial.to, dialing).map_err(internal)?;
+    let runtime = Arc::new(QuicRuntime);
+    let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, runtime).map_err(internal)?;
+    let crypto = QuicClientConfig::try_from(dial.mutual.client())
+        .map_err(|error| internal(io::Error::other(error)))?;
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    config.transport_config(Arc::new(transport(dial.keepalive, dial.lost_after)));
+    let connecting = endpoint
+        .connect_with(config, dial.to, dial.name)
+        .map_err(|error| internal(io::Error::other(error)))?;
+    let connection = connecting.await.map_err(|error| failure(dial.to, &error))?;
+    let greeting = connection.accept_uni().await.map_err(|error| failure(dial.to, &error))?;
+    hear_greeting(greeting, dial.to, &connection).await?;
+    Ok((endpoint, connection))
+}
+
+async fn hear_greeting(
+    mut greeting: RecvStream,
+    to: SocketAddr,
+    connection: &Connection,
+) -> Result<(), Failure> {
+    let bytes =
+        greeting.read_to_end(GREETING_MAX).await.map_err(|error| match connection.close_reason() {
+            Some(reason) => failure(to, &reason),
+            None => Failure::new(EndReason::HopFailed, format!("QUIC to {to}: greeting: {error}")),
+        })?;
+    match Greeting::parse(&bytes) {
+        Parsed::Message(..) => Ok(()),
+        other => Err(Failure::new(EndReason::HopFailed, format!("QUIC to {to}: greeting: {other:?}"))),
+    }
+}
+
+/// The first error code of those that stand for a TLS alert (RFC 9001 Sec. 4.8).
+const CRYPTO_ERROR: u64 = 0x100;
+
+/// Why a connection could not be made, or is no more, in the closed list's words.
+pub fn failure(to: SocketAddr, error: &ConnectionError) -> Failure {
+    let is_about_tls = |code: u64| (CRYPTO_ERROR..CRYPTO_ERROR + 0x100).contains(&code);
+    let reason = match error {
+        ConnectionError::TransportError(error) if is_about_tls(error.code.into()) => EndReason::AuthFailed,
+        ConnectionError::ConnectionClosed(close) if is_about_tls(close.error_code.into()) => {
+            EndReason::AuthFailed
+        }
+        ConnectionError::TimedOut => EndReason::ConnectTimeout,
+        _ => EndReason::HopFailed,
+    };
+    Failure::new(reason, format!("QUIC to {to}: {error}"))
+}

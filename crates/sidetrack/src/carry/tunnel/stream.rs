@@ -1,0 +1,308 @@
+//! One flow inside a tunnel: a stream of a QUIC connection, or a TLS connection of its own.
+//!
+//! A FIN is the transport's own end of a direction (QUIC's FIN, TLS's close_notify). A reset must not overtake the
+//! bytes before it, as QUIC's RESET_STREAM would: it is the FIN of one direction together with STOP_SENDING of the
+//! other with the code [`RESET`]. Whoever reads the end of a stream whose way back was stopped so reads a reset.
+
+use crate::carry::Wire;
+use crate::reactor::{self, TcpStream};
+use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
+use sidetrack_sys::sockopt;
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio_rustls::TlsStream;
+
+/// Application error code of a reset that is passed on.
+pub const RESET: VarInt = VarInt::from_u32(1);
+
+/// How long the last bytes and the end of a TLS connection may take to leave after its flow is over.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Stream {
+    lane: Lane,
+    /// The name in the certificate of the other end.
+    peer: Arc<str>,
+}
+
+#[derive(Debug)]
+enum Lane {
+    Quic(Quic),
+    Tls(Box<Tls>),
+}
+
+impl Stream {
+    /// A stream of a QUIC connection with this peer.
+    pub fn quic(streams: (SendStream, RecvStream), peer: Arc<str>) -> Self {
+        let (send, recv) = streams;
+        Self { lane: Lane::Quic(Quic { send, recv, ended: false }), peer }
+    }
+
+    /// A TLS connection with this peer.
+    pub fn tls(stream: TlsStream<TcpStream>, peer: Arc<str>) -> Self {
+        let tls = Tls { stream, unflushed: false, shutdown: Shutdown::No, ended: false };
+        Self { lane: Lane::Tls(Box::new(tls)), peer }
+    }
+
+    /// The name in the certificate of the other end.
+    pub fn peer(&self) -> &Arc<str> {
+        &self.peer
+    }
+
+    /// Waits until the other end has given the stream up, while nobody reads from it.
+    pub async fn lost(&self) {
+        match &self.lane {
+            // Only finished streams give `None`, and this one is not while anybody waits here.
+            Lane::Quic(quic) => drop(quic.send.stopped().await),
+            Lane::Tls(tls) => tls.stream.get_ref().0.failed().await,
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().lane {
+            Lane::Quic(quic) => quic.poll_read(cx, buffer),
+            Lane::Tls(tls) => tls.poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().lane {
+            Lane::Quic(quic) => Pin::new(&mut quic.send).poll_write(cx, bytes).map_err(write_error),
+            Lane::Tls(tls) => tls.poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().lane {
+            Lane::Quic(_) => Poll::Ready(Ok(())),
+            Lane::Tls(tls) => Pin::new(&mut tls.stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().lane {
+            Lane::Quic(quic) => {
+                // One that was stopped is closed already; who reads from it learns why.
+                let _ = quic.send.finish();
+                Poll::Ready(Ok(()))
+            }
+            Lane::Tls(tls) => tls.poll_shutdown(cx),
+        }
+    }
+}
+
+impl Stream {
+    /// As [`Wire::take_error`].
+    pub fn take_error(&mut self) -> Option<io::Error> {
+        match &mut self.lane {
+            Lane::Quic(quic) => quic.stopped(),
+            Lane::Tls(tls) => Wire::take_error(tls.socket_mut()),
+        }
+    }
+
+    /// As [`Wire::unsent_bytes`]: a QUIC connection goes on sending for streams that are gone.
+    pub fn unsent_bytes(&self) -> u32 {
+        match &self.lane {
+            Lane::Quic(_) => 0,
+            Lane::Tls(tls) => tls.stream.get_ref().0.unsent_bytes().saturating_add(tls.unflushed.into()),
+        }
+    }
+
+    /// As [`Wire::tend`].
+    pub fn tend(&mut self, cx: &mut Context<'_>) {
+        if let Lane::Tls(tls) = &mut self.lane {
+            tls.tend(cx);
+        }
+    }
+
+    /// As [`Wire::close`].
+    pub fn close(self, reset: bool) {
+        match self.lane {
+            // Dropping finishes what is not finished.
+            Lane::Quic(quic) if !reset => drop(quic),
+            Lane::Quic(quic) => quic.reset(),
+            Lane::Tls(tls) if reset => tls.stream.into_inner_socket().close(true),
+            Lane::Tls(tls) => tls.close(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Quic {
+    send: SendStream,
+    recv: RecvStream,
+    /// Whether the other end has finished its direction.
+    ended: bool,
+}
+
+impl Quic {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.ended {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(self.recv.poll_read_buf(cx, buffer)).map_err(read_error)?;
+        if buffer.filled().len() == before && buffer.remaining() > 0 {
+            self.ended = true;
+            if let Some(error) = self.stopped() {
+                return Poll::Ready(Err(error));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether the other end has given up, or the connection is lost.
+    fn stopped(&self) -> Option<io::Error> {
+        match pin!(self.send.stopped()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(Some(code))) => Some(reset_by_peer(code)),
+            Poll::Ready(Err(StoppedError::ConnectionLost(error))) => Some(lost(&error)),
+            Poll::Ready(Ok(None) | Err(StoppedError::ZeroRttRejected)) | Poll::Pending => None,
+        }
+    }
+
+    fn reset(mut self) {
+        // Each fails only where that direction is over, which leaves nothing to reset in it.
+        if self.ended {
+            // Nothing is left to stop: only this still tells the other end.
+            let _ = self.send.reset(RESET);
+        } else {
+            let _ = self.recv.stop(RESET);
+            let _ = self.send.finish();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Tls {
+    stream: TlsStream<TcpStream>,
+    /// Whether rustls holds bytes that the socket has not taken yet.
+    unflushed: bool,
+    shutdown: Shutdown,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shutdown {
+    No,
+    Begun,
+    Done,
+}
+
+impl Tls {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.ended {
+            return Poll::Ready(Ok(()));
+        }
+        self.tend(cx);
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        self.ended = read.is_ok() && buffer.filled().len() == before && buffer.remaining() > 0;
+        Poll::Ready(read.map_err(truncated))
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.unflushed = Pin::new(&mut self.stream).poll_flush(cx)?.is_pending();
+        Poll::Ready(Ok(written))
+    }
+
+    /// Begins the end of our direction; what does not leave at once leaves with [`Tls::tend`].
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.shutdown = match Pin::new(&mut self.stream).poll_shutdown(cx)? {
+            Poll::Ready(()) => Shutdown::Done,
+            Poll::Pending => Shutdown::Begun,
+        };
+        Poll::Ready(Ok(()))
+    }
+
+    fn tend(&mut self, cx: &mut Context<'_>) {
+        // What fails here fails again for whoever reads or writes next, and is told there.
+        if self.shutdown == Shutdown::Begun {
+            let _ = self.poll_shutdown(cx);
+        } else if self.unflushed
+            && let Poll::Ready(Ok(())) = Pin::new(&mut self.stream).poll_flush(cx)
+        {
+            self.unflushed = false;
+        }
+    }
+
+    fn socket_mut(&mut self) -> &mut TcpStream {
+        self.stream.get_mut().0
+    }
+
+    fn close(mut self: Box<Self>) {
+        if self.shutdown == Shutdown::Done {
+            return;
+        }
+        reactor::spawn(async move {
+            // Whoever is too slow to take the last bytes gets a reset.
+            if !matches!(reactor::timeout(FAREWELL, self.stream.shutdown()).await, Ok(Ok(()))) {
+                let _ = sockopt::reset_on_close(self.stream.get_ref().0);
+            }
+        });
+    }
+}
+
+/// The socket below a TLS connection.
+trait IntoSocket {
+    fn into_inner_socket(self) -> TcpStream;
+}
+
+impl IntoSocket for TlsStream<TcpStream> {
+    fn into_inner_socket(self) -> TcpStream {
+        match self {
+            Self::Client(stream) => stream.into_inner().0,
+            Self::Server(stream) => stream.into_inner().0,
+        }
+    }
+}
+
+/// An end without close_notify is no end of the other side's making.
+fn truncated(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::UnexpectedEof {
+        io::Error::new(ErrorKind::ConnectionReset, "the tunnel's TLS connection ended without close_notify")
+    } else {
+        error
+    }
+}
+
+fn reset_by_peer(code: VarInt) -> io::Error {
+    let words =
+        if code == RESET { "reset by the other side of the tunnel" } else { "given up by the other end" };
+    io::Error::new(ErrorKind::ConnectionReset, words)
+}
+
+/// The connection that held the stream is gone.
+pub fn lost(error: &quinn::ConnectionError) -> io::Error {
+    io::Error::new(ErrorKind::ConnectionAborted, format!("the tunnel's connection is lost: {error}"))
+}
+
+fn read_error(error: ReadError) -> io::Error {
+    match error {
+        ReadError::Reset(code) => reset_by_peer(code),
+        ReadError::ConnectionLost(error) => lost(&error),
+        other => io::Error::other(other),
+    }
+}
+
+fn write_error(error: WriteError) -> io::Error {
+    match error {
+        WriteError::Stopped(code) => reset_by_peer(code),
+        WriteError::ConnectionLost(error) => lost(&error),
+        other => io::Error::other(other),
+    }
+}

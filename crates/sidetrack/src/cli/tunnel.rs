@@ -1,0 +1,138 @@
+//! `sidetrack tunnel`: keys and certificates for both ends of a tunnel.
+
+use crate::tls::{self, Made, Pin};
+use anyhow::Context;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Longest life of a certificate, days: a hundred years.
+const DAYS_MAX: i64 = 36_500;
+
+/// Makes keys and certificates for both ends of a tunnel.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TunnelArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Makes a key and its certificate for one end, in one file: the `identity` of the configuration
+    Key {
+        /// What rules and records of the other end call this one: a DNS name
+        #[arg(long)]
+        name: String,
+        /// Let this authority sign it (the private file of `sidetrack tunnel ca`). Without, the certificate signs itself
+        /// and the other end pins the key
+        #[arg(long, value_name = "FILE")]
+        ca: Option<PathBuf>,
+        /// Days until the certificate expires; a pinned key is believed beyond that
+        #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=DAYS_MAX))]
+        days: u32,
+        /// Where to [default: NAME.pem]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Makes an authority that signs the keys of both ends: CA.pem for everybody, CA-private.pem for nobody else
+    Ca {
+        /// Days until it expires, and all that it signed with it
+        #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=DAYS_MAX))]
+        days: u32,
+        /// Folder and beginning of both file names
+        #[arg(long, value_name = "PATH", default_value = "ca")]
+        out: PathBuf,
+    },
+    /// Prints the pin of a certificate: what the other end writes into `pins`
+    Pin {
+        /// A file with a certificate in PEM
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+}
+
+/// Runs the sub-command.
+///
+/// # Errors
+/// What could not be read, made or written.
+pub fn run(args: &TunnelArgs) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Key { name, ca, days, out } => {
+            let out = out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.pem")));
+            println!("{}", key(name, ca.as_deref(), *days, &out)?);
+        }
+        Command::Ca { days, out } => println!("{}", ca(*days, out)?),
+        Command::Pin { files } => {
+            for file in files {
+                println!("{}", pin(file)?);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a key; gives what to do with it, in words.
+///
+/// # Errors
+/// The name is no DNS name, the authority is none of ours, or a file cannot be read or written.
+pub fn key(name: &str, ca: Option<&Path>, days: u32, out: &Path) -> anyhow::Result<String> {
+    let made = match ca {
+        None => tls::self_signed(name, days)?,
+        Some(file) => {
+            let authority =
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            tls::signed(name, days, &authority).with_context(|| file.display().to_string())?
+        }
+    };
+    write_private(out, &made)?;
+    let pin = Pin::of_pem(&made.certificate_pem).map_err(anyhow::Error::msg)?;
+    let other = match ca {
+        None => format!("at the other end:  pins = [\"{pin}\"]"),
+        Some(_) => "at the other end:  ca = \"ca.pem\" (the public file of the authority)".to_owned(),
+    };
+    Ok(format!("here:              identity = \"{}\"\n{other}", out.display()))
+}
+
+/// Makes an authority; gives the names of its files, in words.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn ca(days: u32, out: &Path) -> anyhow::Result<String> {
+    let with = |end: &str| {
+        let mut name = out.as_os_str().to_owned();
+        name.push(end);
+        PathBuf::from(name)
+    };
+    let (public, private) = (with(".pem"), with("-private.pem"));
+    let made = tls::authority(days)?;
+    write_private(&private, &made)?;
+    write(&public, 0o644, &made.certificate_pem)?;
+    Ok(format!(
+        "{}: at both ends, ca = \"…\"\n{}: signs keys (sidetrack tunnel key --ca {}); keep it to yourself",
+        public.display(),
+        private.display(),
+        private.display()
+    ))
+}
+
+/// The pin of the first certificate in a file.
+///
+/// # Errors
+/// There is none.
+pub fn pin(file: &Path) -> anyhow::Result<Pin> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Pin::of_pem(&text).map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))
+}
+
+fn write_private(path: &Path, made: &Made) -> anyhow::Result<()> {
+    write(path, 0o600, &made.identity_pem())
+}
+
+/// Writes a file that is not there yet: a key is never lost to a slip.
+fn write(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(mode).open(path);
+    let mut file = file.with_context(|| format!("cannot make {}", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+}

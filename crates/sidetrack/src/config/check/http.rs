@@ -1,0 +1,63 @@
+//! `[[listen]]` of kind http, and its cache.
+
+use super::super::{At, CacheSettings, HttpListener, List, raw};
+use super::Check;
+use sidetrack_core::http::cache::Rules;
+use sidetrack_core::http::fields::is_token;
+use sidetrack_core::http::uri::KeyRules;
+use std::ops::RangeInclusive;
+
+/// Sizes a cache may be set to: a MiB to a TiB.
+const SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+impl Check<'_> {
+    pub(super) fn http(&mut self, listen: &raw::Listen) -> HttpListener {
+        HttpListener {
+            users: listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default(),
+            to: listen.to.as_ref().and_then(|to| self.destination(to)),
+            cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
+        }
+    }
+
+    fn cache(&mut self, cache: &raw::Cache) -> CacheSettings {
+        let memory_bytes = self.size(cache.memory_bytes.as_ref(), SIZES, CacheSettings::MEMORY_BYTES);
+        let object_bytes = self.size(cache.object_bytes.as_ref(), 0..=memory_bytes, {
+            CacheSettings::OBJECT_BYTES.min(memory_bytes)
+        });
+        let written = Rules::default();
+        let seconds = |at: &Option<At<u64>>, default| at.as_ref().map_or(default, |ms| **ms / 1000);
+        let rules = Rules {
+            targets: self.targets(cache.targets.as_ref()).unwrap_or(written.targets),
+            stale_if_unreachable_s: seconds(&cache.stale_if_unreachable_ms, written.stale_if_unreachable_s),
+            heuristic_max_s: seconds(&cache.heuristic_max_ms, written.heuristic_max_s),
+        };
+        let ignored = cache.ignore_parameters.as_ref().map(|list| {
+            self.not_empty(list);
+            list.items().iter().map(|name| name.to_string()).collect()
+        });
+        let keys = KeyRules {
+            ignored_parameters: ignored.unwrap_or_default(),
+            sort_query: cache.sort_query.as_deref().copied().unwrap_or(false),
+        };
+        CacheSettings { memory_bytes, object_bytes, rules, keys }
+    }
+
+    fn size(&mut self, given: Option<&At<u64>>, allowed: RangeInclusive<u64>, default: u64) -> u64 {
+        let Some(at) = given else { return default };
+        if !allowed.contains(at) {
+            let help = format!("write a number of bytes from {} to {}", allowed.start(), allowed.end());
+            self.error(at.span(), "this size cannot be", help);
+        }
+        **at
+    }
+
+    /// Names of fields, in lower case; an empty list is allowed and means none.
+    fn targets(&mut self, list: Option<&List<String>>) -> Option<Vec<String>> {
+        let items = list?.items();
+        for name in items.iter().filter(|name| !is_token(name.as_bytes())) {
+            let help = "write it as in the response: \"CDN-Cache-Control\"";
+            self.error(name.span(), format!("'{}' is no name of a field", name.as_str()), help);
+        }
+        Some(items.iter().map(|name| name.to_ascii_lowercase()).collect())
+    }
+}

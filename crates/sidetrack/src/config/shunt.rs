@@ -1,0 +1,49 @@
+//! `[shunt]`, checked.
+
+use sidetrack_core::shunt::{MarkActions, PortNumber, RuleSet};
+use std::collections::BTreeMap;
+
+/// Which fast path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShuntPath {
+    /// tc.
+    Tc,
+    /// XDP in the driver.
+    Xdp,
+    /// XDP behind the driver.
+    XdpGeneric,
+}
+
+/// The shunt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shunt {
+    /// Which fast path.
+    pub fast_path: ShuntPath,
+    /// The ports are those of a bridge; else the host routes between them.
+    pub bridged: bool,
+    /// After so long without a packet a shunted flow is inspected again, milliseconds.
+    pub idle_timeout_ms: u64,
+    /// The same for a blocked flow, milliseconds.
+    pub block_idle_timeout_ms: u64,
+    /// Most flows on the fast path.
+    pub entries_max: usize,
+    /// Most of them of one client.
+    pub entries_max_per_client: usize,
+    /// What the numbers in marks mean.
+    pub actions: MarkActions,
+    /// The interfaces, by their number in marks.
+    pub ports: BTreeMap<PortNumber, String>,
+}
+
+impl Shunt {
+    /// Ten seconds, as NFShunt.
+    pub const IDLE_TIMEOUT_MS: u64 = 10_000;
+    /// Flows on the fast path.
+    pub const ENTRIES_MAX: usize = 65_536;
+
+    /// Does something with the rules that this shunt needs.
+    pub fn with_rules<T>(&self, work: impl FnOnce(&RuleSet<'_>) -> T) -> T {
+        let ports: Vec<_> = self.ports.iter().map(|(number, name)| (*number, name.as_str())).collect();
+        work(&RuleSet { ports: &ports, bridged: self.bridged, actions: self.actions })
+    }
+}

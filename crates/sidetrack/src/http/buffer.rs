@@ -1,0 +1,76 @@
+//! Bytes that were read from a connection and not used yet. An idle connection holds none.
+
+use super::duplex::Duplex;
+use std::future::poll_fn;
+use std::io;
+
+/// Least room for one read.
+const READ_MIN: usize = 16 * 1024;
+/// Room for one read where much is to come.
+const READ_MAX: usize = 128 * 1024;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    /// The last read filled all the room there was.
+    was_filled: bool,
+}
+
+impl Buffer {
+    /// A buffer that holds these bytes.
+    pub fn holding(bytes: Vec<u8>) -> Self {
+        Self { bytes, start: 0, was_filled: false }
+    }
+
+    /// The bytes that are held.
+    pub fn data(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        self.data().is_empty()
+    }
+
+    /// Takes bytes from the front.
+    pub fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.bytes.len());
+        if self.start == self.bytes.len() {
+            self.bytes.clear();
+            self.start = 0;
+        }
+    }
+
+    /// Takes all bytes that are held.
+    pub fn take(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.drain(..std::mem::take(&mut self.start));
+        bytes
+    }
+
+    /// Gives memory back while nothing is held.
+    pub fn release(&mut self) {
+        if self.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    /// Reads what is there behind what is held. 0: nothing more comes.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn fill(&mut self, from: &Duplex) -> io::Result<usize> {
+        if self.start > 0 {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        let room = if self.was_filled { READ_MAX } else { READ_MIN };
+        self.bytes.reserve(room);
+        let room = self.bytes.capacity() - self.bytes.len();
+        let n = poll_fn(|cx| from.poll_recv_into(cx, &mut self.bytes)).await?;
+        self.was_filled = n == room;
+        Ok(n)
+    }
+}

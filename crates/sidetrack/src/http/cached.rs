@@ -1,0 +1,481 @@
+//! A request through the shared cache: answered from it, validated, or fetched and kept.
+
+use super::Cache;
+use super::answer::Answer;
+use super::exchange::{Next, Outcome, Turn, finish};
+use super::fetch::{Fetched, Interim, add_date, knows_interim};
+use super::pool::Server;
+use super::relay::{Outgoing, Progress, Stopped, Tee};
+use super::request::name_of;
+use super::store::{Claim, Content, End, Fetching, Object, Store};
+use crate::carry::Failure;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::cache::{
+    Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
+    invalidated, lookup, may_serve_stale, may_store, refresh, reply,
+};
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::framing::{Decoder, Length};
+use sidetrack_core::http::message::{Method, Request, Response};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a request waits for another that fetches the same, before it fetches for itself.
+const WAIT: Duration = Duration::from_secs(5);
+/// Pieces of content taken from the store at a time.
+const PIECES: usize = 16;
+
+/// Serves a request.
+///
+/// # Errors
+/// The answer of ours, if there is no other.
+pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
+    let asked = turn.asked;
+    let key = asked.resource.key(&cache.keys);
+    if asked.request.method.as_bytes() == b"PURGE" && asked.flow.client.ip().is_loopback() {
+        return Err(Box::new(Answer::purged(turn.proxy, cache.store.remove(&key))));
+    }
+    let mut may_wait = true;
+    loop {
+        let objects = cache.store.find(&key);
+        let stored: Vec<&Stored> = objects.iter().map(|object| &object.stored).collect();
+        let has_body = asked.length != Length::None;
+        let fields = &asked.request.fields;
+        let mut cached = Cached { turn, cache, key: &key, objects: &objects };
+        match lookup(&asked.request.method, fields, has_body, &stored, super::now_s()) {
+            Lookup::Hit { index, refresh } => {
+                let Some(object) = objects.get(index) else { return cached.pass(Forward::UriMiss).await };
+                if refresh {
+                    super::refresh::behind(cached.turn, cache, &key, object);
+                }
+                return Ok(cached.reply(object, "hit").await);
+            }
+            Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
+            Lookup::Pass { why } => return cached.pass(why).await,
+            Lookup::Miss { why } | Lookup::Validate { why, .. } if may_wait && is_shareable(fields) => {
+                match cache.store.claim(&key) {
+                    Claim::Fetch(fetching) => return cached.fetch(why, Some(fetching)).await,
+                    Claim::Alone => return cached.fetch(why, None).await,
+                    Claim::Wait(mut fetching) => {
+                        // Gone or too slow: both mean to look again, and to wait no more.
+                        let _ = crate::reactor::timeout(WAIT, fetching.changed()).await;
+                        may_wait = false;
+                    }
+                }
+            }
+            Lookup::Miss { why } | Lookup::Validate { why, .. } => return cached.fetch(why, None).await,
+        }
+    }
+}
+
+/// Whether what one request fetches may be good for another that waits.
+fn is_shareable(request: &Fields) -> bool {
+    !["authorization", "range", "if-none-match", "if-modified-since", "upgrade"]
+        .iter()
+        .any(|name| request.has(name))
+}
+
+/// A request with what is stored under its key.
+struct Cached<'t, 'a> {
+    turn: &'t mut Turn<'a>,
+    cache: &'t Cache,
+    key: &'t [u8],
+    objects: &'t [Arc<Object>],
+}
+
+impl Cached<'_, '_> {
+    fn status(&self, rest: &str) -> String {
+        format!("{}; {rest}", self.turn.proxy.pseudonym)
+    }
+
+    /// Past the cache; what the answer says about stored responses still counts.
+    async fn pass(&mut self, why: Forward) -> Result<Outcome, Box<Answer>> {
+        let status = self.status(&format!("fwd={}", why.as_str()));
+        let requested_s = super::now_s();
+        let (outcome, head) = self.turn.pass(Some(status)).await?;
+        if let Some(head) = head {
+            let asked = self.turn.asked;
+            for resource in invalidated(&asked.request.method, &asked.resource, &head) {
+                self.cache.store.invalidate(&resource.key(&self.cache.keys));
+            }
+            if asked.request.method == Method::Head && head.status == 200 {
+                self.freshen(&head, requested_s);
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// An answer to HEAD says something about what is stored for GET.
+    fn freshen(&self, head: &Response, requested_s: u64) {
+        let request = &self.turn.asked.request.fields;
+        for object in self.objects.iter().filter(|object| object.stored.is_selected_by(request)) {
+            let mut stored = object.stored.clone();
+            let times = (requested_s, super::now_s());
+            freshen_by_head(&mut stored, head, object.content.length, times, &self.cache.rules);
+            let new = Arc::new(Object { stored, content: object.content.clone() });
+            self.cache.store.replace(self.key, object, Some(new));
+        }
+    }
+
+    /// The stored response that the request selects, stale as it may be.
+    fn candidate(&self) -> Option<&Arc<Object>> {
+        let request = &self.turn.asked.request.fields;
+        let whole = self.objects.iter().filter(|object| object.stored.extent == Extent::Whole);
+        whole
+            .filter(|object| object.stored.is_selected_by(request))
+            .max_by_key(|object| (object.stored.response_time_s, !object.stored.selecting.is_empty()))
+    }
+
+    /// Asks the server: whether what is stored is good, if that can be asked, else for a new response.
+    async fn fetch(&mut self, why: Forward, fetching: Option<Fetching>) -> Result<Outcome, Box<Answer>> {
+        let best =
+            self.candidate().filter(|best| best.stored.has_validator() && why != Forward::Partial).cloned();
+        let Some(best) = best else { return self.fetch_plain(why, fetching).await };
+        let mut request = self.turn.asked.request.clone();
+        let stored: Vec<&Stored> = self.objects.iter().map(|object| &object.stored).collect();
+        conditions(&mut request.fields, &best.stored, &stored);
+        let requested_s = super::now_s();
+        let (server, fetched) = match self.send(&request).await {
+            Ok(fetched) => fetched,
+            Err(failure) => return self.stale_or(Trouble::Unreachable, &failure).await,
+        };
+        match fetched.response.status {
+            304 => {
+                if fetched.keeps_alive {
+                    self.turn.asked.route.put(server);
+                }
+                match self.updated(&fetched.response, requested_s) {
+                    Some(object) => {
+                        drop(fetching);
+                        Ok(self.reply(&object, &format!("hit; detail=validated; fwd={}", why.as_str())).await)
+                    }
+                    None => self.fetch_plain(why, fetching).await,
+                }
+            }
+            _ => self.receive(server, fetched, why, requested_s, fetching).await,
+        }
+    }
+
+    async fn fetch_plain(
+        &mut self,
+        why: Forward,
+        fetching: Option<Fetching>,
+    ) -> Result<Outcome, Box<Answer>> {
+        let requested_s = super::now_s();
+        let request = &self.turn.asked.request;
+        match self.send(request).await {
+            Ok((server, fetched)) => self.receive(server, fetched, why, requested_s, fetching).await,
+            Err(failure) => self.stale_or(Trouble::Unreachable, &failure).await,
+        }
+    }
+
+    async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
+        let way = self.turn.way();
+        let client = knows_interim(self.turn.asked.version).then_some(self.turn.stream);
+        way.fetch(request, Interim { client }).await
+    }
+
+    /// A stale response in place of an error, if there is one and it may be served.
+    async fn stale_or(&mut self, trouble: Trouble, failure: &Failure) -> Result<Outcome, Box<Answer>> {
+        match self.may_be_stale(trouble) {
+            Some(object) => Ok(self.reply(&object, "hit; detail=stale-if-error").await),
+            None => Err(self.turn.failed(failure)),
+        }
+    }
+
+    fn may_be_stale(&self, trouble: Trouble) -> Option<Arc<Object>> {
+        let request = &self.turn.asked.request.fields;
+        let best = self.candidate()?;
+        may_serve_stale(&best.stored, request, trouble, super::now_s(), &self.cache.rules)
+            .then(|| best.clone())
+    }
+
+    /// Brings what a 304 is about up to date; the one that answers the request.
+    fn updated(&self, head: &Response, requested_s: u64) -> Option<Arc<Object>> {
+        let mut stored: Vec<Stored> = self.objects.iter().map(|object| object.stored.clone()).collect();
+        let mut places: Vec<&mut Stored> = stored.iter_mut().collect();
+        let times = (requested_s, super::now_s());
+        let Refreshed::Updated(about) = refresh(&mut places, head, times, &self.cache.rules) else {
+            return None;
+        };
+        let mut found: Option<Arc<Object>> = None;
+        for (index, new) in stored.into_iter().enumerate().filter(|(index, _)| about.contains(index)) {
+            let old = self.objects.get(index)?;
+            let new = Arc::new(Object { stored: new, content: old.content.clone() });
+            self.cache.store.replace(self.key, old, Some(new.clone()));
+            let is_better =
+                found.as_ref().is_none_or(|found| found.stored.response_time_s <= new.stored.response_time_s);
+            if is_better && new.stored.extent == Extent::Whole {
+                found = Some(new);
+            }
+        }
+        found
+    }
+
+    /// Takes a new response: kept if it may be, and sent.
+    async fn receive(
+        &mut self,
+        server: Server,
+        mut fetched: Fetched,
+        why: Forward,
+        requested_s: u64,
+        fetching: Option<Fetching>,
+    ) -> Result<Outcome, Box<Answer>> {
+        let status = fetched.response.status;
+        if matches!(status, 500 | 502..=504)
+            && let Some(object) = self.may_be_stale(Trouble::Error)
+        {
+            drop(server);
+            return Ok(self
+                .reply(&object, &format!("hit; detail=stale-if-error; fwd-status={status}"))
+                .await);
+        }
+        add_date(&mut fetched.response.fields);
+        let note = format!("fwd={}; fwd-status={status}", why.as_str());
+        let request = &self.turn.asked.request;
+        let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
+        let extent = keeps
+            .ok()
+            .filter(|extent| fetched.length.is_certain && fits(request, &fetched, *extent, self.cache));
+        let Some(extent) = extent else {
+            if request.method == Method::Head && status == 200 {
+                self.freshen(&fetched.response, requested_s);
+            } else if let Some(old) = self.candidate().filter(|_| status < 500) {
+                self.cache.store.replace(self.key, old, None);
+            }
+            if let Some(fetching) = fetching {
+                fetching.not_shared();
+            }
+            let note = self.status(&note);
+            fetched.response.fields.push("Cache-Status", note);
+            return Ok(self.turn.send(server, fetched, None).await);
+        };
+        let times = (requested_s, super::now_s());
+        let stored = Stored::new(&request.fields, &fetched.response, extent, times, &self.cache.rules);
+        match fetched.length.length {
+            Length::Chunked | Length::UntilClose => {
+                self.receive_unmeasured(server, fetched, stored, note, fetching).await
+            }
+            Length::Exact(length) => {
+                self.receive_measured(server, fetched, (stored, length), note, fetching).await
+            }
+            Length::None => self.receive_measured(server, fetched, (stored, 0), note, fetching).await,
+        }
+    }
+
+    /// Of unknown length: sent while a copy is made, which is stored once it is whole.
+    async fn receive_unmeasured(
+        &mut self,
+        server: Server,
+        mut fetched: Fetched,
+        stored: Stored,
+        note: String,
+        fetching: Option<Fetching>,
+    ) -> Result<Outcome, Box<Answer>> {
+        let status = self.status(&format!("{note}; stored"));
+        fetched.response.fields.push("Cache-Status", status);
+        let mut tee = Tee { bytes: Vec::new(), max: self.cache.object_max, is_over: false };
+        let outcome = self.turn.send(server, fetched, Some(&mut tee)).await;
+        if outcome.reason == EndReason::Ok && !tee.is_over {
+            let object = Object { stored, content: Arc::new(Content::whole(tee.bytes)) };
+            self.cache.store.insert(self.key, Arc::new(object));
+        } else {
+            if let Some(fetching) = fetching {
+                fetching.not_shared();
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Of known length: others read along while it comes in.
+    async fn receive_measured(
+        &mut self,
+        mut server: Server,
+        fetched: Fetched,
+        (stored, length): (Stored, u64),
+        note: String,
+        fetching: Option<Fetching>,
+    ) -> Result<Outcome, Box<Answer>> {
+        let content = Arc::new(Content::coming(length));
+        let object = Arc::new(Object { stored, content });
+        let filling = Filling::begin(&self.cache.store, self.key, &object);
+        drop(fetching);
+        let progress = self.turn.progress();
+        let note = format!("{note}; stored");
+        let (filled, outcome) = tokio::join!(
+            filling.run(&mut server, fetched.length.length, progress),
+            self.reply(&object, &note)
+        );
+        if filled && fetched.keeps_alive {
+            self.turn.asked.route.put(server);
+        }
+        Ok(outcome)
+    }
+
+    /// Answers from a stored response.
+    async fn reply(&mut self, object: &Arc<Object>, note: &str) -> Outcome {
+        let asked = self.turn.asked;
+        let now_s = super::now_s();
+        let boundary = format!("{:032x}", u128::from_be_bytes(sidetrack_sys::random::bytes()));
+        let request = (&asked.request.method, &asked.request.fields);
+        let total = Some(object.content.length);
+        let answer = reply(&object.stored, request, total, &boundary, now_s);
+        let mut head = answer.head;
+        let status = self.status(&format!("{note}; ttl={}", object.stored.ttl_s(now_s)));
+        head.fields.push("Cache-Status", status);
+        let length = match &answer.body {
+            Body::None => Length::None,
+            _ => said_length(&head).map_or(Length::Chunked, Length::Exact),
+        };
+        let (length, again) = finish(&mut head, length, asked.version, asked.hop.keeps_alive);
+        let mut bytes = Vec::with_capacity(512);
+        head.write_to(&mut bytes);
+        *self.turn.head_sent = true;
+        let progress = self.turn.progress();
+        progress.mark();
+        let mut out = Outgoing::new(self.turn.stream, bytes, length);
+        let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
+        progress.live.count(0, out.written);
+        let name = name_of(&asked.request.method, &asked.resource);
+        let said = format!("{name} {} {note}", head.status);
+        match stopped {
+            None => Outcome::new(EndReason::Ok, Some(said), if again { Next::Again } else { Next::Close }),
+            Some(Stopped::Source(why)) => {
+                Outcome::new(EndReason::ServerReset, Some(format!("{said}, cut: {why}")), Next::Reset)
+            }
+            Some(Stopped::Sink(error)) => Outcome::new(
+                EndReason::ClientGone,
+                Some(format!("{said}, the client left: {error}")),
+                Next::Close,
+            ),
+        }
+    }
+}
+
+/// Whether a response is small enough, and a part is the one that was asked for, with the length its range says.
+fn fits(request: &Request, fetched: &Fetched, extent: Extent, cache: &Cache) -> bool {
+    match (fetched.length.length, extent) {
+        (Length::Exact(length), Extent::Part(part)) => {
+            // Another range than the one asked for is passed on as it is.
+            let asked = request.fields.first("range").and_then(Ranges::parse);
+            let is_asked =
+                asked.is_some_and(|ranges| ranges.lie_within(part)) && !request.fields.has("if-range");
+            length == part.length() && length <= cache.object_max && is_asked
+        }
+        (_, Extent::Part(_)) => false,
+        (Length::Exact(length), Extent::Whole) => length <= cache.object_max,
+        _ => true,
+    }
+}
+
+fn said_length(head: &Response) -> Option<u64> {
+    std::str::from_utf8(head.fields.first("content-length")?).ok()?.parse().ok()
+}
+
+/// A response on its way into the store. If it does not arrive, it is taken out again, and who reads it sees the cut.
+pub struct Filling {
+    store: Arc<Store>,
+    key: Arc<[u8]>,
+    object: Arc<Object>,
+}
+
+impl Filling {
+    /// Stores an object whose content is still to come.
+    pub fn begin(store: &Arc<Store>, key: &[u8], object: &Arc<Object>) -> Self {
+        store.insert(key, object.clone());
+        Self { store: store.clone(), key: key.into(), object: object.clone() }
+    }
+
+    /// Reads the content from the server; whether all of it came.
+    pub async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
+        let mut decoder = Decoder::new(length);
+        loop {
+            while !decoder.is_done() && !server.buffer.is_empty() {
+                let Ok(decoded) = decoder.decode(server.buffer.data()) else { return false };
+                self.object.content.push(decoded.data);
+                let consumed = decoded.consumed;
+                server.buffer.consume(consumed);
+            }
+            if decoder.is_done() {
+                self.object.content.finish(true);
+                return true;
+            }
+            match server.buffer.fill(&server.stream).await {
+                Ok(1..) => progress.mark(),
+                _ => return false,
+            }
+        }
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        if self.object.content.end() == End::Coming {
+            self.object.content.finish(false);
+        }
+        if self.object.content.end() == End::Cut {
+            self.store.replace(&self.key, &self.object, None);
+        }
+    }
+}
+
+/// Sends the content that goes with an answer.
+async fn send_content(
+    out: &mut Outgoing<'_>,
+    object: &Object,
+    body: &Body,
+    progress: Progress<'_>,
+) -> Result<(), Stopped> {
+    let start = match object.stored.extent {
+        Extent::Whole => 0,
+        Extent::Part(part) => part.first,
+    };
+    let offset = |position: &u64| position.saturating_sub(start);
+    match body {
+        Body::None => {}
+        Body::All => send_range(out, &object.content, (0, u64::MAX), progress).await?,
+        Body::Range(first, last) => {
+            send_range(out, &object.content, (offset(first), offset(last)), progress).await?;
+        }
+        Body::Multipart(parts, end) => {
+            for (lead, first, last) in parts {
+                out.push(lead).await.map_err(Stopped::Sink)?;
+                send_range(out, &object.content, (offset(first), offset(last)), progress).await?;
+            }
+            out.push(end).await.map_err(Stopped::Sink)?;
+        }
+    }
+    out.finish(&Fields::new()).await.map_err(Stopped::Sink)
+}
+
+/// Sends the bytes from `first` to `last`, with both, as they come in.
+async fn send_range(
+    out: &mut Outgoing<'_>,
+    content: &Content,
+    (first, last): (u64, u64),
+    progress: Progress<'_>,
+) -> Result<(), Stopped> {
+    let (mut index, mut position) = (0, 0_u64);
+    loop {
+        let (pieces, end) = content.pieces(index, PIECES).await;
+        index += pieces.len();
+        for piece in &pieces {
+            let length = piece.len() as u64;
+            let within =
+                |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
+            let wanted = piece.get(within(first)..within(last.saturating_add(1))).unwrap_or_default();
+            out.push(wanted).await.map_err(Stopped::Sink)?;
+            position += length;
+        }
+        progress.mark();
+        if position > last || (pieces.len() < PIECES && end == End::Whole) {
+            return Ok(());
+        }
+        if pieces.is_empty() && end == End::Cut {
+            return Err(Stopped::Source("the server broke off".to_owned()));
+        }
+        if end == End::Coming {
+            out.flush().await.map_err(Stopped::Sink)?;
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! One client connection: requests one after the other, each a flow with its record.
+
+use super::answer::Answer;
+use super::buffer::Buffer;
+use super::duplex::Duplex;
+use super::exchange::{Next, Outcome, Turn, finish};
+use super::relay::write_all;
+use super::request::{Desk, Wish};
+use super::{Proxy, cached};
+use crate::intercept::{Catches, Listening, proxy_header};
+use crate::reactor::{timeout, timeout_at};
+use crate::session::{Client, Connect, Entry, Passage, Watched, carry_on, undecided, upgraded};
+use crate::worker::{Admission, Worker};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::forward;
+use sidetrack_core::http::framing::Length;
+use sidetrack_core::http::message::{MessageError, Method, Request, Response, Scan, Sender, Version};
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a connection may be idle between requests.
+const IDLE: Duration = Duration::from_secs(75);
+
+/// See the module.
+struct Connection {
+    worker: Arc<Worker>,
+    listening: Arc<Listening>,
+    proxy: Arc<Proxy>,
+    peer: SocketAddr,
+    stream: Duplex,
+    buffer: Buffer,
+    /// The final head of an answer to the request at hand went out, at least in part.
+    head_sent: bool,
+}
+
+/// What came where a request was expected.
+enum Came {
+    Request(Request),
+    Broken(MessageError),
+    /// The client closed, or reset.
+    Gone,
+    /// Nothing came, or not all of it.
+    Late,
+}
+
+/// How the client framed what it wants answered.
+struct Asker {
+    version: Version,
+    is_head: bool,
+    keeps_alive: bool,
+}
+
+/// Serves one accepted connection to its end.
+pub async fn serve(
+    worker: Arc<Worker>,
+    listening: Arc<Listening>,
+    client: Client,
+    peer: SocketAddr,
+    admission: Admission,
+) {
+    let Catches::Http(proxy) = &listening.catches else { return };
+    let proxy = proxy.clone();
+    if let Some(mut connection) = open(worker, listening, proxy, client, peer).await {
+        let mut is_first = true;
+        loop {
+            let came = connection.next(is_first).await;
+            is_first = false;
+            match connection.serve_one(came).await {
+                Some(same) => connection = same,
+                None => break,
+            }
+        }
+    }
+    drop(admission);
+}
+
+/// Reads the PROXY protocol header, where one is sent.
+async fn open(
+    worker: Arc<Worker>,
+    listening: Arc<Listening>,
+    proxy: Arc<Proxy>,
+    mut client: Client,
+    mut peer: SocketAddr,
+) -> Option<Connection> {
+    if listening.proxy_from.contains(peer.ip()) {
+        let wait = Duration::from_millis(worker.config().limits.handshake_timeout_ms);
+        let read = timeout(wait, proxy_header::read(&mut client, peer)).await;
+        peer = match read {
+            Ok(Ok(peer)) => peer,
+            failed => {
+                let mut entry = Entry::new(&worker);
+                entry.live().decide(undecided(&listening, peer));
+                client.reset();
+                let late = (EndReason::HandshakeTimeout, "no PROXY protocol header came in time".to_owned());
+                let (reason, detail) = match failed {
+                    Ok(Err(failure)) => (failure.reason, failure.detail),
+                    _ => late,
+                };
+                entry.end(reason, Some(detail));
+                return None;
+            }
+        };
+    }
+    let buffer = Buffer::holding(client.take_held());
+    let stream = Duplex::from(client.stream);
+    Some(Connection { worker, listening, proxy, peer, stream, buffer, head_sent: false })
+}
+
+impl Connection {
+    /// Waits for the next request head.
+    async fn next(&mut self, is_first: bool) -> Came {
+        self.buffer.release();
+        let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
+        if self.buffer.is_empty() {
+            let wait = if is_first { patience } else { IDLE };
+            let readable = poll_fn(|cx| self.stream.poll_read_ready(cx));
+            if timeout(wait, readable).await.is_err() {
+                return Came::Late;
+            }
+        }
+        let deadline = Instant::now() + patience;
+        let mut scan = Scan::default();
+        loop {
+            match scan.advance(self.buffer.data(), Sender::Client) {
+                Ok(Some(length)) => {
+                    let head = self.buffer.data().get(..length).unwrap_or_default();
+                    let parsed = Request::parse(head);
+                    self.buffer.consume(length);
+                    return parsed.map_or_else(Came::Broken, Came::Request);
+                }
+                Ok(None) => {}
+                Err(error) => return Came::Broken(error),
+            }
+            match timeout_at(deadline, self.buffer.fill(&self.stream)).await {
+                Ok(Ok(1..)) => {}
+                Ok(_) => return Came::Gone,
+                Err(_) => return Came::Late,
+            }
+        }
+    }
+
+    /// Serves what came; gives the connection back if it serves another request.
+    async fn serve_one(mut self, came: Came) -> Option<Self> {
+        if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late) {
+            // Nothing was asked: no flow.
+            return None;
+        }
+        let mut entry = Entry::new(&self.worker);
+        let live = entry.live().clone();
+        live.decide(undecided(&self.listening, self.peer));
+        self.head_sent = false;
+        let clock = self.worker.clock;
+        let outcome = {
+            let work = pin!(self.respond(came, &live));
+            Watched::new(work, &live, clock).await
+        };
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(reason) => self.interrupted(reason).await,
+        };
+        match outcome.next {
+            Next::Again => {
+                entry.end(outcome.reason, outcome.detail);
+                return Some(self);
+            }
+            Next::Close => {
+                entry.end(outcome.reason, outcome.detail);
+                self.client().close_after_answer().await;
+            }
+            Next::Reset => {
+                self.client().reset();
+                entry.end(outcome.reason, outcome.detail);
+            }
+            Next::Tunnel(destination, user) => {
+                let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
+                let connect = Some(Connect { destination, user, proxy: self.proxy.clone() });
+                let tunnelled = Passage { worker, listening, peer, connect };
+                carry_on(tunnelled, self.client(), entry).await;
+            }
+            Next::Upgraded(server, carry) => {
+                let worker = self.worker.clone();
+                let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
+                let early = [buffer.take(), peeked].concat();
+                upgraded(&worker, self.client(), (stream, early), &carry, entry).await;
+            }
+        }
+        None
+    }
+
+    /// The client as the rest of the program knows it, with the bytes it has sent.
+    fn client(mut self) -> Client {
+        let held = self.buffer.take();
+        let (stream, peeked) = self.stream.into_stream();
+        let mut client = Client::new(stream);
+        client.put_last(&held);
+        client.put_last(&peeked);
+        client
+    }
+
+    async fn respond(&mut self, came: Came, live: &Arc<crate::live::LiveFlow>) -> Outcome {
+        let broken = Asker { version: Version::Http11, is_head: false, keeps_alive: false };
+        let request = match came {
+            Came::Request(request) => request,
+            Came::Broken(error) => {
+                return self.answer(Answer::broken(&self.proxy, error), Length::None, broken).await;
+            }
+            Came::Gone => {
+                let detail = "the client left before its request was complete".to_owned();
+                return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
+            }
+            Came::Late => {
+                let why = "the request did not come in time";
+                let answer = Answer::refused(&self.proxy, 408, EndReason::HandshakeTimeout, why);
+                return self.answer(answer, Length::None, broken).await;
+            }
+        };
+        let asker = Asker {
+            version: request.version,
+            is_head: request.method == Method::Head,
+            keeps_alive: forward::keeps_alive(request.version, &request.fields),
+        };
+        let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
+        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream };
+        match desk.judge(request, live) {
+            Wish::Answer(answer, length) => self.answer(*answer, length, asker).await,
+            Wish::Tunnel { destination, user } => {
+                Outcome::new(EndReason::Ok, None, Next::Tunnel(destination, user))
+            }
+            Wish::Resource(asked) => {
+                let mut turn = Turn {
+                    proxy: &self.proxy,
+                    worker: &self.worker,
+                    live,
+                    asked: &asked,
+                    stream: &self.stream,
+                    buffer: &mut self.buffer,
+                    head_sent: &mut self.head_sent,
+                };
+                let result = match &proxy.cache {
+                    Some(cache) => cached::serve(&mut turn, cache).await,
+                    None => turn.pass(None).await.map(|(outcome, _)| outcome),
+                };
+                match result {
+                    Ok(outcome) => outcome,
+                    Err(answer) => {
+                        let body =
+                            if asked.length == Length::None { Length::None } else { Length::UntilClose };
+                        self.answer(*answer, body, asker).await
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends an answer of our own. A body that was not read ends the connection.
+    async fn answer(&mut self, answer: Answer, body: Length, asker: Asker) -> Outcome {
+        let unread = !matches!(body, Length::None | Length::Exact(0));
+        let keeps_alive = asker.keeps_alive && !answer.closes && !unread;
+        let mut head: Response = answer.head;
+        let length = Length::Exact(answer.content.len() as u64);
+        let (_, again) = finish(&mut head, length, asker.version, keeps_alive);
+        let mut out = Vec::with_capacity(512 + answer.content.len());
+        head.write_to(&mut out);
+        if !asker.is_head {
+            out.extend_from_slice(&answer.content);
+        }
+        self.head_sent = true;
+        if let Err(error) = write_all(&self.stream, &mut [IoSlice::new(&out)]).await {
+            let detail = format!("the client left: {error}");
+            return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
+        }
+        Outcome::new(answer.reason, answer.detail, if again { Next::Again } else { Next::Close })
+    }
+
+    /// The flow ended by its deadline or by somebody's wish.
+    async fn interrupted(&mut self, reason: EndReason) -> Outcome {
+        let what = match reason {
+            EndReason::ConnectTimeout => "the path to the server was not made in time",
+            EndReason::Idle => "nothing moved for too long",
+            _ => "ended by hand",
+        };
+        if self.head_sent {
+            return Outcome::new(reason, Some(what.to_owned()), Next::Reset);
+        }
+        let failure = crate::carry::Failure::new(reason, what);
+        let answer = Answer::failed(&self.proxy, "The answer", &failure);
+        let asker = Asker { version: Version::Http11, is_head: false, keeps_alive: false };
+        let sending = self.answer(answer, Length::UntilClose, asker);
+        match timeout(Duration::from_secs(1), sending).await {
+            Ok(outcome) => Outcome { reason, ..outcome },
+            Err(_) => Outcome::new(reason, Some(what.to_owned()), Next::Reset),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A connection that one part of a request writes to while another reads from it: both have it by a shared reference.
+
+use crate::carry::{Stream, Wire};
+use crate::reactor::TcpStream;
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::task::{Context, Poll, Waker, ready};
+
+/// Most bytes that are read from a stream that is no socket to see whether there are any.
+const PEEK_MAX: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub enum Duplex {
+    /// A socket, which needs nothing to be shared.
+    Tcp(TcpStream),
+    /// Any other stream; it is borrowed for single calls only, all of them by the task of the flow.
+    Other(Box<RefCell<Peeked>>),
+}
+
+/// A stream with what was read to see whether it has anything to say.
+#[derive(Debug)]
+pub struct Peeked {
+    stream: Stream,
+    held: Vec<u8>,
+    has_ended: bool,
+}
+
+impl From<Stream> for Duplex {
+    fn from(stream: Stream) -> Self {
+        match stream {
+            Stream::Tcp(stream) => Self::Tcp(stream),
+            stream => {
+                Self::Other(Box::new(RefCell::new(Peeked { stream, held: Vec::new(), has_ended: false })))
+            }
+        }
+    }
+}
+
+impl Duplex {
+    /// The stream itself, and what was read from it already.
+    pub fn into_stream(self) -> (Stream, Vec<u8>) {
+        match self {
+            Self::Tcp(stream) => (Stream::Tcp(stream), Vec::new()),
+            Self::Other(peeked) => {
+                let Peeked { stream, held, .. } = peeked.into_inner();
+                (stream, held)
+            }
+        }
+    }
+
+    /// The socket, where it is one.
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(stream) => Some(stream),
+            Self::Other(_) => None,
+        }
+    }
+
+    /// The local address, where it has one of its own.
+    ///
+    /// # Errors
+    /// As getsockname(2); it is no socket.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr(),
+            Self::Other(peeked) => peeked.borrow().stream.local_address(),
+        }
+    }
+
+    /// Whether there may be something to read.
+    pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Tcp(stream) => stream.poll_read_ready(cx),
+            Self::Other(peeked) => peeked.borrow_mut().peek(cx).map(|_| ()),
+        }
+    }
+
+    /// Reads what is there behind what a vector holds, into the room it has; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As the stream says.
+    pub fn poll_recv_into(&self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_recv_into(cx, bytes),
+            Self::Other(peeked) => peeked.borrow_mut().poll_recv_into(cx, bytes),
+        }
+    }
+
+    /// Writes the slices one behind the other, as far as there is room.
+    ///
+    /// # Errors
+    /// As the stream says.
+    pub fn poll_send_slices(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_send_slices(cx, slices),
+            Self::Other(peeked) => {
+                let mut peeked = peeked.borrow_mut();
+                let Some(first) = slices.iter().find(|slice| !slice.is_empty()) else {
+                    return Poll::Ready(Ok(0));
+                };
+                peeked.stream.poll_send(cx, first)
+            }
+        }
+    }
+
+    /// Whether the other end has neither closed nor said anything.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => {
+                matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            }
+            Self::Other(peeked) => {
+                // Nobody waits for it now; who does later says so anew.
+                peeked.borrow_mut().peek(&mut Context::from_waker(Waker::noop())).is_pending()
+            }
+        }
+    }
+}
+
+impl Peeked {
+    /// Ready when bytes are held or none comes any more.
+    fn peek(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.held.is_empty() && !self.has_ended {
+            let mut buffer = [0; PEEK_MAX];
+            let n = ready!(self.stream.poll_recv(cx, &mut buffer))?;
+            self.held.extend_from_slice(&buffer[..n]);
+            self.has_ended = n == 0;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv_into(&mut self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+        self.stream.tend(cx);
+        ready!(self.peek(cx))?;
+        let n = self.held.len();
+        bytes.append(&mut self.held);
+        Poll::Ready(Ok(n))
+    }
+}

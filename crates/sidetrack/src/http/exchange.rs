@@ -1,0 +1,299 @@
+//! One request and its answer between client and server, both bodies on their way at the same time.
+
+use super::Proxy;
+use super::answer::Answer;
+use super::buffer::Buffer;
+use super::duplex::Duplex;
+use super::fetch::{Fetched, Interim, Way, add_date, knows_interim};
+use super::pool::Server;
+use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
+use super::request::{Asked, name_of};
+use crate::carry::Failure;
+use crate::live::LiveFlow;
+use crate::worker::Worker;
+use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::http::forward::put_length;
+use sidetrack_core::http::framing::{Decoder, Length};
+use sidetrack_core::http::message::{Response, Version};
+use sidetrack_core::policy::Carry;
+use std::pin::pin;
+use std::sync::Arc;
+
+/// How serving a request ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What the record says.
+    pub reason: EndReason,
+    /// The same in words: what was asked, and what came.
+    pub detail: Option<String>,
+    /// What becomes of the client's connection.
+    pub next: Next,
+}
+
+/// What becomes of the client's connection.
+#[derive(Debug)]
+pub enum Next {
+    /// It serves another request.
+    Again,
+    /// It ends in order.
+    Close,
+    /// It is reset: the client must not take what it has for all.
+    Reset,
+    /// It becomes a tunnel to this destination, for this user.
+    Tunnel(Destination, Option<String>),
+    /// It speaks another protocol with the server from now on.
+    Upgraded(Box<Server>, Arc<Carry>),
+}
+
+impl Outcome {
+    /// An outcome.
+    pub fn new(reason: EndReason, detail: Option<String>, next: Next) -> Self {
+        Self { reason, detail, next }
+    }
+}
+
+/// A request at work.
+pub struct Turn<'a> {
+    /// What the listener's connections share.
+    pub proxy: &'a Arc<Proxy>,
+    /// The worker.
+    pub worker: &'a Arc<Worker>,
+    /// The flow's place in the ledger.
+    pub live: &'a Arc<LiveFlow>,
+    /// The request.
+    pub asked: &'a Asked,
+    /// The client.
+    pub stream: &'a Duplex,
+    /// What the client has sent behind the request's head.
+    pub buffer: &'a mut Buffer,
+    /// The final head went out.
+    pub head_sent: &'a mut bool,
+}
+
+/// How the sending of an answer ended.
+pub struct Sent {
+    /// Which side stopped it, if one did.
+    pub stopped: Option<Stopped>,
+    /// The client's connection can serve another request.
+    pub again: bool,
+    /// The end of the content is told by the end of the connection alone.
+    pub until_close: bool,
+    /// The status that was sent.
+    pub status: u16,
+}
+
+/// Completes a head for a client: its framing, and what becomes of the connection. Gives the framing and whether
+/// another request can follow.
+pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive: bool) -> (Length, bool) {
+    let length = match (length, version) {
+        (Length::Chunked | Length::UntilClose, Version::Http10) => Length::UntilClose,
+        (Length::UntilClose, Version::Http11) => Length::Chunked,
+        (length, _) => length,
+    };
+    let again = keeps_alive && length != Length::UntilClose;
+    put_length(&mut head.fields, length);
+    if head.status == 204 {
+        head.fields.remove("content-length");
+    }
+    match (again, version) {
+        (false, _) => head.fields.push("Connection", "close"),
+        (true, Version::Http10) => head.fields.push("Connection", "keep-alive"),
+        (true, Version::Http11) => {}
+    }
+    (length, again)
+}
+
+impl<'a> Turn<'a> {
+    /// The flow's progress.
+    pub fn progress(&self) -> Progress<'a> {
+        Progress { live: self.live, clock: self.worker.clock, stall: self.asked.route.stall() }
+    }
+
+    /// The way to the request's server.
+    pub fn way(&self) -> Way<'a> {
+        Way {
+            worker: self.worker,
+            route: &self.asked.route,
+            flow: &self.asked.flow,
+            progress: self.progress(),
+            pseudonym: &self.proxy.pseudonym,
+        }
+    }
+
+    /// The page for a failure.
+    pub fn failed(&self, failure: &Failure) -> Box<Answer> {
+        Box::new(Answer::failed(self.proxy, &self.asked.resource.host_field(), failure))
+    }
+
+    /// Serves the request past any cache; `status` becomes the Cache-Status field. Gives the final head, too.
+    ///
+    /// # Errors
+    /// The answer of ours, if the server gave none.
+    pub async fn pass(&mut self, status: Option<String>) -> Result<(Outcome, Option<Response>), Box<Answer>> {
+        if self.asked.length != Length::None {
+            return self.exchange(status).await;
+        }
+        let way = self.way();
+        let client = knows_interim(self.asked.version).then_some(self.stream);
+        let fetched = way.fetch(&self.asked.request, Interim { client }).await;
+        let (server, mut fetched) = fetched.map_err(|failure| self.failed(&failure))?;
+        push_status(&mut fetched.response, status);
+        let head = fetched.response.clone();
+        let outcome = self.send(server, fetched, None).await;
+        Ok((outcome, Some(head)))
+    }
+
+    /// Sends what comes from the server, and puts its connection back.
+    pub async fn send(&mut self, mut server: Server, mut fetched: Fetched, tee: Option<&mut Tee>) -> Outcome {
+        let progress = self.progress();
+        let sent = {
+            let Server { stream, buffer, .. } = &mut server;
+            *self.head_sent = true;
+            deliver(self.asked, progress, &mut fetched, (stream, buffer), self.stream, tee).await
+        };
+        self.after(server, &fetched, sent, true)
+    }
+
+    /// What becomes of both connections.
+    pub fn after(&self, server: Server, fetched: &Fetched, sent: Sent, uploaded: bool) -> Outcome {
+        let name = name_of(&self.asked.request.method, &self.asked.resource);
+        let said = format!("{name} {}", sent.status);
+        let is_upgrade = fetched.response.status == 101;
+        match sent.stopped {
+            None if is_upgrade && self.asked.hop.upgrade.is_some() => {
+                let next = Next::Upgraded(Box::new(server), self.asked.route.carry.clone());
+                Outcome::new(EndReason::Ok, Some(said), next)
+            }
+            None => {
+                if fetched.keeps_alive && uploaded && fetched.length.length != Length::UntilClose {
+                    self.asked.route.put(server);
+                }
+                let next = if sent.again && uploaded { Next::Again } else { Next::Close };
+                Outcome::new(EndReason::Ok, Some(said), next)
+            }
+            Some(Stopped::Source(why)) => {
+                let next = if sent.until_close { Next::Reset } else { Next::Close };
+                let detail = format!("{said}, cut: {why}");
+                Outcome::new(EndReason::ServerReset, Some(detail), next)
+            }
+            Some(Stopped::Sink(error)) => {
+                let detail = format!("{said}, the client left: {error}");
+                Outcome::new(EndReason::ClientGone, Some(detail), Next::Close)
+            }
+        }
+    }
+
+    /// A request with a body.
+    async fn exchange(&mut self, status: Option<String>) -> Result<(Outcome, Option<Response>), Box<Answer>> {
+        let way = self.way();
+        let mut server = way.connect(true).await.map_err(|failure| self.failed(&failure))?;
+        let both = {
+            let client = (self.stream, &mut *self.buffer, &mut *self.head_sent);
+            both(&way, self.asked, client, &mut server, status).await
+        };
+        match both {
+            Ok((fetched, sent, uploaded)) => {
+                let head = fetched.response.clone();
+                Ok((self.after(server, &fetched, sent, uploaded), Some(head)))
+            }
+            Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
+            Err(Unanswered::Client(why)) => {
+                let next = if *self.head_sent { Next::Reset } else { Next::Close };
+                Ok((Outcome::new(EndReason::ClientGone, Some(why), next), None))
+            }
+        }
+    }
+}
+
+/// Why a request with a body has no answer.
+enum Unanswered {
+    Server(Failure),
+    /// The client left, or its body is broken.
+    Client(String),
+}
+
+/// Body and answer at the same time. An answer that comes before the whole body was sent is passed on; the rest of
+/// the body is not waited for.
+async fn both(
+    way: &Way<'_>,
+    asked: &Asked,
+    (client, held, head_sent): (&Duplex, &mut Buffer, &mut bool),
+    server: &mut Server,
+    status: Option<String>,
+) -> Result<(Fetched, Sent, bool), Unanswered> {
+    let Server { stream, buffer, .. } = server;
+    let stream = &*stream;
+    let progress = way.progress;
+    let mut head = Vec::with_capacity(512);
+    asked.request.write_to(&mut head);
+    let mut upload = pin!(async {
+        let mut decoder = Decoder::new(asked.length);
+        let mut out = Outgoing::new(stream, head, asked.length);
+        let result = relay((client, held), &mut decoder, &mut out, None, progress).await;
+        progress.live.count(out.written, 0);
+        result
+    });
+    let mut download = pin!(async {
+        let interim = Interim { client: knows_interim(asked.version).then_some(client) };
+        let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
+        push_status(&mut fetched.response, status);
+        *head_sent = true;
+        let from = (stream, &mut *buffer);
+        let sent = deliver(asked, progress, &mut fetched, from, client, None).await;
+        Ok((fetched, sent))
+    });
+    let mut uploaded = None;
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut upload, if uploaded.is_none() => match result {
+                Ok(()) => uploaded = Some(true),
+                Err(Stopped::Source(why)) => {
+                    return Err(Unanswered::Client(format!("the request's body broke off: {why}")));
+                }
+                // The server may have answered before it stopped reading.
+                Err(Stopped::Sink(_)) => uploaded = Some(false),
+            },
+            result = &mut download => {
+                return match result {
+                    Ok((fetched, sent)) => Ok((fetched, sent, uploaded == Some(true))),
+                    Err(failure) => Err(Unanswered::Server(failure)),
+                };
+            }
+        }
+    }
+}
+
+/// Sends one answer from the server to the client, whose framing may be another.
+async fn deliver(
+    asked: &Asked,
+    progress: Progress<'_>,
+    fetched: &mut Fetched,
+    from: (&Duplex, &mut Buffer),
+    to: &Duplex,
+    tee: Option<&mut Tee>,
+) -> Sent {
+    let status = fetched.response.status;
+    let mut head = fetched.response.clone();
+    let (length, again) = if status == 101 {
+        (Length::None, false)
+    } else {
+        add_date(&mut head.fields);
+        finish(&mut head, fetched.length.length, asked.version, asked.hop.keeps_alive)
+    };
+    let mut bytes = Vec::with_capacity(512);
+    head.write_to(&mut bytes);
+    let mut out = Outgoing::new(to, bytes, length);
+    let mut decoder = Decoder::new(fetched.length.length);
+    let stopped = relay(from, &mut decoder, &mut out, tee, progress).await.err();
+    progress.live.count(0, out.written);
+    Sent { stopped, again, until_close: length == Length::UntilClose, status }
+}
+
+/// Adds the Cache-Status of an answer that did not come from the cache.
+fn push_status(head: &mut Response, status: Option<String>) {
+    if let Some(status) = status {
+        let status = format!("{status}; fwd-status={}", head.status);
+        head.fields.push("Cache-Status", status);
+    }
+}

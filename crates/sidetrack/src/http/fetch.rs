@@ -1,0 +1,228 @@
+//! A request without a body on its way to the server, and the head of what comes back.
+
+use super::buffer::Buffer;
+use super::duplex::Duplex;
+use super::pool::{Route, Server};
+use super::relay::{Progress, write_all};
+use crate::carry::{self, Failure, FirstBytes, Order};
+use crate::intercept::proxy_header;
+use crate::worker::Worker;
+use sidetrack_core::flow::{EndReason, Flow};
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::forward::{self, keeps_alive};
+use sidetrack_core::http::framing::{ResponseLength, response_length};
+use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
+use std::io::IoSlice;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// Most interim responses to one request.
+const MAX_INTERIM: usize = 8;
+
+/// What is needed to reach the server of a request.
+pub struct Way<'a> {
+    /// The worker whose loop this is.
+    pub worker: &'a Worker,
+    /// Which connections serve.
+    pub route: &'a Route,
+    /// The request's flow.
+    pub flow: &'a Flow,
+    /// Its place in the ledger, and the clock.
+    pub progress: Progress<'a>,
+    /// Our name in Via.
+    pub pseudonym: &'a str,
+}
+
+/// The final head of a response, ready for the client but for its framing.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The head, without the fields of its connection.
+    pub response: Response,
+    /// How its content is framed.
+    pub length: ResponseLength,
+    /// The server keeps its connection open after it.
+    pub keeps_alive: bool,
+}
+
+/// Nobody's first bytes: a request is written when the path stands.
+struct NoBytes;
+
+impl FirstBytes for NoBytes {
+    fn held(&mut self) -> &[u8] {
+        &[]
+    }
+
+    fn poll_more(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Way<'_> {
+    /// A connection to the server: one that waits, or a new one.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn connect(&self, may_reuse: bool) -> Result<Server, Failure> {
+        if may_reuse && let Some(server) = self.route.take() {
+            self.progress.mark();
+            return Ok(server);
+        }
+        let carry = &*self.route.carry;
+        let limit = carry.connect_timeout_ms.unwrap_or(self.worker.config().limits.connect_timeout_ms);
+        let deadline = self.progress.clock.now() + Duration::from_millis(limit);
+        self.progress.live.set_deadline(Some(deadline), EndReason::ConnectTimeout);
+        let order = Order {
+            carry,
+            destination: self.route.destination.clone(),
+            client: self.flow.client,
+            host: self.flow.host.as_ref(),
+            stack: &[],
+            metadata: Vec::new(),
+            dialing: &self.worker.dialing(),
+            tunnels: &self.worker.tunnels,
+        };
+        let carried = carry::carry(&order, &mut NoBytes).await?;
+        let stream = Duplex::from(carried.stream);
+        if let Some(version) = carry.proxy_protocol {
+            let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);
+            let header = proxy_header::write(version, self.flow, server, self.progress.live.id);
+            write_all(&stream, &mut [IoSlice::new(&header)])
+                .await
+                .map_err(|error| broken(&error.to_string()))?;
+        }
+        self.progress.live.connected(self.progress.live.opened.elapsed());
+        self.progress.mark();
+        Ok(Server { stream, buffer: Buffer::holding(carried.early), is_reused: false })
+    }
+
+    /// Sends a request without a body and reads the final head. A connection that was idle may have ended just now:
+    /// then another is made.
+    ///
+    /// # Errors
+    /// The server cannot be reached, breaks off, or does not answer as HTTP.
+    pub async fn fetch(&self, request: &Request, client: Interim<'_>) -> Result<(Server, Fetched), Failure> {
+        let mut head = Vec::with_capacity(512);
+        request.write_to(&mut head);
+        let mut may_reuse = true;
+        loop {
+            let mut server = self.connect(may_reuse).await?;
+            let sent = write_all(&server.stream, &mut [IoSlice::new(&head)]).await;
+            let sent = sent.map_err(|error| broken(&error.to_string()));
+            self.progress.live.count(head.len() as u64, 0);
+            let read = match sent {
+                Ok(()) => {
+                    let Server { stream, buffer, .. } = &mut server;
+                    self.read_head((stream, buffer), request, client).await
+                }
+                Err(failure) => Err(failure),
+            };
+            match read {
+                Ok(fetched) => return Ok((server, fetched)),
+                Err(failure) => {
+                    let stale = server.is_reused && failure.reason == EndReason::ServerReset;
+                    if !(stale && server.buffer.is_empty() && request.method.is_idempotent()) {
+                        return Err(failure);
+                    }
+                    may_reuse = false;
+                }
+            }
+        }
+    }
+
+    /// Reads the final head; interim ones go to the client as they come.
+    ///
+    /// # Errors
+    /// The server breaks off or does not speak HTTP.
+    pub async fn read_head(
+        &self,
+        (from, buffer): (&Duplex, &mut Buffer),
+        request: &Request,
+        client: Interim<'_>,
+    ) -> Result<Fetched, Failure> {
+        for _ in 0..=MAX_INTERIM {
+            let mut response = self.one_head((from, buffer)).await?;
+            self.progress.mark();
+            let length =
+                response_length(&request.method, &response).map_err(|error| bad(&error.to_string()))?;
+            let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
+            if response.is_interim() {
+                forward::response(&mut response, self.pseudonym);
+                client.pass(&response).await?;
+                continue;
+            }
+            let switches = response.status == 101;
+            if switches && !request.fields.has("upgrade") {
+                return Err(bad("it switches protocols, which nobody asked for"));
+            }
+            let protocol = response.fields.joined("upgrade").map(|value| value.into_owned());
+            forward::response(&mut response, self.pseudonym);
+            if switches {
+                response.fields.push("Connection", "Upgrade");
+                response.fields.push("Upgrade", protocol.unwrap_or_default());
+            }
+            self.progress.live.first_byte(self.progress.live.opened.elapsed());
+            return Ok(Fetched { response, length, keeps_alive });
+        }
+        Err(bad("it sends interim responses without end"))
+    }
+
+    async fn one_head(&self, (from, buffer): (&Duplex, &mut Buffer)) -> Result<Response, Failure> {
+        let mut scan = Scan::default();
+        loop {
+            match scan.advance(buffer.data(), Sender::Server) {
+                Ok(Some(length)) => {
+                    let head = buffer.data().get(..length).unwrap_or_default();
+                    let response = Response::parse(head).map_err(|error| bad(&error.to_string()))?;
+                    buffer.consume(length);
+                    return Ok(response);
+                }
+                Ok(None) => {}
+                Err(error) => return Err(bad(&error.to_string())),
+            }
+            match buffer.fill(from).await {
+                Ok(0) => return Err(broken("it closed the connection before it answered")),
+                Ok(_) => {}
+                Err(error) => return Err(broken(&error.to_string())),
+            }
+        }
+    }
+}
+
+/// Where interim responses go.
+#[derive(Clone, Copy)]
+pub struct Interim<'a> {
+    /// The client; none if it does not know them (HTTP/1.0), or nobody waits.
+    pub client: Option<&'a Duplex>,
+}
+
+impl Interim<'_> {
+    async fn pass(&self, response: &Response) -> Result<(), Failure> {
+        let Some(client) = self.client else { return Ok(()) };
+        let mut out = Vec::new();
+        response.write_to(&mut out);
+        let gone = |error| Failure::new(EndReason::ClientGone, format!("the client left: {error}"));
+        write_all(client, &mut [IoSlice::new(&out)]).await.map_err(gone)
+    }
+}
+
+/// Whether a client of this version is sent interim responses.
+pub const fn knows_interim(version: Version) -> bool {
+    matches!(version, Version::Http11)
+}
+
+/// The server broke off.
+pub fn broken(what: &str) -> Failure {
+    Failure::new(EndReason::ServerReset, format!("the server broke off: {what}"))
+}
+
+/// The server does not speak HTTP as it should.
+fn bad(what: &str) -> Failure {
+    Failure::new(EndReason::HopFailed, format!("the server's answer is no HTTP: {what}"))
+}
+
+/// Adds what a response lacks that every one has (RFC 9110 Sec. 6.6.1).
+pub fn add_date(fields: &mut Fields) {
+    if !fields.has("date") {
+        fields.push("Date", sidetrack_core::http::cache::format_date(super::now_s()));
+    }
+}

@@ -1,0 +1,131 @@
+//! Connections to servers that wait for another request. Each worker has its own: no lock, and a connection stays on
+//! the event loop that knows it.
+
+use super::buffer::Buffer;
+use super::duplex::Duplex;
+use super::relay::STALL;
+use sidetrack_core::flow::Destination;
+use sidetrack_core::policy::Carry;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most idle connections of one worker.
+const IDLE_MAX: usize = 128;
+/// Most idle connections of one worker to one server.
+const IDLE_PER_SERVER_MAX: usize = 64;
+/// How long a connection may be idle. Common servers close theirs after 60 or 75 seconds; who closes first loses no
+/// request.
+const IDLE: Duration = Duration::from_secs(50);
+/// How often idle connections are looked after.
+const TEND: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::default();
+}
+
+/// Which connections are alike: the same way to the same server. The way is the rule's own object, so a reload with
+/// other rules uses no old connection.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// What the rule says.
+    pub carry: Arc<Carry>,
+    /// Where to.
+    pub destination: Destination,
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub struct Server {
+    /// What leads to it.
+    pub stream: Duplex,
+    /// Bytes that came and are not used.
+    pub buffer: Buffer,
+    /// It has served a request before.
+    pub is_reused: bool,
+}
+
+#[derive(Default)]
+struct Pool {
+    idle: HashMap<(usize, Destination), Vec<Idle>>,
+    count: usize,
+    tended: Option<Instant>,
+}
+
+struct Idle {
+    stream: Duplex,
+    since: Instant,
+    /// Keeps the address that is part of the key from being used for another rule.
+    _carry: Arc<Carry>,
+}
+
+impl Route {
+    fn key(&self) -> (usize, Destination) {
+        (Arc::as_ptr(&self.carry).addr(), self.destination.clone())
+    }
+
+    /// How long nothing may move on the way.
+    pub fn stall(&self) -> Duration {
+        self.carry.idle_timeout_ms.map_or(STALL, Duration::from_millis)
+    }
+
+    /// Whether another client's request may use the same connection: not where the server is told who the client is.
+    pub fn is_shared(&self) -> bool {
+        !self.carry.keep_client_address && self.carry.proxy_protocol.is_none()
+    }
+
+    /// An idle connection, if there is one that still stands.
+    pub fn take(&self) -> Option<Server> {
+        if !self.is_shared() {
+            return None;
+        }
+        let key = self.key();
+        POOL.with_borrow_mut(|pool| {
+            let list = pool.idle.get_mut(&key)?;
+            let found = loop {
+                let Some(idle) = list.pop() else { break None };
+                pool.count -= 1;
+                if idle.stream.is_quiet() {
+                    break Some(Server { stream: idle.stream, buffer: Buffer::default(), is_reused: true });
+                }
+            };
+            if list.is_empty() {
+                pool.idle.remove(&key);
+            }
+            found
+        })
+    }
+
+    /// Keeps a connection on which nothing is under way.
+    pub fn put(&self, server: Server) {
+        if !self.is_shared() || !server.buffer.is_empty() {
+            return;
+        }
+        POOL.with_borrow_mut(|pool| {
+            if pool.count >= IDLE_MAX {
+                return;
+            }
+            let list = pool.idle.entry(self.key()).or_default();
+            if list.len() < IDLE_PER_SERVER_MAX {
+                list.push(Idle { stream: server.stream, since: Instant::now(), _carry: self.carry.clone() });
+                pool.count += 1;
+            }
+        });
+    }
+}
+
+/// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
+pub fn tend() {
+    POOL.with_borrow_mut(|pool| {
+        if pool.count == 0 || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
+            return;
+        }
+        pool.tended = Some(Instant::now());
+        for list in pool.idle.values_mut() {
+            list.retain(|idle| idle.since.elapsed() < IDLE && idle.stream.is_quiet());
+        }
+        pool.idle.retain(|_, list| !list.is_empty());
+        pool.count = pool.idle.values().map(Vec::len).sum();
+    });
+}

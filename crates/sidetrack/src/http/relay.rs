@@ -1,0 +1,192 @@
+//! Content on its way from one connection to another, out of one framing and into the other.
+
+use super::buffer::Buffer;
+use super::duplex::Duplex;
+use crate::live::{Clock, LiveFlow};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+/// How long nothing may move while a message is under way, where the rule says nothing: long enough for a server that
+/// thinks, or holds an answer back until there is news.
+pub const STALL: Duration = Duration::from_secs(15 * 60);
+
+/// Content up to this size is copied behind what is written before it, so that both leave in one call.
+const COPY_MAX: usize = 8 * 1024;
+
+/// Why content stopped.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The side it comes from: gone, or its framing is broken.
+    Source(String),
+    /// The side it goes to.
+    Sink(io::Error),
+}
+
+/// Keeps a flow from being taken for a stalled one.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The flow.
+    pub live: &'a LiveFlow,
+    /// The clock of its worker.
+    pub clock: Clock,
+    /// How long nothing may move.
+    pub stall: Duration,
+}
+
+impl Progress<'_> {
+    /// Something moved, or is waited for anew.
+    pub fn mark(&self) {
+        self.live.set_deadline(Some(self.clock.now() + self.stall), EndReason::Idle);
+        self.live.touch(self.live.opened.elapsed());
+    }
+}
+
+/// Writes all slices, in as few calls as the socket takes them.
+///
+/// # Errors
+/// As the socket says.
+pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        let n = poll_fn(|cx| to.poll_send_slices(cx, slices)).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        IoSlice::advance_slices(&mut slices, n);
+    }
+    Ok(())
+}
+
+/// Where content goes, in its new framing.
+pub struct Outgoing<'a> {
+    /// None: nobody reads it, it is only copied on the way.
+    to: Option<&'a Duplex>,
+    /// Written before the next content: a head, a chunk's size.
+    pending: Vec<u8>,
+    is_chunked: bool,
+    /// Bytes written so far.
+    pub written: u64,
+}
+
+impl<'a> Outgoing<'a> {
+    /// Content in this framing behind a head, which leaves with the first of it.
+    pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
+        Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, written: 0 }
+    }
+
+    /// Content that goes nowhere.
+    pub const fn nowhere() -> Self {
+        Self { to: None, pending: Vec::new(), is_chunked: false, written: 0 }
+    }
+
+    /// Takes content; small pieces wait for [`Self::flush`].
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn push(&mut self, data: &[u8]) -> io::Result<()> {
+        let Some(to) = self.to.filter(|_| !data.is_empty()) else { return Ok(()) };
+        if self.is_chunked {
+            write_chunk_size(&mut self.pending, data.len());
+        }
+        if data.len() <= COPY_MAX {
+            self.pending.extend_from_slice(data);
+            if self.is_chunked {
+                self.pending.extend_from_slice(b"\r\n");
+            }
+            if self.pending.len() > 4 * COPY_MAX {
+                self.flush().await?;
+            }
+            return Ok(());
+        }
+        let end: &[u8] = if self.is_chunked { b"\r\n" } else { b"" };
+        self.written += (self.pending.len() + data.len() + end.len()) as u64;
+        let slices = &mut [IoSlice::new(&self.pending), IoSlice::new(data), IoSlice::new(end)];
+        write_all(to, slices).await?;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Writes what waits.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        if let Some(to) = self.to.filter(|_| !self.pending.is_empty()) {
+            write_all(to, &mut [IoSlice::new(&self.pending)]).await?;
+            self.written += self.pending.len() as u64;
+            self.pending.clear();
+        }
+        Ok(())
+    }
+
+    /// Ends the message.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn finish(&mut self, trailers: &Fields) -> io::Result<()> {
+        if self.is_chunked {
+            write_last_chunk(&mut self.pending, trailers);
+        }
+        self.flush().await
+    }
+}
+
+/// A copy of content that passes, for the cache.
+#[derive(Debug)]
+pub struct Tee {
+    /// The content so far.
+    pub bytes: Vec<u8>,
+    /// Most bytes; more means that it is not kept.
+    pub max: u64,
+    /// It became too much.
+    pub is_over: bool,
+}
+
+impl Tee {
+    fn push(&mut self, data: &[u8]) {
+        if self.is_over || (self.bytes.len() + data.len()) as u64 > self.max {
+            self.is_over = true;
+            self.bytes = Vec::new();
+        } else {
+            self.bytes.extend_from_slice(data);
+        }
+    }
+}
+
+/// Moves a whole body.
+///
+/// # Errors
+/// Which side stopped it.
+pub async fn relay(
+    (from, buffer): (&Duplex, &mut Buffer),
+    decoder: &mut Decoder,
+    out: &mut Outgoing<'_>,
+    mut tee: Option<&mut Tee>,
+    progress: Progress<'_>,
+) -> Result<(), Stopped> {
+    loop {
+        while !decoder.is_done() && !buffer.is_empty() {
+            let decoded =
+                decoder.decode(buffer.data()).map_err(|error| Stopped::Source(error.to_string()))?;
+            if let Some(tee) = &mut tee {
+                tee.push(decoded.data);
+            }
+            out.push(decoded.data).await.map_err(Stopped::Sink)?;
+            let consumed = decoded.consumed;
+            buffer.consume(consumed);
+        }
+        progress.mark();
+        if decoder.is_done() {
+            return out.finish(&decoder.take_trailers()).await.map_err(Stopped::Sink);
+        }
+        out.flush().await.map_err(Stopped::Sink)?;
+        let n = buffer.fill(from).await.map_err(|error| Stopped::Source(error.to_string()))?;
+        if n == 0 {
+            decoder.end().map_err(|error| Stopped::Source(error.to_string()))?;
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! One request: who asks, for what, and what policy says to it.
+
+use super::Proxy;
+use super::answer::Answer;
+use super::duplex::Duplex;
+use super::pool::Route;
+use crate::intercept::Listening;
+use crate::live::{Decided, LiveFlow};
+use crate::worker::Worker;
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept};
+use sidetrack_core::http::basic::{credentials, same};
+use sidetrack_core::http::forward::{self, RequestHop, Stop};
+use sidetrack_core::http::framing::{Length, request_length};
+use sidetrack_core::http::message::{MessageError, Method, Request, Version};
+use sidetrack_core::http::uri::{Form, Resource, Target};
+use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_sys::sockopt;
+use std::net::SocketAddr;
+
+/// A request that is to go to a server.
+#[derive(Debug)]
+pub struct Asked {
+    /// The head, made ready for the server.
+    pub request: Request,
+    /// How its body is framed.
+    pub length: Length,
+    /// What of it concerned the client's connection.
+    pub hop: RequestHop,
+    /// The client's version.
+    pub version: Version,
+    /// What it asks for.
+    pub resource: Resource,
+    /// The flow.
+    pub flow: Flow,
+    /// Which connections serve it.
+    pub route: Route,
+}
+
+impl Asked {
+    /// The same request once more, as a flow of its own.
+    pub fn again(&self) -> Self {
+        Self {
+            request: self.request.clone(),
+            length: self.length,
+            hop: self.hop.clone(),
+            version: self.version,
+            resource: self.resource.clone(),
+            flow: self.flow.clone(),
+            route: self.route.clone(),
+        }
+    }
+}
+
+/// What a request turned out to be.
+#[derive(Debug)]
+pub enum Wish {
+    /// A resource.
+    Resource(Box<Asked>),
+    /// A tunnel: policy is asked when it is made, as for any flow.
+    Tunnel {
+        /// Where to.
+        destination: Destination,
+        /// Who asks.
+        user: Option<String>,
+    },
+    /// Answered by us; with how the body is framed that follows the head.
+    Answer(Box<Answer>, Length),
+}
+
+/// Reads requests of one connection.
+pub struct Desk<'a> {
+    /// The worker.
+    pub worker: &'a Worker,
+    /// The listener.
+    pub listening: &'a Listening,
+    /// What its connections share.
+    pub proxy: &'a Proxy,
+    /// The client.
+    pub peer: SocketAddr,
+    /// Its connection.
+    pub stream: &'a Duplex,
+}
+
+impl Desk<'_> {
+    /// Our end of the client's connection.
+    fn local(&self) -> SocketAddr {
+        self.stream.local_addr().unwrap_or(self.listening.address)
+    }
+
+    /// The other end: the client, or a neighbour that speaks for it.
+    fn socket_peer(&self) -> SocketAddr {
+        self.stream.tcp().and_then(|socket| sockopt::peer_address(socket).ok()).unwrap_or(self.peer)
+    }
+
+    /// Finds out what a request wants and whether it may have it.
+    pub fn judge(&self, request: Request, live: &LiveFlow) -> Wish {
+        let length = match request_length(&request) {
+            Ok(length) => length,
+            Err(error) => return Wish::Answer(Box::new(Answer::broken(self.proxy, error)), Length::None),
+        };
+        self.wish(request, length, live).unwrap_or_else(|answer| Wish::Answer(answer, length))
+    }
+
+    fn wish(&self, request: Request, length: Length, live: &LiveFlow) -> Result<Wish, Box<Answer>> {
+        let (target, form) = Target::of(&request).map_err(|error| self.no_target(&request, error))?;
+        let is_own = form == Form::Origin && self.proxy.settings.to.is_none();
+        if is_own && matches!(request.target.as_slice(), b"/proxy.pac" | b"/wpad.dat") {
+            return Err(Box::new(Answer::pac(self.local())));
+        }
+        let user = self.user(&request)?;
+        match target {
+            Target::Tunnel(destination) => Ok(Wish::Tunnel { destination, user }),
+            Target::Server => Err(Box::new(Answer::here(&request))),
+            Target::Resource(_) if is_own => Err(self.refused(
+                400,
+                "this is a proxy: ask it for a whole URL (http://host/path), or set it as the proxy of your program",
+            )),
+            Target::Resource(resource) if form == Form::Absolute && resource.scheme.as_str() == "https" => {
+                let why = "https is carried in a tunnel: ask for it with CONNECT";
+                Err(self.not_served(why))
+            }
+            Target::Resource(resource) => self.asked(request, length, resource, user, live),
+        }
+    }
+
+    fn no_target(&self, request: &Request, error: MessageError) -> Box<Answer> {
+        if Target::is_foreign(&request.target) {
+            return self.not_served("only http is carried this way");
+        }
+        Box::new(Answer::broken(self.proxy, error))
+    }
+
+    fn not_served(&self, why: &str) -> Box<Answer> {
+        Box::new(Answer::refused(self.proxy, 501, EndReason::Unsupported, why))
+    }
+
+    fn refused(&self, status: u16, why: &str) -> Box<Answer> {
+        Box::new(Answer::refused(self.proxy, status, EndReason::BadRequest, why))
+    }
+
+    /// Who asks, where the listener wants to know (RFC 7617).
+    fn user(&self, request: &Request) -> Result<Option<String>, Box<Answer>> {
+        let users = &self.proxy.settings.users;
+        if users.is_empty() {
+            return Ok(None);
+        }
+        let challenge = |why| Box::new(Answer::challenge(self.proxy, why));
+        let Some(value) = request.fields.first("proxy-authorization") else {
+            return Err(challenge("this proxy asks for a user name and a password"));
+        };
+        let why = "user name and password have to come by method Basic";
+        let (user, password) = credentials(value).ok_or_else(|| challenge(why))?;
+        // Each is compared to its end, whatever was found before: the time it takes says nothing of where they differ.
+        let known = users
+            .iter()
+            .fold(false, |known, one| known | (same(&one.user, &user) & same(&one.password, &password)));
+        if known { Ok(Some(user)) } else { Err(challenge("user name or password is wrong")) }
+    }
+
+    fn asked(
+        &self,
+        mut request: Request,
+        length: Length,
+        resource: Resource,
+        user: Option<String>,
+        live: &LiveFlow,
+    ) -> Result<Wish, Box<Answer>> {
+        let mut flow = self.flow(&resource, user);
+        let verdict = self.decide(&mut flow);
+        live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
+        let carry = match verdict.action {
+            // Nothing may pass a chain by, and what the functions of one see of a flow are not requests.
+            Action::Carry(carry) if carry.chain.is_some() => {
+                let why = "the rule leads its flows through functions, which requests of an http listener cannot \
+                           pass: ask by CONNECT, or use another kind of listener";
+                return Err(Box::new(Answer::refused(self.proxy, 501, EndReason::FunctionFailed, why)));
+            }
+            Action::Carry(carry) => carry,
+            Action::Deny => {
+                return Err(Box::new(Answer::denied(self.proxy, &resource.host_field(), &verdict.why)));
+            }
+        };
+        let version = request.version;
+        let before = matches!(request.method, Method::Trace | Method::Options).then(|| request.clone());
+        let hop =
+            forward::request(&mut request, &resource, length, &self.proxy.pseudonym).map_err(|stop| {
+                match stop {
+                    Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
+                    Stop::Loop => {
+                        let why = "the request came through this proxy before";
+                        Box::new(Answer::refused(self.proxy, 502, EndReason::Loop, why))
+                    }
+                    Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
+                }
+            })?;
+        let destination = destination(&carry, &flow);
+        let route = Route { carry, destination };
+        Ok(Wish::Resource(Box::new(Asked { request, length, hop, version, resource, flow, route })))
+    }
+
+    fn flow(&self, resource: &Resource, user: Option<String>) -> Flow {
+        let host = match &resource.server.host {
+            Host::Name(name) => Some(name.clone()),
+            Host::Ip(_) => None,
+        };
+        Flow {
+            intercept: Intercept::Http,
+            listener: self.listening.name.clone(),
+            client: self.peer,
+            orig_dst: self.proxy.settings.to.clone().unwrap_or_else(|| resource.server.clone()),
+            host,
+            process: None,
+            user,
+        }
+    }
+
+    fn decide(&self, flow: &mut Flow) -> Verdict {
+        let config = self.worker.config();
+        let name = flow.host.clone();
+        loop {
+            match config.policy.decide(flow, Seen::FirstBytes(name.as_ref())) {
+                Decision::Verdict(verdict) => return verdict,
+                // Only asked for once: the answer is put into the flow.
+                Decision::NeedProcess { .. } if flow.process.is_none() => {
+                    flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
+                }
+                Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => {
+                    return Verdict {
+                        rule: None,
+                        index: None,
+                        action: Action::Deny,
+                        why: "a rule asks for what a request cannot tell".into(),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Where a flow goes by its rule.
+fn destination(carry: &Carry, flow: &Flow) -> Destination {
+    match (&carry.to, carry.dial, &flow.host) {
+        (Some(to), _, _) => to.clone(),
+        (None, Dial::Name, Some(name)) => {
+            Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
+        }
+        _ => flow.orig_dst.clone(),
+    }
+}
+
+/// What an answer or a record calls a request: method and URL, without the query, which may hold secrets.
+pub fn name_of(method: &Method, resource: &Resource) -> String {
+    let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let method = String::from_utf8_lossy(method.as_bytes());
+    let (scheme, host) = (resource.scheme.as_str(), resource.host_field());
+    format!("{method} {scheme}://{host}{}", String::from_utf8_lossy(path))
+}

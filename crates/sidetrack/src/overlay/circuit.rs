@@ -1,0 +1,129 @@
+//! One flow on its way through this node: relayed to the next node of its path, or delivered here.
+
+use super::deliver;
+use super::pool;
+use super::shared::Shared;
+use super::stream::Stream;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::{Frame, Open, Refusal, Refused};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long the last words of a flow may take to leave.
+pub const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Waits until a neighbour sends a flow on this connection; none: the connection or the link ended first.
+pub async fn wait_for_open(
+    shared: &Shared,
+    mut stream: Stream,
+    from: NodeId,
+    number: u64,
+) -> Option<(Stream, Box<Open>)> {
+    let frame = tokio::select! {
+        frame = stream.frame() => frame,
+        () = shared.link_is_down(from, number) => return None,
+    };
+    match frame {
+        Ok(Frame::Open(open)) => Some((stream, open)),
+        Ok(other) => {
+            tracing::debug!(from = %shared.identity.name(from), ?other, "in the place of a session's opening");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+/// Waits for a flow on a connection that a neighbour dialled for its flows, and serves it.
+pub async fn wait_and_serve(shared: Arc<Shared>, stream: Stream, from: NodeId) {
+    // A neighbour's first connections may be there before its link is up.
+    let up = timeout(super::shared::HANDSHAKE_TIMEOUT, shared.link_is_up(from));
+    let Ok(number) = up.await else { return };
+    if let Some((stream, open)) = wait_for_open(&shared, stream, from, number).await {
+        serve(shared, stream, from, open).await;
+    }
+}
+
+/// Serves a flow that came from a neighbour.
+pub async fn serve(shared: Arc<Shared>, stream: Stream, from: NodeId, mut open: Box<Open>) {
+    let own = shared.identity.own();
+    if open.path.at(open.position) != Some(own) || open.path.before(open.position) != Some(from) {
+        return refuse(&shared, stream, Refusal::BadRequest, "the path does not lead here").await;
+    }
+    open.position += 1;
+    match open.path.at(open.position) {
+        Some(next) => relay(&shared, stream, from, next, open).await,
+        None => deliver::deliver(shared, stream, from, open).await,
+    }
+}
+
+/// Says no, and closes.
+pub async fn refuse(shared: &Shared, mut stream: Stream, reason: Refusal, detail: impl Into<String>) {
+    shared.counters.sessions_refused.fetch_add(1, Relaxed);
+    let refused = Refused { by: shared.identity.own(), reason, detail: detail.into() };
+    let _ = timeout(LAST_WORDS, async {
+        // Whoever is gone need not hear it.
+        if stream.send(&Frame::Refused(refused)).await.is_ok() {
+            stream.close().await;
+        }
+    })
+    .await;
+}
+
+async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open: Box<Open>) {
+    let (Some(from_number), Some(to_number)) = (shared.link(from), shared.link(to)) else {
+        let detail = format!("the link to {} is down", shared.identity.name(to));
+        return refuse(shared, prev, Refusal::NoLink, detail).await;
+    };
+    let mut next = match pool::take(shared, to).await {
+        Ok(next) => next,
+        Err(detail) => return refuse(shared, prev, Refusal::NoLink, detail).await,
+    };
+    shared.counters.relayed.fetch_add(1, Relaxed);
+    let rest = prev.take_rest();
+    let begun = next.write_frame(&Frame::Open(open)).and_then(|()| next.write(&rest, &[]));
+    if begun.is_ok() {
+        let mut cut = pin!(async {
+            tokio::select! {
+                () = shared.link_is_down(from, from_number) => {}
+                () = shared.link_is_down(to, to_number) => {}
+            }
+        });
+        poll_fn(|cx| {
+            if cut.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            pass(cx, &mut prev, &mut next, shared)
+        })
+        .await;
+    }
+    let _ = timeout(LAST_WORDS, async { tokio::join!(prev.close(), next.close()) }).await;
+}
+
+/// Moves what can be moved both ways; ready when either end is gone.
+fn pass(cx: &mut Context<'_>, prev: &mut Stream, next: &mut Stream, shared: &Shared) -> Poll<()> {
+    let mut moved = false;
+    for result in [prev.poll_pass(cx, next), next.poll_pass(cx, prev)] {
+        match result {
+            Poll::Ready(Ok(bytes)) => {
+                shared.counters.relayed_bytes.fetch_add(bytes, Relaxed);
+                moved = true;
+            }
+            Poll::Ready(Err(_)) => return Poll::Ready(()),
+            Poll::Pending => {}
+        }
+    }
+    for stream in [prev, next] {
+        if matches!(stream.poll_flush(cx), Poll::Ready(Err(_))) {
+            return Poll::Ready(());
+        }
+    }
+    if moved {
+        cx.waker().wake_by_ref();
+    }
+    Poll::Pending
+}

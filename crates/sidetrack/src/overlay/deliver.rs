@@ -1,0 +1,136 @@
+//! The far end of sessions: flows that another node caught are delivered here, if our rules say so.
+
+use super::circuit::refuse;
+use super::endpoint::{self, Endpoint};
+use super::shared::Shared;
+use super::stream::Stream;
+use crate::carry::{Failure, resolve};
+use crate::config::Deliver;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::overlay::frame::{Open, Refusal};
+use sidetrack_core::overlay::{Keys, NodeId};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Time to resolve and connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Serves an opening that ends here.
+pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
+    let origin = open.path.first();
+    if !shared.identity.verify(origin, &open.signed_bytes(), &open.signature) {
+        return refuse(
+            &shared,
+            stream,
+            Refusal::BadRequest,
+            "the opening is not signed by the node that asks",
+        )
+        .await;
+    }
+    let Some(number) = shared.link(from) else { return };
+    let limit = open.resume.unwrap_or(0).saturating_add(u64::from(open.window_bytes));
+    let peer = (open.resume.unwrap_or(0), limit);
+    if open.resume.is_some() {
+        let Some(paths) = shared.sessions.find(open.session, origin) else {
+            return refuse(&shared, stream, Refusal::UnknownSession, "the session is over, or never was")
+                .await;
+        };
+        shared.counters.sessions_resumed.fetch_add(1, Relaxed);
+        let path = endpoint::path(&shared, stream, (from, number), peer, Some(open.session));
+        // If the session ends this very moment, the path ends with it.
+        let _ = paths.send(path).await;
+        return;
+    }
+    let Some(_counted) = shared.sessions.count() else {
+        return refuse(&shared, stream, Refusal::Limit, "this node has too many sessions").await;
+    };
+    let application = match connect(&shared, origin, &open).await {
+        Ok(application) => application,
+        Err((reason, detail)) => return refuse(&shared, stream, reason, detail).await,
+    };
+    let (sender, paths) = mpsc::channel(1);
+    if !shared.sessions.enter(open.session, origin, sender.clone()) {
+        return refuse(&shared, stream, Refusal::BadRequest, "there was a session of this number before")
+            .await;
+    }
+    shared.counters.sessions_delivered.fetch_add(1, Relaxed);
+    let _ = sender.send(endpoint::path(&shared, stream, (from, number), peer, Some(open.session))).await;
+    drop(sender);
+    let ended = Endpoint::new(shared.clone(), application, paths, None).run().await;
+    shared.sessions.leave(open.session);
+    let from = shared.identity.name(origin);
+    tracing::debug!(%from, destination = %open.destination, client = %open.client, ?ended, "session delivered");
+}
+
+/// Connects to the destination, if a rule allows it.
+async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStream, (Refusal, String)> {
+    let connected = timeout(CONNECT_TIMEOUT, async {
+        let addresses = resolve(&open.destination).await.map_err(refusal)?;
+        let name = shared.identity.name(origin);
+        let allowed: Vec<_> =
+            addresses.into_iter().filter(|to| is_allowed(&shared.deliver, &name, *to)).collect();
+        if allowed.is_empty() {
+            let detail = format!("[[overlay.deliver]] lets {name} reach nothing at {}", open.destination);
+            return Err((Refusal::Denied, detail));
+        }
+        first_that_answers(shared, &allowed).await
+    });
+    let late = |_| (Refusal::TimedOut, format!("{} did not answer in time", open.destination));
+    connected.await.map_err(late)?
+}
+
+/// Connects to the first of these addresses that answers, one after the other.
+async fn first_that_answers(
+    shared: &Shared,
+    addresses: &[SocketAddr],
+) -> Result<TcpStream, (Refusal, String)> {
+    let mut last = (Refusal::Unreachable, "no address to try".to_owned());
+    for to in addresses {
+        if shared.dialing.load().is_own(*to) {
+            return Err((Refusal::Denied, format!("{to} is a listener of this node itself")));
+        }
+        last = match shared.connect(*to, false).await {
+            Ok(application) => return Ok(application),
+            Err(error) => (unanswered(&error), format!("connect to {to}: {error}")),
+        };
+    }
+    Err(last)
+}
+
+fn unanswered(error: &io::Error) -> Refusal {
+    match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Refusal::ConnectionRefused,
+        ErrorKind::TimedOut => Refusal::TimedOut,
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS)) => {
+            Refusal::Limit
+        }
+        _ => Refusal::Unreachable,
+    }
+}
+
+/// Whether flows that this node caught may be delivered there.
+pub fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
+    deliver.iter().any(|entry| {
+        entry.from.as_ref().is_none_or(|names| names.iter().any(|name| **name == *from))
+            && entry.to.contains(to.ip())
+            && entry.port.as_ref().is_none_or(|ports| ports.contains(to.port()))
+    })
+}
+
+fn refusal(failure: Failure) -> (Refusal, String) {
+    let reason = match failure.reason {
+        EndReason::Refused | EndReason::ServerReset => Refusal::ConnectionRefused,
+        EndReason::ConnectTimeout => Refusal::TimedOut,
+        EndReason::Dns => Refusal::Dns,
+        EndReason::Limit => Refusal::Limit,
+        EndReason::Loop => Refusal::Denied,
+        _ => Refusal::Unreachable,
+    };
+    (reason, failure.detail)
+}

@@ -1,0 +1,293 @@
+//! One end of a session: an application's socket on one side, a path that may come and go on the other.
+
+use super::circuit::LAST_WORDS;
+use super::shared::Shared;
+use super::stream::Stream;
+use sidetrack_core::overlay::frame::{DATA_MAX, Frame, Opened, ResetReason, SessionFrame, SessionId};
+use sidetrack_core::overlay::session::{Config, Input, Output, Session};
+use sidetrack_core::overlay::{Keys, NodeId, Signature};
+use sidetrack_core::time::Instant;
+use sidetrack_sys::sockopt;
+use socket2::SockRef;
+use std::cell::RefCell;
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep, timeout};
+
+/// How often it is looked whether the application's kernel has accepted all.
+const LOOK_AGAIN: Duration = Duration::from_millis(3);
+
+/// Rounds before others of this thread get their turn.
+const ROUNDS: usize = 16;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; DATA_MAX].into_boxed_slice());
+}
+
+/// A path that stands.
+pub struct Path {
+    /// The connection to the first node on it.
+    pub stream: Stream,
+    /// Resolves when the link to that node is down.
+    pub cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// The next byte that the other end expects, and how far we may send.
+    pub peer: (u64, u64),
+    /// The other end waits to hear that the session stands.
+    pub answer: Option<SessionId>,
+}
+
+/// See the module.
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    session: Session,
+    application: TcpStream,
+    path: Option<Path>,
+    paths: mpsc::Receiver<Path>,
+    /// Told when a path is wanted, with the next byte expected and the credit; the far end has nobody to ask.
+    wants: Option<mpsc::Sender<(u64, u64)>>,
+    asked: bool,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Endpoint {
+    /// An end without a path; paths come through `paths`.
+    pub fn new(
+        shared: Arc<Shared>,
+        application: TcpStream,
+        paths: mpsc::Receiver<Path>,
+        wants: Option<mpsc::Sender<(u64, u64)>>,
+    ) -> Self {
+        let session = Session::new(Config::default(), shared.clock.now());
+        let timer = Box::pin(sleep(Duration::ZERO));
+        Self { shared, session, application, path: None, paths, wants, asked: false, timer }
+    }
+
+    /// What the other end is told in the opening: the next byte expected, and the credit.
+    pub fn first_window() -> u32 {
+        Config::default().window_bytes
+    }
+
+    /// Moves the bytes until the session is over; both applications have their end then.
+    ///
+    /// # Errors
+    /// Why it was reset.
+    pub async fn run(mut self) -> Result<(), ResetReason> {
+        // Whatever ends us, the application must not take it for an orderly end.
+        let _ = sockopt::reset_on_close(&self.application);
+        let end = std::future::poll_fn(|cx| self.poll(cx)).await;
+        if let Some(path) = self.path.take() {
+            tokio::spawn(timeout(LAST_WORDS, path.stream.close()));
+        }
+        match end {
+            None => {
+                let _ = SockRef::from(&self.application).set_linger(None);
+                Ok(())
+            }
+            Some(reason) => Err(reason),
+        }
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.session.handle(self.shared.clock.now(), input);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResetReason>> {
+        self.session.set_memory_max(self.shared.sessions.share_bytes());
+        for _ in 0..ROUNDS {
+            self.tell(Input::Tick);
+            let mut moved = self.take_path(cx);
+            moved |= self.read_path(cx);
+            moved |= self.write_application(cx);
+            moved |= self.read_application(cx);
+            self.confirm();
+            match self.do_outputs(cx) {
+                Poll::Ready(reason) => return Poll::Ready(reason),
+                Poll::Pending => {}
+            }
+            self.ask_for_path();
+            if !moved && !self.arm(cx) {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sets the timer; true: it has run out already.
+    fn arm(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = self.shared.clock.now();
+        let look = self.session.wants_confirmation().then(|| now + LOOK_AGAIN);
+        let Some(at) = self.session.deadline().into_iter().chain(look).min() else { return false };
+        self.timer.as_mut().reset(tokio::time::Instant::now() + at.since(now));
+        self.timer.as_mut().poll(cx).is_ready() && at <= self.now()
+    }
+
+    fn now(&self) -> Instant {
+        self.shared.clock.now()
+    }
+
+    fn take_path(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(Some(mut path)) = self.paths.poll_recv(cx) else { return false };
+        if self.path.is_some() {
+            self.path = None;
+            self.tell(Input::PathDown);
+        }
+        if let Some(session) = path.answer {
+            let (next, limit) = self.session.expects();
+            let window_bytes = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
+            let opened = Opened { session, next, window_bytes, signature: Signature::NONE };
+            let signature = self.shared.identity.sign(&opened.signed_bytes());
+            if path.stream.write_frame(&Frame::Opened(Opened { signature, ..opened })).is_err() {
+                return true;
+            }
+        }
+        let (next, limit) = path.peer;
+        self.path = Some(path);
+        self.asked = false;
+        self.tell(Input::PathUp { next, limit });
+        true
+    }
+
+    fn lose_path(&mut self) {
+        if self.path.take().is_some() {
+            self.tell(Input::PathDown);
+        }
+    }
+
+    fn ask_for_path(&mut self) {
+        if let Some(wants) = &self.wants
+            && !self.asked
+            && self.session.wants_path()
+        {
+            self.asked = wants.try_send(self.session.expects()).is_ok();
+        }
+    }
+
+    fn read_path(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(path) = &mut self.path else { return false };
+        if path.cut.as_mut().poll(cx).is_ready() {
+            self.lose_path();
+            return true;
+        }
+        match path.stream.poll_frame(cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(Some(Frame::Session(frame)))) => self.tell(Input::Frame(frame)),
+            // The other nodes on the path know no other frames, and an end is an end.
+            Poll::Ready(_) => self.lose_path(),
+        }
+        true
+    }
+
+    fn write_application(&mut self, cx: &mut Context<'_>) -> bool {
+        let bytes = self.session.deliverable();
+        if bytes.is_empty() {
+            return false;
+        }
+        match Pin::new(&mut self.application).poll_write(cx, bytes) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(n)) => self.tell(Input::Written(n)),
+            Poll::Ready(Err(_)) => self.tell(Input::Reset(ResetReason::Application)),
+        }
+        true
+    }
+
+    fn read_application(&mut self, cx: &mut Context<'_>) -> bool {
+        let room = self.session.room().min(DATA_MAX);
+        if room == 0 {
+            return false;
+        }
+        let read = SCRATCH.with_borrow_mut(|scratch| {
+            loop {
+                match self.application.poll_read_ready(cx) {
+                    Poll::Pending => return None,
+                    Poll::Ready(Err(error)) => return Some(Err(error)),
+                    Poll::Ready(Ok(())) => {}
+                }
+                match self.application.try_read(&mut scratch[..room]) {
+                    Ok(n) => return Some(Ok(scratch[..n].to_vec())),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+        });
+        match read {
+            None => return false,
+            Some(Ok(bytes)) if bytes.is_empty() => self.tell(Input::Eof),
+            Some(Ok(bytes)) => self.tell(Input::Read(bytes)),
+            Some(Err(_)) => self.tell(Input::Reset(ResetReason::Application)),
+        }
+        true
+    }
+
+    /// Looks whether the application's kernel has accepted all that was written.
+    fn confirm(&mut self) {
+        if self.session.wants_confirmation()
+            && sockopt::tcp_info(&self.application)
+                .is_ok_and(|info| info.unsent_bytes == 0 && info.unacked_segments == 0)
+        {
+            self.tell(Input::Confirmed(self.session.delivered()));
+        }
+    }
+
+    fn do_outputs(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResetReason>> {
+        loop {
+            if let Some(path) = &mut self.path {
+                match path.stream.poll_ready(cx) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => self.lose_path(),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            let Some(output) = self.session.poll() else { break };
+            let sent = match output {
+                Output::Send(frame) => self.send(&Frame::Session(frame)),
+                Output::SendData { offset } => self.send_data(offset),
+                Output::Fin => {
+                    // Never blocks. An application that is gone is noticed by reading.
+                    let _ = Pin::new(&mut self.application).poll_shutdown(cx);
+                    Ok(())
+                }
+                Output::Closed(reason) => return Poll::Ready(reason),
+            };
+            if sent.is_err() {
+                self.lose_path();
+            }
+        }
+        if let Some(path) = &mut self.path
+            && let Poll::Ready(Err(_)) = path.stream.poll_flush(cx)
+        {
+            self.lose_path();
+        }
+        Poll::Pending
+    }
+
+    fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        self.path.as_mut().map_or(Ok(()), |path| path.stream.write_frame(frame))
+    }
+
+    fn send_data(&mut self, offset: u64) -> io::Result<()> {
+        let bytes = self.session.data(offset);
+        let Some(path) = self.path.as_mut().filter(|_| !bytes.is_empty()) else { return Ok(()) };
+        path.stream.write(&SessionFrame::data_header(offset, bytes.len()), bytes)
+    }
+}
+
+/// A path over this link.
+pub fn path(
+    shared: &Arc<Shared>,
+    stream: Stream,
+    link: (NodeId, u64),
+    peer: (u64, u64),
+    answer: Option<SessionId>,
+) -> Path {
+    let shared = shared.clone();
+    let cut = Box::pin(async move { shared.link_is_down(link.0, link.1).await });
+    Path { stream, cut, peer, answer }
+}

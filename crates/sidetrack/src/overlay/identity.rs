@@ -1,0 +1,150 @@
+//! Who this node is, and who the others are.
+
+use crate::config;
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use sidetrack_core::overlay::key::{PublicKey, SecretKey};
+use sidetrack_core::overlay::{Keys, NodeId, Signature};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// One member of the overlay, as the configuration names it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its key.
+    pub key: PublicKey,
+    /// Where we dial it; none = it dials us, or is no neighbour.
+    pub address: Option<SocketAddr>,
+}
+
+/// See the module.
+pub struct Identity {
+    own: NodeId,
+    secret: SecretKey,
+    public: PublicKey,
+    pair: Ed25519KeyPair,
+    members: BTreeMap<NodeId, Member>,
+}
+
+impl Identity {
+    /// The node that the configuration describes.
+    ///
+    /// # Errors
+    /// When the secret key is not that of the node we are to be.
+    pub fn new(overlay: &config::Overlay) -> anyhow::Result<Self> {
+        let pair = key_pair(&overlay.key)?;
+        let public = public_key(&pair)?;
+        let mut members = BTreeMap::new();
+        for node in &overlay.nodes {
+            let member = Member { name: node.name.clone(), key: node.key, address: node.address };
+            members.insert(node.key.node_id(), member);
+        }
+        let own = public.node_id();
+        let named = members.get(&own).map(|member| &*member.name);
+        anyhow::ensure!(
+            named == Some(&*overlay.name),
+            "[overlay] name = \"{0}\", but the key file holds the secret of {public}, which is not the key of \
+             [overlay.node.{0}]: put the right key there, or name the right file",
+            overlay.name
+        );
+        anyhow::ensure!(
+            members.len() == overlay.nodes.len(),
+            "[overlay.node]: two nodes have keys that begin alike: make a new one with 'sidetrack overlay key'"
+        );
+        Ok(Self { own, secret: overlay.key.clone(), public, pair, members })
+    }
+
+    /// Ourselves.
+    pub fn own(&self) -> NodeId {
+        self.own
+    }
+
+    /// Our public key.
+    pub fn public(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// Our secret, for TLS.
+    pub fn secret(&self) -> &[u8; 32] {
+        &self.secret.0
+    }
+
+    /// All members with their keys, ourselves included.
+    pub fn members(&self) -> impl Iterator<Item = (NodeId, &PublicKey)> {
+        self.members.iter().map(|(node, member)| (*node, &member.key))
+    }
+
+    /// One member.
+    pub fn member(&self, node: NodeId) -> Option<&Member> {
+        self.members.get(&node)
+    }
+
+    /// The neighbours that we dial.
+    pub fn dialled(&self) -> impl Iterator<Item = (NodeId, SocketAddr)> {
+        self.members
+            .iter()
+            .filter(|(node, _)| **node != self.own)
+            .filter_map(|(node, member)| Some((*node, member.address?)))
+    }
+
+    /// The member of this name.
+    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+        self.members.iter().find(|(_, member)| *member.name == *name).map(|(node, _)| *node)
+    }
+
+    /// The name of a node, or its number.
+    pub fn name(&self, node: NodeId) -> String {
+        self.members.get(&node).map_or_else(|| node.to_string(), |member| member.name.to_string())
+    }
+}
+
+impl Keys for Identity {
+    fn sign(&self, bytes: &[u8]) -> Signature {
+        let signature = self.pair.sign(bytes);
+        signature.as_ref().try_into().map_or(Signature::NONE, Signature)
+    }
+
+    fn verify(&self, node: NodeId, bytes: &[u8], signature: &Signature) -> bool {
+        let Some(member) = self.members.get(&node) else { return false };
+        UnparsedPublicKey::new(&ED25519, &member.key.0).verify(bytes, &signature.0).is_ok()
+    }
+}
+
+fn key_pair(secret: &SecretKey) -> anyhow::Result<Ed25519KeyPair> {
+    Ed25519KeyPair::from_seed_unchecked(&secret.0).map_err(|error| anyhow::anyhow!("the node's key: {error}"))
+}
+
+fn public_key(pair: &Ed25519KeyPair) -> anyhow::Result<PublicKey> {
+    Ok(PublicKey(pair.public_key().as_ref().try_into()?))
+}
+
+/// Makes a key.
+///
+/// # Errors
+/// When the system gives no random bytes.
+pub fn generate() -> anyhow::Result<(SecretKey, PublicKey)> {
+    let mut seed = [0; 32];
+    random(&mut seed)?;
+    let secret = SecretKey(seed);
+    let public = public_key(&key_pair(&secret)?)?;
+    Ok((secret, public))
+}
+
+/// The public key of a secret one.
+///
+/// # Errors
+/// If it is none.
+pub fn public_of(secret: &SecretKey) -> anyhow::Result<PublicKey> {
+    public_key(&key_pair(secret)?)
+}
+
+/// Fills `bytes` with random ones.
+///
+/// # Errors
+/// When the system gives none.
+pub fn random(bytes: &mut [u8]) -> anyhow::Result<()> {
+    SystemRandom::new().fill(bytes).map_err(|_| anyhow::anyhow!("the system gives no random bytes"))
+}

@@ -1,0 +1,264 @@
+//! The near end of sessions: flows that this node caught and sends over the overlay.
+
+use super::circuit::LAST_WORDS;
+use super::endpoint::{self, Endpoint, Path};
+use super::identity;
+use super::pool;
+use super::shared::Shared;
+use crate::carry::{Failure, OverlayOrder};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::overlay::frame::{Frame, Open, Opened, Refusal, ResetReason, SessionId};
+use sidetrack_core::overlay::{Keys, NodeId, Signature};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+/// How long one attempt to open a path may take: the far end's connect is in it.
+const ATTEMPT: Duration = Duration::from_secs(12);
+
+/// How long a session that stands may take to go on over one path before another is tried.
+const RESUME_ATTEMPT: Duration = Duration::from_secs(2);
+
+/// Rests between attempts.
+const REST_FIRST: Duration = Duration::from_millis(10);
+const REST_MAX: Duration = Duration::from_millis(500);
+
+/// A flow that a worker hands over.
+pub struct Request {
+    /// What is asked for.
+    pub order: OverlayOrder,
+    /// Our end of the connection with the worker.
+    pub leg: std::net::TcpStream,
+    /// Told once the session stands, or why it does not.
+    pub reply: oneshot::Sender<Result<(), Failure>>,
+}
+
+/// Why an attempt failed.
+enum Setback {
+    /// Another path, or a later attempt, may do better; with the nodes that were passed.
+    Passing(Vec<NodeId>, String),
+    /// It is as the last node says.
+    Final(Refusal, String),
+}
+
+/// One flow, from the opening to the end.
+pub async fn run(shared: Arc<Shared>, request: Request) {
+    let Request { order, leg, mut reply } = request;
+    let Some(to) = shared.identity.node_named(&order.node) else {
+        let detail = format!("the overlay has no node '{}'", order.node);
+        let _ = reply.send(Err(Failure::new(EndReason::Unreachable, detail)));
+        return;
+    };
+    let Some(_counted) = shared.sessions.count() else {
+        let _ = reply.send(Err(Failure::new(EndReason::Limit, "this node has too many sessions")));
+        return;
+    };
+    let ingress = Ingress { shared: shared.clone(), order, to };
+    let opened = tokio::select! {
+        opened = ingress.open() => opened,
+        // The client left, or its time was up.
+        () = reply.closed() => return,
+    };
+    let (session, path) = match opened {
+        Ok(opened) => opened,
+        Err(failure) => {
+            let _ = reply.send(Err(failure));
+            return;
+        }
+    };
+    let Ok(leg) = TcpStream::from_std(leg) else { return };
+    if reply.send(Ok(())).is_err() {
+        return;
+    }
+    shared.counters.sessions_opened.fetch_add(1, Relaxed);
+    ingress.carry(session, path, leg).await;
+}
+
+struct Ingress {
+    shared: Arc<Shared>,
+    order: OverlayOrder,
+    to: NodeId,
+}
+
+impl Ingress {
+    /// Opens a session, over one path after the other until one stands or the last node says no.
+    async fn open(&self) -> Result<(SessionId, Path), Failure> {
+        let mut avoid = BTreeSet::new();
+        let mut rest = REST_FIRST;
+        loop {
+            let session =
+                new_session().map_err(|error| Failure::new(EndReason::Internal, error.to_string()))?;
+            match self.attempt(session, None, Endpoint::first_window(), &mut avoid, ATTEMPT).await {
+                Ok(path) => return Ok((session, path)),
+                Err(Setback::Final(reason, detail)) => return Err(failure(reason, &self.order.node, detail)),
+                Err(Setback::Passing(_, detail)) => {
+                    tracing::debug!(node = %self.order.node, %detail, "no session yet");
+                }
+            }
+            sleep(rest).await;
+            rest = (rest * 2).min(REST_MAX);
+        }
+    }
+
+    /// Moves the flow's bytes, and finds it a new path whenever it lost one.
+    async fn carry(&self, session: SessionId, first: Path, leg: TcpStream) {
+        let (paths, arriving) = mpsc::channel(1);
+        let (wants, mut wanted) = mpsc::channel(1);
+        let _ = paths.send(first).await;
+        let end = Endpoint::new(self.shared.clone(), leg, arriving, Some(wants)).run();
+        let renew = async {
+            while let Some((next, limit)) = wanted.recv().await {
+                let window = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
+                match self.resume(session, next, window).await {
+                    Some(path) => {
+                        // The receiver lives as long as the end that we race.
+                        let _ = paths.send(path).await;
+                    }
+                    None => return,
+                }
+            }
+        };
+        let ended = tokio::select! {
+            ended = end => ended,
+            () = renew => Err(ResetReason::PathLost),
+        };
+        let Self { order, .. } = self;
+        tracing::debug!(node = %order.node, destination = %order.destination, ?ended, "session ended");
+    }
+
+    /// A new path for a session that stands; none: the far end knows it no more. The session itself ends when this
+    /// takes too long.
+    async fn resume(&self, session: SessionId, next: u64, window: u32) -> Option<Path> {
+        let mut avoid = BTreeSet::new();
+        let mut rest = REST_FIRST;
+        loop {
+            match self.attempt(session, Some(next), window, &mut avoid, RESUME_ATTEMPT).await {
+                Ok(path) => {
+                    self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);
+                    return Some(path);
+                }
+                Err(Setback::Final(reason, detail)) => {
+                    tracing::info!(node = %self.order.node, ?reason, %detail, "a session cannot go on");
+                    return None;
+                }
+                Err(Setback::Passing(_, detail)) => {
+                    tracing::debug!(node = %self.order.node, %detail, "no new path yet");
+                }
+            }
+            sleep(rest).await;
+            rest = (rest * 2).min(REST_MAX);
+        }
+    }
+
+    /// One attempt over the best path that passes none of `avoid`. A path that fails has its nodes avoided next time;
+    /// when nothing is left, all are tried again.
+    async fn attempt(
+        &self,
+        session: SessionId,
+        resume: Option<u64>,
+        window_bytes: u32,
+        avoid: &mut BTreeSet<NodeId>,
+        patience: Duration,
+    ) -> Result<Path, Setback> {
+        let attempt = timeout(patience, self.try_path(session, resume, window_bytes, avoid));
+        let result =
+            attempt.await.unwrap_or_else(|_| Err(Setback::Passing(Vec::new(), "no answer in time".into())));
+        if let Err(Setback::Passing(passed, _)) = &result {
+            match passed.is_empty() {
+                true => avoid.clear(),
+                false => avoid.extend(passed),
+            }
+        }
+        result
+    }
+
+    async fn try_path(
+        &self,
+        session: SessionId,
+        resume: Option<u64>,
+        window_bytes: u32,
+        avoid: &BTreeSet<NodeId>,
+    ) -> Result<Path, Setback> {
+        let shared = &self.shared;
+        let own = shared.identity.own();
+        let passing = |nodes: &[NodeId], detail: String| {
+            let relays = nodes.get(1..nodes.len().saturating_sub(1)).unwrap_or_default();
+            Setback::Passing(relays.to_vec(), detail)
+        };
+        let graph = shared.graph.load_full();
+        let Some(route) = graph.route(own, self.to, avoid) else {
+            return Err(passing(&[], format!("no path to {}", self.order.node)));
+        };
+        let nodes = route.path.nodes().to_vec();
+        let first = nodes[1];
+        let number = shared.link(first).ok_or_else(|| passing(&nodes, "the first link is down".into()))?;
+        let mut stream = pool::take(shared, first).await.map_err(|detail| passing(&nodes, detail))?;
+        let mut open = Open {
+            session,
+            path: route.path,
+            position: 1,
+            resume,
+            window_bytes,
+            destination: self.order.destination.clone(),
+            client: self.order.client,
+            host: self.order.host.clone(),
+            signature: Signature::NONE,
+        };
+        open.signature = shared.identity.sign(&open.signed_bytes());
+        let answer = async {
+            stream.send(&Frame::Open(Box::new(open))).await?;
+            stream.frame().await
+        };
+        let answer = tokio::select! {
+            answer = answer => answer,
+            () = shared.link_is_down(first, number) => return Err(passing(&nodes, "the first link went down".into())),
+        };
+        match answer {
+            Ok(Frame::Opened(opened)) => {
+                let fits = opened.session == session
+                    && shared.identity.verify(self.to, &opened.signed_bytes(), &opened.signature);
+                if !fits {
+                    return Err(passing(&nodes, "an answer that the last node did not sign".into()));
+                }
+                let Opened { next, window_bytes, .. } = opened;
+                let limit = next.saturating_add(u64::from(window_bytes));
+                Ok(endpoint::path(shared, stream, (first, number), (next, limit), None))
+            }
+            Ok(Frame::Refused(refused)) => {
+                tokio::spawn(timeout(LAST_WORDS, stream.close()));
+                let detail = format!("{}: {}", shared.identity.name(refused.by), refused.detail);
+                match refused.reason {
+                    // Only the last node knows about the destination and the session.
+                    Refusal::NoLink => Err(passing(&nodes, detail)),
+                    _ if refused.by != self.to => Err(passing(&nodes, detail)),
+                    reason => Err(Setback::Final(reason, detail)),
+                }
+            }
+            Ok(other) => Err(passing(&nodes, format!("{other:?} in the place of an answer"))),
+            Err(error) => Err(passing(&nodes, format!("the path broke: {error}"))),
+        }
+    }
+}
+
+fn new_session() -> anyhow::Result<SessionId> {
+    let mut id = [0; 16];
+    identity::random(&mut id)?;
+    Ok(SessionId(id))
+}
+
+fn failure(reason: Refusal, node: &str, detail: String) -> Failure {
+    let reason = match reason {
+        Refusal::Denied => EndReason::PolicyDenied,
+        Refusal::ConnectionRefused => EndReason::Refused,
+        Refusal::NoLink | Refusal::Unreachable => EndReason::Unreachable,
+        Refusal::TimedOut => EndReason::ConnectTimeout,
+        Refusal::Dns => EndReason::Dns,
+        Refusal::Limit => EndReason::Limit,
+        Refusal::BadRequest | Refusal::UnknownSession => EndReason::HopFailed,
+    };
+    Failure::new(reason, format!("overlay:{node}: {detail}"))
+}

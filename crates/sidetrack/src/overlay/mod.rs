@@ -1,0 +1,303 @@
+//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (seed 001).
+//!
+//! Two threads, beside the workers: one for control (hellos, link state), one for flows. A link is one control connection
+//! and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so each hop recovers by
+//! itself, back-pressure is the kernel's, and no flow waits for another. `docs/overlay-protocol.md`, `docs/adr`.
+
+mod circuit;
+mod control;
+mod deliver;
+mod endpoint;
+pub mod identity;
+mod ingress;
+mod pool;
+mod sessions;
+mod shared;
+mod status;
+mod stream;
+mod tls;
+
+pub use control::Echo;
+pub use status::{LinkView, PathView, PingView, Status};
+
+use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
+use crate::config;
+use anyhow::Context as _;
+use control::Event;
+use ingress::Request;
+use shared::Shared;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::overlay::frame::Purpose;
+use sidetrack_sys::sockopt;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+/// Handshakes with those who dialled us, at a time.
+const HANDSHAKES_MAX: usize = 512;
+
+/// Flows that wait to be handed to the overlay.
+const REQUESTS_MAX: usize = 4096;
+
+/// How long the threads may take to end.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a ping waits for its answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a listener rests when the system has no descriptor for the next connection.
+const ACCEPT_REST: Duration = Duration::from_millis(10);
+
+/// The sockets of an overlay node: bound while there are rights.
+pub struct Bound {
+    config: config::Overlay,
+    listeners: Vec<TcpListener>,
+}
+
+/// An overlay node at work.
+pub struct Overlay {
+    entry: Arc<Entry>,
+    addresses: Vec<SocketAddr>,
+    stop: watch::Sender<bool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The way into the overlay, for workers and the admin interface.
+pub struct Entry {
+    shared: Arc<Shared>,
+    requests: mpsc::Sender<Request>,
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "overlay node {}", self.shared.identity.own())
+    }
+}
+
+impl Bound {
+    /// Binds the sockets.
+    ///
+    /// # Errors
+    /// Which address, and what the system said.
+    pub fn new(config: &config::Overlay) -> anyhow::Result<Self> {
+        let bind = |address: &SocketAddr| {
+            sockopt::listen(*address, &sockopt::ListenOptions::default())
+                .with_context(|| format!("[overlay] listen = \"{address}\""))
+        };
+        let listeners = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
+        Ok(Self { config: config.clone(), listeners })
+    }
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// What is wrong with the node's key, or that the system gives no thread.
+    pub fn start(self) -> anyhow::Result<Overlay> {
+        let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
+        let (requests, orders) = mpsc::channel(REQUESTS_MAX);
+        let shared = Arc::new(Shared::new(&self.config, events)?);
+        let addresses = self.listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+        let (stop, stopped) = watch::channel(false);
+        let threads = vec![
+            thread("overlay-control", control::run(shared.clone(), inbox, stopped.clone()))?,
+            thread("overlay-flows", serve(shared.clone(), self.listeners, orders, stopped))?,
+        ];
+        let entry = Arc::new(Entry { shared, requests });
+        Ok(Overlay { entry, addresses, stop, threads: Mutex::new(threads) })
+    }
+}
+
+fn thread(name: &str, task: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot make an event loop for the overlay")?;
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task));
+    spawned.context("cannot start a thread for the overlay")
+}
+
+impl Overlay {
+    /// The way in.
+    pub fn entry(&self) -> Arc<Entry> {
+        self.entry.clone()
+    }
+
+    /// Where neighbours dial us.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// How sockets are dialled from now on.
+    pub fn set_dialing(&self, dialing: Dialing) {
+        self.entry.shared.dialing.store(Arc::new(dialing));
+    }
+
+    /// Ends all links and sessions: their applications are reset.
+    pub fn stop(&self) {
+        let _ = self.stop.send(true);
+        let until = Instant::now() + STOP_PATIENCE;
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            if thread.is_finished() && thread.join().is_err() {
+                tracing::error!("a thread of the overlay ended by a panic");
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// One look at the overlay; none: it is stopping.
+    pub async fn status(&self) -> Option<Status> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.control.send(Event::Status(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Sends an echo request to a node, by name, along the path that flows would take.
+    ///
+    /// # Errors
+    /// In words.
+    pub async fn ping(&self, node: &str) -> Result<PingView, String> {
+        let identity = &self.shared.identity;
+        let to = identity.node_named(node).ok_or_else(|| format!("the overlay has no node '{node}'"))?;
+        if to == identity.own() {
+            return Err(format!("'{node}' is this node itself"));
+        }
+        let stopping = || "the overlay is stopping".to_owned();
+        let (reply, answer) = oneshot::channel();
+        self.shared.control.send(Event::Ping(to, reply)).await.map_err(|_| stopping())?;
+        let echo =
+            timeout(PING_TIMEOUT, answer).await.map_err(|_| format!("no answer from {node} in 3 s"))?;
+        let Echo { path, rtt } = echo.map_err(|_| stopping())??;
+        Ok(PingView { path: control::names(identity, &path), rtt_ms: rtt.as_secs_f64() * 1000.0 })
+    }
+}
+
+impl OverlayEntry for Entry {
+    fn open(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
+        let requests = self.requests.clone();
+        Box::pin(async move {
+            let internal =
+                |what: &str, error: io::Error| Failure::new(EndReason::Internal, format!("{what}: {error}"));
+            let (near, leg) = pair().map_err(|error| internal("a socket to the overlay", error))?;
+            let (reply, answer) = oneshot::channel();
+            let stopping = || Failure::new(EndReason::Shutdown, "the overlay is stopping");
+            requests.send(Request { order, leg, reply }).await.map_err(|_| stopping())?;
+            answer.await.map_err(|_| stopping())??;
+            Ok(near)
+        })
+    }
+}
+
+/// Two connected sockets over loopback: the worker's end and ours. TCP, so that resets pass as resets.
+fn pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = std::net::TcpStream::connect(listener.local_addr()?)?;
+    let own = near.local_addr()?;
+    // Somebody else of this host may have been faster.
+    for _ in 0..16 {
+        let (leg, peer) = listener.accept()?;
+        if peer == own {
+            for socket in [&near, &leg] {
+                socket.set_nonblocking(true)?;
+                sockopt::set_tcp_nodelay(socket, true)?;
+            }
+            return Ok((near, leg));
+        }
+    }
+    Err(io::Error::other("others connect to it"))
+}
+
+/// The thread of flows.
+async fn serve(
+    shared: Arc<Shared>,
+    listeners: Vec<TcpListener>,
+    mut orders: mpsc::Receiver<Request>,
+    mut stop: watch::Receiver<bool>,
+) {
+    for (neighbour, _) in shared.identity.dialled() {
+        tokio::spawn(pool::maintain(shared.clone(), neighbour));
+    }
+    for listener in listeners {
+        match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => {
+                tokio::spawn(accept(shared.clone(), listener));
+            }
+            Err(error) => tracing::error!(%error, "cannot watch the overlay's listener"),
+        }
+    }
+    loop {
+        tokio::select! {
+            request = orders.recv() => match request {
+                Some(request) => {
+                    tokio::spawn(ingress::run(shared.clone(), request));
+                }
+                None => return,
+            },
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    loop {
+        // Whoever floods us with handshakes waits in the kernel.
+        let Ok(leave) = handshakes.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((tcp, peer)) => {
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    let accepted = shared.accept(tcp).await;
+                    drop(leave);
+                    match accepted {
+                        Ok((stream, neighbour, purpose)) => arrived(shared, stream, neighbour, purpose).await,
+                        Err(error) => {
+                            shared.counters.strangers.fetch_add(1, Relaxed);
+                            tracing::debug!(%peer, error = format!("{error:#}"), "a connection that is no neighbour's");
+                        }
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept");
+                tokio::time::sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+/// A neighbour has dialled us.
+async fn arrived(
+    shared: Arc<Shared>,
+    stream: stream::Stream,
+    neighbour: sidetrack_core::overlay::NodeId,
+    purpose: Purpose,
+) {
+    match purpose {
+        Purpose::Control => match stream.park() {
+            Ok(stream) => {
+                let (gone, _) = oneshot::channel();
+                let stream = Box::new(stream);
+                let event = Event::Connected { neighbour, stream, dialled: false, gone };
+                // The control thread ends with us.
+                let _ = shared.control.send(event).await;
+            }
+            Err(error) => tracing::error!(%error, "cannot hand over a control connection"),
+        },
+        Purpose::FromDialer => circuit::wait_and_serve(shared, stream, neighbour).await,
+        Purpose::FromAcceptor => shared.pool.put(neighbour, stream),
+    }
+}

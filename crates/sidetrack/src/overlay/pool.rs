@@ -1,0 +1,200 @@
+//! Warm connections to neighbours: a flow that is to go on finds one waiting and costs no handshake.
+//!
+//! The end that dials a link keeps some ready for itself and some for the other end, which may be unable to dial.
+
+use super::circuit;
+use super::control::Event;
+use super::shared::Shared;
+use super::stream::Stream;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::Purpose;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{sleep, timeout};
+
+/// Connections kept ready for each end of a link.
+const WARM: usize = 4;
+
+/// Most connections that are parked for one neighbour: what the other end dialled and we have not used.
+const IDLE_MAX: usize = 256;
+
+/// Most connections that are kept ready for the other end at a time, however many it wants.
+const WANTED_MAX: usize = 256;
+
+/// Most flows that wait for a connection to one neighbour.
+const WAITING_MAX: usize = 4096;
+
+/// How long a flow waits for the other end to dial.
+const WAIT: Duration = Duration::from_secs(3);
+
+/// How long to wait after a dial that failed.
+const DIAL_REST: Duration = Duration::from_millis(200);
+
+/// What is kept for one neighbour.
+#[derive(Default)]
+struct Shelf {
+    idle: VecDeque<Stream>,
+    waiting: VecDeque<oneshot::Sender<Stream>>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Pool {
+    shelves: Mutex<BTreeMap<NodeId, Shelf>>,
+    /// Something was taken or is wanted.
+    used: Notify,
+    /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top.
+    offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
+    wanted: Mutex<BTreeMap<NodeId, usize>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// Puts a connection where the next flow to this neighbour finds it.
+    pub fn put(&self, neighbour: NodeId, mut stream: Stream) {
+        let mut shelves = lock(&self.shelves);
+        let shelf = shelves.entry(neighbour).or_default();
+        while let Some(waiting) = shelf.waiting.pop_front() {
+            match waiting.send(stream) {
+                Ok(()) => return,
+                Err(back) => stream = back,
+            }
+        }
+        if shelf.idle.len() < IDLE_MAX {
+            shelf.idle.push_back(stream);
+        }
+    }
+
+    fn pop(&self, neighbour: NodeId) -> Option<Stream> {
+        let stream = lock(&self.shelves).get_mut(&neighbour)?.idle.pop_front();
+        self.used.notify_waiters();
+        stream
+    }
+
+    fn wait(&self, neighbour: NodeId) -> Option<oneshot::Receiver<Stream>> {
+        let mut shelves = lock(&self.shelves);
+        let shelf = shelves.entry(neighbour).or_default();
+        shelf.waiting.retain(|waiting| !waiting.is_closed());
+        if shelf.waiting.len() >= WAITING_MAX {
+            return None;
+        }
+        let (sender, receiver) = oneshot::channel();
+        shelf.waiting.push_back(sender);
+        Some(receiver)
+    }
+
+    /// Forgets what was kept for a neighbour whose link is down.
+    fn clear(&self, neighbour: NodeId) {
+        lock(&self.shelves).remove(&neighbour);
+        lock(&self.wanted).remove(&neighbour);
+    }
+
+    /// The other end of a link that we dial asks for so many more connections.
+    pub fn want(&self, neighbour: NodeId, connections: u16) {
+        let mut wanted = lock(&self.wanted);
+        let count = wanted.entry(neighbour).or_default();
+        *count = (*count + usize::from(connections)).min(WANTED_MAX);
+        self.used.notify_waiters();
+    }
+
+    /// Connections kept for flows to this neighbour.
+    pub fn idle(&self, neighbour: NodeId) -> usize {
+        lock(&self.shelves).get(&neighbour).map_or(0, |shelf| shelf.idle.len())
+    }
+
+    fn offered(&self, neighbour: NodeId) -> Arc<AtomicUsize> {
+        lock(&self.offered).entry(neighbour).or_default().clone()
+    }
+}
+
+/// A connection to this neighbour for one flow.
+///
+/// # Errors
+/// In words.
+pub async fn take(shared: &Shared, neighbour: NodeId) -> Result<Stream, String> {
+    if shared.link(neighbour).is_none() {
+        return Err(format!("the link to {} is down", shared.identity.name(neighbour)));
+    }
+    while let Some(mut stream) = shared.pool.pop(neighbour) {
+        // Nothing comes on a connection that waits but its end.
+        let is_quiet = poll_fn(|cx| Poll::Ready(stream.poll_frame(cx).is_pending())).await;
+        if is_quiet {
+            return Ok(stream);
+        }
+    }
+    let name = || shared.identity.name(neighbour);
+    if shared.identity.member(neighbour).is_some_and(|member| member.address.is_some()) {
+        return shared
+            .dial(neighbour, Purpose::FromDialer)
+            .await
+            .map_err(|error| format!("{}: {error:#}", name()));
+    }
+    let stream = shared.pool.wait(neighbour).ok_or_else(|| format!("too many flows wait for {}", name()))?;
+    // If the control thread is busy, the connections kept ready are still coming.
+    let _ = shared.control.try_send(Event::Want(neighbour));
+    match timeout(WAIT, stream).await {
+        Ok(Ok(stream)) => Ok(stream),
+        _ => Err(format!("{} opened no connection in time", name())),
+    }
+}
+
+/// Keeps connections to a neighbour that we dial ready, for ever.
+pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
+    loop {
+        let number = shared.link_is_up(neighbour).await;
+        tokio::select! {
+            () = refill(&shared, neighbour, number) => {}
+            () = shared.link_is_down(neighbour, number) => {}
+        }
+        shared.pool.clear(neighbour);
+    }
+}
+
+async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
+    let offered = shared.pool.offered(neighbour);
+    loop {
+        let used = shared.pool.used.notified();
+        let wanted = lock(&shared.pool.wanted).get(&neighbour).copied().unwrap_or(0);
+        let purpose = if shared.pool.idle(neighbour) < WARM {
+            Purpose::FromDialer
+        } else if offered.load(Relaxed) < WARM || wanted > 0 && offered.load(Relaxed) < WANTED_MAX {
+            Purpose::FromAcceptor
+        } else {
+            used.await;
+            continue;
+        };
+        match shared.dial(neighbour, purpose).await {
+            Ok(stream) if purpose == Purpose::FromDialer => shared.pool.put(neighbour, stream),
+            Ok(stream) => offer(shared, neighbour, number, stream, &offered),
+            Err(error) => {
+                tracing::debug!(neighbour = %shared.identity.name(neighbour), error = format!("{error:#}"), "cannot dial");
+                sleep(DIAL_REST).await;
+            }
+        }
+    }
+}
+
+/// Waits for the other end to send a flow on this connection.
+fn offer(shared: &Arc<Shared>, neighbour: NodeId, number: u64, stream: Stream, offered: &Arc<AtomicUsize>) {
+    if let Some(wanted) = lock(&shared.pool.wanted).get_mut(&neighbour) {
+        *wanted = wanted.saturating_sub(1);
+    }
+    offered.fetch_add(1, Relaxed);
+    let (shared, offered) = (shared.clone(), offered.clone());
+    tokio::spawn(async move {
+        let opened = circuit::wait_for_open(&shared, stream, neighbour, number).await;
+        offered.fetch_sub(1, Relaxed);
+        shared.pool.used.notify_waiters();
+        if let Some((stream, open)) = opened {
+            circuit::serve(shared, stream, neighbour, open).await;
+        }
+    });
+}

@@ -1,0 +1,99 @@
+//! Sessions whose far end is here: found again when they go on over a new path.
+
+use super::endpoint::Path;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::SessionId;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+
+/// Sessions that ended and whose ids are remembered: an opening that is replayed begins nothing.
+const ENDED_MAX: usize = 65_536;
+
+/// Most sessions at a time, both ends counted.
+pub const SESSIONS_MAX: usize = 100_000;
+
+/// Memory that all sessions together may hold, bytes; each has at least [`SHARE_MIN`] and at most [`SHARE_MAX`].
+const MEMORY_BYTES: usize = 512 * 1024 * 1024;
+const SHARE_MIN: usize = 64 * 1024;
+const SHARE_MAX: usize = 8 * 1024 * 1024;
+
+#[derive(Default)]
+struct Inner {
+    live: BTreeMap<SessionId, (NodeId, mpsc::Sender<Path>)>,
+    ended: BTreeMap<SessionId, ()>,
+    order: VecDeque<SessionId>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Sessions {
+    inner: Mutex<Inner>,
+    count: AtomicUsize,
+}
+
+/// A session that is counted until this is dropped.
+pub struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one more; none: there are too many.
+    pub fn count(&self) -> Option<Counted<'_>> {
+        if self.count.fetch_add(1, Relaxed) >= SESSIONS_MAX {
+            self.count.fetch_sub(1, Relaxed);
+            return None;
+        }
+        Some(Counted(&self.count))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// What one session may hold each way now, bytes.
+    pub fn share_bytes(&self) -> u32 {
+        let share = (MEMORY_BYTES / 2 / self.len().max(1)).clamp(SHARE_MIN, SHARE_MAX);
+        u32::try_from(share).unwrap_or(u32::MAX)
+    }
+
+    /// Enters a session that this node asked for; false: there is, or was, one of this id.
+    pub fn enter(&self, id: SessionId, from: NodeId, paths: mpsc::Sender<Path>) -> bool {
+        let mut inner = self.lock();
+        if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
+            return false;
+        }
+        inner.live.insert(id, (from, paths));
+        true
+    }
+
+    /// The ear of the session of this id that `from` asked for.
+    pub fn find(&self, id: SessionId, from: NodeId) -> Option<mpsc::Sender<Path>> {
+        let inner = self.lock();
+        inner.live.get(&id).filter(|(owner, _)| *owner == from).map(|(_, paths)| paths.clone())
+    }
+
+    /// Takes a session out.
+    pub fn leave(&self, id: SessionId) {
+        let mut inner = self.lock();
+        if inner.live.remove(&id).is_some() {
+            inner.ended.insert(id, ());
+            inner.order.push_back(id);
+        }
+        while inner.order.len() > ENDED_MAX {
+            if let Some(old) = inner.order.pop_front() {
+                inner.ended.remove(&old);
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What the threads of the overlay share.
+
+use super::control::Event;
+use super::identity::Identity;
+use super::pool::Pool;
+use super::sessions::Sessions;
+use super::stream::Stream;
+use super::tls::Tls;
+use crate::carry::Dialing;
+use crate::config;
+use crate::live::Clock;
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION};
+use sidetrack_core::overlay::route::Graph;
+use sidetrack_sys::sockopt;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+/// How long a neighbour may take to answer when it is dialled, and for its handshake.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
+const USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The links that are up, each with a number that no later life of the link has again.
+pub type Links = Arc<BTreeMap<NodeId, u64>>;
+
+/// What happened, for people to look at.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Sessions begun here.
+    pub sessions_opened: AtomicU64,
+    /// Sessions delivered here.
+    pub sessions_delivered: AtomicU64,
+    /// Sessions that went on over a new path.
+    pub sessions_resumed: AtomicU64,
+    /// Sessions refused here.
+    pub sessions_refused: AtomicU64,
+    /// Flows that passed here on their way.
+    pub relayed: AtomicU64,
+    /// Bytes of those, frames included.
+    pub relayed_bytes: AtomicU64,
+    /// Connections of those who could not show a member's key, or spoke something else.
+    pub strangers: AtomicU64,
+}
+
+/// See the module.
+pub struct Shared {
+    /// Who we are, who the others are.
+    pub identity: Identity,
+    /// Both ends of connections.
+    pub tls: Tls,
+    /// What may be delivered here.
+    pub deliver: Vec<config::Deliver>,
+    /// Congestion control of links.
+    congestion: Arc<str>,
+    /// Whether it was said already that the congestion control is not to be had.
+    complained: AtomicBool,
+    /// How sockets are dialled.
+    pub dialing: ArcSwap<Dialing>,
+    /// The network as it is known.
+    pub graph: ArcSwap<Graph>,
+    /// The links that are up.
+    pub links: watch::Sender<Links>,
+    /// Connections that wait for flows.
+    pub pool: Pool,
+    /// Sessions whose one end is here.
+    pub sessions: Sessions,
+    /// The control thread's ear.
+    pub control: mpsc::Sender<Event>,
+    /// The clock of the cores.
+    pub clock: Clock,
+    /// What happened.
+    pub counters: Counters,
+}
+
+impl Shared {
+    /// The state of an overlay node that begins.
+    ///
+    /// # Errors
+    /// What is wrong with its key.
+    pub fn new(overlay: &config::Overlay, control: mpsc::Sender<Event>) -> anyhow::Result<Self> {
+        let identity = Identity::new(overlay)?;
+        Ok(Self {
+            tls: Tls::new(&identity)?,
+            identity,
+            deliver: overlay.deliver.clone(),
+            congestion: overlay.congestion.clone(),
+            complained: AtomicBool::new(false),
+            dialing: ArcSwap::default(),
+            graph: ArcSwap::default(),
+            links: watch::Sender::new(Links::default()),
+            pool: Pool::default(),
+            sessions: Sessions::default(),
+            control,
+            clock: Clock::start(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Whether the link to this neighbour is up now: its number.
+    pub fn link(&self, neighbour: NodeId) -> Option<u64> {
+        self.links.borrow().get(&neighbour).copied()
+    }
+
+    /// Waits until this life of the link is over.
+    pub async fn link_is_down(&self, neighbour: NodeId, number: u64) {
+        let mut links = self.links.subscribe();
+        // The sender lives as long as we do.
+        let _ = links.wait_for(|links| links.get(&neighbour) != Some(&number)).await;
+    }
+
+    /// Waits until the link is up; gives its number.
+    pub async fn link_is_up(&self, neighbour: NodeId) -> u64 {
+        let mut links = self.links.subscribe();
+        loop {
+            if let Some(number) = links.borrow_and_update().get(&neighbour) {
+                return *number;
+            }
+            if links.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Makes a socket fit for a link.
+    ///
+    /// # Errors
+    /// As setsockopt says, but for a congestion control that is not to be had: that is said once.
+    pub fn prepare(&self, socket: impl std::os::fd::AsFd) -> std::io::Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        sockopt::set_tcp_user_timeout(&socket, Some(USER_TIMEOUT))?;
+        let got = sockopt::set_congestion(&socket, &self.congestion);
+        if !matches!(&got, Ok(name) if **name == *self.congestion) && !self.complained.swap(true, Relaxed) {
+            let real = sockopt::congestion(&socket).unwrap_or_default();
+            tracing::warn!(
+                wanted = %self.congestion, got = %real,
+                "the links' congestion control is not to be had: lossy links will be slow; load its module and allow it: \
+                 'modprobe tcp_{0}; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic {0}\"'",
+                self.congestion
+            );
+        }
+        Ok(())
+    }
+
+    /// Dials a neighbour.
+    ///
+    /// # Errors
+    /// Which step failed.
+    pub async fn dial(&self, to: NodeId, purpose: Purpose) -> anyhow::Result<Stream> {
+        let address =
+            self.identity.member(to).and_then(|member| member.address).context("it has no address")?;
+        let tls = self.tls.dial(to)?;
+        let dialled = timeout(HANDSHAKE_TIMEOUT, async {
+            let tcp = self.connect(address, true).await.with_context(|| format!("connect to {address}"))?;
+            let (mut stream, _) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
+            let greeting = Greeting { version: VERSION, kind: LinkKind::Reliable, purpose };
+            stream.send(&Frame::Greeting(greeting)).await.context("greeting")?;
+            anyhow::Ok(stream)
+        });
+        dialled.await.with_context(|| format!("{address} did not answer in time"))?
+    }
+
+    /// Connects to a neighbour (`is_link`) or to the destination of a flow.
+    ///
+    /// # Errors
+    /// As `connect(2)`.
+    pub async fn connect(&self, address: SocketAddr, is_link: bool) -> std::io::Result<TcpStream> {
+        let socket = sockopt::stream_socket(&address)?;
+        if let Some(mark) = self.dialing.load().mark {
+            sockopt::set_mark(&socket, mark)?;
+        }
+        if is_link {
+            self.prepare(&socket)?;
+        } else {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+        }
+        sockopt::start_connect(&socket, address)?;
+        let tcp = TcpStream::from_std(socket.into())?;
+        tcp.writable().await?;
+        match tcp.take_error()? {
+            Some(error) => Err(error),
+            None => Ok(tcp),
+        }
+    }
+
+    /// The end of a connection that a neighbour dialled.
+    ///
+    /// # Errors
+    /// Which step failed.
+    pub async fn accept(&self, tcp: TcpStream) -> anyhow::Result<(Stream, NodeId, Purpose)> {
+        self.prepare(&tcp)?;
+        let tls = self.tls.accept()?;
+        let accepted = timeout(HANDSHAKE_TIMEOUT, async {
+            let (mut stream, peer) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
+            match stream.frame().await.context("greeting")? {
+                Frame::Greeting(Greeting { version: VERSION, kind: LinkKind::Reliable, purpose }) => {
+                    Ok((stream, peer, purpose))
+                }
+                Frame::Greeting(greeting) => {
+                    anyhow::bail!("a greeting of another version or kind: {greeting:?}")
+                }
+                other => anyhow::bail!("{other:?} in the place of a greeting"),
+            }
+        });
+        accepted.await.context("no handshake in time")?
+    }
+}

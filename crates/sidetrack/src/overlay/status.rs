@@ -1,0 +1,126 @@
+//! What people see of the overlay.
+
+use super::control::names;
+use super::shared::Shared;
+use serde::{Deserialize, Serialize};
+use sidetrack_core::overlay::Keys;
+use sidetrack_core::overlay::node::Node;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// One look at the overlay.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// This node.
+    pub node: String,
+    /// Seconds since it began.
+    pub uptime_seconds: u64,
+    /// Its links.
+    pub links: Vec<LinkView>,
+    /// The best paths to all other nodes.
+    pub paths: Vec<PathView>,
+    /// Sessions whose one end is here.
+    pub sessions: u64,
+    /// Sessions begun here.
+    pub sessions_opened: u64,
+    /// Sessions delivered here.
+    pub sessions_delivered: u64,
+    /// Sessions that went on over a new path.
+    pub sessions_resumed: u64,
+    /// Sessions refused here.
+    pub sessions_refused: u64,
+    /// Flows relayed here.
+    pub relayed: u64,
+    /// Bytes of those, frames included.
+    pub relayed_bytes: u64,
+    /// Connections of those who are no members.
+    pub strangers: u64,
+    /// Link-state records that were not signed by their origin, not of members, or too many.
+    pub records_dropped: u64,
+    /// Packets that were dropped.
+    pub packets_dropped: u64,
+}
+
+/// One link.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LinkView {
+    /// The neighbour.
+    pub neighbour: String,
+    /// Whether both ends hear each other.
+    pub up: bool,
+    /// Round trip, milliseconds.
+    pub rtt_ms: f64,
+    /// Its mean deviation, milliseconds.
+    pub jitter_ms: f64,
+    /// Cost, milliseconds.
+    pub cost_ms: f64,
+    /// Connections that wait for flows.
+    pub idle_connections: usize,
+}
+
+/// The best path to a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PathView {
+    /// The node.
+    pub to: String,
+    /// The nodes of the path; empty: there is none.
+    pub path: Vec<String>,
+    /// Its cost, milliseconds.
+    pub cost_ms: f64,
+}
+
+/// The answer to a ping.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PingView {
+    /// The nodes of the path.
+    pub path: Vec<String>,
+    /// Round trip, milliseconds.
+    pub rtt_ms: f64,
+}
+
+fn ms(us: impl Into<u64>) -> f64 {
+    let us: u64 = us.into();
+    us as f64 / 1000.0
+}
+
+/// One look.
+pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> Status {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    let identity = &shared.identity;
+    let links = node.links().map(|(neighbour, up, quality)| LinkView {
+        neighbour: identity.name(neighbour),
+        up,
+        rtt_ms: ms(quality.rtt_us),
+        jitter_ms: ms(quality.jitter_us),
+        cost_ms: ms(quality.cost_us()),
+        idle_connections: shared.pool.idle(neighbour),
+    });
+    let others = identity.members().filter(|(other, _)| *other != identity.own());
+    let paths = others.map(|(to, _)| match node.route(to, &BTreeSet::new()) {
+        Some(route) => PathView {
+            to: identity.name(to),
+            path: names(identity, route.path.nodes()),
+            cost_ms: ms(route.cost_us),
+        },
+        None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0 },
+    });
+    let (records, packets) = node.drops();
+    let counters = &shared.counters;
+    Status {
+        node: identity.name(identity.own()),
+        uptime_seconds: uptime.as_secs(),
+        links: links.collect(),
+        paths: paths.collect(),
+        sessions: shared.sessions.len() as u64,
+        sessions_opened: count(&counters.sessions_opened),
+        sessions_delivered: count(&counters.sessions_delivered),
+        sessions_resumed: count(&counters.sessions_resumed),
+        sessions_refused: count(&counters.sessions_refused),
+        relayed: count(&counters.relayed),
+        relayed_bytes: count(&counters.relayed_bytes),
+        strangers: count(&counters.strangers),
+        records_dropped: records.forged + records.strangers + records.too_fast,
+        packets_dropped: packets.no_link + packets.off_path,
+    }
+}

@@ -1,0 +1,278 @@
+//! One TLS connection to a neighbour, as a stream of frames or of plain bytes.
+
+use super::tls;
+use rustls::Connection;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::{Decoder, Frame};
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::task::{Context, Poll, ready};
+use tokio::net::TcpStream;
+
+/// Most plain bytes that wait in the TLS connection for the socket to take them.
+const PENDING_MAX: usize = 65_536;
+
+/// Most bytes one read of the socket takes.
+const SCRATCH: usize = 65_536;
+
+thread_local! {
+    static CIPHERTEXT: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+    static PLAINTEXT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 16_384].into_boxed_slice());
+}
+
+/// See the module.
+pub struct Stream {
+    tcp: TcpStream,
+    tls: Connection,
+    /// Ciphertext that came and was not decrypted yet.
+    rest: Vec<u8>,
+    rest_start: usize,
+    /// Plain bytes given to TLS since the socket last took all.
+    pending: usize,
+    decoder: Decoder,
+}
+
+/// A stream on its way to another thread.
+pub struct Parked {
+    tcp: std::net::TcpStream,
+    tls: Connection,
+    rest: Vec<u8>,
+    decoder: Decoder,
+}
+
+fn broken(error: rustls::Error) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}
+
+impl Stream {
+    /// Shakes hands on a connection; the neighbour is who its key says.
+    ///
+    /// # Errors
+    /// As the socket or TLS says: a key that is not pinned, for one.
+    pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
+        // `PENDING_MAX` is the bound, and no write is cut by another.
+        tls.set_buffer_limit(None);
+        let mut stream =
+            Self { tcp, tls, rest: Vec::new(), rest_start: 0, pending: 0, decoder: Decoder::new() };
+        poll_fn(|cx| {
+            while stream.tls.is_handshaking() {
+                ready!(stream.poll_flush(cx))?;
+                if stream.tls.is_handshaking() {
+                    ready!(stream.poll_fill(cx))?;
+                }
+            }
+            stream.poll_flush(cx)
+        })
+        .await?;
+        let peer = tls::peer(&stream.tls).ok_or_else(|| io::Error::other("the neighbour showed no key"))?;
+        Ok((stream, peer))
+    }
+
+    /// Leaves this thread.
+    ///
+    /// # Errors
+    /// As the runtime says.
+    pub fn park(self) -> io::Result<Parked> {
+        let rest = self.rest[self.rest_start..].to_vec();
+        Ok(Parked { tcp: self.tcp.into_std()?, tls: self.tls, rest, decoder: self.decoder })
+    }
+
+    /// Reads ciphertext from the socket and decrypts some of it.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.rest_start < self.rest.len() {
+            let mut part = &self.rest[self.rest_start..];
+            let before = part.len();
+            feed(&mut self.tls, &mut part)?;
+            self.rest_start += before - part.len();
+            if self.rest_start == self.rest.len() {
+                (self.rest, self.rest_start) = (Vec::new(), 0);
+            }
+            return Poll::Ready(Ok(()));
+        }
+        CIPHERTEXT.with_borrow_mut(|scratch| {
+            loop {
+                ready!(self.tcp.poll_read_ready(cx))?;
+                match self.tcp.try_read(scratch) {
+                    Ok(n) => {
+                        let mut part = &scratch[..n];
+                        if n == 0 {
+                            // TLS wants to know: an end without its farewell is a cut connection.
+                            self.tls.read_tls(&mut part)?;
+                            return Poll::Ready(Ok(()));
+                        }
+                        feed(&mut self.tls, &mut part)?;
+                        self.rest.extend_from_slice(part);
+                        return Poll::Ready(Ok(()));
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        })
+    }
+
+    /// Reads plain bytes; 0: the neighbour has ended the stream.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match self.tls.reader().read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+            ready!(self.poll_fill(cx))?;
+        }
+    }
+
+    /// Waits until more may be written.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.pending < PENDING_MAX { Poll::Ready(Ok(())) } else { self.poll_flush(cx) }
+    }
+
+    /// Encrypts bytes; ask [`Stream::poll_ready`] before and [`Stream::poll_flush`] some time after.
+    ///
+    /// # Errors
+    /// As TLS says.
+    pub fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        let parts = [IoSlice::new(head), IoSlice::new(body)];
+        let written = self.tls.writer().write_vectored(&parts)?;
+        self.pending += head.len() + body.len();
+        if written < head.len() + body.len() {
+            return Err(io::Error::other("TLS took a part only"));
+        }
+        Ok(())
+    }
+
+    /// Encrypts a frame.
+    ///
+    /// # Errors
+    /// As TLS says.
+    pub fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
+        self.write(&frame.to_bytes(), &[])
+    }
+
+    /// Gives the socket all that was encrypted.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut Socket(&self.tcp)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_write_ready(cx))?,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        self.pending = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    /// The next frame; none: the neighbour has ended the stream.
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
+        loop {
+            match self.decoder.next_frame() {
+                Ok(Some(frame)) => return Poll::Ready(Ok(Some(frame))),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Err(io::Error::new(ErrorKind::InvalidData, error))),
+            }
+            let ended = PLAINTEXT.with_borrow_mut(|scratch| {
+                let n = ready!(self.poll_read(cx, scratch))?;
+                self.decoder.push(&scratch[..n]);
+                Poll::Ready(io::Result::Ok(n == 0))
+            });
+            if ready!(ended)? {
+                return Poll::Ready(Ok(None));
+            }
+        }
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// As the socket or TLS says, `InvalidData` for what is no frame, `UnexpectedEof` at the end.
+    pub async fn frame(&mut self) -> io::Result<Frame> {
+        let frame = poll_fn(|cx| self.poll_frame(cx)).await?;
+        frame.ok_or_else(|| io::Error::new(ErrorKind::UnexpectedEof, "the neighbour ended the connection"))
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// As the socket or TLS says.
+    pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        self.write_frame(frame)?;
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    /// What came behind the frames that were taken, no longer as frames.
+    pub fn take_rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.decoder).into_rest()
+    }
+
+    /// Moves what can be moved from here to `to`; true: this stream has ended.
+    pub fn poll_pass(&mut self, cx: &mut Context<'_>, to: &mut Self) -> Poll<io::Result<u64>> {
+        let mut passed = 0;
+        PLAINTEXT.with_borrow_mut(|scratch| {
+            // Bounded, so that others of this thread get their turn.
+            for _ in 0..16 {
+                ready!(to.poll_ready(cx))?;
+                match self.poll_read(cx, scratch)? {
+                    Poll::Ready(0) => return Poll::Ready(Err(ErrorKind::UnexpectedEof.into())),
+                    Poll::Ready(n) => {
+                        to.write(&scratch[..n], &[])?;
+                        passed += n as u64;
+                    }
+                    Poll::Pending => {
+                        let _ = to.poll_flush(cx)?;
+                        return if passed > 0 { Poll::Ready(Ok(passed)) } else { Poll::Pending };
+                    }
+                }
+            }
+            let _ = to.poll_flush(cx)?;
+            Poll::Ready(Ok(passed))
+        })
+    }
+
+    /// Says goodbye and closes.
+    pub async fn close(mut self) {
+        self.tls.send_close_notify();
+        // Whoever is gone already need not hear it.
+        let _ = poll_fn(|cx| self.poll_flush(cx)).await;
+    }
+}
+
+impl Parked {
+    /// Arrives on this thread.
+    ///
+    /// # Errors
+    /// As the runtime says.
+    pub fn unpark(self) -> io::Result<Stream> {
+        let Self { tcp, tls, rest, decoder } = self;
+        Ok(Stream { tcp: TcpStream::from_std(tcp)?, tls, rest, rest_start: 0, pending: 0, decoder })
+    }
+}
+
+/// Decrypts until there is something to read or nothing is left of `part`.
+fn feed(tls: &mut Connection, part: &mut &[u8]) -> io::Result<()> {
+    while !part.is_empty() {
+        tls.read_tls(part)?;
+        let state = tls.process_new_packets().map_err(broken)?;
+        if state.plaintext_bytes_to_read() > 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The socket as TLS writes to it.
+struct Socket<'a>(&'a TcpStream);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

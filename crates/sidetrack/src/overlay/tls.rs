@@ -1,0 +1,219 @@
+//! Connections between neighbours: TLS 1.3 over kernel TCP, both ends known by pinned keys (raw public keys, RFC 7250).
+
+use super::identity::Identity;
+use anyhow::Context as _;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring as provider};
+use rustls::pki_types::{
+    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
+};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, ServerConfig,
+    ServerConnection, SignatureScheme,
+};
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::key::PublicKey;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is spoken inside; an end that speaks something else is no neighbour (ALPN, RFC 7301).
+const ALPN: &[u8] = b"sidetrack-overlay/1";
+
+/// An Ed25519 key's SubjectPublicKeyInfo but for its last 32 bytes (RFC 8410 Sec. 4).
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+/// An Ed25519 secret key's PKCS #8 but for its last 32 bytes (RFC 8410 Sec. 7).
+const PKCS8_PREFIX: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
+/// Makes both ends of connections.
+pub struct Tls {
+    server: Arc<ServerConfig>,
+    clients: BTreeMap<NodeId, Arc<ClientConfig>>,
+}
+
+impl Tls {
+    /// With our own key, and those of the members.
+    ///
+    /// # Errors
+    /// If the key is none that rustls can sign with.
+    pub fn new(identity: &Identity) -> anyhow::Result<Self> {
+        let provider = Arc::new(provider::default_provider());
+        let certified = certified(identity, &provider)?;
+        let algorithms = provider.signature_verification_algorithms;
+        let members = identity.members().map(|(node, key)| (spki(key), node)).collect();
+        let pinned = Arc::new(Pinned { members, algorithms });
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(pinned)
+            .with_cert_resolver(Arc::new(rustls::server::AlwaysResolvesServerRawPublicKeys::new(
+                certified.clone(),
+            )));
+        server.alpn_protocols = vec![ALPN.to_vec()];
+        server.send_tls13_tickets = 0;
+        let client = |key: &PublicKey| -> anyhow::Result<Arc<ClientConfig>> {
+            let pinned = Pinned { members: BTreeMap::from([(spki(key), key.node_id())]), algorithms };
+            let mut client = ClientConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&rustls::version::TLS13])?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(pinned))
+                .with_client_cert_resolver(Arc::new(rustls::client::AlwaysResolvesClientRawPublicKeys::new(
+                    certified.clone(),
+                )));
+            client.alpn_protocols = vec![ALPN.to_vec()];
+            client.enable_sni = false;
+            client.resumption = rustls::client::Resumption::disabled();
+            Ok(Arc::new(client))
+        };
+        let clients =
+            identity.members().map(|(node, key)| Ok((node, client(key)?))).collect::<anyhow::Result<_>>()?;
+        Ok(Self { server: Arc::new(server), clients })
+    }
+
+    /// The end that dials this neighbour.
+    ///
+    /// # Errors
+    /// If it is no member.
+    pub fn dial(&self, to: NodeId) -> anyhow::Result<Connection> {
+        let config = self.clients.get(&to).with_context(|| format!("{to} is no member of the overlay"))?;
+        let name = ServerName::try_from("overlay.invalid").context("a name for the other end")?;
+        Ok(ClientConnection::new(config.clone(), name)?.into())
+    }
+
+    /// The end that was dialled.
+    ///
+    /// # Errors
+    /// As rustls says.
+    pub fn accept(&self) -> anyhow::Result<Connection> {
+        Ok(ServerConnection::new(self.server.clone())?.into())
+    }
+}
+
+/// Whom a connection whose handshake is over leads to.
+pub fn peer(connection: &Connection) -> Option<NodeId> {
+    let [key] = connection.peer_certificates()? else { return None };
+    let key: &[u8; 32] = key.as_ref().strip_prefix(&SPKI_PREFIX)?.try_into().ok()?;
+    Some(PublicKey(*key).node_id())
+}
+
+fn spki(key: &PublicKey) -> Vec<u8> {
+    [&SPKI_PREFIX[..], &key.0].concat()
+}
+
+fn certified(identity: &Identity, provider: &CryptoProvider) -> anyhow::Result<Arc<CertifiedKey>> {
+    let pkcs8 = [&PKCS8_PREFIX[..], identity.secret()].concat();
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(pkcs8));
+    let key = provider.key_provider.load_private_key(key)?;
+    let public = CertificateDer::from(spki(identity.public()));
+    Ok(Arc::new(CertifiedKey::new(vec![public], key)))
+}
+
+/// Lets in those whose keys are pinned, and nobody else.
+#[derive(Debug)]
+struct Pinned {
+    members: BTreeMap<Vec<u8>, NodeId>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Pinned {
+    fn knows(&self, key: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+        let known = self.members.contains_key(key.as_ref());
+        known.then_some(()).ok_or(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer))
+    }
+
+    fn signed(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        rustls::crypto::verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
+    }
+}
+
+fn no_tls12() -> rustls::Error {
+    rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        key: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.knows(key).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed(message, key, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for Pinned {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        key: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.knows(key).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed(message, key, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,222 @@
+//! The shunt in a process of its own: it keeps the rights that changing conntrack and the fast path takes, and reads no
+//! byte of any peer. `sidetrack up` starts it and asks it things over a socket pair; the end of that is its end.
+
+use super::{Engine, FlowView, Settings, ShuntRecord};
+use crate::config::{self, Config};
+use crate::keeper::wire;
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use sidetrack_core::shunt::{ShuntAction, Transport, Tuple};
+use sidetrack_sys::bpf::Forwarding;
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::undo::{Action, Guard};
+use sidetrack_sys::{process, scm};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The argument that makes the program this process.
+pub const ARGUMENT: &str = "shunt-process";
+
+/// Conntrack, BPF programs and maps, attaching them.
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::BPF);
+
+/// How long a turn may last when nothing happens.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Names a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Which {
+    /// Who sent its first packet.
+    pub client: SocketAddr,
+    /// To whom.
+    pub server: SocketAddr,
+    /// By which protocol.
+    pub transport: Transport,
+}
+
+impl From<Which> for Tuple {
+    fn from(which: Which) -> Self {
+        Self { client: which.client, server: which.server, transport: which.transport, zone: 0 }
+    }
+}
+
+/// What the shunt can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// Begin as this configuration says.
+    Start {
+        /// The file's name.
+        name: String,
+        /// Its text.
+        text: String,
+    },
+    /// The flows.
+    Flows,
+    /// Treat a flow like this whatever policy says.
+    Pin(Which, ShuntAction),
+    /// Withdraw an entry or a pin.
+    Withdraw(Which),
+    /// Records of flows that ended since the last time.
+    Records,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Told {
+    /// It is at work.
+    Started,
+    /// The flows.
+    Flows(Vec<FlowView>),
+    /// Whether there is such a flow.
+    Found(bool),
+    /// The records.
+    Records(Vec<ShuntRecord>),
+    /// It could not be done.
+    Failed(String),
+}
+
+impl Settings {
+    /// What a configuration says.
+    pub fn of(config: &config::Shunt) -> Self {
+        let path = match config.fast_path {
+            config::ShuntPath::Tc => super::PathKind::Tc,
+            config::ShuntPath::Xdp => super::PathKind::Xdp,
+            config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric,
+        };
+        Self {
+            path,
+            forwarding: if config.bridged { Forwarding::Bridged } else { Forwarding::Routed },
+            ports: config.ports.clone(),
+            core: sidetrack_core::shunt::Config {
+                ports: BTreeSet::new(),
+                actions: config.actions,
+                entries_max: config.entries_max,
+                entries_max_per_client: config.entries_max_per_client,
+                shunt_idle: Duration::from_millis(config.idle_timeout_ms),
+                block_idle: Duration::from_millis(config.block_idle_timeout_ms),
+                keep_every: super::KEEP_EVERY,
+            },
+        }
+    }
+}
+
+/// Our end of the connection to the shunt's process.
+#[derive(Debug)]
+pub struct Shunter {
+    end: Mutex<OwnedFd>,
+    child: Mutex<std::process::Child>,
+}
+
+impl Shunter {
+    /// Starts the process and the shunt that the configuration of this name and text asks for.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn start(name: &str, text: &str) -> anyhow::Result<Self> {
+        let (ours, theirs) = scm::pair()?;
+        let child = process::respawn(ARGUMENT, theirs)?;
+        let shunter = Self { end: Mutex::new(ours), child: Mutex::new(child) };
+        shunter.ask(&Ask::Start { name: name.to_owned(), text: text.to_owned() })?;
+        Ok(shunter)
+    }
+
+    /// Asks it something.
+    ///
+    /// # Errors
+    /// What it says against it, or that it is gone.
+    pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
+        const GONE: &str =
+            "the shunt's process is gone: every flow takes the slow path until sidetrack is restarted";
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        wire::send(&*end, ask, &[]).context(GONE)?;
+        match wire::receive(&*end).context(GONE)? {
+            Some((Told::Failed(why), _)) => anyhow::bail!("{why}"),
+            Some((told, _)) => Ok(told),
+            None => anyhow::bail!("{GONE}"),
+        }
+    }
+
+    /// Ends it and waits until everything was taken back.
+    ///
+    /// # Errors
+    /// What waitpid(2) says.
+    pub fn finish(&self) -> io::Result<()> {
+        scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner))?;
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).wait().map(drop)
+    }
+}
+
+/// Is the shunt's process, until the other end closes.
+///
+/// # Errors
+/// What breaks it.
+pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
+    process::ignore_stop_signals();
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
+    let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
+    let Some((ask, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
+    let (mut engine, undo, guard) = match begin(ask, guard) {
+        Ok(begun) => begun,
+        Err(error) => return Ok(wire::send(&end, &Told::Failed(format!("{error:#}")), &[])?),
+    };
+    wire::send(&end, &Told::Started, &[])?;
+    let served = turns(&end, &mut engine);
+    let stopped = engine.stop();
+    for action in undo.iter().rev() {
+        action.perform()?;
+    }
+    // It may have been killed; then there is nothing to disarm.
+    let _ = guard.disarm();
+    served.and(stopped.map_err(Into::into))
+}
+
+fn begin(ask: Ask, mut guard: Guard) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
+    let Ask::Start { name, text } = ask else { anyhow::bail!("the shunt has not been started") };
+    let config = Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let shunt = config.shunt.context("the configuration has no [shunt]")?;
+    let engine = Engine::start(&Settings::of(&shunt))?;
+    let mut undo = Vec::new();
+    for (name, value) in engine.changed() {
+        let action = Action::RestoreSetting { name: (*name).into(), value: value.clone() };
+        guard.add(&action)?;
+        undo.push(action);
+    }
+    Ok((engine, undo, guard))
+}
+
+fn turns(end: &OwnedFd, engine: &mut Engine) -> anyhow::Result<()> {
+    let mut records = Vec::new();
+    loop {
+        let asked = engine.turn(PATIENCE, Some(end.as_fd()))?;
+        records.append(&mut engine.records());
+        records.truncate(RECORDS_MAX);
+        if !asked {
+            continue;
+        }
+        let Some((ask, _)) = wire::receive::<Ask>(end)? else { return Ok(()) };
+        let told =
+            answer(engine, ask, &mut records).unwrap_or_else(|error| Told::Failed(format!("{error:#}")));
+        wire::send(end, &told, &[])?;
+    }
+}
+
+/// Records that wait to be fetched, at most; they are fetched every second.
+const RECORDS_MAX: usize = 100_000;
+
+fn answer(engine: &mut Engine, ask: Ask, records: &mut Vec<ShuntRecord>) -> anyhow::Result<Told> {
+    Ok(match ask {
+        Ask::Start { .. } => Told::Failed("the shunt is at work already".into()),
+        Ask::Flows => {
+            engine.count()?;
+            Told::Flows(engine.flows())
+        }
+        Ask::Pin(which, action) => Told::Found(engine.pin(&which.into(), action)?),
+        Ask::Withdraw(which) => Told::Found(engine.withdraw(&which.into())?),
+        Ask::Records => Told::Records(std::mem::take(records)),
+    })
+}

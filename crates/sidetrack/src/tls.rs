@@ -1,0 +1,137 @@
+//! Who we are to our own kind, and whom we believe: certificates of both ends of a tunnel, TLS 1.3 only, by rustls
+//! with ring. A peer is believed because an authority signed its certificate, or because its key is pinned.
+
+mod make;
+mod pin;
+mod trust;
+
+pub use make::{Made, MakeError, authority, self_signed, signed};
+pub use pin::{Pin, PinError};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ServerConfig};
+use std::fmt;
+use std::sync::Arc;
+
+/// Whom we believe.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// Whoever has a certificate that one of these authorities signed: the text of a PEM file.
+    Authority(Arc<str>),
+    /// Whoever has one of these keys; names and dates in its certificate mean nothing.
+    Pins(Vec<Pin>),
+}
+
+/// An identity and a trust that fit together: what a connection between two of our own kind needs at either end.
+#[derive(Clone)]
+pub struct Mutual {
+    identity_pem: Arc<str>,
+    trust: Trust,
+    alpn: &'static [u8],
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+/// Why an identity or a trust is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The PEM text of the identity has no certificate or no private key.
+    #[error("the identity needs a certificate and its private key, both in PEM: {0}")]
+    Identity(String),
+    /// The PEM text of the authority has no certificate.
+    #[error("the file of the authority has no certificate in PEM: {0}")]
+    Authority(String),
+    /// rustls does not take them.
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+}
+
+impl Mutual {
+    /// Checks an identity (the text of a PEM file with a certificate chain and its private key) and a trust, for this
+    /// application protocol.
+    ///
+    /// # Errors
+    /// What is wrong with either.
+    pub fn new(identity_pem: &str, trust: Trust, alpn: &'static [u8]) -> Result<Self, TlsError> {
+        let identity = |why: String| TlsError::Identity(why);
+        let chain = certificates(identity_pem).map_err(identity)?;
+        let key = PrivateKeyDer::from_pem_slice(identity_pem.as_bytes())
+            .map_err(|error| identity(error.to_string()))?;
+        let verifier = trust::Verifiers::new(&trust)?;
+        let versions = &[&rustls::version::TLS13];
+        let mut client = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier.servers)
+            .with_client_auth_cert(chain.clone(), key.clone_key())?;
+        let mut server = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)?
+            .with_client_cert_verifier(verifier.clients)
+            .with_single_cert(chain, key)?;
+        client.alpn_protocols = vec![alpn.to_vec()];
+        server.alpn_protocols = vec![alpn.to_vec()];
+        let (client, server) = (Arc::new(client), Arc::new(server));
+        Ok(Self { identity_pem: identity_pem.into(), trust, alpn, client, server })
+    }
+
+    /// For the end that opens connections.
+    pub fn client(&self) -> Arc<ClientConfig> {
+        self.client.clone()
+    }
+
+    /// For the end that accepts them.
+    pub fn server(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+}
+
+impl PartialEq for Mutual {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity_pem == other.identity_pem && self.trust == other.trust && self.alpn == other.alpn
+    }
+}
+
+impl Eq for Mutual {}
+
+impl fmt::Debug for Mutual {
+    /// Without the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutual").field("trust", &self.trust).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Authority(_) => f.write_str("Authority"),
+            Self::Pins(pins) => f.debug_tuple("Pins").field(pins).finish(),
+        }
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// The certificates of a PEM text; at least one.
+fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let found = found.map_err(|error| error.to_string())?;
+    if found.is_empty() { Err("there is no CERTIFICATE".to_owned()) } else { Ok(found) }
+}
+
+/// How a peer with this certificate is called in rules and records: by its first DNS name, else by its pin.
+pub fn peer_name(certificate: &CertificateDer<'_>) -> String {
+    match webpki::EndEntityCert::try_from(certificate) {
+        Ok(parsed) => {
+            let name = parsed.valid_dns_names().next().map(str::to_ascii_lowercase);
+            name.unwrap_or_else(|| Pin::of_key(&parsed.subject_public_key_info()).to_string())
+        }
+        // rustls has parsed it before, so this is for a future rustls that takes other forms.
+        Err(_) => "?".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! Pins: SHA-256 over a public key (SubjectPublicKeyInfo, RFC 5280 Sec. 4.1), written as curl and RFC 7469 write them.
+
+use data_encoding::BASE64;
+use ring::digest::{SHA256, digest};
+use std::fmt;
+use std::str::FromStr;
+
+const PREFIX: &str = "sha256//";
+
+/// The hash of a public key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pin([u8; 32]);
+
+/// Why a text is no pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a pin is written sha256//BASE64 with 44 characters of Base64: `sidetrack tunnel pin FILE` prints it"
+)]
+pub struct PinError;
+
+impl Pin {
+    /// The pin of a key in the form SubjectPublicKeyInfo, DER.
+    pub fn of_key(key: &[u8]) -> Self {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest(&SHA256, key).as_ref());
+        Self(hash)
+    }
+
+    /// The pin of the first certificate in a PEM text.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be parsed.
+    pub fn of_pem(pem: &str) -> Result<Self, String> {
+        let certificates = super::certificates(pem)?;
+        let first = certificates.first().ok_or("there is no CERTIFICATE")?;
+        let parsed = webpki::EndEntityCert::try_from(first).map_err(|error| error.to_string())?;
+        Ok(Self::of_key(&parsed.subject_public_key_info()))
+    }
+}
+
+impl FromStr for Pin {
+    type Err = PinError;
+
+    fn from_str(text: &str) -> Result<Self, PinError> {
+        let base64 = text.strip_prefix(PREFIX).ok_or(PinError)?;
+        let hash = BASE64.decode(base64.as_bytes()).map_err(|_| PinError)?;
+        hash.try_into().map(Self).map_err(|_| PinError)
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", BASE64.encode(&self.0))
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

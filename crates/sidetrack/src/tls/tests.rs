@@ -1,0 +1,98 @@
+//! Handshakes in memory: who is believed and who is not, at both ends.
+
+use super::*;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, ServerConnection};
+
+const ALPN: &[u8] = b"test/1";
+
+/// Shakes hands until both are done or one gives up; the names that the ends know each other by.
+fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String), String> {
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    let mut client = ClientConnection::new(client.client(), name).unwrap();
+    let mut server = ServerConnection::new(server.server()).unwrap();
+    for _ in 0..10 {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).unwrap();
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            server.read_tls(&mut rest).unwrap();
+            server.process_new_packets().map_err(|error| format!("server: {error}"))?;
+        }
+        let mut bytes = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).unwrap();
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            client.read_tls(&mut rest).unwrap();
+            client.process_new_packets().map_err(|error| format!("client: {error}"))?;
+        }
+    }
+    assert!(!client.is_handshaking() && !server.is_handshaking());
+    assert_eq!(client.alpn_protocol(), Some(ALPN));
+    let name = |certificates: Option<&[CertificateDer<'static>]>| peer_name(&certificates.unwrap()[0]);
+    Ok((name(client.peer_certificates()), name(server.peer_certificates())))
+}
+
+fn pinned(own: &Made, other: &Made) -> Mutual {
+    let pins = vec![Pin::of_pem(&other.certificate_pem).unwrap()];
+    Mutual::new(&own.identity_pem(), Trust::Pins(pins), ALPN).unwrap()
+}
+
+#[test]
+fn pinned_keys_are_believed_and_no_others() {
+    let [a, b, c] = ["a.example", "b.example", "c.example"].map(|name| self_signed(name, 1).unwrap());
+    let names = shake(&pinned(&a, &b), &pinned(&b, &a), "whatever").unwrap();
+    assert_eq!(names, ("b.example".to_owned(), "a.example".to_owned()));
+    let error = shake(&pinned(&a, &c), &pinned(&b, &a), "b.example").unwrap_err();
+    assert!(error.starts_with("client: "), "{error}");
+    let error = shake(&pinned(&a, &b), &pinned(&b, &c), "b.example").unwrap_err();
+    assert!(error.starts_with("server: "), "{error}");
+}
+
+#[test]
+fn an_authority_vouches_for_its_own_and_for_the_name() {
+    let (ca, other_ca) = (authority(1).unwrap(), authority(1).unwrap());
+    let mutual = |ca: &Made, name: &str| {
+        let made = signed(name, 1, &ca.identity_pem()).unwrap();
+        Mutual::new(&made.identity_pem(), Trust::Authority(ca.certificate_pem.as_str().into()), ALPN).unwrap()
+    };
+    let (near, far) = (mutual(&ca, "near"), mutual(&ca, "far.example"));
+    let names = shake(&near, &far, "far.example").unwrap();
+    assert_eq!(names, ("far.example".to_owned(), "near".to_owned()));
+    assert!(shake(&near, &far, "other.example").unwrap_err().starts_with("client: "));
+    let stranger = mutual(&other_ca, "far.example");
+    assert!(shake(&near, &stranger, "far.example").unwrap_err().starts_with("client: "));
+    // It believes the server, but is not believed.
+    let made = signed("near", 1, &other_ca.identity_pem()).unwrap();
+    let trust = Trust::Authority(ca.certificate_pem.as_str().into());
+    let liar = Mutual::new(&made.identity_pem(), trust, ALPN).unwrap();
+    assert!(shake(&liar, &far, "far.example").unwrap_err().starts_with("server: "));
+}
+
+#[test]
+fn what_is_no_identity_is_named() {
+    let made = self_signed("a", 1).unwrap();
+    for (text, word) in [("", "CERTIFICATE"), (made.certificate_pem.as_str(), "PEM"), ("x", "CERTIFICATE")] {
+        let error = Mutual::new(text, Trust::Pins(Vec::new()), ALPN).unwrap_err().to_string();
+        assert!(error.contains(word), "{text}: {error}");
+    }
+    let other = self_signed("b", 1).unwrap();
+    let mixed = format!("{}{}", made.certificate_pem, other.key_pem);
+    assert!(matches!(Mutual::new(&mixed, Trust::Pins(Vec::new()), ALPN), Err(TlsError::Tls(_))));
+    assert!(matches!(signed("x", 1, &made.identity_pem()), Err(MakeError::NoAuthority(_))));
+    assert!(!format!("{:?}", pinned(&made, &other)).contains("PRIVATE"));
+}
+
+#[test]
+fn pins_read_as_they_are_written() {
+    let pin = Pin::of_key(b"key");
+    assert_eq!(pin.to_string().parse(), Ok(pin));
+    assert_eq!(pin.to_string(), "sha256//LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM=");
+    for bad in ["", "sha256//", "sha256//AAAA", "sha1//LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM="] {
+        assert_eq!(bad.parse::<Pin>(), Err(PinError), "{bad}");
+    }
+}

@@ -1,0 +1,139 @@
+//! The two ways to believe a peer, for both ends of a connection.
+
+use super::{Pin, TlsError, Trust, certificates, provider};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use std::sync::Arc;
+
+/// What decides about certificates of servers and of clients.
+pub(super) struct Verifiers {
+    pub(super) servers: Arc<dyn ServerCertVerifier>,
+    pub(super) clients: Arc<dyn ClientCertVerifier>,
+}
+
+impl Verifiers {
+    pub(super) fn new(trust: &Trust) -> Result<Self, TlsError> {
+        match trust {
+            Trust::Authority(pem) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(pem).map_err(TlsError::Authority)? {
+                    roots.add(certificate)?;
+                }
+                let roots = Arc::new(roots);
+                let refused = |error: &dyn std::fmt::Display| TlsError::Authority(error.to_string());
+                let servers = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
+                let clients = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+                Ok(Self {
+                    servers: servers.map_err(|error| refused(&error))?,
+                    clients: clients.map_err(|error| refused(&error))?,
+                })
+            }
+            Trust::Pins(pins) => {
+                let algorithms = provider().signature_verification_algorithms;
+                let pinned = Arc::new(Pinned { pins: pins.clone(), algorithms });
+                Ok(Self { servers: pinned.clone(), clients: pinned })
+            }
+        }
+    }
+}
+
+/// Believes whoever proves to have one of the keys.
+#[derive(Debug)]
+struct Pinned {
+    pins: Vec<Pin>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Pinned {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+        let parsed = webpki::EndEntityCert::try_from(certificate)
+            .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        if self.pins.contains(&Pin::of_key(&parsed.subject_public_key_info())) {
+            Ok(())
+        } else {
+            Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+        }
+    }
+
+    /// TLS 1.2 is not offered, so its signatures are never asked for.
+    fn tls12() -> rustls::Error {
+        rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
+    }
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.check(end_entity).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(Self::tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for Pinned {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.check(end_entity).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(Self::tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

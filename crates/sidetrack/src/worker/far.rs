@@ -1,0 +1,216 @@
+//! The far side of tunnels: connections that hold no flow yet, and the flows that come out of them.
+
+use super::Worker;
+use crate::carry::Stream;
+use crate::carry::tunnel::path::quic_peer;
+use crate::carry::tunnel::pool::{tls_peer, watch as watch_over};
+use crate::carry::tunnel::{self, quic};
+use crate::config::Tunnel;
+use crate::intercept::{Catches, Listening};
+use crate::reactor::{self, QuicRuntime, TcpStream, timeout};
+use crate::session::{self, Arrived};
+use quinn::{Connection, Endpoint, EndpointConfig, Incoming};
+use sidetrack_core::tunnel::Greeting;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+/// Most QUIC connections of one listener and worker.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// From so many connections on, a new one has to show that its address is its own (RFC 9000 Sec. 8.1.2).
+const UNPROVEN_MAX: usize = 128;
+
+/// Most TLS connections of one worker that hold no flow: those in the handshake and those that wait for one.
+pub const WAITING_MAX: usize = 256;
+
+/// How long the near sides of a worker that stops may take to hear of it.
+const CLOSING: Duration = Duration::from_millis(200);
+
+/// What a worker is the far side of.
+#[derive(Debug, Default)]
+pub(super) struct Far {
+    endpoints: Mutex<Vec<Endpoint>>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Far {
+    fn forget(&self, endpoint: &Endpoint) {
+        let address = endpoint.local_addr().ok();
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|other| other.local_addr().ok() != address);
+    }
+
+    pub(super) async fn close(&self) {
+        let endpoints = std::mem::take(&mut *self.endpoints.lock().unwrap_or_else(PoisonError::into_inner));
+        for endpoint in endpoints {
+            endpoint.close(quic::CLOSED, b"stopping");
+            // Who did not hear it in time notices by itself.
+            let _ = timeout(CLOSING, endpoint.wait_idle()).await;
+        }
+    }
+}
+
+/// One TLS connection among those that hold no flow.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn enter(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let entered = Self(count.clone());
+        (count.fetch_add(1, Relaxed) < WAITING_MAX).then_some(entered)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Worker {
+    /// Accepts QUIC connections and the flows in them until `stop` becomes true or its sender is gone; that ends the
+    /// connections too.
+    pub async fn accept_quic(
+        self: Arc<Self>,
+        listening: Arc<Listening>,
+        socket: UdpSocket,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let endpoint = match endpoint(&listening, socket) {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                return tracing::error!(listener = %listening.name, %error, "cannot speak QUIC");
+            }
+        };
+        self.far.endpoints.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
+        loop {
+            let incoming = tokio::select! {
+                biased;
+                changed = stop.changed() => match changed {
+                    Ok(()) if !*stop.borrow() => continue,
+                    Ok(()) => break,
+                    // The process stops: flows get their ends first, then `Far::close` tells the near sides.
+                    Err(_) => return,
+                },
+                incoming = endpoint.accept() => incoming,
+            };
+            let Some(incoming) = incoming else { break };
+            if endpoint.open_connections() >= CONNECTIONS_MAX {
+                incoming.refuse();
+            } else if endpoint.open_connections() >= UNPROVEN_MAX && incoming.may_retry() {
+                // Fails only where it may not be done.
+                let _ = incoming.retry();
+            } else {
+                reactor::spawn(self.clone().hold_quic(listening.clone(), incoming));
+            }
+        }
+        self.far.forget(&endpoint);
+        endpoint.close(quic::CLOSED, b"the listener is gone");
+        endpoint.wait_idle().await;
+    }
+
+    async fn hold_quic(self: Arc<Self>, listening: Arc<Listening>, incoming: Incoming) {
+        let from = incoming.remote_address();
+        let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
+        let connection = match timeout(patience, let_in(incoming)).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) => {
+                return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
+            }
+            Err(_) => return,
+        };
+        let peer = quic_peer(&connection);
+        tracing::info!(listener = %listening.name, %from, %peer, transport = "quic", "tunnel: let in");
+        let why = loop {
+            match connection.accept_bi().await {
+                Ok(streams) => {
+                    let stream = tunnel::Stream::quic(streams, peer.clone());
+                    // The address may change while the connection lives (RFC 9000 Sec. 9).
+                    self.flow(&listening, stream, connection.remote_address(), Vec::new());
+                }
+                Err(error) => break error,
+            }
+        };
+        tracing::info!(listener = %listening.name, %from, %peer, %why, "tunnel: gone");
+    }
+
+    fn flow(
+        self: &Arc<Self>,
+        listening: &Arc<Listening>,
+        stream: tunnel::Stream,
+        peer: SocketAddr,
+        held: Vec<u8>,
+    ) {
+        let peer = sidetrack_sys::sockopt::canonical(peer);
+        let arrived = Arrived { stream: Stream::Tunnel(Box::new(stream)), peer, held };
+        reactor::spawn(session::serve(self.clone(), listening.clone(), arrived));
+    }
+
+    /// Serves one TLS connection: the handshake, the wait for a flow, and the flow.
+    pub(super) async fn accept_tls(
+        self: Arc<Self>,
+        listening: Arc<Listening>,
+        socket: TcpStream,
+        from: SocketAddr,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let Some(waiting) = Waiting::enter(&self.far.waiting) else {
+            return tracing::warn!(listener = %listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
+        };
+        let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
+        let mut stream = match timeout(patience, shake(&listening, socket)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
+            }
+            Err(_) => return,
+        };
+        let mut held = Vec::with_capacity(2048);
+        let read = tokio::select! {
+            read = stream.read_buf(&mut held) => read,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        drop(waiting);
+        // A near side that needs fewer connections than it has closes them.
+        if matches!(read, Ok(n) if n > 0) {
+            let peer = tls_peer(stream.get_ref().1.peer_certificates());
+            self.flow(&listening, tunnel::Stream::tls(stream, peer), from, held);
+        }
+    }
+}
+
+fn endpoint(listening: &Listening, socket: UdpSocket) -> io::Result<Endpoint> {
+    let Catches::Tunnel(mutual) = &listening.catches else {
+        return Err(io::Error::other("this listener is no far side of a tunnel"));
+    };
+    let config = quic::server_config(mutual)?;
+    Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(QuicRuntime))
+}
+
+/// The handshake, and the greeting that says that we believe the near side.
+async fn let_in(incoming: Incoming) -> io::Result<Connection> {
+    let connection = incoming.await?;
+    let greeting = Greeting.encode().map_err(io::Error::other)?;
+    let mut stream = connection.open_uni().await?;
+    stream.write_all(&greeting).await?;
+    stream.finish().map_err(io::Error::from)?;
+    Ok(connection)
+}
+
+/// As [`let_in`], over TLS.
+async fn shake(listening: &Listening, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    let Catches::Tunnel(mutual) = &listening.catches else {
+        return Err(io::Error::other("this listener is no far side of a tunnel"));
+    };
+    sidetrack_sys::sockopt::set_tcp_nodelay(&socket, true)?;
+    watch_over(&socket, Tunnel::KEEPALIVE_MS, 10 * Tunnel::LOST_AFTER_MS)?;
+    let mut stream = TlsAcceptor::from(mutual.server()).accept(socket).await?;
+    stream.write_all(&Greeting.encode().map_err(io::Error::other)?).await?;
+    stream.flush().await?;
+    Ok(TlsStream::Server(stream))
+}

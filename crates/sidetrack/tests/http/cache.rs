@@ -1,0 +1,245 @@
+//! The cache behind the listener: what is answered from it, and what is asked anew.
+
+use crate::client::Client;
+use crate::node::Node;
+use crate::origin::{Act, Origin, Request, ok, status};
+use crate::proxy::node;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Mutex};
+
+fn cached() -> Node {
+    node("cache = {}", "")
+}
+
+#[test]
+fn a_fresh_response_is_answered_from_the_cache() {
+    let origin = Origin::start(|request| ok("Cache-Control: max-age=60|ETag: \"a\"", request.path()));
+    let node = cached();
+    let url = origin.url("/x");
+    let first = Client::new(node.entry()).fetch(&url);
+    assert!(
+        first.field("cache-status").unwrap().contains("fwd=uri-miss; fwd-status=200; stored"),
+        "{first:?}"
+    );
+    // Another connection, perhaps of another worker.
+    let mut client = Client::new(node.entry());
+    let second = client.fetch(&url);
+    assert!(second.is_hit() && second.field("age").is_some() && second.text() == "/x", "{second:?}");
+    assert_eq!(client.ask("GET", &url, "If-None-Match: \"a\"").status, 304);
+    let part = client.ask("GET", &url, "Range: bytes=1-");
+    assert_eq!(
+        (part.status, part.text().as_str(), part.field("content-range")),
+        (206, "x", Some("bytes 1-1/2"))
+    );
+    let head = client.ask("HEAD", &url, "");
+    assert!(head.is_hit() && head.field("content-length") == Some("2"), "{head:?}");
+    assert_eq!(client.ask("GET", &origin.url("/y"), "Cache-Control: only-if-cached").status, 504);
+    assert_eq!(origin.asked().len(), 1);
+}
+
+#[test]
+fn every_framing_is_stored_and_cut_ones_are_not() {
+    let origin = Origin::start(|request| {
+        match request.path() {
+        "/chunked" => Act::Send(
+            b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
+                .to_vec(),
+        ),
+        "/close" => Act::SendAndClose(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n\r\nabcdef".to_vec()),
+        "/cut" => Act::SendAndClose(
+            b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 9\r\n\r\nabc".to_vec(),
+        ),
+        "/cut-chunk" => Act::SendAndClose(
+            b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n".to_vec(),
+        ),
+        _ => ok("Cache-Control: max-age=60", "abcdef"),
+    }
+    });
+    let node = cached();
+    for path in ["/chunked", "/close", "/length"] {
+        for hit in [false, true] {
+            let response = Client::new(node.entry()).fetch(&origin.url(path));
+            assert_eq!((response.text().as_str(), response.is_hit()), ("abcdef", hit), "{path}");
+        }
+    }
+    for path in ["/cut", "/cut-chunk"] {
+        for _ in 0..2 {
+            let mut client = Client::new(node.entry());
+            client.send(format!("GET {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url(path)));
+            assert!(client.try_response(false).is_none(), "{path}");
+        }
+    }
+    let cut = origin.asked().iter().filter(|asked| asked.path().starts_with("/cut")).count();
+    assert_eq!(cut, 4, "what broke off is never answered from the cache");
+}
+
+#[test]
+fn a_stale_response_is_validated() {
+    let origin = Origin::start(|request| match request.field("if-none-match") {
+        Some("\"a\"") => status("304 Not Modified", "ETag: \"a\"|Cache-Control: max-age=0|X: new", ""),
+        _ => ok("Cache-Control: max-age=0|ETag: \"a\"|X: old", "content"),
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    let url = origin.url("/");
+    assert_eq!(client.fetch(&url).field("x"), Some("old"));
+    let second = client.fetch(&url);
+    assert_eq!((second.status, second.text().as_str(), second.field("x")), (200, "content", Some("new")));
+    assert_eq!(origin.asked()[1].field("if-none-match"), Some("\"a\""));
+}
+
+#[test]
+fn variants_are_kept_apart() {
+    let origin = Origin::start(|request| {
+        ok(
+            "Cache-Control: max-age=60|Vary: Accept-Language",
+            request.field("accept-language").unwrap_or("none"),
+        )
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    let url = origin.url("/");
+    for hit in [false, true] {
+        for language in ["nl", "de"] {
+            let response = client.ask("GET", &url, &format!("Accept-Language: {language}"));
+            assert_eq!((response.text().as_str(), response.is_hit()), (language, hit));
+        }
+        assert_eq!(client.fetch(&url).text(), "none");
+    }
+    assert_eq!(origin.asked().len(), 3);
+}
+
+#[test]
+fn an_unsafe_request_makes_what_is_stored_stale() {
+    let origin = Origin::start(|request| match request.line.starts_with("GET") {
+        true => ok("Cache-Control: max-age=60", "page"),
+        false if request.path() == "/fails" => status("500 No", "", ""),
+        false => status("204 Done", "Location: /other", ""),
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    let (page, other) = (origin.url("/page"), origin.url("/other"));
+    client.fetch(&page);
+    client.fetch(&other);
+    assert!(client.fetch(&page).is_hit() && client.fetch(&other).is_hit());
+    client.ask("DELETE", &origin.url("/fails"), "");
+    assert!(client.fetch(&page).is_hit());
+    assert_eq!(client.ask("POST", &page, "Content-Length: 0").status, 204);
+    assert!(!client.fetch(&page).is_hit() && !client.fetch(&other).is_hit());
+}
+
+#[test]
+fn many_who_miss_the_same_make_one_fetch() {
+    let gate = Arc::new(Barrier::new(2));
+    let inner = gate.clone();
+    let origin = Origin::start(move |_| {
+        inner.wait();
+        ok("Cache-Control: max-age=60", "shared")
+    });
+    let node = cached();
+    let url = origin.url("/");
+    let clients: Vec<_> = (0..20)
+        .map(|_| {
+            let (entry, url) = (node.entry(), url.clone());
+            std::thread::spawn(move || Client::new(entry).fetch(&url).text())
+        })
+        .collect();
+    crate::node::eventually("all ask", || (node.live().len() == 20).then_some(()));
+    gate.wait();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "shared");
+    }
+    assert_eq!(origin.asked().len(), 1);
+}
+
+#[test]
+fn content_is_read_along_while_it_comes_in() {
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    let receiver = Mutex::new(receiver);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = [0; 4096];
+        assert!(stream.read(&mut buffer).unwrap() > 0);
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=9\r\nContent-Length: 10\r\n\r\nfirst")
+            .unwrap();
+        receiver.lock().unwrap().recv().unwrap();
+        stream.write_all(b"after").unwrap();
+    });
+    let node = cached();
+    let url = format!("http://{address}/");
+    let mut clients = [Client::new(node.entry()), Client::new(node.entry())];
+    for client in &mut clients {
+        client.send(format!("GET {url} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"first") {
+            seen.extend(client.bytes(1));
+        }
+    }
+    sender.send(()).unwrap();
+    for client in &mut clients {
+        assert_eq!(client.bytes(5), b"after");
+    }
+    server.join().unwrap();
+}
+
+#[test]
+fn stale_is_served_while_a_new_one_is_fetched_and_when_the_server_is_in_trouble() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let asked = count.clone();
+    let origin = Origin::start(move |request: &Request| {
+        let number = asked.fetch_add(1, SeqCst);
+        match request.path() {
+            "/behind" => ok("Cache-Control: max-age=0, stale-while-revalidate=60", &number.to_string()),
+            _ if number > 0 && request.path() == "/error" => status("503 No", "", "sorry"),
+            _ => ok("Cache-Control: max-age=0, stale-if-error=60", "good"),
+        }
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    assert_eq!(client.fetch(&origin.url("/error")).text(), "good");
+    assert_eq!(client.fetch(&origin.url("/error")).text(), "good");
+    let first = client.fetch(&origin.url("/behind")).text();
+    let second = client.fetch(&origin.url("/behind"));
+    assert!(second.is_hit() && second.text() == first);
+    crate::node::eventually("it is refreshed", || {
+        (client.fetch(&origin.url("/behind")).text() != first).then_some(())
+    });
+}
+
+#[test]
+fn a_response_larger_than_the_bound_passes_and_is_not_kept() {
+    let origin = Origin::start(|request| match request.path() {
+        "/chunked" => {
+            let mut text =
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=9\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+            text.extend(format!("{:x}\r\n{}\r\n0\r\n\r\n", 3000, "x".repeat(3000)).into_bytes());
+            Act::Send(text)
+        }
+        _ => ok("Cache-Control: max-age=9", &"x".repeat(3000)),
+    });
+    let node = node("cache = { object_bytes = 2999 }", "");
+    let mut client = Client::new(node.entry());
+    for path in ["/length", "/chunked"] {
+        for _ in 0..2 {
+            let response = client.fetch(&origin.url(path));
+            assert!(response.content.len() == 3000 && !response.is_hit());
+        }
+    }
+}
+
+#[test]
+fn rules_of_the_key_make_one_resource_of_several_urls() {
+    let origin = Origin::start(|request| ok("Cache-Control: max-age=60", request.path()));
+    let node = node("cache = { ignore_parameters = ['ved', 'utm_*'] }", "");
+    let mut client = Client::new(node.entry());
+    assert_eq!(client.fetch(&origin.url("/q?a=1&ved=x")).text(), "/q?a=1&ved=x");
+    assert!(client.fetch(&origin.url("/q?a=1&ved=other&utm_source=y")).is_hit());
+    assert!(!client.fetch(&origin.url("/q?a=2&ved=x")).is_hit());
+    assert_eq!(client.ask("PURGE", &origin.url("/q?a=1"), "").status, 200);
+    assert_eq!(client.ask("PURGE", &origin.url("/q?a=1"), "").status, 404);
+    assert!(!client.fetch(&origin.url("/q?a=1&ved=x")).is_hit(), "purged");
+}

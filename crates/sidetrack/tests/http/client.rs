@@ -1,0 +1,145 @@
+//! A client of the test's own: bytes out, one response in.
+
+use crate::node::PATIENCE;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+/// A response.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// Its status.
+    pub status: u16,
+    /// The whole head, without its last empty line.
+    pub head: String,
+    /// Content, out of its framing.
+    pub content: Vec<u8>,
+}
+
+impl Response {
+    /// The value of a field.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (other, value) = line.split_once(':')?;
+            other.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+
+    /// The content as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.content).into_owned()
+    }
+
+    /// Whether it came out of the cache.
+    pub fn is_hit(&self) -> bool {
+        self.field("cache-status").is_some_and(|status| status.contains("; hit"))
+    }
+}
+
+/// A connection to a proxy.
+pub struct Client {
+    stream: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+impl Client {
+    /// Connects.
+    pub fn new(to: SocketAddr) -> Self {
+        let stream = TcpStream::connect(to).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// Asks for a URL with more field lines (separated by `|`).
+    pub fn ask(&mut self, method: &str, url: &str, fields: &str) -> Response {
+        let host = url.split('/').nth(2).unwrap_or_default();
+        let lines: String = fields
+            .split('|')
+            .filter(|line| !line.is_empty())
+            .map(|line| format!("{}\r\n", line.trim()))
+            .collect();
+        self.send(format!("{method} {url} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n"));
+        self.response(method == "HEAD")
+    }
+
+    /// GET.
+    pub fn fetch(&mut self, url: &str) -> Response {
+        self.ask("GET", url, "")
+    }
+
+    /// One response head, with its interim ones passed over; the test fails if there is none.
+    pub fn response(&mut self, is_head: bool) -> Response {
+        self.try_response(is_head).expect("a whole response")
+    }
+
+    /// As [`Self::response`]; `None` if the connection ended before it was complete.
+    pub fn try_response(&mut self, is_head: bool) -> Option<Response> {
+        loop {
+            let response = self.one(is_head)?;
+            if response.status >= 200 || response.status == 101 {
+                return Some(response);
+            }
+        }
+    }
+
+    /// One response, be it interim.
+    pub fn one(&mut self, is_head: bool) -> Option<Response> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.reader.read_line(&mut head).ok()? == 0 {
+                return None;
+            }
+        }
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        let mut response = Response { status, head: head.trim_end().to_owned(), content: Vec::new() };
+        if is_head || matches!(status, 100..=199 | 204 | 304) {
+            return Some(response);
+        }
+        if response.field("transfer-encoding").is_some() {
+            response.content = self.chunks()?;
+        } else if let Some(length) = response.field("content-length") {
+            response.content = vec![0; length.parse().ok()?];
+            self.reader.read_exact(&mut response.content).ok()?;
+        } else {
+            self.reader.read_to_end(&mut response.content).ok()?;
+        }
+        Some(response)
+    }
+
+    fn chunks(&mut self) -> Option<Vec<u8>> {
+        let mut content = Vec::new();
+        loop {
+            let mut line = String::new();
+            self.reader.read_line(&mut line).ok()?;
+            let size = usize::from_str_radix(line.trim_end(), 16).ok()?;
+            if size == 0 {
+                while line != "\r\n" {
+                    line.clear();
+                    if self.reader.read_line(&mut line).ok()? == 0 {
+                        return None;
+                    }
+                }
+                return Some(content);
+            }
+            let mut chunk = vec![0; size + 2];
+            self.reader.read_exact(&mut chunk).ok()?;
+            content.extend_from_slice(&chunk[..size]);
+        }
+    }
+
+    /// So many bytes, as they come.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.reader.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Whether the proxy has closed the connection, having sent nothing more.
+    pub fn is_closed(&mut self) -> bool {
+        matches!(self.reader.read(&mut [0; 1]), Ok(0) | Err(_))
+    }
+}

@@ -1,0 +1,13 @@
+//! The `http` listener on real sockets: a node in this process, servers and clients of the test's own, and real ones.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+mod cache;
+mod client;
+#[path = "../datapath/node.rs"]
+#[allow(dead_code)] // shared with the tests of the data path, which use more of it
+mod node;
+mod origin;
+mod programs;
+mod proxy;
+mod seed;

@@ -1,0 +1,167 @@
+//! The real binary: `[shunt]` of a configuration, the rules it prints, its commands, its records, and what is left behind.
+
+use crate::firewall::{Network, SHUNT, tool};
+use crate::flows::{Pair, connect, forget};
+use crate::hosts::{LIMIT, is_root};
+use crate::node::Up;
+use crate::node::traces::Traces;
+use rustix::process::Signal;
+use sidetrack_sys::bpf::Forwarding;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+fn configuration(forwarding: Forwarding) -> String {
+    let word = if forwarding == Forwarding::Bridged { "bridged" } else { "routed" };
+    format!(
+        "[shunt]\nforwarding = \"{word}\"\nidle_timeout_ms = 3000\n[[shunt.port]]\nnumber = 1\ninterface = \"to-client\"\n\
+         [[shunt.port]]\nnumber = 2\ninterface = \"to-server\"\n"
+    )
+}
+
+/// Runs `sidetrack shunt` and gives what it prints.
+fn shunt(folder: &std::path::Path, arguments: &str) -> Result<String, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
+        .arg("shunt")
+        .args(arguments.split_whitespace())
+        .arg("--admin")
+        .arg(folder.join("admin.sock"))
+        .output()
+        .expect("the binary");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// A firewall with the product's own nft rules and a running sidetrack.
+struct Node {
+    network: Network,
+    up: Up,
+    folder: PathBuf,
+    before: Traces,
+}
+
+fn start(forwarding: Forwarding) -> Node {
+    let network = Network::bare(forwarding);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("rules.toml");
+    std::fs::write(&file, format!("version = 1\n{}", configuration(forwarding))).expect("written");
+    let rules = shunt(folder.path(), &format!("rules -c {}", file.display())).expect("rules");
+    // The examples of the policy are the policy here.
+    let rules = rules.replace("# tcp", "tcp");
+    network.firewall.run(move || tool("nft", "-f -", &rules));
+    let before = network.firewall.run(Traces::now);
+    let tables = configuration(forwarding);
+    let up = network.firewall.run(move || Up::start("", &tables));
+    let folder = up.folder();
+    Node { network, up, folder, before }
+}
+
+impl Node {
+    fn shunt(&self, arguments: &str) -> Result<String, String> {
+        let (folder, arguments) = (self.folder.clone(), arguments.to_owned());
+        self.network.firewall.run(move || shunt(&folder, &arguments))
+    }
+
+    /// What `ls` says of a client's flow, once it fits.
+    fn wait_for(&self, client: SocketAddr, fits: impl Fn(&str) -> bool) -> String {
+        let begun = Instant::now();
+        let mut seen = String::new();
+        while begun.elapsed() < LIMIT {
+            seen = self.shunt("ls").expect("a list");
+            let line = seen.lines().find(|line| line.contains(&format!(" {client} ")));
+            if let Some(line) = line.filter(|line| fits(line)) {
+                return line.to_owned();
+            }
+        }
+        panic!("it never fits:\n{seen}");
+    }
+
+    fn shunted(&self, pair: &mut Pair) {
+        pair.talk();
+        self.wait_for(pair.from, |line| line.starts_with("installed"));
+    }
+}
+
+fn commands_and_records(forwarding: Forwarding) {
+    if !is_root() {
+        return;
+    }
+    let mut node = start(forwarding);
+    let address = node.network.server_addresses[0];
+    let mut pair = connect(&node.network, address, SHUNT);
+    let flow = format!("{} {}", pair.from, pair.to);
+    node.shunted(&mut pair);
+    Pair::transfer(&mut pair.client, &mut pair.server, 1_000_000);
+    let why = node.shunt(&format!("why {flow}")).expect("why");
+    assert!(why.contains("on the fast path") && why.contains("in by port 1, out by 2, action 1"), "{why}");
+    let json = node.shunt("ls --json").expect("JSON");
+    assert!(json.contains("\"state\":\"installed\""), "{json}");
+    node.shunt(&format!("release {flow}")).expect("released");
+    pair.talk();
+    node.wait_for(pair.from, |line| line.starts_with("slow") && line.contains("ignore"));
+    node.shunt(&format!("rm {flow}")).expect("withdrawn");
+    node.shunted(&mut pair);
+    let error = node.shunt("drop 192.0.2.1:1 192.0.2.2:2").expect_err("none");
+    assert!(error.contains("no such connection"), "{error}");
+    let (from, to) = (pair.from, pair.to);
+    pair.close();
+    forget(&node.network.firewall);
+    let record = node.up.record();
+    assert_eq!((record.address("client"), record.address("orig_dst")), (from, to));
+    assert_eq!((record.text("reason"), record.0["shunted"].as_bool()), ("kernel_closed", Some(true)));
+    assert!(record.number("bytes_up") > 1_000_000, "{record:?}");
+    assert!(record.text("detail").contains("fast path 2 times"), "{record:?}");
+    let (status, rest) = node.up.stop();
+    assert!(status.success() && rest.is_empty(), "{rest:?}");
+    assert_eq!(node.network.firewall.run(Traces::now), node.before);
+}
+
+#[test]
+fn commands_and_records_of_a_bridge() {
+    commands_and_records(Forwarding::Bridged);
+}
+
+#[test]
+fn commands_and_records_of_a_router() {
+    commands_and_records(Forwarding::Routed);
+}
+
+#[test]
+fn nothing_is_left_and_the_flow_goes_on_when_it_is_killed() {
+    if !is_root() {
+        return;
+    }
+    let mut node = start(Forwarding::Bridged);
+    let mut pair = connect(&node.network, "10.0.0.2", SHUNT);
+    node.shunted(&mut pair);
+    node.up.signal(Signal::KILL);
+    let _ = node.up.gone();
+    assert_eq!(node.network.firewall.run(Traces::now), node.before);
+    Pair::transfer(&mut pair.client, &mut pair.server, 1_000_000);
+    pair.close();
+}
+
+#[test]
+fn a_stop_records_what_there_was_and_a_reload_leaves_the_shunt_alone() {
+    if !is_root() {
+        return;
+    }
+    let node = start(Forwarding::Bridged);
+    let mut pair = connect(&node.network, "10.0.0.2", SHUNT);
+    node.shunted(&mut pair);
+    Pair::transfer(&mut pair.client, &mut pair.server, 1_000_000);
+    node.up.rewrite("", &configuration(Forwarding::Bridged).replace("3000", "4000"));
+    let (status, body) = crate::node::admin::ask(&node.up, "POST", "/v1/reload");
+    assert!(status == 409 && body.contains("[shunt] is not changed by a reload"), "{body}");
+    let (status, records) = node.up.stop();
+    assert!(status.success());
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].text("reason"), "shutdown");
+    assert!(records[0].number("bytes_up") > 1_000_000, "{records:?}");
+    assert!(
+        records[0].0["duration_seconds"].as_f64() > Some(0.01),
+        "since the connection began: {records:?}"
+    );
+    pair.talk();
+}
