@@ -11,6 +11,7 @@
 #   on HOST CMD...        runs a command there
 #   start NAME HOST CMD...    runs a program there until the script ends; its output goes to $work/NAME.log
 #   wait_for NAME HOST ADDR PORT    returns once something listens there, or says what NAME wrote and fails
+#   wait_for_lines FILE COUNT PATTERN    returns once so many lines of the file have that in them, or shows it and fails
 #   say, show, fail       what the script tells the person
 set -euo pipefail
 
@@ -102,16 +103,28 @@ start() {
     started+=($!)
 }
 
-# Polls, bounded: 100 tries, each at most a tenth of a second.
+# Polls, bounded: 600 tries, each at most a tenth of a second.
 wait_for() {
     local name=$1 where=$2 address=$3 port=$4 try
-    for ((try = 0; try < 100; try++)); do
+    for ((try = 0; try < 600; try++)); do
         if [ -n "$(on "$where" ss -Hltn "src $address and sport = :$port")" ]; then return; fi
         read -rt 0.1 <> <(:) || true
     done
     printf '%s did not come up at %s:%s. It wrote:\n' "$name" "$address" "$port" >&2
     cat "$work/$name.log" >&2
     exit 1
+}
+
+# The same for what is written once something has happened: records as flows end, the line of a request after its answer.
+wait_for_lines() {
+    local file=$1 count=$2 pattern=$3 try lines
+    for ((try = 0; try < 600; try++)); do
+        lines=$(grep -c -- "$pattern" "$file" 2>/dev/null || true)
+        if [ "${lines:-0}" -ge "$count" ]; then return; fi
+        read -rt 0.1 <> <(:) || true
+    done
+    cat "$file" >&2 || true
+    fail "fewer than $count lines with '$pattern' in $file"
 }
 
 # A real nginx that serves one page; its access log tells who asked.

@@ -5,7 +5,7 @@ source "$(dirname "$0")/build.sh"
 passed=0 failed=0
 for target in "${targets[@]}"; do
     mapfile -t seeds < <(find "seeds/$target" -type f 2>/dev/null | sort)
-    if [ ${#seeds[@]} -gt 0 ] && timeout 120 "$binaries/$target" "${seeds[@]}" >"$built/$target.log" 2>&1; then
+    if [ ${#seeds[@]} -gt 0 ] && timeout 600 "$binaries/$target" "${seeds[@]}" >"$built/$target.log" 2>&1; then
         echo "$target: ${#seeds[@]} seeds ok"
         passed=$((passed + 1))
     else

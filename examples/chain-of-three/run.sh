@@ -25,7 +25,7 @@ say '2. One command through the three.'
 hops=(--via socks6://10.81.1.1:1080 --via socks5://10.81.2.2:1080 --via socks6://10.81.3.2:1080)
 show "sidetrack run ${hops[*]} -- curl http://10.81.4.2/"
 page=$(on client env -i PATH="$PATH" HOME=/tmp \
-    "$sidetrack" run "${hops[@]}" -- curl -sS --max-time 10 http://10.81.4.2/)
+    "$sidetrack" run "${hops[@]}" -- curl -sS --max-time 60 http://10.81.4.2/)
 echo "    $page"
 [ "$page" = 'Hello from the end of the chain' ] || fail 'that is not the page'
 
@@ -34,11 +34,12 @@ show 'sidetrack up -c chain-of-three/client.toml; curl http://10.81.4.2/'
 ip -n client route add default via 10.81.1.1
 start client client "$sidetrack" up -c "$here/client.toml"
 wait_for client client 127.0.0.1 15001
-page=$(on client curl -sS --max-time 10 http://10.81.4.2/)
+page=$(on client curl -sS --max-time 60 http://10.81.4.2/)
 echo "    $page"
 [ "$page" = 'Hello from the end of the chain' ] || fail 'that is not the page'
 
 say '4. The server saw the last hop only.'
+wait_for_lines "$work/web/logs/access.log" 2 GET
 seen=$(cut -d ' ' -f 1 "$work/web/logs/access.log" | sort -u)
 echo "    nginx's access log says: $seen"
 [ "$seen" = 10.81.4.1 ] || fail 'only the third hop reaches the server'

@@ -26,7 +26,7 @@ expect() { # ANSWER URL [CURL-OPTION...]
     local answer=$1 page
     shift
     show "curl $*"
-    page=$(on client curl -sS --max-time 10 "$@")
+    page=$(on client curl -sS --max-time 60 "$@")
     echo "    $page"
     [ "$page" = "$answer" ] || fail "it should have been: $answer"
 }
@@ -41,7 +41,7 @@ expect 'I am blue' http://10.79.1.1:8080/ -H 'Host: shop.blue.example'
 
 say '4. A name nobody stands for is refused.'
 show 'curl http://10.79.1.1:8080/ -H "Host: green.example"'
-if on client curl -sS --max-time 10 http://10.79.1.1:8080/ -H 'Host: green.example'; then
+if on client curl -sS --max-time 60 http://10.79.1.1:8080/ -H 'Host: green.example'; then
     fail 'that should not have worked'
 fi
 say 'Done.'

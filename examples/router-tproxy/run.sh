@@ -26,16 +26,17 @@ wait_for router router 0.0.0.0 15002
 
 say '3. alice asks, told nothing; the server sees her own address although the router carried the flow.'
 show 'curl http://10.80.3.2/    (alice)'
-page=$(on alice curl -sS --max-time 10 http://10.80.3.2/)
+page=$(on alice curl -sS --max-time 60 http://10.80.3.2/)
 echo "    $page"
 [ "$page" = 'Hello from the far side' ] || fail 'that is not the page'
+wait_for_lines "$work/web/logs/access.log" 1 GET
 seen=$(cut -d ' ' -f 1 "$work/web/logs/access.log")
 echo "    nginx's access log says: $seen"
 [ "$seen" = 10.80.1.2 ] || fail 'the server should have seen 10.80.1.2'
 
 say '4. bob asks and is refused.'
 show 'curl http://10.80.3.2/    (bob)'
-if on bob curl -sS --max-time 10 http://10.80.3.2/; then
+if on bob curl -sS --max-time 60 http://10.80.3.2/; then
     fail 'bob should have been refused'
 fi
 
@@ -45,6 +46,6 @@ wait "${started[-1]}" || true
 if on router nft list tables | grep -q sidetrack; then
     fail 'the table is still there'
 fi
-page=$(on bob curl -sS --max-time 10 http://10.80.3.2/)
+page=$(on bob curl -sS --max-time 60 http://10.80.3.2/)
 echo "    bob, without Sidetrack: $page"
 say 'Done.'

@@ -21,7 +21,7 @@ run_as_client() { on client env -i PATH="$PATH" HOME=/tmp "$sidetrack" run "$@";
 say '2. curl, through SOCKS6 and through SOCKS5.'
 for via in socks6 socks5; do
     show "sidetrack run --via $via://10.78.1.1:1080 -- curl http://10.78.2.2/"
-    page=$(run_as_client --via "$via://10.78.1.1:1080" -- curl -sS --max-time 10 http://10.78.2.2/)
+    page=$(run_as_client --via "$via://10.78.1.1:1080" -- curl -sS --max-time 60 http://10.78.2.2/)
     echo "    $page"
     [ "$page" = 'Hello from the web server' ] || fail "that is not the page"
 done
@@ -29,7 +29,7 @@ done
 say '3. A shell script with children: all of it is caught.'
 show "sidetrack run --via socks6://10.78.1.1:1080 -- sh -c 'curl ... | tr a-z A-Z'"
 page=$(run_as_client --via socks6://10.78.1.1:1080 -- \
-    sh -c 'curl -sS --max-time 10 http://10.78.2.2/ | tr a-z A-Z')
+    sh -c 'curl -sS --max-time 60 http://10.78.2.2/ | tr a-z A-Z')
 echo "    $page"
 [ "$page" = 'HELLO FROM THE WEB SERVER' ] || fail "that is not the page"
 
@@ -42,7 +42,7 @@ echo "    exit code $status"
 
 say '5. What policy denies at the gateway is refused, and the program sees an error, not another way out.'
 show 'sidetrack run --via socks6://10.78.1.1:1080 -- curl http://10.78.1.99/'
-if run_as_client --via socks6://10.78.1.1:1080 -- curl -sS --max-time 10 http://10.78.1.99/; then
+if run_as_client --via socks6://10.78.1.1:1080 -- curl -sS --max-time 60 http://10.78.1.99/; then
     fail 'that should not have worked'
 fi
 say 'Done: nothing was installed on the client, and nothing is left on it.'

@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::topology::Node;
 
 /// How long a program may take until it listens.
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How often we look whether it does.
 const READY_POLL: Duration = Duration::from_millis(3);
 /// How long a program may take to end when asked; afterwards it is killed.
@@ -58,7 +58,7 @@ impl Service {
     /// Waits until something in `node` listens on TCP `port`.
     ///
     /// # Errors
-    /// The program ended or did not listen within ten seconds; the message shows the end of its log.
+    /// The program ended or did not listen within a minute; the message shows the end of its log.
     pub fn wait_listening(&mut self, node: &Node, port: u16) -> Result<()> {
         let since = Instant::now();
         loop {

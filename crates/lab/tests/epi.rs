@@ -133,7 +133,7 @@ fn wait_until_gone(members: &BTreeSet<(u32, PathBuf)>, but: &Path) {
             return;
         }
         assert!(
-            since.elapsed() < Duration::from_secs(10),
+            since.elapsed() < Duration::from_secs(60),
             "still there: processes {held:?}, folders {scratch:?}"
         );
         std::thread::sleep(Duration::from_millis(5));
@@ -194,7 +194,7 @@ fn nothing_is_left_when_it_is_killed() {
             if running("sidetrack") && running("httping") {
                 break members;
             }
-            assert!(since.elapsed() < Duration::from_secs(30), "it does not begin: {members:?}");
+            assert!(since.elapsed() < Duration::from_secs(120), "it does not begin: {members:?}");
             std::thread::sleep(Duration::from_millis(2));
         };
         let own = namespace(lab.id()).expect("it runs");

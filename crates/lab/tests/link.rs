@@ -18,7 +18,7 @@ const MS: Duration = Duration::from_millis(1);
 const WAKE_NS: u64 = 80_000;
 /// 2 ms between datagrams: what the link does is the question here, not how fast it does it.
 const STREAM: Stream =
-    Stream { count: 1000, gap: Duration::from_micros(200), bytes: 1000, longest: Duration::from_millis(50) };
+    Stream { count: 1000, gap: Duration::from_micros(200), bytes: 1000, longest: Duration::from_secs(2) };
 
 struct Pair {
     a: Node,
@@ -64,20 +64,34 @@ fn as_root(case: &str, body: impl FnOnce()) {
     tally.finish();
 }
 
+/// The least of what is measured, in nanoseconds; measured again while it is not below `bound`: on a machine that is busy
+/// with anything all times of a round may be too long, but not for ever.
+fn least_of(bound: u64, measure: impl Fn() -> Vec<u64>) -> u64 {
+    let mut least = u64::MAX;
+    for _ in 0..20 {
+        least = measure().into_iter().fold(least, u64::min);
+        if least < bound {
+            break;
+        }
+    }
+    least
+}
+
 #[test]
 fn delay_is_never_less_than_nominal_and_each_way_has_its_own() {
     as_root("delays", || {
         let pair = pair([Conditions::delayed(8 * MS), Conditions::delayed(3 * MS)]);
         let (v4, v6) = (pair.wire.link.b.v4.into(), pair.wire.link.b.v6.into());
         for address in [v4, v6] {
-            let times = probe::round_trips(&pair.a, &pair.b, address, 20, MS).expect("answers");
-            assert_eq!(times.len(), 20);
-            assert!(times[0] >= 11_000_000 - 2 * WAKE_NS, "{times:?}");
-            // The least of twenty on a machine that may be busy with anything.
-            assert!(times[0] < 16_000_000, "{times:?}");
+            let least = least_of(16_000_000, || {
+                let times = probe::round_trips(&pair.a, &pair.b, address, 20, MS).expect("answers");
+                assert_eq!(times.len(), 20);
+                times
+            });
+            assert!((11_000_000 - 2 * WAKE_NS..16_000_000).contains(&least), "{least}");
         }
-        let forth = pair.stream().delays_ns();
-        assert!(forth[0] >= 8_000_000 - WAKE_NS && forth[0] < 11_000_000, "{:?}", &forth[..5]);
+        let least = least_of(11_000_000, || pair.stream().delays_ns());
+        assert!((8_000_000 - WAKE_NS..11_000_000).contains(&least), "{least}");
     });
 }
 
@@ -137,10 +151,10 @@ fn tcp_is_byte_exact_through_loss_and_a_rate_cut_out_of_super_frames() {
         for address in [pair.address(), pair.wire.link.b.v6.into()] {
             let listener = pair.b.enter(|| Ok(TcpListener::bind((address, 0))?)).expect("bound");
             let target = listener.local_addr().expect("bound");
-            let connect = move || Ok(TcpStream::connect_timeout(&target, Duration::from_secs(10))?);
+            let connect = move || Ok(TcpStream::connect_timeout(&target, Duration::from_secs(60))?);
             let mut client = pair.a.enter(connect).expect("connected");
             let (mut server, _) = listener.accept().expect("connected");
-            server.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+            server.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
             let sent: Vec<u8> =
                 (0..2_000_003u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             let copy = sent.clone();

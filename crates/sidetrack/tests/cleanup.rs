@@ -69,6 +69,12 @@ fn a_table_that_somebody_owns_is_left_alone_and_an_orphan_is_not() {
         };
         assert_eq!(found(&places(&[])), Survey::default());
         drop(owned);
+        // A child that another test is starting holds a copy of the socket until it execs.
+        hosts::eventually("it is an orphan", || {
+            let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+            let table = nft::find_table(&mut socket, Family::Inet, "sidetrack").unwrap();
+            table.is_some_and(|table| table.owner.is_none())
+        });
         let expected = Action::DeleteTable { family: Family::Inet, name: "sidetrack".into() };
         let left = found(&places(&[]));
         assert_eq!(left.leftovers, [expected]);
@@ -83,7 +89,9 @@ fn stale_sockets_are_found_and_live_ones_are_not() {
     let path = |name: &str| -> PathBuf { dir.path().join(name) };
     let live = UnixListener::bind(path("live.sock")).unwrap();
     for stale in ["admin.sock", ".admin.sock.4194305", ".admin.sock.x"] {
-        drop(UnixListener::bind(path(stale)).unwrap());
+        let listener = UnixListener::bind(path(stale)).unwrap();
+        // Else a child that another test is starting would listen on with its copy, until it execs.
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     }
     let survey = survey(&places(&[&path("admin.sock"), &path("live.sock"), &path("none.sock")]));
     let files: Vec<_> = survey
@@ -106,7 +114,9 @@ fn while_one_runs_its_rules_are_not_touched() {
         Table::new(Family::Inet, "sidetrack").apply(&mut socket).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("sidetrack-under-test");
-        std::fs::copy("/bin/cat", &program).unwrap();
+        // By a process of its own: a child that another test is starting would hold the file open for writing, and nobody
+        // can execute it then.
+        assert!(Command::new("cp").arg("/bin/cat").arg(&program).status().unwrap().success());
         // `cat up` sits in the opening of a pipe that nobody writes to.
         rustix::fs::mknodat(
             rustix::fs::CWD,

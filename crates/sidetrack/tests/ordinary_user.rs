@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const NOBODY: u32 = 65_534;
 
 /// How long anything may take before the test fails.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A user with a runtime directory, as a session has one.
 struct User {
@@ -109,14 +109,16 @@ fn is_empty(directory: &Path) -> bool {
 fn up_without_rights_is_found_by_flows() {
     let user = User::new();
     let config = user.folder.path().join("sidetrack.toml");
-    std::fs::write(&config, "version = 1\n[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:0'\n").unwrap();
+    std::fs::write(&config, "version = 1\nlimits = { handshake_timeout_ms = 600000 }\n[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:0'\n").unwrap();
     let mut up = Running::new(user.sidetrack(&["up", "-c", config.to_str().unwrap()]));
     let line = up.says("address=");
     up.says("ready");
     let address: SocketAddr = line.rsplit_once("address=").unwrap().1.parse().unwrap();
     let client = TcpStream::connect(address).unwrap();
     let port = client.local_addr().unwrap().port().to_string();
+    let until = Instant::now() + LIMIT;
     let found = loop {
+        assert!(Instant::now() < until, "it is not listed");
         let flows = user.output(&["flows", "--json"]);
         assert!(flows.status.success(), "{}", text(&flows.stderr));
         // Accepting comes after connecting.

@@ -259,8 +259,8 @@ async fn sigusr1_opens_the_file_anew() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), appears).await.expect("the file is made anew");
+    tokio::time::timeout(Duration::from_secs(60), appears).await.expect("the file is made anew");
     writer.push(b"new\n");
-    assert_eq!(writer.close(Duration::from_secs(20)), 0);
+    assert_eq!(writer.close(Duration::from_secs(60)), 0);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
 }

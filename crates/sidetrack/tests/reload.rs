@@ -16,7 +16,7 @@ use tokio::time::timeout;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// Longest any test waits for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn text(rule: &str) -> String {
     format!("version = 1\ndefault = \"deny\"\n[[rule]]\nname = \"{rule}\"\ncarrier = \"direct\"\n")

@@ -70,6 +70,8 @@ mod tests {
         let path = std::env::temp_dir().join(format!("sidetrack-probe-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&path).expect("a socket");
         assert!(!socket_is_stale(&path));
+        // Before the drop: a child that another test is starting holds a copy until it execs, and would still listen.
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).expect("a listener");
         drop(listener);
         assert!(socket_is_stale(&path));
         std::fs::remove_file(&path).expect("ours");

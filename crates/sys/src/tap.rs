@@ -112,7 +112,7 @@ mod tests {
                 let mut buffer = vec![0; LONGEST_FRAME_BYTES];
                 let mut poll = [rustix::event::PollFd::new(&tap, rustix::event::PollFlags::IN)];
                 // An interface that comes up reports its multicast groups (MLD) by itself.
-                rustix::event::poll(&mut poll, Some(&rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 }))
+                rustix::event::poll(&mut poll, Some(&rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 }))
                     .unwrap();
                 let length = tap.receive(&mut buffer).unwrap().expect("a frame");
                 assert!(length > VNET_HEADER_BYTES + 14);

@@ -18,6 +18,9 @@ const XDP_DROP: u32 = 1;
 const XDP_SLOW: u32 = 2;
 const XDP_SEND: u32 = 4;
 
+/// No flow of these tests stands still for so long, whatever else the machine does.
+const LONG: Duration = Duration::from_secs(3600);
+
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
@@ -136,7 +139,7 @@ impl Bench {
         };
         let bench = Self { path, kind, ports, to, back: to.reverse(ports[1]) };
         bench.path.set(GENERATION, u64::MAX).expect("settings");
-        bench.install(Duration::from_secs(10));
+        bench.install(LONG);
         bench
     }
 
@@ -371,13 +374,8 @@ fn older_rules_and_a_dead_user_space_stop_everything() {
 fn a_blocked_flow_is_dropped_and_counted() {
     for_each(&[V4, V6], |bench, packet| {
         let _ = bench.path.take(&bench.to).unwrap();
-        let entry = FlowEntry {
-            egress: None,
-            mtu: 1500,
-            idle: Duration::from_secs(1),
-            generation: GENERATION,
-            installed_as: 1,
-        };
+        let entry =
+            FlowEntry { egress: None, mtu: 1500, idle: LONG, generation: GENERATION, installed_as: 1 };
         bench.path.install(&bench.to, entry).unwrap();
         for flags in [ACK, SYN, FIN, RST] {
             assert_eq!(bench.to(&packet.clone().with(flags, 1000, 0)), TC_DROP);
@@ -407,13 +405,8 @@ fn xdp_decides_as_tc_does() {
         assert_eq!(bench.to(&packet), XDP_SEND);
         assert_eq!(bench.to(&packet.clone().with(SYN, 1, 0)), bench.slow());
         let _ = bench.path.take(&bench.to).unwrap();
-        let entry = FlowEntry {
-            egress: None,
-            mtu: 1500,
-            idle: Duration::from_secs(9),
-            generation: GENERATION,
-            installed_as: 1,
-        };
+        let entry =
+            FlowEntry { egress: None, mtu: 1500, idle: LONG, generation: GENERATION, installed_as: 1 };
         bench.path.install(&bench.to, entry).unwrap();
         assert_eq!(bench.to(&packet), XDP_DROP);
     });
@@ -423,13 +416,7 @@ fn xdp_decides_as_tc_does() {
 fn the_table_is_bounded_lists_its_entries_and_gives_them_back() {
     for_each(&[V4], |bench, _| {
         let key = |port| FlowKey { source: SocketAddr::new(bench.to.source.ip(), port), ..bench.to };
-        let entry = FlowEntry {
-            egress: Some(1),
-            mtu: 1500,
-            idle: Duration::from_secs(9),
-            generation: 1,
-            installed_as: 5,
-        };
+        let entry = FlowEntry { egress: Some(1), mtu: 1500, idle: LONG, generation: 1, installed_as: 5 };
         let installed = (1..200).take_while(|port| bench.path.install(&key(*port), entry).is_ok()).count();
         assert!((62..200).contains(&installed), "64 entries fit, two were there: {installed}");
         let mut seen = Vec::new();

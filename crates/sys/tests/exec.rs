@@ -20,7 +20,7 @@ use sidetrack_sys::{cgroup, process, sockopt, udp};
 
 const SUITE: Suite<()> = Suite {
     title: "exec",
-    limit_seconds: 60,
+    limit_seconds: 180,
     for_everybody: &[
         ("exit codes are the command's", exit_codes),
         ("connections arrive with their destinations", connections_arrive),
@@ -62,9 +62,9 @@ fn shell(script: &str) -> Isolated {
 }
 
 fn wait_for(fd: impl AsFd) {
-    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).expect("poll");
-    assert_eq!(ready, 1, "nothing for 20 s");
+    assert_eq!(ready, 1, "nothing for 60 s");
 }
 
 fn code(child: &ChildProcess) -> u8 {
@@ -76,7 +76,7 @@ fn accept(isolated: &Isolated) -> (TcpStream, SocketAddr) {
     wait_for(&isolated.listener);
     let (stream, _peer) = isolated.listener.accept().expect("accept");
     stream.set_nonblocking(false).expect("blocking");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("time-out");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("time-out");
     let target = sockopt::original_dst(&stream).expect("original destination");
     (stream, target)
 }
@@ -118,7 +118,7 @@ fn dns_questions_arrive() {
     for server in ["198.18.0.1", "8.8.8.8", "2001:db8::53"] {
         let family = if server.contains(':') { "AF_INET6" } else { "AF_INET" };
         let script = format!(
-            "import socket; s=socket.socket(socket.{family},socket.SOCK_DGRAM); s.settimeout(20)\n\
+            "import socket; s=socket.socket(socket.{family},socket.SOCK_DGRAM); s.settimeout(60)\n\
              s.connect(('{server}',53)); s.send(b'who?'); assert s.recv(99)==b'me'"
         );
         let isolated = start(&["python3", "-c", &script]);

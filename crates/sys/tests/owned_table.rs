@@ -113,6 +113,8 @@ fn an_orphan_stays_until_it_is_adopted() {
         assert!(owner().is_some());
         adopted.replace(&table()).expect("ours to change");
         drop(adopted);
+        // A child that another test is starting holds a copy of the socket until it execs.
+        support::eventually("it is an orphan again", || owner().is_none());
         let again = OwnedTable::create(&table(), Lifetime::SocketThenOrphan).expect("in place of the orphan");
         again.delete().expect("the orderly end");
         assert_eq!(lifetime(), None);

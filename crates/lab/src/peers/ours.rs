@@ -15,7 +15,7 @@ const REDIRECT_PORT: u16 = 42090;
 /// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
 const INITIAL_DATA_WAIT_MS: u32 = 50;
 /// It listens before it steers; this is a hundred times what that takes.
-const STEERS_WITHIN: Duration = Duration::from_secs(5);
+const STEERS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A port that leads to the origin, through user space whatever the kernel could do alone.

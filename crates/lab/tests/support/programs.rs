@@ -14,7 +14,7 @@ use sidetrack_lab::site::{ORIGIN_NAME, ORIGIN_NAME_V6, SMALL_FILE, SSH_PORT, Sit
 use super::{Done, Failure, skip_if_absent};
 
 /// Every run of a program ends after so long, in seconds.
-const ENDS_WITHIN_S: &str = "20";
+const ENDS_WITHIN_S: &str = "120";
 /// Bytes moved and compared.
 const PAYLOAD_BYTES: usize = 3_000_017;
 /// Its name at the origin.
@@ -134,7 +134,7 @@ impl<'s> World<'s> {
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
             "BatchMode=yes",
-            "ConnectTimeout=10",
+            "ConnectTimeout=60",
             "LogLevel=ERROR",
         ] {
             command.args(["-o", option]);
@@ -165,7 +165,7 @@ impl<'s> World<'s> {
             path: SMALL_FILE.into(),
             fast_open: false,
             warmup_ms: 0,
-            window_ms: 10_000,
+            window_ms: 120_000,
             max_requests: 200,
         };
         let mut generator = self.site.generate(&spec).map_err(|error| error.to_string())?;

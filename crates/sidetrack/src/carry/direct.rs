@@ -262,9 +262,17 @@ mod tests {
         crate::reactor::block_on(future).unwrap()
     }
 
+    /// An address at which nobody listens as long as the socket lives.
+    fn closed() -> (socket2::Socket, SocketAddr) {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        (socket, address)
+    }
+
     #[test]
     fn the_second_address_is_taken_when_the_first_refuses() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_bound, closed) = closed();
         let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let to = open.local_addr().unwrap();
         let stream = on_loopback(async {
@@ -276,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_called_refused_and_our_own_listener_a_loop() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_bound, closed) = closed();
         let result = on_loopback(Dialing::default().connect(closed, Wishes::default()));
         assert_eq!(result.unwrap_err().reason, EndReason::Refused);
         let dialing = Dialing { own: vec!["0.0.0.0:1080".parse().unwrap()], ..Dialing::default() };

@@ -2,7 +2,7 @@ use super::*;
 use std::fs;
 use std::sync::mpsc;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An output that a test drives: each `write` waits for the test to say how it goes.
 struct Puppet {

@@ -115,13 +115,22 @@ impl Binary {
         Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
     }
 
-    /// Watches the process for a second in which nothing is asked of it, and fails if it was busy.
+    /// Watches the process until there is a second in which it was not busy, nothing being asked of it; fails if there
+    /// is none.
     pub fn expect_calm(&self) {
-        let (began, before) = (Instant::now(), self.cpu());
-        std::thread::sleep(Duration::from_secs(1));
-        let (used, passed) = (self.cpu() - before, began.elapsed());
-        // The sweep over thousands of flows costs something in a build for tests; a loop costs all there is.
-        assert!(used * 2 < passed, "a busy loop: {used:?} of processor time in {passed:?} of nothing to do");
+        let mut seen = Vec::new();
+        // What was asked before may take a slow machine a while; a busy loop never ends.
+        for _ in 0..20 {
+            let (began, before) = (Instant::now(), self.cpu());
+            std::thread::sleep(Duration::from_secs(1));
+            let (used, passed) = (self.cpu() - before, began.elapsed());
+            // The sweep over thousands of flows costs something in a build for tests; a loop costs all there is.
+            if used * 2 < passed {
+                return;
+            }
+            seen.push((used, passed));
+        }
+        panic!("a busy loop: so much processor time in so much time of nothing to do: {seen:?}");
     }
 
     /// The log so far.

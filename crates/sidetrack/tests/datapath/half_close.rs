@@ -231,7 +231,8 @@ fn what_came_before_a_reset_reaches_a_side_that_reads_slowly() {
                 Ok(n) => got.extend_from_slice(&buffer[..n]),
                 Err(error) => break error,
             }
-            std::thread::park_timeout(std::time::Duration::from_millis(10));
+            // What is held gets two seconds to leave.
+            std::thread::park_timeout(std::time::Duration::from_millis(2));
         };
         assert_eq!(end.kind(), ErrorKind::ConnectionReset);
         assert!(got == bytes, "{} of {} bytes", got.len(), bytes.len());

@@ -92,7 +92,8 @@ fn one_byte_at_a_time_does_not_hold_a_listener_longer() {
         .map(|(listener, bytes)| {
             let mut slow = bytes.into_iter().rev().collect::<Vec<_>>();
             let mut client = connect(node.address(listener));
-            client.write_all(&[slow.pop().unwrap()]).unwrap();
+            // On a busy machine the time may be over already.
+            let _ = client.write_all(&[slow.pop().unwrap()]);
             (client, slow)
         })
         .collect();
@@ -224,8 +225,9 @@ fn a_client_whose_first_byte_is_no_name_is_let_go_at_once() {
 
 #[test]
 fn a_client_that_resets_while_its_first_bytes_are_awaited_is_gone() {
-    let server = Host::new();
-    let node = by_name(server.address);
+    // It answers no dial: where the wait is over before the client goes, the path does not stand either.
+    let (_socket, address, _queue) = crate::endings::deaf();
+    let node = by_name(address);
     for _ in 0..10 {
         let client = connect(node.entry());
         node.await_live("the flow", |_| true);

@@ -89,6 +89,7 @@ fn without_a_descriptor_to_accept_with_it_rests() {
     let server = Server::echo();
     let to = server.address.to_string();
     let node = Binary::start("", 1024);
+    let began = std::time::Instant::now();
     let mut first = v5_connect(node.entry, &to);
     expect_echo(&mut first, b"made");
     // Somebody takes the descriptors away under our feet.
@@ -97,8 +98,11 @@ fn without_a_descriptor_to_accept_with_it_rests() {
     let waiting: Vec<_> = (0..50).map(|_| connect(node.entry)).collect();
     node.expect_calm();
     expect_echo(&mut first, b"still served");
-    let complaints = node.log().iter().filter(|line| line.contains("cannot accept")).count();
-    assert!((1..=20).contains(&complaints), "{complaints} lines in the log about one cause");
+    let complaints = || node.log().iter().filter(|line| line.contains("cannot accept")).count();
+    eventually("it says so", || (complaints() > 0).then_some(()));
+    // It tries a hundred times a second. Of each of the two workers: three lines at once, and one a second.
+    let (lines, bound) = (complaints(), 2 * (4 + began.elapsed().as_secs()));
+    assert!(lines as u64 <= bound, "{lines} lines in the log about one cause, not {bound}");
     node.limit_open_files(1024);
     drop(waiting);
     expect_echo(&mut v5_connect(node.entry, &to), b"served again");
@@ -167,21 +171,12 @@ fn client_of_many_connections() {
     let Ok(entry) = std::env::var("SIDETRACK_ROLE") else { return };
     let entry: SocketAddr = entry.parse().unwrap();
     sidetrack_sys::caps::raise_open_files_limit().unwrap();
-    let streams: Vec<_> = (0..OF_ONE_CLIENT).filter_map(|_| try_connect(entry)).collect();
-    // A connection that is shed is reset within moments; one that stands says nothing. No change for as long as that
-    // takes many times over is the end of it.
-    let (mut standing, mut quiet) = (streams, 0);
-    for stream in &standing {
-        stream.set_nonblocking(true).unwrap();
-    }
-    while quiet < 20 {
-        let before = standing.len();
-        standing.retain_mut(
-            |stream| !matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::ConnectionReset),
-        );
-        quiet = if standing.len() == before { quiet + 1 } else { 0 };
-        std::thread::park_timeout(std::time::Duration::from_millis(10));
-    }
+    let mut standing: Vec<_> = (0..OF_ONE_CLIENT).filter_map(|_| try_connect(entry)).collect();
+    // A connection that stands is greeted in return, one that is shed is reset.
+    standing.retain_mut(|stream| {
+        let greeted = stream.write_all(&[5, 1, 0]).and_then(|()| stream.read_exact(&mut [0; 2]));
+        greeted.map_err(|error| assert_eq!(error.kind(), ErrorKind::ConnectionReset)).is_ok()
+    });
     println!("standing {} reset {}", standing.len(), OF_ONE_CLIENT - standing.len());
     std::io::stdout().flush().unwrap();
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest that anything in these tests may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `done` gives something; the test fails with `what` if it takes longer than [`PATIENCE`].
 pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
@@ -111,9 +111,10 @@ impl Node {
         ended
     }
 
-    /// Waits until no flow is in flight and every connection that was made has been accepted; gives the flows that
-    /// ended, each recorded once.
-    pub fn all_ended(&self) -> Vec<Ended> {
+    /// Waits until at least so many flows have ended, none is in flight and every connection that was made has been
+    /// accepted; gives the flows that ended, each recorded once.
+    pub fn all_ended(&self, least: usize) -> Vec<Ended> {
+        eventually(&format!("{least} flows end"), || (self.collect().1 >= least).then_some(()));
         // What is in a listener's queue is accepted within moments by a worker with nothing else to do: idle several
         // times in a row is idle.
         for _ in 0..20 {

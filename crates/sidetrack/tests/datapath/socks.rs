@@ -1,6 +1,7 @@
 //! A SOCKS client of the test's own: bytes written out for version 5, the product's machine for version 6.
 
-use super::peers::{connect, expect};
+use super::node::PATIENCE;
+use super::peers::{connect, expect, patient};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::client::{Connected, Input, Output};
 use sidetrack_core::socks::v6::{self, ClientConfig};
@@ -54,6 +55,18 @@ pub fn v5_connect(proxy: SocketAddr, to: &str) -> TcpStream {
     let mut stream = connect(proxy);
     assert_eq!(v5_ask(&mut stream, 1, to), 0);
     stream
+}
+
+/// Connects through a version 5 proxy; none if the proxy resets at once.
+pub fn v5_try(proxy: SocketAddr, to: &str) -> Option<TcpStream> {
+    let mut stream = patient(TcpStream::connect_timeout(&proxy, PATIENCE).ok()?);
+    stream.write_all(&[5, 1, 0]).ok()?;
+    let mut method = [0; 2];
+    stream.read_exact(&mut method).ok()?;
+    assert_eq!(method, [5, 0]);
+    stream.write_all(&v5_request(1, to)).expect("an open stream");
+    assert_eq!(v5_reply(&mut stream), 0);
+    Some(stream)
 }
 
 /// A plain version 6 CONNECT.

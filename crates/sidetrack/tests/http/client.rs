@@ -44,7 +44,7 @@ pub struct Client {
 impl Client {
     /// Connects.
     pub fn new(to: SocketAddr) -> Self {
-        let stream = TcpStream::connect(to).unwrap();
+        let stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
     }

@@ -81,7 +81,7 @@ impl Origin {
 }
 
 fn serve(stream: TcpStream, act: &(dyn Fn(&Request) -> Act + Send + Sync), seen: &Mutex<Vec<Request>>) {
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut stream = stream;
     while let Some(request) = read(&mut reader, &mut stream) {

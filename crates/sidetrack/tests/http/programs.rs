@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::proxy::node;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -17,10 +17,23 @@ impl Nginx {
     fn start() -> Option<Self> {
         let program =
             ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists())?;
+        // nginx cannot be given port 0. The kernel gives no connection or other test a port below its own range, and one
+        // that somebody has all the same ends nginx at once.
+        let first = 10_000 + u16::try_from(std::process::id() % 20_000).unwrap();
+        let started = (first..first + 100).find_map(|port| Self::at(program, port));
+        Some(started.expect("nginx on one of a hundred ports"))
+    }
+
+    /// `None` if it cannot listen on this port.
+    fn at(program: &str, port: u16) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         std::fs::write(root.join("page"), "x".repeat(100_000)).unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        // Bound only: nobody is to be answered by a copy that a child of another test holds until it execs.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&address.into()).ok()?;
+        drop(socket);
         let at = root.display();
         let text = format!(
             "daemon off; master_process off; pid {at}/pid; error_log {at}/error;\nevents {{}}\nhttp {{ access_log off; \
@@ -33,9 +46,12 @@ impl Nginx {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let nginx = Self { child, address, _folder: folder };
-        crate::node::eventually("nginx listens", || TcpStream::connect(address).ok());
-        Some(nginx)
+        let mut nginx = Self { child, address, _folder: folder };
+        let runs = crate::node::eventually("nginx listens", || {
+            let has_ended = nginx.child.try_wait().unwrap().is_some();
+            (has_ended || TcpStream::connect(address).is_ok()).then_some(!has_ended)
+        });
+        runs.then_some(nginx)
     }
 }
 
@@ -49,7 +65,7 @@ impl Drop for Nginx {
 /// Runs curl through the proxy; its output. `None` where it is not installed.
 fn curl(proxy: SocketAddr, arguments: &[&str]) -> Option<(i32, String)> {
     let done = Command::new("curl")
-        .args(["-sS", "--max-time", "20", "-x", &format!("http://{proxy}"), "--noproxy", ""])
+        .args(["-sS", "--max-time", "60", "-x", &format!("http://{proxy}"), "--noproxy", ""])
         .args(arguments)
         .output();
     let done = done.ok()?;

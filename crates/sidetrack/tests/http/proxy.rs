@@ -5,7 +5,7 @@ use crate::node::{Node, eventually};
 use crate::origin::{Act, Origin, ok};
 use sidetrack_core::flow::EndReason;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 
 /// A node with one http listener `in`, and more of a configuration.
 pub fn node(listener: &str, more: &str) -> Node {
@@ -154,7 +154,10 @@ fn an_upgrade_becomes_a_tunnel_in_both_directions() {
 #[test]
 fn connect_opens_a_tunnel_or_says_why_not() {
     let origin = Origin::start(|request| ok("", request.path()));
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let closed = bound.local_addr().unwrap().as_socket().unwrap();
     let rule = "[[rule]]\nname = 'no-example'\nmatch = { host = '*.example' }\naction = 'deny'\n";
     let node = node("", rule);
     let mut client = Client::new(node.entry());

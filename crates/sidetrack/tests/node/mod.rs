@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long any single step may take before the test fails.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
 const PREAMBLE: &str = "version = 1\nworkers = 1\n";

@@ -96,10 +96,15 @@ fn long_flows_live_through_many_reloads_and_nothing_grows() {
         }
         stop.store(true, Ordering::Relaxed);
         let visits = visiting.join().expect("every visit went well");
-        for ((bytes, fds), (bytes_late, fds_late)) in early.into_iter().zip(late) {
-            assert!(bytes_late < bytes + GROWTH_MAX, "{bytes} bytes became {bytes_late}");
+        for (who, ((bytes, fds), (bytes_late, fds_late))) in
+            ["main", "keeper"].iter().zip(early.into_iter().zip(late))
+        {
+            assert!(
+                bytes_late < bytes + GROWTH_MAX,
+                "{who}: {bytes} bytes became {bytes_late} after {visits} visits"
+            );
             // Visitors come and go, two descriptors a flow.
-            assert!(fds_late <= fds + 8, "{fds} descriptors became {fds_late}");
+            assert!(fds_late <= fds + 8, "{who}: {fds} descriptors became {fds_late}");
         }
         clients.into_iter().for_each(|client| client.close().expect("closed"));
         let records: Vec<_> = (0..visits + doors.len() * FLOWS).map(|_| up.record()).collect();

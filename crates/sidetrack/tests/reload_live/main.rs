@@ -13,6 +13,7 @@ use node::peers::{Client, Server, visit};
 use node::{Record, Up, admin};
 use rustix::process::Signal;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 const TOP: &str = "default = \"deny\"\n";
 
@@ -106,10 +107,11 @@ fn a_change_of_the_file_or_a_signal_is_enough() {
     });
 }
 
-/// A free port of this namespace's loopback.
+/// A free port of the loopback of this test's own namespace: below those that the kernel gives to connections, so that none
+/// takes it before it is bound.
 fn free() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    listener.local_addr().expect("an address").to_string()
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    format!("127.0.0.1:{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 const SUITE: Suite<Outcome> = Suite {
     title: "run isolated",
     // Java compiles its source first.
-    limit_seconds: 120,
+    limit_seconds: 300,
     for_everybody: &[
         ("curl by name and by address", programs::curl),
         ("python", programs::python),

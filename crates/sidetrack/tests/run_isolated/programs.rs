@@ -81,7 +81,7 @@ fn built(name: &'static str) -> Outcome {
 
 pub fn curl() -> Outcome {
     const SCRIPT: &str = r#"for t in "$@"; do
-        [ "$(curl -sS -g --fail --max-time 30 "http://$t/")" = "you reached $t" ] || exit 1
+        [ "$(curl -sS -g --fail --max-time 60 "http://$t/")" = "you reached $t" ] || exit 1
     done"#;
     if !is_installed("curl") {
         return Outcome::Lacks("curl");
@@ -92,7 +92,7 @@ pub fn curl() -> Outcome {
 pub fn python() -> Outcome {
     const SCRIPT: &str = "import sys, urllib.request\n\
         for t in sys.argv[1:]:\n\
-        \x20 b = urllib.request.urlopen(f'http://{t}/', timeout=30).read().decode()\n\
+        \x20 b = urllib.request.urlopen(f'http://{t}/', timeout=60).read().decode()\n\
         \x20 assert b == f'you reached {t}\\n', b\n";
     // The system's own: a version manager in the PATH may be root's.
     fetches(&["/usr/bin/python3", "-c", SCRIPT])

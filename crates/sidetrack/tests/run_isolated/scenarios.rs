@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::netns::NetNs;
@@ -16,7 +17,7 @@ use crate::served::{self, options, run, start};
 pub fn names() -> Outcome {
     for name in ["db", "db.corp", "a-very-long-label.deep.below.example.test", "UPPER.Example"] {
         let (code, seen) =
-            run(&["curl", "-sS", "-o", "/dev/null", "--max-time", "30", &format!("http://{name}/")]);
+            run(&["curl", "-sS", "-o", "/dev/null", "--max-time", "60", &format!("http://{name}/")]);
         assert_eq!(code, 0, "{name}");
         let expected = format!("{}:80", name.to_lowercase());
         assert_eq!(seen.keys().collect::<Vec<_>>(), [&expected]);
@@ -31,10 +32,10 @@ pub fn names() -> Outcome {
 pub fn dns_over_tcp() -> Outcome {
     let script = "import socket\n\
         q=bytes.fromhex('abcd01000001000000000000')+b'\\x03tcp\\x07example\\x00\\x00\\x01\\x00\\x01'\n\
-        s=socket.create_connection(('198.18.0.1',53),30); s.sendall(len(q).to_bytes(2,'big')+q)\n\
+        s=socket.create_connection(('198.18.0.1',53),60); s.sendall(len(q).to_bytes(2,'big')+q)\n\
         f=s.makefile('rb'); r=f.read(int.from_bytes(f.read(2),'big')); assert r[:2]==q[:2], r\n\
         a='.'.join(map(str,r[-4:])); s.close()\n\
-        s=socket.create_connection((a,80),30); s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n')\n\
+        s=socket.create_connection((a,80),60); s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n')\n\
         assert s.makefile('rb').read().endswith(b'you reached tcp.example:80\\n')";
     let (code, seen) = run(&["/usr/bin/python3", "-c", script]);
     assert_eq!(code, 0);
@@ -97,7 +98,7 @@ pub fn on_terminal() -> Outcome {
 
 pub fn children() -> Outcome {
     let script =
-        "for n in 1 2 3; do (exec curl -sS -o /dev/null --max-time 30 http://child$n.example/) & done; wait";
+        "for n in 1 2 3; do (exec curl -sS -o /dev/null --max-time 60 http://child$n.example/) & done; wait";
     let (code, seen) = run(&["sh", "-c", script]);
     assert_eq!(code, 0);
     assert_eq!(
@@ -120,12 +121,15 @@ fn no_leak(as_whom: fn()) -> Outcome {
     // That it captures at all: one datagram to ourselves.
     let own = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
     own.send_to(b"x", own.local_addr().expect("address")).expect("send");
+    // Once it is here, both its captures are made.
+    own.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+    own.recv(&mut [0]).expect("the datagram");
     assert!(packets(&capture) > 0, "the capture sees nothing");
     drop(own);
     as_whom();
     let script = "import os, socket, urllib.request\n\
         for u in ('http://name.example/', 'http://192.0.2.1:81/', 'http://[2001:db8::1]:82/', 'http://127.0.0.1:83/'):\n\
-        \x20 assert urllib.request.urlopen(u, timeout=30).status == 200\n\
+        \x20 assert urllib.request.urlopen(u, timeout=60).status == 200\n\
         for f, a in ((socket.AF_INET, '8.8.8.8'), (socket.AF_INET6, '2001:4860:4860::8888')):\n\
         \x20 for port in (53, 123, 443, 3478):\n\
         \x20\x20 s = socket.socket(f, socket.SOCK_DGRAM); s.settimeout(0.05)\n\

@@ -65,7 +65,7 @@ impl Served {
 
     /// Serves until `done`.
     pub fn until<T>(&self, done: impl Future<Output = T>) -> T {
-        let limit = Duration::from_secs(100);
+        let limit = Duration::from_secs(240);
         self.runtime.block_on(async { tokio::time::timeout(limit, done).await }).expect("in time")
     }
 

@@ -15,7 +15,7 @@ use std::time::Instant;
 fn configuration(forwarding: Forwarding) -> String {
     let word = if forwarding == Forwarding::Bridged { "bridged" } else { "routed" };
     format!(
-        "[shunt]\nforwarding = \"{word}\"\nidle_timeout_ms = 3000\n[[shunt.port]]\nnumber = 1\ninterface = \"to-client\"\n\
+        "[shunt]\nforwarding = \"{word}\"\nidle_timeout_ms = 600000\n[[shunt.port]]\nnumber = 1\ninterface = \"to-client\"\n\
          [[shunt.port]]\nnumber = 2\ninterface = \"to-server\"\n"
     )
 }
@@ -151,7 +151,7 @@ fn a_stop_records_what_there_was_and_a_reload_leaves_the_shunt_alone() {
     let mut pair = connect(&node.network, "10.0.0.2", SHUNT);
     node.shunted(&mut pair);
     Pair::transfer(&mut pair.client, &mut pair.server, 1_000_000);
-    node.up.rewrite("", &configuration(Forwarding::Bridged).replace("3000", "4000"));
+    node.up.rewrite("", &configuration(Forwarding::Bridged).replace("600000", "700000"));
     let (status, body) = crate::node::admin::ask(&node.up, "POST", "/v1/reload");
     assert!(status == 409 && body.contains("[shunt] is not changed by a reload"), "{body}");
     let (status, records) = node.up.stop();

@@ -14,7 +14,7 @@ fn bridged() -> Option<Network> {
 #[test]
 fn a_flow_that_stood_still_is_inspected_and_shunted_again() {
     let Some(network) = bridged() else { return };
-    let shunt = network.start(PathKind::Tc);
+    let shunt = network.start_with(PathKind::Tc, IDLE);
     let mut pair = connect(&network, "10.0.0.2", SHUNT);
     pair.shunted(&shunt);
     let flow = shunt.wait_for(pair.from, |flow| flow.state == "slow");

@@ -19,8 +19,10 @@ pub const SHUNT: u16 = 5000;
 pub const IGNORE: u16 = 4999;
 pub const BLOCK: u16 = 5666;
 
-/// Idle time of shunted flows.
+/// Idle time of shunted flows where a test waits for it.
 pub const IDLE: Duration = Duration::from_secs(4);
+/// Elsewhere: no flow stands still for so long, whatever else the machine does.
+const NEVER_IDLE: Duration = Duration::from_secs(600);
 
 /// The rules that the product prints, in the original's form, with this policy.
 fn rule_set(bridged: bool) -> String {
@@ -119,8 +121,7 @@ impl Network {
         self.firewall.run(move || tool(program, &arguments, ""))
     }
 
-    /// The shunt's settings here.
-    pub fn settings(&self, path: PathKind) -> Settings {
+    fn settings(&self, path: PathKind, idle: Duration) -> Settings {
         let names = ["to-client", "to-server"];
         let port = |number| PortNumber::new(number).expect("a number");
         Settings {
@@ -132,8 +133,8 @@ impl Network {
                 actions: MarkActions::default(),
                 entries_max: 1024,
                 entries_max_per_client: 1024,
-                shunt_idle: IDLE,
-                block_idle: IDLE,
+                shunt_idle: idle,
+                block_idle: idle,
                 keep_every: Duration::from_secs(1),
             },
         }
@@ -141,7 +142,12 @@ impl Network {
 
     /// Starts a shunt on the firewall.
     pub fn start(&self, path: PathKind) -> Running {
-        let settings = self.settings(path);
+        self.start_with(path, NEVER_IDLE)
+    }
+
+    /// The same; flows that stand still so long leave the fast path.
+    pub fn start_with(&self, path: PathKind, idle: Duration) -> Running {
+        let settings = self.settings(path, idle);
         self.firewall.run(move || Running::start(settings))
     }
 }

@@ -36,9 +36,9 @@ fn reverse_becomes_dnat_and_is_recorded() {
             let record = up.record();
             assert_eq!(record.fate(), (rule, "kernel", "kernel_closed"), "{record:?}");
             assert_eq!((record.address("client"), record.address("orig_dst")), (client, server.address));
-            // Bytes of the kernel are those of packets, headers included.
-            assert!((3000..5000).contains(&record.number("bytes_up")), "{record:?}");
-            assert!((down..down + 2000).contains(&record.number("bytes_down")), "{record:?}");
+            // Bytes of the kernel are those of packets, headers and what is sent again on a busy machine included.
+            assert!((3000..6000).contains(&record.number("bytes_up")), "{record:?}");
+            assert!((down..2 * down).contains(&record.number("bytes_down")), "{record:?}");
         }
         let (status, rest) = up.stop();
         assert!(status.success());
@@ -94,7 +94,7 @@ fn left_alone(
     let record = up.record();
     assert_eq!(record.fate(), ("left", "kernel", "kernel_closed"), "{record:?}");
     assert_eq!((record.address("client"), record.address("orig_dst")), (client, to));
-    assert!((down..down + 2000).contains(&record.number("bytes_down")), "{record:?}");
+    assert!((down..2 * down).contains(&record.number("bytes_down")), "{record:?}");
     assert_eq!(record.text("listener"), "out");
 }
 

@@ -45,7 +45,7 @@ pub enum OwnError {
 }
 
 /// A table owned by the netlink socket in here: nobody else can change it, `nft flush ruleset` of others leaves it, and it goes
-/// when the socket goes, even by SIGKILL (unless it was made to stay for a successor).
+/// when the socket goes, even by SIGKILL (unless it was made to stay for a successor). Dropped, it is gone at once.
 ///
 /// The descriptor is close-on-exec. A child that is forked and does not exec must close it, or the table outlives us with it.
 #[derive(Debug)]
@@ -126,7 +126,21 @@ impl OwnedTable {
     /// # Errors
     /// If netlink fails.
     pub fn delete(mut self) -> Result<(), Error> {
-        delete_table(&mut self.socket, self.family, &self.name).map(|_| ())
+        let deleted = delete_table(&mut self.socket, self.family, &self.name);
+        // Nothing is left for the drop: a table of this name is another's from now on.
+        self.lifetime = Lifetime::Namespace;
+        deleted.map(|_| ())
+    }
+}
+
+impl Drop for OwnedTable {
+    /// A table that lives as long as the socket is deleted before the socket closes: a child that another thread has forked
+    /// and that has not yet exec'd holds a copy of the socket, with which the rules would stay for a moment.
+    fn drop(&mut self) {
+        if self.lifetime == Lifetime::Socket {
+            // Without the right to (dropped meanwhile), the kernel does it when the last copy closes.
+            let _ = delete_table(&mut self.socket, self.family, &self.name);
+        }
     }
 }
 
@@ -148,5 +162,41 @@ fn unsupported(socket: &mut Socket, lifetime: Lifetime) -> Option<OwnError> {
         Some(OwnError::PersistUnsupported)
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    fn there(name: &str) -> bool {
+        let mut asking = Socket::open(Protocol::Netfilter).unwrap();
+        find_table(&mut asking, Family::Inet, name).unwrap().is_some()
+    }
+
+    /// A copy of the socket as a child has it between fork and exec.
+    #[test]
+    fn a_dropped_table_is_gone_though_a_copy_of_its_socket_lives() {
+        if !crate::caps::is_network_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let test = std::thread::spawn(|| {
+            crate::netns::unshare_net().unwrap();
+            let table = Table::new(Family::Inet, "owned");
+            for (lifetime, stays) in [(Lifetime::Socket, false), (Lifetime::SocketThenOrphan, true)] {
+                let owned = match OwnedTable::create(&table, lifetime) {
+                    Ok(owned) => owned,
+                    Err(OwnError::PersistUnsupported) => continue,
+                    Err(error) => panic!("{error}"),
+                };
+                let copy = owned.socket.as_fd().try_clone_to_owned().unwrap();
+                drop(owned);
+                assert_eq!(there("owned"), stays, "{lifetime:?}");
+                drop(copy);
+            }
+        });
+        test.join().unwrap();
     }
 }

@@ -97,16 +97,16 @@ fn congestion_control_is_read_back() {
 
 #[test]
 fn asynchronous_connect_reports_refusal() {
-    let closed = {
-        let listener = loopback();
-        listener.local_addr().unwrap()
-    };
+    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    let bound = stream_socket(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    bound.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    let closed = local_address(&bound).unwrap();
     let socket = stream_socket(&closed).unwrap();
     match start_connect(&socket, closed) {
         Ok(made) => {
             assert!(!made);
             let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
-            let limit = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+            let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
             rustix::event::poll(&mut fds, Some(&limit)).unwrap();
             let error = take_error(&socket).unwrap().unwrap();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);

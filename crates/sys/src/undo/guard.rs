@@ -105,7 +105,8 @@ fn live(pipe: OwnedFd) -> ! {
     let actions = listen(pipe);
     for action in actions.iter().rev() {
         if let Err(error) = action.perform() {
-            eprintln!("sidetrack guard: {error}; `sidetrack cleanup` tries again");
+            // Whoever read our standard error may have gone, too; that must not keep the other actions from being done.
+            let _ = writeln!(io::stderr(), "sidetrack guard: {error}; `sidetrack cleanup` tries again");
         }
     }
     // SAFETY: ends this process at once; nothing of the parent's (its buffers, its exit hooks) may run in it.

@@ -6,12 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sidetrack_sys::sysctl;
 
 /// How long any single step may take before the test fails.
-pub const LIMIT: Duration = Duration::from_secs(10);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `test` on a thread with a fresh network namespace whose `lo` is up. Says so and does nothing when not root.
 pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -67,7 +67,7 @@ impl Node {
         let (done, result) = mpsc::channel();
         let job = move || drop(done.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))));
         self.work.as_ref().expect("alive").send(Box::new(job)).expect("the host's thread lives");
-        match result.recv_timeout(LIMIT * 3).expect("the host answers in time") {
+        match result.recv_timeout(LIMIT * 5).expect("the host answers in time") {
             Ok(value) => value,
             Err(panic) => std::panic::resume_unwind(panic),
         }
@@ -154,6 +154,15 @@ pub fn talk(client: &mut TcpStream, server: &mut TcpStream) {
 /// A listener on a free port of `address`.
 pub fn listen(address: &str) -> TcpListener {
     TcpListener::bind(SocketAddr::new(address.parse().expect("address"), 0)).expect("listen")
+}
+
+/// Waits until the condition holds; the test fails with `what` if it does not within the limit.
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Accepts one connection within the limit.
