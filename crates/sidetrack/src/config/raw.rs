@@ -2,8 +2,14 @@
 //! types, and `docs/configuration.md` is tested against it.
 
 pub mod function;
+mod overlay;
+mod shunt;
+mod tunnel;
 
 pub use function::Function;
+pub use overlay::{Deliver, Overlay, OverlayNode};
+pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};
+pub use tunnel::{Transport, Tunnel};
 
 use super::{At, List, Secret};
 use schemars::JsonSchema;
@@ -123,77 +129,6 @@ pub struct Limits {
     pub buffer_bytes: Option<At<u32>>,
 }
 
-/// The shunt. A reload does not change it.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Shunt {
-    /// Which fast path: "tc" (every interface), "xdp" (in the driver) or "xdp-generic" (every interface, slow). Default "tc".
-    pub fast_path: Option<At<FastPath>>,
-    /// How this host forwards between the ports.
-    #[schemars(required)]
-    pub forwarding: Option<At<Forwarding>>,
-    /// A shunted flow is inspected again after so long without a packet, milliseconds, 100 to 86400000. Default 10000.
-    pub idle_timeout_ms: Option<At<u64>>,
-    /// The same for a blocked flow, milliseconds. Default 10000.
-    pub block_idle_timeout_ms: Option<At<u64>>,
-    /// Most flows on the fast path at a time, 16 to 1048576; a tenth is kept for those that are blocked. Default 65536.
-    pub entries_max: Option<At<u32>>,
-    /// Most of them of one client address. Default: as `entries_max`.
-    pub entries_max_per_client: Option<At<u32>>,
-    /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block" }.
-    pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
-    /// The interfaces that flows come in by and leave by, at least two.
-    #[schemars(required)]
-    #[serde(default)]
-    pub port: Vec<At<ShuntPort>>,
-}
-
-/// A port of the shunt.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ShuntPort {
-    /// Its number in marks, 0 to 15.
-    #[schemars(required)]
-    pub number: Option<At<u32>>,
-    /// Its interface.
-    #[schemars(required)]
-    pub interface: Option<At<String>>,
-}
-
-/// Which fast path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum FastPath {
-    /// BPF between driver and stack.
-    Tc,
-    /// BPF in the driver.
-    Xdp,
-    /// BPF behind the driver, without its help.
-    XdpGeneric,
-}
-
-/// How this host forwards between the ports of the shunt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Forwarding {
-    /// They are ports of one bridge.
-    Bridged,
-    /// It is a router.
-    Routed,
-}
-
-/// What a number in a mark means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ShuntAction {
-    /// The slow path.
-    Ignore,
-    /// The fast path.
-    Shunt,
-    /// Dropped on the fast path.
-    Block,
-}
-
 /// Something that catches flows. `kind` says how, and which of the other keys apply.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -270,52 +205,6 @@ pub struct Cache {
     pub sort_query: Option<At<bool>>,
 }
 
-/// The overlay this node is part of.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Overlay {
-    /// Which of the nodes this is.
-    #[schemars(required)]
-    pub name: Option<At<String>>,
-    /// File that holds this node's secret key, made by 'sidetrack overlay key FILE'.
-    #[schemars(required)]
-    pub key_file: Option<At<String>>,
-    /// Where neighbours dial this node: "0.0.0.0:8100", or a list. Default: nowhere, this node dials.
-    pub listen: Option<List<String>>,
-    /// Congestion control of the links, by its kernel name. Default "bbr".
-    pub congestion: Option<At<String>>,
-    /// All nodes of the overlay by name, this one included; the same table may stand in every node's file.
-    #[serde(default)]
-    pub node: BTreeMap<String, At<OverlayNode>>,
-    /// Flows of other nodes that are delivered here. Default: none are.
-    #[serde(default)]
-    pub deliver: Vec<At<Deliver>>,
-}
-
-/// A node of the overlay.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct OverlayNode {
-    /// Its public key, as 'sidetrack overlay key FILE' prints it.
-    #[schemars(required)]
-    pub key: Option<At<String>>,
-    /// Where this node dials it. Default: not at all; it may dial this node.
-    pub address: Option<At<String>>,
-}
-
-/// Flows of other nodes that are delivered here.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Deliver {
-    /// Caught by these nodes. Default: by any.
-    pub from: Option<List<String>>,
-    /// To these networks or "@set"s.
-    #[schemars(required)]
-    pub to: Option<List<String>>,
-    /// To these ports, numbers or "first-last". Default: any.
-    pub port: Option<List<Number>>,
-}
-
 /// How a listener catches flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -332,46 +221,6 @@ pub enum ListenKind {
     Tproxy,
     /// It is the far side of tunnels, over QUIC and over TLS on the same port.
     Tunnel,
-}
-
-/// A connection held open to a far side: a listener of kind "tunnel" of another sidetrack.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Tunnel {
-    /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
-    #[schemars(required)]
-    pub name: Option<At<String>>,
-    /// The far side, "host:port", or a list of its addresses: a new flow takes the first that stands.
-    #[schemars(required)]
-    pub address: Option<List<String>>,
-    /// A file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
-    #[schemars(required)]
-    pub identity: Option<At<String>>,
-    /// A file with the certificate of the authority that signed the far side's, in PEM. Either this or `pins`.
-    pub ca: Option<At<String>>,
-    /// The keys of the far side, "sha256//BASE64" each.
-    pub pins: Option<List<String>>,
-    /// With `ca`: the far side's name in its certificate. Default: the host of `address`.
-    pub server_name: Option<At<String>>,
-    /// What carries it. Default "auto".
-    pub transport: Option<At<Transport>>,
-    /// Time between two signs of life, milliseconds, 100 to 60000. Default 2000.
-    pub keepalive_ms: Option<At<u64>>,
-    /// Without a sign of life for so long the path is lost and its flows end, milliseconds, 500 to 600000; more than
-    /// `keepalive_ms`. Default 6000.
-    pub lost_after_ms: Option<At<u64>>,
-}
-
-/// What carries a tunnel.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// QUIC; TLS over TCP where UDP does not get through.
-    Auto,
-    /// QUIC only.
-    Quic,
-    /// TLS over TCP only.
-    Tls,
 }
 
 /// Which wire layouts of SOCKS6 are accepted.

@@ -289,7 +289,7 @@ fn a_stranger_is_let_in_at_neither_end() {
         let near = Node::start(&text);
         expect_reset(&mut connect(near.entry()));
         near.ends_with(EndReason::AuthFailed);
-        assert!(far.all_ended().is_empty());
+        assert!(far.all_ended(0).is_empty());
     }
 }
 

@@ -1,0 +1,53 @@
+//! `[overlay]` as it is written.
+
+use super::Number;
+use crate::config::{At, List};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The overlay this node is part of.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Overlay {
+    /// Which of the nodes this is.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// File that holds this node's secret key, made by 'sidetrack overlay key FILE'.
+    #[schemars(required)]
+    pub key_file: Option<At<String>>,
+    /// Where neighbours dial this node: "0.0.0.0:8100", or a list. Default: nowhere, this node dials.
+    pub listen: Option<List<String>>,
+    /// Congestion control of the links, by its kernel name. Default "bbr".
+    pub congestion: Option<At<String>>,
+    /// All nodes of the overlay by name, this one included; the same table may stand in every node's file.
+    #[serde(default)]
+    pub node: BTreeMap<String, At<OverlayNode>>,
+    /// Flows of other nodes that are delivered here. Default: none are.
+    #[serde(default)]
+    pub deliver: Vec<At<Deliver>>,
+}
+
+/// A node of the overlay.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverlayNode {
+    /// Its public key, as 'sidetrack overlay key FILE' prints it.
+    #[schemars(required)]
+    pub key: Option<At<String>>,
+    /// Where this node dials it. Default: not at all; it may dial this node.
+    pub address: Option<At<String>>,
+}
+
+/// Flows of other nodes that are delivered here.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Deliver {
+    /// Caught by these nodes. Default: by any.
+    pub from: Option<List<String>>,
+    /// To these networks or "@set"s.
+    #[schemars(required)]
+    pub to: Option<List<String>>,
+    /// To these ports, numbers or "first-last". Default: any.
+    pub port: Option<List<Number>>,
+}
