@@ -22,7 +22,7 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
 const PREAMBLE: &str = "version = 1\nworkers = 1\n";
-const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\nrecent = 64\n";
+const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\nrecent = 256\n";
 
 /// A process that was started, and what it says.
 pub struct Up {
@@ -221,6 +221,15 @@ impl Drop for Up {
             while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
             eprintln!("its log:\n{}", self.log.seen.join("\n"));
         }
+    }
+}
+
+/// Waits until the condition holds; the test fails with `what` if it does not within [`LIMIT`].
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");
+        std::thread::park_timeout(Duration::from_millis(1));
     }
 }
 
