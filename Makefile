@@ -19,7 +19,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
-.PHONY: help run test lab fuzz fuzz-replay bench-relay bench-epi deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -54,6 +54,19 @@ test: deps-test ## Formatting, clippy, every test tier with the namespace tests,
 lab: deps-bench ## The real programs across namespaces; a skip is a failure
 	$(CARGO) build --locked --workspace
 	SIDETRACK_REQUIRE_ALL=1 $(AS_ROOT) $(CARGO) test --locked --package sidetrack-lab -- --nocapture
+
+# The tests that ask the kernel for namespaces, rules and routes: CRATE/NAME of each.
+KERNEL_TESTS := sys/conntrack sys/exec sys/list sys/nft sys/owned_table sys/steering sys/undo \
+	sidetrack/run_isolated sidetrack/steering lab/link
+
+lab-kernel: deps-test ## The links, the main job and the namespace tests on Debian's own kernel in qemu (JOBS=links: one of them)
+	@.ci/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod
+	$(CARGO) build --locked --workspace
+	$(CARGO) test --no-run --locked --workspace $(foreach test,$(KERNEL_TESTS),--test $(notdir $(test))) --message-format=json | \
+	  jq -r --arg wanted '$(KERNEL_TESTS)' 'select(.executable and (.target.kind | index("test"))?) \
+	    | "\(.manifest_path | split("/")[-2])/\(.target.name) \(.executable)" \
+	    | select(split(" ")[0] as $$name | $$wanted | split("\\s+"; "") | index($$name))' >$(TARGET_DIR)/lab-kernel.tests
+	crates/lab/kernel/run.sh $(JOBS)
 
 fuzz-replay: deps-test ## Every fuzz target over its committed seeds (no nightly needed)
 	fuzz/replay.sh

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# What runs in the guest of crates/lab/kernel/run.sh, as its first process.
+source /run/plan
+export PATH HOME CARGO_TERM_COLOR=never SIDETRACK_REQUIRE_ALL=0
+
+prepare() {
+    mount -t sysfs sysfs /sys
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    mkdir -p /dev/shm /dev/pts
+    mount -t tmpfs tmpfs /dev/shm
+    mount -t devpts devpts /dev/pts
+    mount -t tmpfs tmpfs /tmp
+    # The modules of this kernel where it looks for them, so that it loads what is asked for by itself.
+    mkdir -p /lib/modules
+    mount -t tmpfs tmpfs /lib/modules
+    mkdir "/lib/modules/$release"
+    mount --bind "$modules/$release" "/lib/modules/$release"
+    mkdir -p /dev/net
+    modprobe -a tun veth bridge nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_redir nft_nat nft_chain_nat \
+        nft_masq nft_tproxy nft_socket nft_reject_inet nft_fib_inet inet_diag tcp_diag ||
+        echo "lab-kernel: some modules are missing; what needs them fails"
+    ip link set lo up
+    cd "$repository" || return
+}
+
+# Both kinds of link against what they are asked for and against each other. What needs a fast machine is left out: the guest
+# has one slow CPU.
+links() {
+    "$target/debug/sidetrack-lab" links --links both --quick --only 'round trip' --only loss --only burst \
+        --only duplicates --only overtaking --only down --only '10 Mbit' --only queue
+}
+
+# An unmodified curl through a SOCKS6 proxy, as one command and by policy.
+main_job() {
+    SIDETRACK=$target/debug/sidetrack examples/main-job/run.sh
+}
+
+# The namespace tests of the parts that touch the kernel. Their list is written by make lab-kernel.
+namespaces() {
+    local failed=0 name binary
+    while read -r name binary; do
+        echo "--- $name"
+        (cd "crates/${name%%/*}" && timeout 600 "$binary" --test-threads=1) || { failed=1; echo "FAILED: $name"; }
+    done <"$target/lab-kernel.tests"
+    return "$failed"
+}
+
+prepare
+jobs=${jobs:-links main_job namespaces}
+echo "lab-kernel: Linux $(uname -r), jobs: $jobs"
+passed=1
+for job in $jobs; do
+    begun=$SECONDS
+    if "$job"; then result=passed; else result=FAILED passed=0; fi
+    echo "lab-kernel: $job $result after $((SECONDS - begun)) s of guest time"
+done
+[ "$passed" = 0 ] || echo "lab-kernel: all jobs passed"
+busybox poweroff -f
