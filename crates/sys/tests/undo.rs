@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Lifetime, OwnedTable};
 use sidetrack_sys::route::{self, IpVersion, MarkRule, Ours};
 use sidetrack_sys::sysctl;
@@ -18,6 +19,7 @@ const RULE: MarkRule = MarkRule { version: IpVersion::V4, mark: 1, mask: 0xff, t
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
+        [word, folder, end] if word == "CHILD" && end == "held" => child_of_held(Path::new(folder)),
         [word, folder, end] if word == "CHILD" => child(Path::new(folder), end == "orderly"),
         [word] if word == "NAMESPACE" => tests(),
         _ if arguments.iter().any(|word| word == "--list") => println!("undo: test"),
@@ -65,8 +67,7 @@ fn child(folder: &Path, orderly: bool) {
     route::add_mark_rule(&RULE).expect("rule");
     route::add_local_default_in("lo", RULE.version, RULE.table).expect("route");
     sysctl::write("net/ipv4/ip_forward", "1").expect("setting");
-    let mut socket =
-        sidetrack_sys::netlink::Socket::open(sidetrack_sys::netlink::Protocol::Netfilter).expect("socket");
+    let mut socket = netfilter();
     nft::Table::new(Family::Inet, "unowned").apply(&mut socket).expect("table");
     let _owned = OwnedTable::create(&nft::run_namespace(9), Lifetime::Socket).expect("table");
     println!("done");
@@ -76,6 +77,15 @@ fn child(folder: &Path, orderly: bool) {
         guard.disarm().expect("disarmed");
         journal.forget().expect("forgotten");
     }
+}
+
+/// The process whose guard is to delete a table that another one owns, and then, in the same pass, a file.
+fn child_of_held(folder: &Path) {
+    let mut guard = Guard::spawn(&[]).expect("one thread");
+    guard.add(&Action::RemoveFile(folder.join("marker"))).expect("the guard lives");
+    guard.add(&Action::DeleteTable { family: Family::Inet, name: "held".into() }).expect("the guard lives");
+    println!("done");
+    let _ = std::io::stdin().read_to_string(&mut String::new());
 }
 
 fn start(folder: &Path, end: &str) -> Child {
@@ -92,10 +102,13 @@ fn start(folder: &Path, end: &str) -> Child {
     child
 }
 
+fn netfilter() -> Socket {
+    Socket::open(Protocol::Netfilter).expect("socket")
+}
+
 /// What is left on the system of what the child did.
 fn leftovers(folder: &Path) -> Vec<String> {
-    let mut socket =
-        sidetrack_sys::netlink::Socket::open(sidetrack_sys::netlink::Protocol::Netfilter).expect("socket");
+    let mut socket = netfilter();
     let mut table = |name| nft::find_table(&mut socket, Family::Inet, name).expect("asked").is_some();
     let found = [
         ("directory", folder.join("directory").exists()),
@@ -124,6 +137,30 @@ fn wait_for_guard(child: &mut Child) -> String {
     said
 }
 
+fn a_table_that_is_held(folder: &Path) {
+    println!("test killed: a table that still belongs to somebody goes as soon as it does not");
+    let marker = folder.join("marker");
+    std::fs::write(&marker, "x").expect("file");
+    let held = OwnedTable::create(&nft::Table::new(Family::Inet, "held"), Lifetime::SocketThenOrphan);
+    if let Ok(held) = held {
+        let mut child = start(folder, "held");
+        child.kill().expect("SIGKILL");
+        child.wait().expect("gone");
+        // The guard has tried in vain once this is gone.
+        let until = Instant::now() + Duration::from_secs(60);
+        while marker.exists() {
+            assert!(Instant::now() < until, "the guard does nothing");
+            std::thread::yield_now();
+        }
+        drop(held);
+        assert_eq!(wait_for_guard(&mut child), "", "the guard has nothing to complain about");
+        let mut socket = netfilter();
+        assert_eq!(nft::find_table(&mut socket, Family::Inet, "held").expect("asked"), None);
+    } else {
+        println!("skipped: this kernel keeps no table for a successor");
+    }
+}
+
 fn tests() {
     let folder = tempfile::tempdir().expect("folder");
     let folder = folder.path();
@@ -146,6 +183,8 @@ fn tests() {
     assert_eq!(left, expected);
     left.iter().for_each(|action| action.perform().expect("again"));
     Journal::open(&journal).expect("open").forget().expect("forgotten");
+
+    a_table_that_is_held(folder);
 
     println!("test in order: nothing is undone by the guard, only the owned table goes");
     let mut child = start(folder, "orderly");

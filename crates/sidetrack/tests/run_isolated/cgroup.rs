@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags};
@@ -115,8 +116,13 @@ pub fn survives_nothing() -> Outcome {
     let of_group: Vec<OwnedFd> = of_group.lines().map(|pid| handle(pid.parse().expect("a pid"))).collect();
     assert_eq!(of_group.len(), 2);
     let comm = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let guard = process::children(own).into_iter().find(|pid| comm(pid).trim() == "sidetrack-guard");
-    let guard = handle(guard.expect("a guard"));
+    let guard = || process::children(own).into_iter().find(|pid| comm(pid).trim() == "sidetrack-guard");
+    // Nobody waits for it to have taken its name.
+    let until = Instant::now() + Duration::from_secs(60);
+    while guard().is_none() && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let guard = handle(guard().expect("a guard"));
     NetNs::of_process(own).and_then(|network| network.enter()).expect("enter");
     assert!(table_exists(own));
     middle.kill().expect("kill");

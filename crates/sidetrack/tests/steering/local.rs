@@ -110,7 +110,7 @@ fn only_the_users_named_are_caught() {
 /// Runs nc towards the server and gives what it printed.
 fn nc(to: SocketAddr) -> Command {
     let mut nc = Command::new("nc");
-    nc.args(["-N", "-w", "20"]).arg(to.ip().to_string()).arg(to.port().to_string());
+    nc.args(["-N", "-w", "60"]).arg(to.ip().to_string()).arg(to.port().to_string());
     nc.stdin(std::process::Stdio::null());
     nc
 }

@@ -4,15 +4,19 @@
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions};
 
-use super::Action;
+use super::{Action, ActionError};
 
 /// First letter of a line: take this action when the writer is gone.
 const ADD: char = '+';
 /// First letter of a line: it is not needed any more.
 const DROP: char = '-';
+/// How often what fails is tried, and the pause in between: three seconds.
+const ATTEMPTS: u32 = 151;
+const PAUSE: Duration = Duration::from_millis(20);
 /// The line that ends the guard without any action.
 const DISARM: &str = "done";
 
@@ -102,15 +106,33 @@ impl Guard {
 /// The guard's life.
 fn live(pipe: OwnedFd) -> ! {
     detach(&pipe);
-    let actions = listen(pipe);
-    for action in actions.iter().rev() {
-        if let Err(error) = action.perform() {
-            // Whoever read our standard error may have gone, too; that must not keep the other actions from being done.
-            let _ = writeln!(io::stderr(), "sidetrack guard: {error}; `sidetrack cleanup` tries again");
-        }
+    for error in perform_all(listen(pipe)) {
+        // Whoever read our standard error may have gone, too; that must not keep us from the rest.
+        let _ = writeln!(io::stderr(), "sidetrack guard: {error}; `sidetrack cleanup` tries again");
     }
     // SAFETY: ends this process at once; nothing of the parent's (its buffers, its exit hooks) may run in it.
     unsafe { libc::_exit(0) }
+}
+
+/// Performs the actions, later ones first, and those that failed again for a while; gives the errors of those that fail to
+/// the last.
+///
+/// What the one we outlive held may live a moment longer, with whoever looks at its descriptors (`/proc/PID/fd`): a table of
+/// its own is still owned then, and nobody else may delete it.
+fn perform_all(mut actions: Vec<Action>) -> Vec<ActionError> {
+    actions.reverse();
+    let mut errors = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        errors.clear();
+        actions.retain(|action| action.perform().map_err(|error| errors.push(error)).is_err());
+        if actions.is_empty() {
+            break;
+        }
+    }
+    errors
 }
 
 /// Leaves the parent's session, descriptors and working directory.
