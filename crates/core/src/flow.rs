@@ -219,6 +219,18 @@ pub enum Intercept {
 }
 
 impl Intercept {
+    /// All of them, in the order of documents.
+    pub const ALL: [Self; 8] = [
+        Self::Run,
+        Self::Redirect,
+        Self::Tproxy,
+        Self::Socks,
+        Self::Http,
+        Self::Reverse,
+        Self::Tunnel,
+        Self::Kernel,
+    ];
+
     /// The word of configuration and records.
     pub const fn as_str(self) -> &'static str {
         match self {

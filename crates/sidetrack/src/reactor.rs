@@ -3,7 +3,7 @@
 //! It is our own because a relay that dials for every connection pays for each call to the kernel. A socket is
 //! registered once, edge-triggered, for all it may ever tell, and leaves the epoll instance with its close; a task is
 //! polled on the thread that owns it and woken without an atomic queue. What is not on the path of every flow (names,
-//! other protocols' libraries) stays with tokio: a worker enters the control runtime's context, so that whatever needs
+//! other protocols' libraries) stays with tokio: a worker enters the context of a runtime beside the workers, so that whatever needs
 //! it finds it, and is woken across threads (`docs/adr/0005-own-event-loop.md` has the measurement).
 
 mod net;

@@ -1,10 +1,12 @@
 //! Who we are to our own kind, and whom we believe: certificates of both ends of a tunnel, TLS 1.3 only, by rustls
 //! with ring. A peer is believed because an authority signed its certificate, or because its key is pinned.
 
+mod believe;
 mod make;
 mod pin;
 mod trust;
 
+pub use believe::{Believe, Believing};
 pub use make::{Made, MakeError, authority, self_signed, signed};
 pub use pin::{Pin, PinError};
 

@@ -183,22 +183,11 @@ fn folded(word: Word, text: &str) -> String {
     if word == Word::Host { text.trim_end_matches('.').to_lowercase() } else { text.to_owned() }
 }
 
-const INTERCEPTS: [Intercept; 8] = [
-    Intercept::Run,
-    Intercept::Redirect,
-    Intercept::Tproxy,
-    Intercept::Socks,
-    Intercept::Http,
-    Intercept::Reverse,
-    Intercept::Tunnel,
-    Intercept::Kernel,
-];
-
 /// Words to compare with; those of a closed list must be on it.
 fn words(word: Word, values: &[Spanned<String>]) -> Result<Vec<String>, FilterError> {
     let closed: Vec<&str> = match word {
         Word::Reason => EndReason::ALL.iter().map(|reason| reason.as_str()).collect(),
-        Word::Intercept => INTERCEPTS.iter().map(|kind| kind.as_str()).collect(),
+        Word::Intercept => Intercept::ALL.iter().map(|kind| kind.as_str()).collect(),
         Word::State => vec!["live", "ended"],
         _ => return Ok(values.iter().map(|(text, _)| folded(word, text)).collect()),
     };

@@ -36,7 +36,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
         &["carry", "config", "function", "http", "intercept", "live", "process", "reactor", "session"],
     ),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
-    ("overlay", &["carry", "config", "live"]),
+    ("overlay", &["carry", "config", "live", "tls"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),

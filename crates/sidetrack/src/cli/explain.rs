@@ -123,16 +123,10 @@ fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option
 }
 
 fn intercept(word: &str) -> anyhow::Result<Intercept> {
-    let kinds = [
-        Intercept::Run,
-        Intercept::Redirect,
-        Intercept::Tproxy,
-        Intercept::Socks,
-        Intercept::Http,
-        Intercept::Reverse,
-        Intercept::Tunnel,
-    ];
-    kinds.into_iter().find(|kind| kind.as_str() == word).with_context(|| {
-        format!("--intercept: '{word}' is none of run, redirect, tproxy, socks, http, reverse, tunnel")
+    // What the kernel carries alone is asked about by no name of its own: it was caught by something else.
+    let kinds = || Intercept::ALL.into_iter().filter(|kind| *kind != Intercept::Kernel);
+    kinds().find(|kind| kind.as_str() == word).with_context(|| {
+        let words: Vec<_> = kinds().map(Intercept::as_str).collect();
+        format!("--intercept: '{word}' is none of {}", words.join(", "))
     })
 }

@@ -29,8 +29,10 @@ fn descriptors(facts: &Facts) -> Check {
     Check::ok("descriptors", found).needed_for(needed_for)
 }
 
-/// 64 KiB, the size of a pipe, in pages of 4 KiB.
-const PAGES_PER_PIPE: u64 = 16;
+/// 1 MiB, the size our pipes are given, in pages of 4 KiB.
+const PAGES_PER_PIPE: u64 = 256;
+/// Fewer pipes of that size than an ordinary kernel grants are worth a word.
+const PIPES_MIN: u64 = 64;
 
 fn pipes(facts: &Facts) -> Option<Check> {
     let soft = facts.number("fs/pipe-user-pages-soft")?;
@@ -39,8 +41,8 @@ fn pipes(facts: &Facts) -> Option<Check> {
         return Some(Check::ok("pipes", "no limit for this user").needed_for(needed_for));
     }
     let pipes = soft / PAGES_PER_PIPE;
-    let found = format!("{pipes} pipes of 64 KiB for this user, then of 4 to 8 KiB");
-    if pipes < 256 {
+    let found = format!("{pipes} pipes of 1 MiB for this user, then smaller ones");
+    if pipes < PIPES_MIN {
         return Some(
             Check::warn("pipes", found).needed_for(needed_for).fix("sysctl fs.pipe-user-pages-soft=16384"),
         );

@@ -1,17 +1,17 @@
 //! Connections between neighbours: TLS 1.3 over kernel TCP, both ends known by pinned keys (raw public keys, RFC 7250).
 
 use super::identity::Identity;
+use crate::tls::{Believe, Believing};
 use anyhow::Context as _;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring as provider};
 use rustls::pki_types::{
-    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
+    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer,
 };
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{
-    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, ServerConfig,
-    ServerConnection, SignatureScheme,
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, ServerConfig, ServerConnection,
+    SignatureScheme,
 };
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::key::PublicKey;
@@ -44,7 +44,7 @@ impl Tls {
         let certified = certified(identity, &provider)?;
         let algorithms = provider.signature_verification_algorithms;
         let members = identity.members().map(|(node, key)| (spki(key), node)).collect();
-        let pinned = Arc::new(Pinned { members, algorithms });
+        let pinned = Arc::new(Believing(Pinned { members, algorithms }));
         let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(pinned)
@@ -54,7 +54,8 @@ impl Tls {
         server.alpn_protocols = vec![ALPN.to_vec()];
         server.send_tls13_tickets = 0;
         let client = |key: &PublicKey| -> anyhow::Result<Arc<ClientConfig>> {
-            let pinned = Pinned { members: BTreeMap::from([(spki(key), key.node_id())]), algorithms };
+            let members = BTreeMap::from([(spki(key), key.node_id())]);
+            let pinned = Believing(Pinned { members, algorithms });
             let mut client = ClientConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&rustls::version::TLS13])?
                 .dangerous()
@@ -117,13 +118,15 @@ struct Pinned {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Pinned {
-    fn knows(&self, key: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+impl Believe for Pinned {
+    const RAW_KEYS: bool = true;
+
+    fn check(&self, key: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         let known = self.members.contains_key(key.as_ref());
         known.then_some(()).ok_or(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer))
     }
 
-    fn signed(
+    fn verify(
         &self,
         message: &[u8],
         key: &CertificateDer<'_>,
@@ -132,88 +135,8 @@ impl Pinned {
         let key = SubjectPublicKeyInfoDer::from(key.as_ref());
         rustls::crypto::verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
     }
-}
 
-fn no_tls12() -> rustls::Error {
-    rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        key: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        self.knows(key).map(|()| ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(no_tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.signed(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+    fn schemes(&self) -> Vec<SignatureScheme> {
         vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
-}
-
-impl ClientCertVerifier for Pinned {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        key: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        self.knows(key).map(|()| ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(no_tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.signed(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
     }
 }

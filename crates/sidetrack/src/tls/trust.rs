@@ -1,13 +1,14 @@
 //! The two ways to believe a peer, for both ends of a connection.
 
+use super::believe::{Believe, Believing};
 use super::{Pin, TlsError, Trust, certificates, provider};
 use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use std::sync::Arc;
 
 /// What decides about certificates of servers and of clients.
@@ -35,7 +36,7 @@ impl Verifiers {
             }
             Trust::Pins(pins) => {
                 let algorithms = provider().signature_verification_algorithms;
-                let pinned = Arc::new(Pinned { pins: pins.clone(), algorithms });
+                let pinned = Arc::new(Believing(Pinned { pins: pins.clone(), algorithms }));
                 Ok(Self { servers: pinned.clone(), clients: pinned })
             }
         }
@@ -49,7 +50,9 @@ struct Pinned {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Pinned {
+impl Believe for Pinned {
+    const RAW_KEYS: bool = false;
+
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         let parsed = webpki::EndEntityCert::try_from(certificate)
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
@@ -60,34 +63,7 @@ impl Pinned {
         }
     }
 
-    /// TLS 1.2 is not offered, so its signatures are never asked for.
-    fn tls12() -> rustls::Error {
-        rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
-    }
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        self.check(end_entity).map(|()| ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(Self::tls12())
-    }
-
-    fn verify_tls13_signature(
+    fn verify(
         &self,
         message: &[u8],
         certificate: &CertificateDer<'_>,
@@ -96,44 +72,7 @@ impl ServerCertVerifier for Pinned {
         verify_tls13_signature(message, certificate, signature, &self.algorithms)
     }
 
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
-impl ClientCertVerifier for Pinned {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        self.check(end_entity).map(|()| ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(Self::tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+    fn schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
     }
 }

@@ -132,22 +132,10 @@ impl Stored {
         rules: &Rules,
     ) -> Self {
         let status = if matches!(extent, Extent::Part(_)) { 200 } else { response.status };
-        let mut stored = Self {
-            status,
-            reason: if status == response.status { response.reason.clone() } else { b"OK".to_vec() },
-            fields: response.fields.clone(),
-            selecting: selecting(&response.fields, request).unwrap_or_default(),
-            extent,
-            request_time_s,
-            response_time_s,
-            is_invalid: false,
-            control: ResponseControl::default(),
-            date_s: 0,
-            lifetime_s: 0,
-            initial_age_s: 0,
-        };
-        stored.settle(rules);
-        stored
+        let reason = if status == response.status { response.reason.clone() } else { b"OK".to_vec() };
+        let selecting = selecting(&response.fields, request).unwrap_or_default();
+        let head = (status, reason, response.fields.clone());
+        Self::restore(head, selecting, extent, (request_time_s, response_time_s), rules)
     }
 
     /// Works out what follows from fields and times, after either changed; also after reading a stored form back.
