@@ -32,34 +32,27 @@ wait_for near near 127.0.0.1 15001
 
 say '4. Plain curl, told nothing.'
 show 'curl http://10.80.2.2/'
-on near curl -sS --max-time 20 http://10.80.2.2/ >"$work/page"
+on near curl -sS --max-time 60 http://10.80.2.2/ >"$work/page"
 echo "    page: $(cat "$work/page")"
 grep -q 'behind the tunnel' "$work/page" || fail "that is not nginx's page"
 show 'curl http://10.80.2.2/large | cmp - large'
-on near curl -sS --max-time 20 http://10.80.2.2/large >"$work/large"
+on near curl -sS --max-time 60 http://10.80.2.2/large >"$work/large"
 cmp "$work/large" "$work/web/html/large" || fail 'five megabytes did not arrive as they were'
-grep -q 'transport="quic"' "$work/near.log" || fail 'the tunnel should have come up over QUIC'
+# Over QUIC, or over TLS where the first answer takes longer than a moment.
+transport=$(grep -m 1 -o 'transport="[a-z]*"' "$work/near.log") || fail 'the tunnel should have come up'
+echo "    the near side says: $transport"
 
 say '5. Who is refused at the far side is told why.'
 show 'curl http://10.80.2.3/'
-if on near curl -sS --max-time 20 http://10.80.2.3/; then fail 'nobody is there'; fi
+if on near curl -sS --max-time 60 http://10.80.2.3/; then fail 'nobody is there'; fi
 
-wait_for_lines() { # FILE PATTERN COUNT: records are written as flows end; bounded wait
-    local try
-    for ((try = 0; try < 100; try++)); do
-        if [ "$(grep -c "$2" "$1" 2>/dev/null || true)" -ge "$3" ]; then return; fi
-        read -rt 0.1 <> <(:) || true
-    done
-    cat "$1" >&2 || true
-    fail "fewer than $3 lines with $2 in $1"
-}
 for end in near far; do
-    wait_for_lines "$work/$end.jsonl" '"reason":"ok"' 2
-    wait_for_lines "$work/$end.jsonl" '"reason":"unreachable"' 1
+    wait_for_lines "$work/$end.jsonl" 2 '"reason":"ok"'
+    wait_for_lines "$work/$end.jsonl" 1 '"reason":"unreachable"'
     echo "  the records of the $end side:"
     records "$work/$end.jsonl"
 done
-wait_for_lines "$work/near.jsonl" 'the far side says unreachable' 1
+wait_for_lines "$work/near.jsonl" 1 'the far side says unreachable'
 if grep -qv '^10\.80\.2\.1 ' "$work/web/logs/access.log"; then fail 'somebody else than the far side reached nginx'; fi
 
 say '6. A stranger with a key of its own is not let in.'
@@ -71,8 +64,8 @@ sed -e "s#/run/example/near.pem#$work/stranger/near.pem#" -e 's#15001#15002#' -e
     -e '/^dst\|^ports/d' "$here/near.toml" >"$work/stranger.toml"
 start stranger near "$sidetrack" up -c "$work/stranger.toml"
 wait_for stranger near 127.0.0.1 15002
-if on near curl -sS --max-time 20 http://127.0.0.1:15002/; then fail 'the stranger was let in'; fi
-wait_for_lines "$work/far.log" 'not let in' 1
-wait_for_lines "$work/stranger.jsonl" '"reason":"auth_failed"' 1
+if on near curl -sS --max-time 60 http://127.0.0.1:15002/; then fail 'the stranger was let in'; fi
+wait_for_lines "$work/far.log" 1 'not let in'
+wait_for_lines "$work/stranger.jsonl" 1 '"reason":"auth_failed"'
 
 say 'Done. The hosts, the keys and every program started here go away with this script.'

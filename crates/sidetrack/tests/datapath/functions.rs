@@ -127,14 +127,20 @@ fn servers_that_speak_first_and_resets_get_through_a_pair() {
     expect_end(&mut client, b"");
     near.ends_with(EndReason::Ok);
     far.ends_with(EndReason::Ok);
+    let stands = || {
+        near.await_made();
+        far.await_live("the path stands", |flow| flow.connect_time().is_some());
+    };
     let client = near.open();
     let mut served = origin.accept();
+    stands();
     reset(client);
     expect_reset(&mut served);
     near.ends_with(EndReason::ClientReset);
     far.ends_with(EndReason::ClientReset);
     let mut client = near.open();
     let served = origin.accept();
+    stands();
     reset(served);
     expect_reset(&mut client);
     far.ends_with(EndReason::ServerReset);

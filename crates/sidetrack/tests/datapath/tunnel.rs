@@ -3,7 +3,8 @@
 
 use crate::node::{Node, eventually};
 use crate::peers::{
-    Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, read_all, reset,
+    Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, expect_reset_at,
+    read_all, reset,
 };
 use crate::random::Random;
 use crate::transfers::{server, transfers};
@@ -80,6 +81,13 @@ impl Keys {
     }
 }
 
+/// Waits until these nodes know that the path of their one flow stands: bytes may be there before the answer is here.
+fn await_made<'n>(nodes: impl IntoIterator<Item = &'n Node>) {
+    for node in nodes {
+        node.await_live("the path stands", |flow| flow.connect_time().is_some());
+    }
+}
+
 /// Every test runs over both.
 const TRANSPORTS: [&str; 2] = ["transport = 'quic'", "transport = 'tls'"];
 
@@ -119,14 +127,14 @@ fn refusals_reach_the_near_side_with_their_reason() {
     for transport in TRANSPORTS {
         let keys = Keys::new();
         let refusing = keys.path(closed_address(), transport);
-        expect_reset(&mut connect(refusing[0].entry()));
+        expect_reset_at(refusing[0].entry());
         let ended = refusing[0].ends_with(EndReason::Refused);
         let detail = ended.detail.unwrap();
         assert!(detail.contains("tunnel 't'") && detail.contains("the far side says refused"), "{detail}");
         refusing[1].ends_with(EndReason::Refused);
         let denying = keys.far("match = { port = 1 }\naction = 'deny'");
         let near = keys.near(closed_address(), &[denying.entry()], transport);
-        expect_reset(&mut connect(near.entry()));
+        expect_reset_at(near.entry());
         let detail = near.ends_with(EndReason::HopFailed).detail.unwrap();
         assert!(detail.contains("policy_denied: no rule matched; default deny"), "{detail}");
         denying.ends_with(EndReason::PolicyDenied);
@@ -170,8 +178,7 @@ fn resets_pass_after_the_bytes_before_them() {
         let mut server = host.accept();
         client.write_all(b"last words").unwrap();
         expect(&mut server, b"last words");
-        // Bytes may be there before the answer that the path stands is here.
-        nodes[0].await_live("the path stands", |flow| flow.connect_time().is_some());
+        await_made(&nodes);
         reset(client);
         expect_reset(&mut server);
         for node in &nodes {
@@ -180,6 +187,7 @@ fn resets_pass_after_the_bytes_before_them() {
         let mut client = connect(nodes[0].entry());
         let mut server = host.accept();
         server.write_all(&[7; 100_000]).unwrap();
+        await_made(&nodes);
         reset(server);
         let (bytes, end) = read_all(&mut client);
         assert_eq!(end.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
@@ -200,6 +208,7 @@ fn a_client_that_resets_after_its_fin_is_noticed() {
         let mut server = host.accept();
         client.shutdown(Shutdown::Write).unwrap();
         expect_end(&mut server, b"");
+        await_made(&nodes);
         reset(client);
         for node in &nodes {
             node.ends_with(EndReason::ClientReset);
@@ -211,6 +220,7 @@ fn a_client_that_resets_after_its_fin_is_noticed() {
 
 #[test]
 fn five_hundred_flows_at_a_time() {
+    sidetrack_sys::caps::raise_open_files_limit().unwrap();
     for transport in TRANSPORTS {
         let server = Server::echo();
         let nodes = Keys::new().path(server.address, transport);
@@ -274,7 +284,7 @@ fn a_stranger_is_let_in_at_neither_end() {
         let far = keys.far("carrier = 'direct'");
         // It holds other keys, and believes another far side.
         let near = others.near(server.address, &[far.entry()], transport);
-        expect_reset(&mut connect(near.entry()));
+        expect_reset_at(near.entry());
         near.ends_with(EndReason::AuthFailed);
         // It believes the far side, which does not believe it.
         let pin = Pin::of_pem(&keys.far.certificate_pem).unwrap();
@@ -287,7 +297,7 @@ fn a_stranger_is_let_in_at_neither_end() {
             others.folder.path().join("near").display(),
         );
         let near = Node::start(&text);
-        expect_reset(&mut connect(near.entry()));
+        expect_reset_at(near.entry());
         near.ends_with(EndReason::AuthFailed);
         assert!(far.all_ended(0).is_empty());
     }
@@ -335,6 +345,7 @@ fn a_lost_path_ends_its_flows_and_new_ones_take_the_other() {
         let mut server = host.accept();
         client.write_all(b"a").unwrap();
         expect(&mut server, b"a");
+        await_made([&near]);
         assert_eq!(first.live().len() + second.live().len(), 1);
         let (used, other) = if first.live().len() == 1 { (first, second) } else { (second, first) };
         drop(used);
@@ -453,7 +464,7 @@ fn a_path_that_falls_silent_is_noticed_at_both_ends() {
     let (keys, server) = (Keys::new(), Server::echo());
     let far = keys.far("carrier = 'direct'");
     let gate = Gate::to(far.entry());
-    let lost_soon = "transport = 'quic'\nkeepalive_ms = 400\nlost_after_ms = 2500";
+    let lost_soon = "transport = 'quic'\nkeepalive_ms = 400\nlost_after_ms = 5000";
     let near = keys.near_through(&gate, server.address, lost_soon);
     let mut client = connect(near.entry());
     expect_echo(&mut client, b"the path stands");

@@ -3,7 +3,7 @@
 use crate::node::LIMIT;
 use crate::scene::{Scene, Server};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 const DELIVER: &str = "[[overlay.deliver]]\nto = \"127.0.0.0/8\"\n";
 
@@ -17,6 +17,11 @@ fn read_end(stream: &mut TcpStream) -> Result<Vec<u8>, ErrorKind> {
     }
 }
 
+/// The same for a new connection, which may end before connect(2) returns.
+fn end_at(address: SocketAddr) -> Result<Vec<u8>, ErrorKind> {
+    read_end(&mut TcpStream::connect(address).map_err(|error| error.kind())?)
+}
+
 #[test]
 fn what_no_entry_allows_is_not_delivered_and_a_refusal_is_one() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -24,8 +29,7 @@ fn what_no_entry_allows_is_not_delivered_and_a_refusal_is_one() {
     let other = if address.port() == 1 { 2 } else { address.port() - 1 };
     let allowed = format!("[[overlay.deliver]]\nto = \"127.0.0.0/8\"\nport = [{other}]\n");
     let mut scene = Scene::new(address, &allowed);
-    let mut client = TcpStream::connect(scene.entry()).expect("a's listener");
-    assert_eq!(read_end(&mut client), Err(ErrorKind::ConnectionReset));
+    assert_eq!(end_at(scene.entry()), Err(ErrorKind::ConnectionReset));
     let record = scene.a.record();
     assert_eq!(record.fate(), ("over", "overlay:c", "policy_denied"));
     assert!(record.text("detail").contains("[[overlay.deliver]] lets a reach nothing"), "{record:?}");
@@ -33,10 +37,12 @@ fn what_no_entry_allows_is_not_delivered_and_a_refusal_is_one() {
     assert!(listener.accept().is_err(), "nobody came");
     drop((scene, listener));
 
-    let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+    let closed = bound.local_addr().expect("an address").as_socket().expect("IPv4");
     let mut scene = Scene::new(closed, DELIVER);
-    let mut client = TcpStream::connect(scene.entry()).expect("a's listener");
-    assert_eq!(read_end(&mut client), Err(ErrorKind::ConnectionReset));
+    assert_eq!(end_at(scene.entry()), Err(ErrorKind::ConnectionReset));
     assert_eq!(scene.a.record().fate(), ("over", "overlay:c", "refused"));
 }
 
@@ -70,9 +76,9 @@ fn a_node_that_dies_resets_the_application_that_it_served() {
     let mut scene = Scene::new(server.address, DELIVER);
     let mut client = TcpStream::connect(scene.entry()).expect("a's listener");
     client.write_all(b"some bytes").expect("sent");
-    while server.taken.load(std::sync::atomic::Ordering::Relaxed) < 10 {
-        std::thread::yield_now();
-    }
+    crate::node::eventually("the bytes arrive", || {
+        server.taken.load(std::sync::atomic::Ordering::Relaxed) >= 10
+    });
     scene.c.signal(rustix::process::Signal::KILL);
     assert_eq!(server.finish().expect_err("no orderly end").kind(), ErrorKind::ConnectionReset);
     // The other end waits for a path as long as a session may be without, then it is told, too.

@@ -232,7 +232,7 @@ mod tests {
             let mut buffer = [0; 64];
             let mut meta = [RecvMeta::default()];
             let got = poll_fn(|cx| socket.poll_recv(cx, &mut [IoSliceMut::new(&mut buffer)], &mut meta));
-            assert_eq!(timeout(Duration::from_secs(10), got).await.unwrap().unwrap(), 1);
+            assert_eq!(timeout(Duration::from_secs(60), got).await.unwrap().unwrap(), 1);
             assert_eq!(&buffer[..meta[0].len], b"hello");
             sender.join().unwrap();
             let mut room = socket.create_io_poller();
