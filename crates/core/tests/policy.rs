@@ -8,7 +8,7 @@ use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
 use sidetrack_core::policy::{
     Action, Capture, Carry, Condition, Decision, Dial, HostPattern, KernelAction, KernelPath, KernelRule,
-    Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, without_user_space,
+    Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, Warm, without_user_space,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -337,9 +337,10 @@ fn a_reverse_listener_becomes_nat() {
 
 #[test]
 fn whatever_needs_us_stays_with_us() {
-    let needy: [fn(&mut Carry); 8] = [
+    let needy: [fn(&mut Carry); 9] = [
         |carry| carry.dial = Dial::Name,
         |carry| carry.proxy_protocol = Some(ProxyVersion::V1),
+        |carry| carry.warm = Some(Warm { ready: 1, idle_ms: Warm::IDLE_MS }),
         |carry| carry.idle_timeout_ms = Some(1),
         |carry| carry.lifetime_ms = Some(1),
         |carry| carry.connect_timeout_ms = Some(1),

@@ -8,6 +8,8 @@ use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::policy::{Action, Verdict};
 use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -51,6 +53,43 @@ impl Clock {
     }
 }
 
+/// What moves the bytes of a flow whose carrier leaves that open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// A stream of a tunnel's QUIC connection.
+    Quic,
+    /// A TLS connection of a tunnel, where UDP does not get through.
+    Tls,
+    /// A connection to the server that stood before the flow came.
+    Warm,
+}
+
+impl Transport {
+    /// The word for it in records and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+            Self::Warm => "warm",
+        }
+    }
+}
+
+/// What carried a flow in fact, where its carrier leaves that open: `quic 203.0.113.5:4433`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// What moves the bytes.
+    pub transport: Transport,
+    /// The address it leads to: of the tunnel's far side, or of the server.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.transport.as_str(), self.address)
+    }
+}
+
 /// One flow in flight.
 #[derive(Debug)]
 pub struct LiveFlow {
@@ -68,6 +107,8 @@ pub struct LiveFlow {
     connect_us: AtomicU64,
     first_byte_us: AtomicU64,
     sniff_us: AtomicU64,
+    /// Set once.
+    taken: OnceLock<Taken>,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
     /// When the owner wants to be woken, on the workers' clock.
@@ -114,6 +155,7 @@ impl LiveFlow {
             connect_us: AtomicU64::new(UNSET),
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
+            taken: OnceLock::new(),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
             due_reason: AtomicU8::new(0),
@@ -203,6 +245,18 @@ impl LiveFlow {
     /// For how long the flow was held for its first bytes, if a rule asked for them.
     pub fn sniff_wait(&self) -> Option<Duration> {
         Some(self.sniff_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    /// Notes what carries the flow, where its carrier leaves that open; the first note stays.
+    pub fn carried_by(&self, taken: Option<Taken>) {
+        if let Some(taken) = taken {
+            let _ = self.taken.set(taken);
+        }
+    }
+
+    /// What carries the flow, where its carrier leaves that open and the path stands.
+    pub fn taken(&self) -> Option<Taken> {
+        self.taken.get().copied()
     }
 
     /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.

@@ -45,6 +45,13 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TransportLabels {
+    /// Empty if no rule decided.
+    rule: Arc<str>,
+    transport: &'static str,
+}
+
 /// What the metrics say that neither records nor ledgers know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
@@ -111,6 +118,7 @@ type Bytes = (u64, u64);
 pub struct Metrics {
     registry: Registry,
     flows: Family<FlowLabels, Counter>,
+    transports: Family<TransportLabels, Counter>,
     active: Family<ListenerLabel, Gauge>,
     bytes: Family<BytesLabels, Counter>,
     function_flows: Family<FunctionLabel, Counter>,
@@ -153,6 +161,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("sidetrack"),
             flows: Family::default(),
+            transports: Family::default(),
             active: Family::default(),
             bytes: Family::default(),
             function_flows: Family::default(),
@@ -177,6 +186,11 @@ impl Metrics {
     fn register_flows(&mut self) {
         let to = &mut self.registry;
         to.register("flows", "Flows that ended, by rule, carrier and reason", self.flows.clone());
+        to.register(
+            "flow_transports",
+            "Flows that ended, by what carried them where the carrier leaves that open",
+            self.transports.clone(),
+        );
         to.register("flows_active", "Flows in flight, by listener", self.active.clone());
         to.register("flow_bytes", "Payload bytes moved, by direction and path", self.bytes.clone());
         to.register("function_flows", "Flows led through functions", self.function_flows.clone());
@@ -327,6 +341,10 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
 impl Observer for Metrics {
     fn ended(&self, ended: &Ended, decided: Option<&Decided>) {
         let rule = decided.and_then(|decided| decided.rule().cloned()).unwrap_or_default();
+        if let Some(taken) = ended.flow.taken() {
+            let labels = TransportLabels { rule: rule.clone(), transport: taken.transport.as_str() };
+            self.transports.get_or_create(&labels).inc();
+        }
         let labels = FlowLabels { rule, carrier: carrier(decided), reason: ended.reason.as_str() };
         self.flows.get_or_create(&labels).inc();
         add(&mut lock(&self.ended_bytes), decided, ended.flow.bytes());

@@ -6,7 +6,8 @@ mod far;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
 
-use crate::carry::tunnel::Tunnels;
+use crate::carry::tunnel::{AskDialing, Tunnels};
+use crate::carry::warm::{Room, Warm};
 use crate::carry::{Dialing, Stream};
 use crate::config::Config;
 use crate::function::Library;
@@ -45,6 +46,10 @@ const WAITING_MAX: usize = 4096;
 /// Most client addresses that `limits.max_flows_per_client` counts at a time.
 const SOURCES_MAX: usize = 65_536;
 
+/// Connections that may wait for a flow where nothing was set aside for them, because no rule asked for any when the
+/// process began: the descriptors kept back for what is no flow bear that many.
+pub const WARM_MIN: usize = 16;
+
 /// What all workers of a process share.
 #[derive(Debug)]
 pub struct Shared {
@@ -59,6 +64,7 @@ pub struct Shared {
     budget: Mutex<Budget>,
     per_client: Option<Mutex<SourceLimit>>,
     next_flow: AtomicU64,
+    warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
     pub sessions: Arc<Mutex<SessionTable>>,
     clock: Clock,
@@ -83,9 +89,17 @@ impl Shared {
             budget: Mutex::new(budget),
             per_client,
             next_flow: AtomicU64::new(1),
+            warm_room: Arc::new(Room::new(WARM_MIN)),
             sessions: Arc::new(Mutex::new(SessionTable::new(SessionLimits::default()))),
             clock,
         }
+    }
+
+    /// So many descriptors are set aside for connections that wait for a flow; at least [`WARM_MIN`] may be used.
+    #[must_use]
+    pub fn with_warm(mut self, connections: usize) -> Self {
+        self.warm_room = Arc::new(Room::new(connections.max(WARM_MIN)));
+        self
     }
 
     /// How many pipes for `splice(2)` are set aside, for all workers together.
@@ -111,6 +125,8 @@ pub struct Worker {
     pub sessions: Arc<Mutex<SessionTable>>,
     /// Its tunnels to far sides.
     pub tunnels: Tunnels,
+    /// Its connections to servers that wait for a flow.
+    pub warm: Warm,
     /// What it is the far side of.
     far: far::Far,
     shared: Arc<Shared>,
@@ -120,9 +136,11 @@ impl Worker {
     /// A worker with this ledger.
     pub fn new(shared: Arc<Shared>, ledger: Arc<Ledger>) -> Self {
         let asked = shared.clone();
-        let tunnels = Tunnels::new(Arc::new(move || asked.dialing.load_full()));
+        let dialing: AskDialing = Arc::new(move || asked.dialing.load_full());
+        let tunnels = Tunnels::new(dialing.clone());
+        let warm = Warm::new(dialing, shared.warm_room.clone());
         let (clock, sessions) = (shared.clock, shared.sessions.clone());
-        Self { ledger, clock, sessions, tunnels, far: far::Far::default(), shared }
+        Self { ledger, clock, sessions, tunnels, warm, far: far::Far::default(), shared }
     }
 
     /// The configuration in force.
@@ -156,19 +174,26 @@ impl Worker {
         FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
-    /// Wakes flows that are overdue, and keeps the tunnels those of the configuration, for ever.
+    /// Wakes flows that are overdue, and keeps the tunnels and the connections that wait for flows those of the
+    /// configuration, for ever.
     pub async fn sweep(self: Arc<Self>) {
         let mut config = self.config();
-        self.tunnels.update(&config.tunnels);
+        self.hold(&config);
         loop {
             reactor::sleep(SWEEP).await;
             self.ledger.wake_due(self.clock.now());
             crate::http::tend();
             if !Arc::ptr_eq(&config, &self.shared.config.load()) {
                 config = self.config();
-                self.tunnels.update(&config.tunnels);
+                self.hold(&config);
             }
         }
+    }
+
+    /// Holds the connections open that this configuration asks for.
+    fn hold(&self, config: &Config) {
+        self.tunnels.update(&config.tunnels);
+        self.warm.update(&config.policy);
     }
 
     /// Accepts connections until `stop` becomes true or its sender is gone; those that wait by then are still served.
@@ -227,8 +252,9 @@ impl Worker {
         }
     }
 
-    /// Tells the other ends of tunnels that this worker stops.
+    /// Tells those at the other ends of tunnels and of waiting connections that this worker stops.
     pub async fn part(&self) {
+        self.warm.close();
         self.tunnels.close().await;
         self.far.close().await;
     }

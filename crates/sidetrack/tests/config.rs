@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::{AdminAt, Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings, System};
+use sidetrack_core::policy::{Action, Warm};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -369,6 +370,39 @@ fn errors_of_carriers() {
             &rule("carrier = \"direct\"\nidle_timeout_ms = 0"),
         ]),
     );
+}
+
+#[test]
+fn errors_of_warm_connections() {
+    let rule = |rest: &str| format!("default = \"deny\"\n{SOCKS}[[rule]]\nname = \"a\"\n{rest}");
+    snapshot(
+        "errors_of_warm_connections",
+        &said(&[
+            &rule("carrier = \"direct\"\nwarm = 65\nwarm_idle_ms = 99"),
+            &rule("carrier = \"socks5://gw\"\nwarm = 2"),
+            &rule("carrier = \"direct\"\nwarm = 2\nkeep_client_address = true\nproxy_protocol = 2"),
+            &rule("carrier = \"direct\"\nwarm_idle_ms = 5000"),
+            &rule("action = \"deny\"\nwarm = 2"),
+        ]),
+    );
+}
+
+#[test]
+fn warm_connections_are_what_the_rule_says() {
+    let warm = |rest: &str| {
+        let text = format!(
+            "version = 1\ndefault = \"deny\"\n{SOCKS}[[rule]]\nname = \"a\"\ncarrier = \"direct\"\n{rest}"
+        );
+        let config = load(&text).unwrap_or_else(|error| panic!("{error}"));
+        match &config.policy.rules()[0].action {
+            Action::Carry(carry) => carry.warm,
+            Action::Deny => panic!("it carries"),
+        }
+    };
+    assert_eq!(warm(""), None);
+    assert_eq!(warm("warm = 0\nkeep_client_address = true"), None);
+    assert_eq!(warm("warm = 3"), Some(Warm { ready: 3, idle_ms: Warm::IDLE_MS }));
+    assert_eq!(warm("warm = 64\nwarm_idle_ms = 600000"), Some(Warm { ready: 64, idle_ms: 600_000 }));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use sidetrack::live::{Ledger, LiveFlow};
+use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{Metrics, Surroundings};
 use sidetrack::record::Observer;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept};
@@ -19,6 +19,23 @@ fn value(text: &str, name: &str) -> u64 {
     let line = text.lines().find(|line| line.starts_with(name));
     let line = line.unwrap_or_else(|| panic!("no {name} in\n{text}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+#[test]
+fn what_carried_flows_is_counted_where_the_carrier_leaves_it_open() {
+    let metrics = Metrics::new();
+    for (id, transport) in [(1, Transport::Quic), (2, Transport::Quic), (3, Transport::Warm)] {
+        let flow = live(id, flow("10.9.8.7:80"), carried(Some("r"), &[]));
+        flow.carried_by(Some(Taken { transport, address: ([10, 9, 8, 7], 80).into() }));
+        record(&metrics, &flow, EndReason::Ok);
+    }
+    record(&metrics, &live(4, flow("10.9.8.7:80"), carried(Some("r"), &[])), EndReason::Ok);
+    let text = metrics.text(&[], Surroundings::default());
+    let count = |transport: &str| {
+        value(&text, &format!("sidetrack_flow_transports_total{{rule=\"r\",transport=\"{transport}\"}}"))
+    };
+    assert_eq!((count("quic"), count("warm")), (2, 1));
+    assert!(!text.contains("transport=\"tls\""), "{text}");
 }
 
 #[test]
@@ -94,7 +111,9 @@ fn the_manual_names_every_metric() {
         .collect();
     // A family without members is not there: give each one.
     let (metrics, ledger) = (Metrics::new(), Arc::new(Ledger::default()));
-    record(&metrics, &full(1), EndReason::Limit);
+    let full_one = full(1);
+    full_one.carried_by(Some(Taken { transport: Transport::Quic, address: ([10, 9, 8, 7], 4433).into() }));
+    record(&metrics, &full_one, EndReason::Limit);
     enter(&ledger, &full(2));
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text

@@ -277,6 +277,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         initial_data_wait_ms: _,
         tfo,
         mptcp,
+        warm,
         kernel,
         chain,
         metadata: _,
@@ -289,6 +290,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         && connect_timeout_ms.is_none()
         && !tfo
         && !mptcp
+        && warm.is_none()
         && chain.is_none()
         && *kernel == KernelPath::Auto
 }

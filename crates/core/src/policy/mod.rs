@@ -73,12 +73,31 @@ pub struct Carry {
     pub tfo: bool,
     /// Multipath TCP (RFC 8684) towards the server; only when direct.
     pub mptcp: bool,
+    /// Connections to the server that stand before a flow wants them; only when direct.
+    pub warm: Option<Warm>,
     /// Whether the kernel may carry the flow alone.
     pub kernel: KernelPath,
     /// The functions the flow passes; none = no function.
     pub chain: Option<Arc<ChainSpec>>,
     /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
     pub metadata: Vec<(u16, String)>,
+}
+
+/// Connections to a server that are made before a flow wants them, so that it need not wait for a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Warm {
+    /// How many stand ready for each destination and worker, 1 to [`Warm::READY_MAX`].
+    pub ready: u16,
+    /// One that no flow has taken for so long is closed and made anew, milliseconds.
+    pub idle_ms: u64,
+}
+
+impl Warm {
+    /// Most connections that stand ready for one destination of one worker.
+    pub const READY_MAX: u16 = 64;
+    /// The idle time unless a rule says otherwise, milliseconds: less than servers commonly grant a client that says
+    /// nothing.
+    pub const IDLE_MS: u64 = 10_000;
 }
 
 /// What is dialled when both an address and a name of the destination are known.

@@ -5,6 +5,7 @@ use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::carry::Dialing;
 use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
+use crate::carry::warm::Room;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::function::Function;
 use crate::keeper::{Keeper, Order};
@@ -120,12 +121,13 @@ impl Prepared {
     /// Starts the workers.
     pub fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
         let mut paths = Paths::default();
-        let budget = {
+        let (budget, warm) = {
             let config = config.load();
             if self.steered.keeper.is_some() {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
-            budget(&config, nofile, self.workers)
+            let warm = warm_room(&config, nofile, self.workers);
+            (budget(&config, nofile, self.workers), usize::try_from(warm).unwrap_or(usize::MAX))
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
         // Workers may dial (their tunnels) before all listeners are known.
@@ -134,7 +136,8 @@ impl Prepared {
             own: Vec::new(),
             overlay: None,
         };
-        let shared = Arc::new(Shared::new(config, dialing, owners, budget, Clock::start()));
+        let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
+        let shared = Arc::new(shared);
         shared.functions.keep(&shared.config.load().functions);
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
@@ -434,6 +437,12 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
     fd.readable().await.map(drop)
 }
 
+/// How many descriptors are set aside for connections to servers that wait for a flow.
+pub(super) fn warm_room(config: &Config, nofile: u64, workers: usize) -> u64 {
+    let wanted = Room::wanted(&config.policy, workers);
+    u64::try_from(wanted).unwrap_or(u64::MAX).min(nofile / 8)
+}
+
 /// How many flows the limit on open files and the configuration allow.
 fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
@@ -441,7 +450,8 @@ fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
     // Connections of tunnels that hold no flow yet.
     let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle.min(nofile / 8));
+    let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers);
+    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle);
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

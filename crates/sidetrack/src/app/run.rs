@@ -1,6 +1,7 @@
 //! `sidetrack run -- CMD`: one command and its children, caught without a rule on the host.
 
 use super::control::ControlOfRun;
+use super::node::warm_room;
 use super::sockets::Bound;
 use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
@@ -136,10 +137,12 @@ struct Watch {
 
 async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> {
     let clock = Clock::start();
-    let budget = Budget::from_nofile(watch.nofile, DESCRIPTOR_RESERVE);
+    let warm = warm_room(&watch.config, watch.nofile, 1);
+    let budget = Budget::from_nofile(watch.nofile, DESCRIPTOR_RESERVE + warm);
     let config = Arc::new(ArcSwap::from_pointee(watch.config));
     let owners = Owners::Within(launched.pid());
-    let shared = Arc::new(Shared::new(config.clone(), Dialing::default(), owners, budget, clock));
+    let shared = Shared::new(config.clone(), Dialing::default(), owners, budget, clock);
+    let shared = Arc::new(shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)));
     shared.functions.keep(&shared.config.load().functions);
     let fleet = Fleet::start(&shared, 1)?;
     let serving = catch(&mut launched, &fleet)?;

@@ -1,6 +1,7 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
 use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
+use crate::live::{Taken, Transport};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::v6::StackOption;
@@ -208,6 +209,11 @@ pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
 
 /// Carries a flow directly.
 pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
+    if let Some((stream, address)) = order.warm.take(order) {
+        let taken = Some(Taken { transport: Transport::Warm, address });
+        let stack = Vec::new();
+        return Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack, taken });
+    }
     let addresses = resolve(&order.destination).await?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
     let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
@@ -225,7 +231,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack })
+    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken: None })
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

@@ -180,7 +180,7 @@ pub(super) async fn carry(
             shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;
         (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
     }
-    Ok(Carried { stream: stream.into(), early: bytes, bound, sent, stack })
+    Ok(Carried { stream: stream.into(), early: bytes, bound, sent, stack, taken: None })
 }
 
 struct Shaken {

@@ -7,12 +7,14 @@ mod resolve;
 pub mod stack;
 mod stream;
 pub mod tunnel;
+pub mod warm;
 
 pub use direct::Dialing;
 pub use overlay::{OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
 
+use crate::live::Taken;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
 use sidetrack_core::policy::{Carry, Resolve};
@@ -56,6 +58,8 @@ pub struct Order<'a> {
     pub dialing: &'a Dialing,
     /// The tunnels of this worker.
     pub tunnels: &'a tunnel::Tunnels,
+    /// The connections of this worker that wait for a flow.
+    pub warm: &'a warm::Warm,
 }
 
 /// The path stands.
@@ -71,6 +75,8 @@ pub struct Carried {
     pub sent: usize,
     /// Stack options, as they were really used.
     pub stack: Vec<StackOption>,
+    /// What carries it, where the carrier leaves that open.
+    pub taken: Option<Taken>,
 }
 
 /// Where the client's first bytes come from while the path is made: read late, so that what arrives meanwhile still

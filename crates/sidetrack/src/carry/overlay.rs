@@ -52,5 +52,12 @@ pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried,
     };
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
     let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
-    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack: Vec::new() })
+    Ok(Carried {
+        stream: stream.into(),
+        early: Vec::new(),
+        bound: None,
+        sent: 0,
+        stack: Vec::new(),
+        taken: None,
+    })
 }

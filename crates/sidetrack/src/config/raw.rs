@@ -311,6 +311,12 @@ pub struct Rule {
     pub tfo: Option<At<bool>>,
     /// Multipath TCP towards the server. Only with carrier "direct". Default false.
     pub mptcp: Option<At<bool>>,
+    /// How many idle connections to a destination each worker holds ready, so that a new flow takes one and waits for no
+    /// handshake, 0 to 64. Only with carrier "direct". Default 0.
+    pub warm: Option<At<u16>>,
+    /// A connection of `warm` that no flow has taken for so long is closed and made anew, milliseconds, 100 to 600000.
+    /// Less than the server's own idle time-out. Default 10000.
+    pub warm_idle_ms: Option<At<u64>>,
     /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
     pub kernel: Option<At<Kernel>>,
     /// Names of the functions that the rule's flows pass, in order from the client to the server. Default: none.

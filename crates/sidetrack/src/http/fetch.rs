@@ -80,8 +80,10 @@ impl Way<'_> {
             metadata: Vec::new(),
             dialing: &self.worker.dialing(),
             tunnels: &self.worker.tunnels,
+            warm: &self.worker.warm,
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
+        self.progress.live.carried_by(carried.taken);
         let stream = Duplex::from(carried.stream);
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);

@@ -233,6 +233,26 @@ impl TcpStream {
         .await;
     }
 
+    /// Waits until the other side's FIN or a reset is announced, also behind bytes that nobody has read.
+    pub fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.place.with(|source| {
+            if source.ended {
+                return Poll::Ready(());
+            }
+            remember(&mut source.reader, cx.waker());
+            Poll::Pending
+        })
+    }
+
+    /// Whether the connection still stands, as far as the kernel knows now; reads nothing.
+    pub fn stands(&self) -> bool {
+        let peeked = self.reading(|fd| Ok(rustix::net::recv(fd, &mut [0; 1], RecvFlags::PEEK)?.0));
+        match peeked {
+            Ok(n) => n > 0 && !self.has_ended(),
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+
     /// A call that reads by itself; that it would block is noted.
     ///
     /// # Errors

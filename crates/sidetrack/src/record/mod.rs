@@ -72,6 +72,10 @@ pub struct FlowRecord<'a> {
     pub reason: Option<EndReason>,
     /// More than the reason says: which hop, step and code.
     pub detail: Option<Cow<'a, str>>,
+    /// What carried it in fact, where the carrier leaves that open: `quic ADDRESS` or `tls ADDRESS` of a tunnel's far
+    /// side, `warm ADDRESS` of a server to which a connection stood already.
+    #[serde(default)]
+    pub path: Option<Cow<'a, str>>,
 }
 
 /// Seconds, exact to the microsecond and no longer than that when written.
@@ -119,6 +123,7 @@ impl<'a> FlowRecord<'a> {
             shunted: known.is_some_and(|known| known.intercept == Intercept::Kernel),
             reason: None,
             detail: None,
+            path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
         }
     }
 
@@ -134,7 +139,9 @@ impl<'a> FlowRecord<'a> {
     /// One line for people: `api.example:443 via socks5://gw:1080: refused: hop 1 of 1 …`.
     pub fn sentence(&self) -> String {
         let to = self.orig_dst.as_ref().map_or_else(|| "unknown destination".to_owned(), ToString::to_string);
-        let carrier = self.carrier.as_deref().map(|carrier| format!(" via {carrier}")).unwrap_or_default();
+        let path = self.path.as_deref().map(|path| format!(" ({path})")).unwrap_or_default();
+        let carrier =
+            self.carrier.as_deref().map(|carrier| format!(" via {carrier}{path}")).unwrap_or_default();
         let reason = self.reason.map_or("in flight", EndReason::as_str);
         let detail = self.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
         format!("{to}{carrier}, {} bytes up, {} bytes down: {reason}{detail}", self.bytes_up, self.bytes_down)

@@ -372,6 +372,7 @@ impl<'a> Setup<'a> {
             stack: &stack::about(asked, Leg::Remote),
             host: flow.host.as_ref(),
             tunnels: &self.worker.tunnels,
+            warm: &self.worker.warm,
             metadata,
             dialing: &self.worker.dialing(),
         };
@@ -404,6 +405,7 @@ impl<'a> Setup<'a> {
         let held = client.take_held();
         client.put_last(&held[carried.sent.min(held.len())..]);
         self.live.count(carried.sent as u64, 0);
+        self.live.carried_by(carried.taken);
         carried.early.shrink_to_fit();
         Ok(carried)
     }

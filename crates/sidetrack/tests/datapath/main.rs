@@ -6,6 +6,7 @@
 mod binary;
 mod endings;
 mod functions;
+mod gate;
 mod half_close;
 mod handshakes;
 mod hops;
@@ -21,3 +22,5 @@ mod socks;
 mod storms;
 mod transfers;
 mod tunnel;
+mod tunnel_paths;
+mod warm;

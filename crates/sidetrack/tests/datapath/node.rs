@@ -124,6 +124,18 @@ impl Node {
         self.take()
     }
 
+    /// Waits until no more than `count` flows are in flight, and forgets those that have ended.
+    pub fn all_ended_but(&self, count: usize) {
+        eventually("the other flows end", || (self.live().len() <= count).then_some(()));
+        self.ended_so_far();
+    }
+
+    /// The flows that have ended so far.
+    pub fn ended_so_far(&self) -> Vec<Ended> {
+        self.collect();
+        self.take()
+    }
+
     /// Takes in the records so far; whether no flow is in flight, and how many have ended.
     fn collect(&self) -> (bool, usize) {
         let mut ended = self.ended.lock().expect("no test panics inside");

@@ -1,31 +1,30 @@
 //! Flows through tunnels: over QUIC and over TLS, byte-exact, with half-closes, resets, many at a time, refusals, lost
 //! paths and strangers.
 
+use crate::gate::Gate;
 use crate::node::{Node, eventually};
 use crate::peers::{
     Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, expect_reset_at,
     read_all, reset,
 };
-use crate::random::Random;
 use crate::transfers::{server, transfers};
 use sidetrack::tls::{Made, Pin, self_signed};
 use sidetrack_core::flow::EndReason;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering::Relaxed;
 use tempfile::TempDir;
 
 /// The keys of both ends.
-struct Keys {
+pub struct Keys {
     folder: TempDir,
     near: Made,
     far: Made,
 }
 
 impl Keys {
-    fn new() -> Self {
+    /// New ones.
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let [near, far] = ["near.test", "far.test"].map(|name| self_signed(name, 1).expect("a key"));
         for (name, made) in [("near", &near), ("far", &far)] {
@@ -42,29 +41,35 @@ impl Keys {
     }
 
     /// A far side whose rule has these keys.
-    fn far(&self, rule: &str) -> Node {
+    pub fn far(&self, rule: &str) -> Node {
         self.far_on("127.0.0.1:0", rule)
     }
 
     fn far_on(&self, address: &str, rule: &str) -> Node {
+        Node::start(&self.far_text(address, rule))
+    }
+
+    /// The configuration of a far side.
+    pub fn far_text(&self, address: &str, rule: &str) -> String {
         let keys = self.of("far");
-        Node::start(&format!(
+        format!(
             "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'tunnel'\naddress = '{address}'\n{keys}\
              [[rule]]\nname = 'all'\n{rule}\n"
-        ))
+        )
     }
 
     /// A near side that stands for `server` and carries by a tunnel to these far sides, with these keys.
-    fn near(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> Node {
+    pub fn near(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> Node {
         Node::start(&self.near_text(server, far, tunnel))
     }
 
     /// The same with one worker, so with one connection: a [`Gate`] knows one near side.
-    fn near_through(&self, gate: &Gate, server: SocketAddr, tunnel: &str) -> Node {
+    pub fn near_through(&self, gate: &Gate, server: SocketAddr, tunnel: &str) -> Node {
         Node::start(&format!("workers = 1\n{}", self.near_text(server, &[gate.address], tunnel)))
     }
 
-    fn near_text(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> String {
+    /// The configuration of [`Keys::near`].
+    pub fn near_text(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> String {
         let addresses: Vec<_> = far.iter().map(|address| format!("'{address}'")).collect();
         let (keys, addresses) = (self.of("near"), addresses.join(", "));
         format!(
@@ -89,7 +94,7 @@ fn await_made<'n>(nodes: impl IntoIterator<Item = &'n Node>) {
 }
 
 /// Every test runs over both.
-const TRANSPORTS: [&str; 2] = ["transport = 'quic'", "transport = 'tls'"];
+pub const TRANSPORTS: [&str; 2] = ["transport = 'quic'", "transport = 'tls'"];
 
 #[test]
 fn transfers_are_byte_exact() {
@@ -381,58 +386,6 @@ fn a_far_side_that_comes_back_is_found_again() {
             (wrote && client.read(&mut byte).is_ok_and(|n| n == 1)).then_some(())
         });
         drop(far);
-    }
-}
-
-/// A path for datagrams between a near and a far side, which loses what it is told to.
-struct Gate {
-    address: SocketAddr,
-    /// Of a hundred datagrams; 100: the path is cut.
-    loses: Arc<AtomicU32>,
-    stopping: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Gate {
-    fn to(far: SocketAddr) -> Self {
-        let [inside, outside] = [(); 2].map(|()| {
-            let socket = UdpSocket::bind("127.0.0.1:0").expect("a loopback port");
-            socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
-            socket
-        });
-        let address = inside.local_addr().expect("bound");
-        let (loses, stopping) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let (loss, stop) = (loses.clone(), stopping.clone());
-        let thread = std::thread::spawn(move || {
-            let (mut near, mut random) = (None, Random::new(7));
-            let mut buffer = [0; 65_536];
-            while !stop.load(Relaxed) {
-                for (from, to) in [(&inside, &outside), (&outside, &inside)] {
-                    for _ in 0..64 {
-                        let Ok((n, sender)) = from.recv_from(&mut buffer) else { break };
-                        let is_near = std::ptr::eq(from, &inside);
-                        if is_near {
-                            near = Some(sender);
-                        }
-                        let Some(receiver) = (if is_near { Some(far) } else { near }) else { continue };
-                        if random.below(100) >= loss.load(Relaxed) as usize {
-                            // A receiver that is gone is like a lost datagram.
-                            let _ = to.send_to(&buffer[..n], receiver);
-                        }
-                    }
-                }
-            }
-        });
-        Self { address, loses, stopping, thread: Some(thread) }
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.stopping.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("it only forwards");
-        }
     }
 }
 

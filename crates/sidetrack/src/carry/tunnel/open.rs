@@ -4,8 +4,10 @@
 use super::path::{Path, Route};
 use super::{Stream, quic};
 use crate::carry::{Carried, Failure, FirstBytes, Order};
+use crate::live::{Taken, Transport};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::tunnel::{Parsed, Reply, Request};
+use sidetrack_sys::sockopt::canonical;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -40,10 +42,11 @@ pub async fn carry(
     let request = request
         .encode()
         .map_err(|error| Failure::new(EndReason::BadRequest, format!("tunnel '{name}': {error}")))?;
-    // In the order of the configuration, but those that stand before those that do not.
-    let (up, down): (Vec<_>, Vec<_>) = tunnel.paths.iter().partition(|path| path.is_up());
+    // In the order of the configuration, but those that stand and are heard of first, and those that are down last.
+    let mut paths: Vec<_> = tunnel.paths.iter().collect();
+    paths.sort_by_key(|path| (path.is_doubtful(), !path.is_up()));
     let mut failed = None;
-    for path in up.into_iter().chain(down) {
+    for path in paths {
         let told = |failure: Failure| Failure {
             detail: format!("tunnel '{name}', path {}: {failure}", path.address()),
             ..failure
@@ -58,24 +61,30 @@ pub async fn carry(
 }
 
 async fn through(path: &Rc<Path>, request: &[u8], first: &mut impl FirstBytes) -> Result<Carried, Refusal> {
-    let stream = match path.route().await.map_err(Refusal::Again)? {
+    let (stream, transport, address) = match path.route().await.map_err(Refusal::Again)? {
         Route::Quic(connection, peer) => {
+            let address = connection.remote_address();
             let streams = connection.open_bi().await;
-            let failed = |error| Refusal::Again(quic::failure(connection.remote_address(), &error));
-            Stream::quic(streams.map_err(failed)?, peer)
+            let failed = |error| Refusal::Again(quic::failure(address, &error));
+            (Stream::quic(streams.map_err(failed)?, peer), Transport::Quic, address)
         }
-        Route::Tls(pool) => pool.take().await.map_err(Refusal::Again)?,
+        Route::Tls(pool) => (pool.take().await.map_err(Refusal::Again)?, Transport::Tls, pool.address()),
     };
-    ask(stream, request, first).await
+    ask(stream, Taken { transport, address: canonical(address) }, request, first).await
 }
 
-async fn ask(mut stream: Stream, request: &[u8], first: &mut impl FirstBytes) -> Result<Carried, Refusal> {
+async fn ask(
+    mut stream: Stream,
+    taken: Taken,
+    request: &[u8],
+    first: &mut impl FirstBytes,
+) -> Result<Carried, Refusal> {
     let mut sent = 0;
     let answer = converse(&mut stream, request, first, &mut sent).await;
     match answer {
         Ok((Reply::Connected { bound }, early)) => {
             let stream = crate::carry::Stream::Tunnel(Box::new(stream));
-            Ok(Carried { stream, early, bound, sent, stack: Vec::new() })
+            Ok(Carried { stream, early, bound, sent, stack: Vec::new(), taken: Some(taken) })
         }
         Ok((Reply::Refused { reason, detail }, _)) => Err(Refusal::Final(refused(reason, &detail))),
         Err(failure) => {

@@ -10,7 +10,7 @@ use crate::tls::peer_name;
 use quinn::{Connection, Endpoint};
 use rustls::pki_types::CertificateDer;
 use sidetrack_core::flow::{Destination, EndReason};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,18 +60,27 @@ pub struct Path {
     /// Somebody needs it now.
     wanted: Notify,
     endpoint: RefCell<Option<Endpoint>>,
+    /// Nothing has come for longer than the far side leaves between two signs of life.
+    is_silent: Cell<bool>,
 }
 
 impl Path {
     /// A path to this address, not held open yet.
     pub fn new(settings: Arc<Settings>, address: Destination, dialing: AskDialing) -> Self {
         let (state, _) = watch::channel(State::Connecting);
-        Self { settings, address, dialing, state, wanted: Notify::new(), endpoint: RefCell::default() }
+        let (wanted, endpoint, is_silent) = (Notify::new(), RefCell::default(), Cell::new(false));
+        Self { settings, address, dialing, state, wanted, endpoint, is_silent }
     }
 
     /// Whether it stands.
     pub fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), State::Up(_))
+    }
+
+    /// Whether a flow should rather take another path: this one does not stand, or has been silent for longer than it
+    /// ever is. Such a path may be lost, which only `lost_after_ms` decides.
+    pub fn is_doubtful(&self) -> bool {
+        !self.is_up() || self.is_silent.get()
     }
 
     /// Where it leads to.
@@ -145,16 +154,37 @@ impl Path {
             match &route {
                 Route::Quic(connection, peer) => {
                     tracing::info!(tunnel = %self.settings.name, path = %self.address, %peer, transport = "quic", "path up");
-                    return stream::lost(&connection.closed().await).to_string();
+                    tokio::select! {
+                        error = connection.closed() => return stream::lost(&error).to_string(),
+                        () = self.listen(connection) => {}
+                    }
                 }
                 Route::Tls(pool) => {
                     tracing::info!(tunnel = %self.settings.name, path = %self.address, transport = "tls", "path up");
+                    self.is_silent.set(false);
                     tokio::select! {
                         failure = pool.keep() => return failure.to_string(),
                         better = self.quic_again() => route = better,
                     }
                 }
             }
+        }
+    }
+
+    /// Looks for ever whether anything comes at all: each end asks for a sign of life every `keepalive_ms`.
+    async fn listen(&self, connection: &Connection) {
+        let window = Duration::from_millis(self.settings.keepalive_ms) * 3 / 2;
+        let mut before = connection.stats().udp_rx.datagrams;
+        self.is_silent.set(false);
+        loop {
+            sleep(window).await;
+            let now = connection.stats().udp_rx.datagrams;
+            let is_silent = now == before;
+            before = now;
+            if is_silent && !self.is_silent.replace(is_silent) {
+                tracing::warn!(tunnel = %self.settings.name, path = %self.address, "path silent: new flows take another that is not");
+            }
+            self.is_silent.set(is_silent);
         }
     }
 

@@ -83,6 +83,11 @@ impl Pool {
         Ok(Self { ready, target: Cell::new(READY_MIN), taken: Notify::new(), dial })
     }
 
+    /// The address of the far side.
+    pub const fn address(&self) -> SocketAddr {
+        self.dial.to
+    }
+
     /// A connection for one flow; one that is ready if there is any.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ impl Column {
             Self::Destination => destination(flow),
             Self::Process => text(&flow.process),
             Self::Rule => text(&flow.rule),
-            Self::Carrier => text(&flow.carrier),
+            Self::Carrier => carrier(flow),
             Self::Up => Some(human::bytes(flow.bytes_up)),
             Self::Down => Some(human::bytes(flow.bytes_down)),
             Self::Connect => flow.connect_seconds.map(human::time),
@@ -106,6 +106,16 @@ fn destination(flow: &FlowRecord<'_>) -> Option<String> {
         (Some(host), Host::Ip(_)) => Some(format!("{}:{}", human::printable(host), dst.port)),
         _ => Some(dst.to_string()),
     }
+}
+
+/// The carrier, with the word for what moves the bytes where that is open: `tunnel:t (quic)`.
+fn carrier(flow: &FlowRecord<'_>) -> Option<String> {
+    let carrier = human::printable(flow.carrier.as_deref()?);
+    let transport = flow.path.as_deref().and_then(|path| path.split(' ').next());
+    Some(match transport {
+        Some(transport) => format!("{carrier} ({})", human::printable(transport)),
+        None => carrier,
+    })
 }
 
 fn state(flow: &FlowRecord<'_>) -> String {

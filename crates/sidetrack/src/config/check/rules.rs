@@ -5,12 +5,15 @@ use super::Check;
 use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol};
 use sidetrack_core::flow::Intercept;
 use sidetrack_core::policy::{
-    Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule,
+    Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
 };
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Longest wait for the client's first bytes, milliseconds: as for the host name.
 const INITIAL_DATA_WAIT_MAX_MS: u64 = 100;
+/// How long a connection that stands ready may wait for a flow, milliseconds.
+const WARM_IDLE_MS: RangeInclusive<u64> = 100..=600_000;
 /// Most hops of a carrier: each costs a round trip to all before it.
 const HOPS_MAX: usize = 16;
 
@@ -120,6 +123,8 @@ impl Check<'_> {
             ("initial_data_wait_ms", at(&rule.initial_data_wait_ms)),
             ("tfo", at(&rule.tfo)),
             ("mptcp", at(&rule.mptcp)),
+            ("warm", at(&rule.warm)),
+            ("warm_idle_ms", at(&rule.warm_idle_ms)),
             ("kernel", at(&rule.kernel)),
             ("metadata", at(&rule.metadata)),
             ("on_chain_change", at(&rule.on_chain_change)),
@@ -156,6 +161,7 @@ impl Check<'_> {
             initial_data_wait_ms: wait.unwrap_or(0),
             tfo: flag(&rule.tfo),
             mptcp: flag(&rule.mptcp),
+            warm: self.warm(rule),
             kernel: match rule.kernel.as_deref() {
                 None | Some(raw::Kernel::Auto) => KernelPath::Auto,
                 Some(raw::Kernel::Never) => KernelPath::Never,
@@ -166,6 +172,17 @@ impl Check<'_> {
         };
         self.contradictions(rule, &carry);
         Some(carry)
+    }
+
+    fn warm(&mut self, rule: &raw::Rule) -> Option<Warm> {
+        let ready = self.number(rule.warm.as_ref(), 0..=Warm::READY_MAX.into(), " connections").unwrap_or(0);
+        let idle_ms = self.number(rule.warm_idle_ms.as_ref(), WARM_IDLE_MS, " milliseconds");
+        if let Some(idle) = rule.warm_idle_ms.as_ref().filter(|_| rule.warm.is_none()) {
+            let help = "add `warm`, the number of connections that stand ready, or take it out";
+            self.error(idle.span(), "`warm_idle_ms` means nothing without `warm`", help);
+        }
+        let ready = u16::try_from(ready).ok().filter(|ready| *ready > 0)?;
+        Some(Warm { ready, idle_ms: idle_ms.unwrap_or(Warm::IDLE_MS) })
     }
 
     fn proxy_version(&mut self, at: &At<u8>) -> Option<ProxyVersion> {
@@ -292,8 +309,36 @@ impl Check<'_> {
         }
     }
 
+    /// What cannot go with connections that stand before their flow is known.
+    fn warm_contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
+        let Some(at) = rule.warm.as_ref().filter(|_| carry.warm.is_some()) else { return };
+        let contradictions = [
+            (
+                carry.carrier != Carrier::Direct,
+                "`warm` goes only with carrier = \"direct\"",
+                "a tunnel holds its connections open anyway; towards hops there is none to hold",
+            ),
+            (
+                carry.keep_client_address,
+                "`warm` and `keep_client_address` exclude each other",
+                "take one out: a connection that stands before its flow cannot have the address of its client",
+            ),
+            (
+                carry.proxy_protocol.is_some(),
+                "`warm` and `proxy_protocol` exclude each other",
+                "take one out: a server that expects the header does not wait for it as long as a connection is held",
+            ),
+        ];
+        for (wrong, message, help) in contradictions {
+            if wrong {
+                self.error(at.span(), message, help);
+            }
+        }
+    }
+
     /// Options that cannot both be meant.
     fn contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
+        self.warm_contradictions(rule, carry);
         let direct = carry.carrier == Carrier::Direct;
         let only_direct = [
             ("keep_client_address", &rule.keep_client_address, "a hop opens the connection to the server"),
