@@ -4,6 +4,7 @@
 //! them, [`peers`] starts other people's proxies (and ours) between client and server, and [`experiments`]
 //! turn that into tables. All of it ends by itself and leaves nothing behind, also when killed.
 
+pub mod bare;
 pub mod capture;
 pub mod chart;
 pub mod cpu;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use sidetrack_lab::bare;
 use sidetrack_lab::experiments::{engine, epi, flights, idle, links, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
@@ -33,6 +34,9 @@ enum Job {
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
+    /// Be the least relay there can be, as a limit (used by the lab itself).
+    #[command(hide = true)]
+    Bare(bare::Options),
     /// Generate load (used by the lab itself).
     #[command(hide = true)]
     Load {
@@ -60,6 +64,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Links(options) => links::run(&options),
         Job::Engine(options) => engine::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
+        Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }
 }

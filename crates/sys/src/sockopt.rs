@@ -189,12 +189,23 @@ pub fn set_tcp_nodelay(fd: impl AsFd, on: bool) -> io::Result<()> {
 /// Lets the acknowledgement of a connection's answer wait for the first bytes, which follow at once and carry it
 /// (`TCP_QUICKACK` off before `connect`): a packet less. The kernel acknowledges as ever once the handshake is done; if
 /// no bytes follow, the other side learns of the connection up to 200 ms late. Set on a listening socket, what its
-/// connections receive first is acknowledged with our answer, or 40 ms later.
+/// connections receive first is acknowledged with our answer, or 40 ms later; on a connected one, so is what it receives
+/// next.
 ///
 /// # Errors
 /// What setsockopt says.
 pub fn set_tcp_ack_with_data(fd: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_tcp_quickack(fd, false)?)
+}
+
+/// Lets a listening socket wait with a connection until its first bytes have come (`TCP_DEFER_ACCEPT`): accept(2) does
+/// not meet a silent client before `limit`, which the kernel rounds up to its own time-outs, has passed.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn set_tcp_defer_accept(fd: impl AsFd, limit: Duration) -> io::Result<()> {
+    let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
+    set_int(fd, libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, clamp(seconds))
 }
 
 /// Chooses the congestion control by its kernel name (`bbr`, `cubic`, ...) and returns what is in force.

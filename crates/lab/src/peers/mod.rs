@@ -3,6 +3,7 @@
 //! A [`Peer`] is a row of the table; starting it gives a [`Running`], which says what the client has to dial and
 //! speak, and which ends the programs and removes their rules when it is dropped.
 
+mod bare;
 mod haproxy;
 mod kernel;
 mod nginx;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::bare::Role;
 use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
@@ -34,7 +36,7 @@ const FLOW_LIMIT: u32 = 9_900;
 /// What a peer is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// No relay at all: the limit.
+    /// No relay at all, or the least there can be: the limit.
     Limit,
     /// One program between client and server.
     OneHop,
@@ -172,18 +174,22 @@ pub const ALL: &[Peer] = peers![
     "HAProxy tcp" OneHop false haproxy::copy;
     "HAProxy splice" OneHop false haproxy::splice;
     "ours reverse" OneHop true ours::reverse;
+    "bare reverse" Limit false bare::reverse;
     "dante S5" OneHop false |site| Proxy::Dante.row(site, Via::Socks5);
     "microsocks S5" OneHop false |site| Proxy::Microsocks.row(site, Via::Socks5);
     "socksx 0.1.0 S5" OneHop false |site| SOCKSX_S5.row(site, Via::Socks5);
     "socksx 0.1.1 S5" OneHop false |site| LATER_SOCKSX_S5.row(site, Via::Socks5);
     "ours S5" OneHop true |site| Proxy::Ours.row(site, Via::Socks5);
+    "bare S5" Limit false |site| bare::socks(site, Via::Socks5);
     "socksx 0.1.0 S6" OneHop false |site| SOCKSX_S6.row(site, socksx::S6);
     "socksx 0.1.1 S6" OneHop false |site| LATER_SOCKSX_S6.row(site, socksx::S6);
     "ours S6" OneHop true |site| Proxy::Ours.row(site, Via::Socks6Draft { initial_data: false });
+    "bare S6" Limit false |site| bare::socks(site, Via::Socks6Draft { initial_data: false });
     "socksx 0.1.0 S6 + data" OneHop false |site| SOCKSX_S6.row(site, socksx::S6_DATA);
     "socksx 0.1.1 S6 + data" OneHop false |site| LATER_SOCKSX_S6.row(site, socksx::S6_DATA);
     "ours S6 + data" OneHop true |site| Proxy::Ours.row(site, Via::Socks6Draft { initial_data: true });
     "ours S6 + data, socksx dialect" OneHop true |site| Proxy::Ours.row(site, socksx::S6_DATA);
+    "bare S6 + data" Limit false |site| bare::socks(site, Via::Socks6Draft { initial_data: true });
     "redsocks + dante" Pair false |site| redirectors::pair(site, Redirector::Redsocks, Proxy::Dante);
     "socksx 0.1.0 pair S5" Pair false
         |site| redirectors::pair(site, Redirector::Socksx(socksx::V0_1_0, 5), SOCKSX_S5);
@@ -191,6 +197,8 @@ pub const ALL: &[Peer] = peers![
         |site| redirectors::pair(site, Redirector::Socksx(socksx::V0_1_0, 6), SOCKSX_S6);
     "ours pair S5" Pair true |site| redirectors::pair(site, our_redirector("socks5", ""), Proxy::Ours);
     "ours pair S6" Pair true |site| redirectors::pair(site, our_redirector("socks6", ""), Proxy::Ours);
+    "bare pair S5" Limit false |site| bare::pair(site, Role::Redirect5);
+    "bare pair S6" Limit false |site| bare::pair(site, Role::Redirect6);
 ];
 
 /// Rows that only the count of flights has: they change when bytes go, not what a connection costs.

@@ -1,7 +1,7 @@
 //! What ours must reach against whom, and whether it did.
 
 use super::results::Spread;
-use super::{Cell, Results, Sample};
+use super::{Cell, Results};
 
 /// The relays without a handshake that count as the best of the field.
 const RELAYS: &[&str] = &["nginx stream", "HAProxy tcp", "HAProxy splice"];
@@ -90,6 +90,27 @@ const BARS: &[Bar] = &[
     bar(Cells::Bulk, "ours kernel path", &["nft DNAT"], Metric::Speed, 0.97),
 ];
 
+/// The least program that does the work of a row of ours with new connections.
+const LIMITS: &[(&str, &str)] = &[
+    ("ours reverse", "bare reverse"),
+    ("ours S5", "bare S5"),
+    ("ours S6", "bare S6"),
+    ("ours S6 + data", "bare S6 + data"),
+    ("ours pair S5", "bare pair S5"),
+    ("ours pair S6", "bare pair S6"),
+];
+
+/// How far a bar can be met at all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limit {
+    /// The row of the least program.
+    pub bare: &'static str,
+    /// Ratio of it to the others: no program in user space has a better one.
+    pub best: Spread,
+    /// Ratio of ours to it.
+    pub reached: Spread,
+}
+
 /// How a bar came out in a cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
@@ -103,6 +124,8 @@ pub struct Verdict {
     pub cell: Cell,
     /// Ratio ours to theirs.
     pub ratio: Option<Spread>,
+    /// What could be reached at most, where that was measured.
+    pub limit: Option<Limit>,
     /// At least this for speed, at most this for cost.
     pub bound: f64,
     /// Whether more is better.
@@ -162,20 +185,30 @@ impl Bar {
             return None;
         }
         let other = self.best_other(results, cell);
-        let value = |sample: &Sample| {
-            if self.metric == Metric::Speed { Some(sample.speed(cell)) } else { sample.cost(cell) }
-        };
-        let ratio = other.and_then(|other| results.ratio(cell, self.ours, other, value));
+        let ratio = other.and_then(|other| self.ratio(results, cell, self.ours, other));
         Some(Verdict {
             ours: self.ours,
             other: other.or(self.others.first().copied()).unwrap_or_default(),
             what: if self.metric == Metric::Speed { "speed" } else { "CPU" },
             cell,
             ratio,
+            limit: other.and_then(|other| self.limit(results, cell, other)),
             bound: self.bound,
             at_least: self.metric == Metric::Speed,
             missing: ratio.is_none().then(|| self.why_missing(results, cell)),
         })
+    }
+
+    fn ratio(&self, results: &Results, cell: Cell, row: &str, other: &str) -> Option<Spread> {
+        results.ratio(cell, row, other, |sample| {
+            if self.metric == Metric::Speed { Some(sample.speed(cell)) } else { sample.cost(cell) }
+        })
+    }
+
+    fn limit(&self, results: &Results, cell: Cell, other: &str) -> Option<Limit> {
+        let (_, bare) = LIMITS.iter().find(|(ours, _)| *ours == self.ours && self.cells == Cells::New)?;
+        let best = self.ratio(results, cell, bare, other)?;
+        Some(Limit { bare, best, reached: self.ratio(results, cell, self.ours, bare)? })
     }
 
     /// The fastest, or for cost alone the cheapest, of the others by median.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::bars::Verdict;
+use super::results::Spread;
 use super::{Cell, Results};
 use crate::peers::Peer;
 
@@ -23,7 +24,8 @@ fn heading(results: &Results) -> String {
          {:.0} % of a sample (median). {} rounds of {} ms after {} ms of warm-up, peers in turn, order reversed every \
          round; medians. Samples dropped for more than 2 % steal: {}. Answers of 130 bytes; bulk is a 1 GiB file whose \
          bytes the client discards in the kernel. Client and server share one core, the proxy (both programs of a pair) \
-         has the other. CPU is that of the proxy's programs; lost: connections a sample that failed (third quartile).\n\n",
+         has the other. CPU is that of the proxy's programs; lost: connections a sample that failed (third quartile). Bare: the least \
+         program that could do the same (`sidetrack-lab bare`), which is the limit of a bar.\n\n",
         machine.date,
         machine.kernel,
         machine.cpu,
@@ -91,19 +93,27 @@ fn missing(text: &mut String, results: &Results) {
     }
 }
 
+fn spread(ratio: Spread) -> String {
+    format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+}
+
 fn bars(text: &mut String, verdicts: &[Verdict]) {
     if verdicts.is_empty() {
         return;
     }
-    let _ = writeln!(text, "| bar | against | | ratio (quartiles) | wanted | |\n|---|---|---|---|---|---|");
+    let _ = writeln!(
+        text,
+        "| bar | against | | ratio (quartiles) | wanted | | limit / other | ours / limit |\n|---|---|---|---|---|---|---|---|"
+    );
     for verdict in verdicts {
-        let ratio = verdict.ratio.map_or_else(
-            || "-".to_owned(),
-            |ratio| format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high),
+        let ratio = verdict.ratio.map_or_else(|| "-".to_owned(), spread);
+        let limit = verdict.limit.map_or_else(
+            || " | ".to_owned(),
+            |limit| format!("{} | {}", spread(limit.best), spread(limit.reached)),
         );
         let _ = writeln!(
             text,
-            "| {}, {} | {} | {} | {ratio} | {} {:.2} | {} |",
+            "| {}, {} | {} | {} | {ratio} | {} {:.2} | {} | {limit} |",
             verdict.ours,
             verdict.what,
             verdict.other,

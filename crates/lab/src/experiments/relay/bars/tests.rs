@@ -1,7 +1,7 @@
 //! Bars over made-up samples.
 
 use super::*;
-use crate::experiments::relay::Timing;
+use crate::experiments::relay::{Sample, Timing};
 use crate::load::Report;
 use crate::machine::{Disturbance, Machine};
 use crate::peers::{self, Unavailable};
@@ -37,6 +37,9 @@ fn every_row_named_by_a_bar_exists() {
             assert!(peers::find(name).is_some(), "{name}");
         }
         assert!(peers::find(bar.ours).is_some_and(|peer| peer.is_ours));
+    }
+    for (ours, bare) in LIMITS {
+        assert!(peers::find(bare).is_some() && BARS.iter().any(|bar| bar.ours == *ours), "{ours}, {bare}");
     }
 }
 
@@ -93,4 +96,17 @@ fn an_absent_peer_is_said_and_our_own_absence_fails() {
     assert!(pair.result().contains("not measured: socksx 0.1.0 pair S5: absent"), "{}", pair.result());
     let ours = verdict(&verdicts, "ours S5", "speed");
     assert!(ours.is_failure() && ours.result().contains("FAIL"), "{}", ours.result());
+}
+
+#[test]
+fn a_bar_names_its_limit_where_that_was_measured() {
+    let (mut results, cell) = (results(), Cell::New(32));
+    add(&mut results, cell, "dante S5", [100, 100, 100], 100);
+    add(&mut results, cell, "ours S5", [190, 190, 190], 50);
+    assert_eq!(verdict(&judge(&results), "ours S5", "speed").limit, None);
+    add(&mut results, cell, "bare S5", [200, 200, 200], 40);
+    let verdicts = judge(&results);
+    let limit = verdict(&verdicts, "ours S5", "speed").limit.expect("bare S5 was measured");
+    assert!(limit.bare == "bare S5" && limit.best.median == 2.0 && limit.reached.median == 0.95);
+    assert!(!verdict(&verdicts, "ours S5", "speed").holds(), "a limit excuses nothing");
 }

@@ -1,0 +1,60 @@
+//! The limit: the least program that does the work, from [`crate::bare`].
+
+use std::net::SocketAddr;
+
+use super::{RELAY_PORT, Running, Start, Table, Unavailable, relay};
+use crate::bare::Role;
+use crate::load::Via;
+use crate::service::Service;
+use crate::site::Site;
+use crate::topology::Node;
+
+const SOCKS_PORT: u16 = 1095;
+const REDIRECT_PORT: u16 = 42095;
+
+/// A port that leads to the origin.
+pub fn reverse(site: &Site) -> Start<'_> {
+    let service =
+        start(site, &site.proxy, Role::Reverse, site.proxy_address(RELAY_PORT), Some(site.origin()))?;
+    Ok(relay(site, service))
+}
+
+/// A SOCKS server, with a client that speaks `via`.
+pub fn socks(site: &Site, via: Via) -> Start<'_> {
+    let dial = site.proxy_address(SOCKS_PORT);
+    let services = vec![start(site, &site.proxy, Role::Socks, dial, None)?];
+    Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination: site.origin() })
+}
+
+/// A redirector of the version that `role` says, and the SOCKS server.
+pub fn pair(site: &Site, role: Role) -> Start<'_> {
+    let gateway = site.proxy_address(SOCKS_PORT);
+    let server = start(site, &site.proxy, Role::Socks, gateway, None)?;
+    let listen = SocketAddr::from(([127, 0, 0, 1], REDIRECT_PORT));
+    let redirector = start(site, &site.client, role, listen, Some(gateway))?;
+    Ok(Running {
+        services: vec![redirector, server],
+        _tables: vec![Table::redirect(site, REDIRECT_PORT)?],
+        _forwarding: None,
+        dial: site.origin(),
+        via: Via::Plain,
+        destination: site.origin(),
+    })
+}
+
+fn start(
+    site: &Site,
+    node: &Node,
+    role: Role,
+    listen: SocketAddr,
+    to: Option<SocketAddr>,
+) -> Result<Service, Unavailable> {
+    let mut command = node.command_at(&site.launcher.to_string_lossy(), &site.proxy_placement());
+    command.args(["bare", role.name(), &listen.to_string()]);
+    if let Some(to) = to {
+        command.args(["--to", &to.to_string()]);
+    }
+    let mut service = Service::start(&format!("bare-{}", role.name()), command, site.directory.path())?;
+    service.wait_listening(node, listen.port())?;
+    Ok(service)
+}
