@@ -138,7 +138,7 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(FLIGHTS_ONLY).chain(EPI_ONLY);
+        let rows = ALL.iter().chain(EPI_ONLY);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
@@ -197,16 +197,12 @@ pub const ALL: &[Peer] = peers![
         |site| redirectors::pair(site, Redirector::Socksx(socksx::V0_1_0, 6), SOCKSX_S6);
     "ours pair S5" Pair true |site| redirectors::pair(site, our_redirector("socks5", ""), Proxy::Ours);
     "ours pair S6" Pair true |site| redirectors::pair(site, our_redirector("socks6", ""), Proxy::Ours);
-    "bare pair S5" Limit false |site| bare::pair(site, Role::Redirect5);
-    "bare pair S6" Limit false |site| bare::pair(site, Role::Redirect6);
-];
-
-/// Rows that only the count of flights has: they change when bytes go, not what a connection costs.
-pub const FLIGHTS_ONLY: &[Peer] = peers![
     "ours pair S5, optimistic" Pair true
         |site| redirectors::pair(site, our_redirector("socks5", "?optimistic=true"), Proxy::Ours);
     "ours pair S6, TFO" Pair true
         |site| redirectors::pair(site, our_redirector("socks6", "?tfo=true"), Proxy::Ours);
+    "bare pair S5" Limit false |site| bare::pair(site, Role::Redirect5);
+    "bare pair S6" Limit false |site| bare::pair(site, Role::Redirect6);
 ];
 
 /// Rows that only the measurements of the EPI paper have.
@@ -221,7 +217,7 @@ pub const EPI_ONLY: &[Peer] = peers![
 /// The peer of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Peer> {
-    ALL.iter().chain(FLIGHTS_ONLY).chain(EPI_ONLY).copied().find(|peer| peer.name == name)
+    ALL.iter().chain(EPI_ONLY).copied().find(|peer| peer.name == name)
 }
 
 /// An nft table in a node that is deleted with the peer that needed it.

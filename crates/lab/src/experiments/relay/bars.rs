@@ -80,6 +80,7 @@ const BARS: &[Bar] = &[
     ),
     bar(Cells::New, "ours pair S5", &["socksx 0.1.0 pair S5"], Metric::Speed, 1.5),
     bar(Cells::New, "ours pair S5", &["redsocks + dante"], Metric::Speed, 1.5),
+    bar(Cells::New, "ours pair S5, optimistic", &["socksx 0.1.0 pair S5"], Metric::Speed, 1.5),
     bar(Cells::New, "ours pair S6", &["socksx 0.1.0 pair S6"], Metric::Speed, 1.5),
     bar(Cells::New, "ours pair S6", &["redsocks + dante"], Metric::Speed, 1.5),
     bar(Cells::KeepAlive, "ours reverse", RELAYS, Metric::Speed, 1.0),
