@@ -142,7 +142,7 @@ fn the_authentication_reply_does_not_wait_for_a_slow_dial() {
 fn a_hop_that_says_nothing_is_a_connect_timeout() {
     let hop = Host::new();
     for scheme in ["socks5", "socks6", "http"] {
-        let rule = format!("carrier = ['{scheme}://{}']\nconnect_timeout_ms = 200", hop.address);
+        let rule = format!("carrier = ['{scheme}://{}']\nconnect_timeout_ms = 1000", hop.address);
         let node = Node::reverse(closed_address(), &rule);
         let mut client = connect(node.entry());
         let held = hop.accept();

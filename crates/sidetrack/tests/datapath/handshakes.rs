@@ -80,7 +80,7 @@ fn a_client_that_closes_is_gone_at_every_byte() {
 
 #[test]
 fn one_byte_at_a_time_does_not_hold_a_listener_longer() {
-    let node = listeners(300);
+    let node = listeners(2000);
     // All at once: the whole costs the time of one.
     let mut clients: Vec<(TcpStream, Vec<u8>)> = handshakes()
         .into_iter()
@@ -116,7 +116,7 @@ fn one_byte_at_a_time_does_not_hold_a_listener_longer() {
     });
     for ended in node.ended(count) {
         assert_eq!(ended.reason, EndReason::HandshakeTimeout, "{ended:?}");
-        assert!(ended.duration >= std::time::Duration::from_millis(300));
+        assert!(ended.duration >= std::time::Duration::from_millis(2000));
     }
 }
 
