@@ -16,6 +16,7 @@ use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sockopt;
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -318,6 +319,9 @@ impl<W: Wire> Pump<W> {
         fresh: &mut Option<Fresh>,
     ) -> Input {
         let from = side.other();
+        if side == Side::Server && fresh.is_some() && self.is_silent() {
+            self.expect_answer();
+        }
         let wire = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
@@ -367,6 +371,20 @@ impl<W: Wire> Pump<W> {
                 self.lost(self.clock.now(), side, error);
                 self.swallow(side, held, fresh)
             }
+        }
+    }
+
+    /// Whether no byte has moved yet, in either direction.
+    fn is_silent(&self) -> bool {
+        self.live.first_byte_time().is_none() && self.live.bytes() == (0, 0)
+    }
+
+    /// The client speaks first: what the server answers need not be acknowledged piece by piece. A connection that was
+    /// dialled with bytes at hand does so by itself; here the client waited until its path stood (SOCKS).
+    fn expect_answer(&mut self) {
+        if let Some(socket) = self.wire(Side::Server).socket() {
+            // A wish: without it some packets more.
+            let _ = sockopt::set_tcp_ack_with_data(socket);
         }
     }
 
