@@ -230,6 +230,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
         one_by_one: asked(|option| matches!(option, StackOption::HappyEyeballs(false))),
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
+    order.warm.learn(order);
     let stack = done(order.stack, &stream, sent, addresses.len());
     Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken: None })
 }

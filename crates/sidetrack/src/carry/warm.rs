@@ -134,21 +134,19 @@ impl Warm {
         OPEN.set(open);
     }
 
-    /// A connection for this flow, with the server's address, if its rule holds any and one stands ready. The rule
-    /// holds more from now on.
+    /// A connection for this flow, with the server's address, if its rule holds any and one stands ready.
     pub fn take(&self, order: &Order<'_>) -> Option<(TcpStream, SocketAddr)> {
         // What a client asks for beyond a connection is done from the SYN on.
         let key = Key::of(order.carry, &order.destination).filter(|_| order.stack.is_empty())?;
-        let find =
-            |open: &Vec<Held>| open.iter().find(|held| held.pool.key == key).map(|held| held.pool.clone());
-        let Some(pool) = OPEN.with_borrow(find) else {
-            self.learn(key);
-            return None;
-        };
-        pool.take(order.dialing)
+        find(&key)?.take(order.dialing)
     }
 
-    fn learn(&self, key: Key) {
+    /// A flow has reached its server by itself: if its rule says so, the next one finds a connection ready. Whoever asks
+    /// for servers that are not there teaches nothing.
+    pub fn learn(&self, order: &Order<'_>) {
+        let Some(key) = Key::of(order.carry, &order.destination).filter(|key| find(key).is_none()) else {
+            return;
+        };
         let held = self.hold(key, true);
         OPEN.with_borrow_mut(|open| {
             let learnt = open.iter().enumerate().filter(|(_, held)| held.pool.is_learnt);
@@ -191,6 +189,10 @@ impl Warm {
         });
         Held { pool, _stop: stop }
     }
+}
+
+fn find(key: &Key) -> Option<Rc<Pool>> {
+    OPEN.with_borrow(|open| open.iter().find(|held| held.pool.key == *key).map(|held| held.pool.clone()))
 }
 
 /// One destination, for as long as it is wanted.
@@ -295,10 +297,7 @@ impl Pool {
             return Poll::Pending;
         }
         drop(ready);
-        self.set_back(&format!(
-            "the server closes connections that are idle for less than {:?}",
-            self.idle_limit()
-        ));
+        self.set_back("the server closed one before a flow came; if it always does, have warm_idle_ms below its time-out");
         Poll::Ready(())
     }
 

@@ -1,7 +1,8 @@
 //! Connections to servers that stand before a flow comes (`warm`).
 
 use crate::node::{Node, eventually, reverse_config};
-use crate::peers::{Host, closed_address, connect, expect, expect_end, expect_reset, reset};
+use crate::peers::{Host, closed_address, connect, expect, expect_end, expect_reset, expect_reset_at, reset};
+use sidetrack::config::Config;
 use sidetrack::live::{Ended, Transport};
 use sidetrack_core::flow::EndReason;
 use std::io::{ErrorKind, Read, Write};
@@ -164,7 +165,7 @@ fn a_server_that_refuses_is_left_alone_for_longer_each_time() {
     drop(node);
     // Flows find out for themselves that nobody is there.
     let node = self::node(closed_address(), &format!("warm = 4\n{LONG}"));
-    expect_reset(&mut connect(node.entry()));
+    expect_reset_at(node.entry());
     node.ends_with(EndReason::Refused);
 }
 
@@ -192,4 +193,29 @@ fn all_are_closed_when_the_node_stops() {
     for mut server in servers {
         expect_end(&mut server, b"");
     }
+}
+
+#[test]
+fn a_reload_leaves_alone_what_it_does_not_change() {
+    let [first, second] = [Host::new(), Host::new()];
+    let node = node(first.address, &format!("warm = 1\n{LONG}"));
+    let mut waiting = first.accept();
+    let load = |server: &Host, more: &str| {
+        let rule = format!("carrier = 'direct'\nto = '{}'\nwarm = 1\n{LONG}\n{more}", server.address);
+        let text = format!("version = 1\nworkers = 1\n{}", reverse_config(server.address, &rule));
+        node.shared.config.store(std::sync::Arc::new(Config::from_text("test.toml", &text).expect("good")));
+    };
+    // Another rule comes, which has connections of its own: when they stand, the reload is done.
+    load(&first, &format!("[[rule]]\nname = 'b'\ncarrier = 'direct'\nto = '{}'\nwarm = 1", second.address));
+    let mut other = second.accept();
+    let mut client = connect(node.entry());
+    client.write_all(b"same").unwrap();
+    expect(&mut waiting, b"same");
+    drop((client, waiting));
+    assert!(is_warm(&node.ends_with(EndReason::Ok)));
+    let mut waiting = first.accept();
+    // Both rules go.
+    load(&Host::new(), "");
+    expect_end(&mut waiting, b"");
+    expect_end(&mut other, b"");
 }
