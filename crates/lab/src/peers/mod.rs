@@ -11,6 +11,7 @@ pub mod ours;
 mod proxies;
 mod redirectors;
 pub mod socksx;
+mod tunnel;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -212,6 +213,8 @@ pub const EPI_ONLY: &[Peer] = peers![
         let redirector = Redirector::Ours { scheme: "socks6", options: "", waits: false };
         redirectors::pair(site, redirector, Proxy::Ours)
     };
+    "ours tunnel" Pair true |site| tunnel::pair(site, tunnel::Transport::Quic);
+    "ours tunnel, TLS" Pair true |site| tunnel::pair(site, tunnel::Transport::Tls);
 ];
 
 /// The peer of this name.

@@ -13,7 +13,7 @@ use crate::topology::Node;
 
 const REDIRECT_PORT: u16 = 42090;
 /// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
-const INITIAL_DATA_WAIT_MS: u32 = 50;
+pub(super) const INITIAL_DATA_WAIT_MS: u32 = 50;
 /// It listens before it steers; this is a hundred times what that takes.
 const STEERS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -53,7 +53,7 @@ pub fn socks(site: &Site, port: u16) -> Result<Service, Unavailable> {
 pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
     // Where the first bytes may travel with the request, we give them the time to come.
     let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
-    redirect(site, hops, if waits { INITIAL_DATA_WAIT_MS } else { 0 })
+    redirect(site, hops, if waits { INITIAL_DATA_WAIT_MS } else { 0 }, "")
 }
 
 /// The same, but what the client sends never travels with a request.
@@ -61,10 +61,16 @@ pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> 
 /// # Errors
 /// As [`redirector`].
 pub fn plain_redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
-    redirect(site, hops, 0)
+    redirect(site, hops, 0, "")
 }
 
-fn redirect(site: &Site, hops: &[String], wait_ms: u32) -> Result<Service, Unavailable> {
+/// A redirector whose rule waits `wait_ms` for first bytes; `tables` is what its carrier needs besides, in TOML.
+pub(super) fn redirect(
+    site: &Site,
+    hops: &[String],
+    wait_ms: u32,
+    tables: &str,
+) -> Result<Service, Unavailable> {
     let server = &site.proxy_server.b;
     let listener = format!(
         "[[listen]]\nkind = \"redirect\"\naddress = [\"127.0.0.1:{REDIRECT_PORT}\", \"[::1]:{REDIRECT_PORT}\"]\n\
@@ -76,7 +82,8 @@ fn redirect(site: &Site, hops: &[String], wait_ms: u32) -> Result<Service, Unava
     );
     let wait = format!("\ninitial_data_wait_ms = {wait_ms}");
     let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
-    let config = format!("{listener}{}", rule(&format!("carrier = [{}]{wait}", carrier.join(", "))));
+    let rule = rule(&format!("carrier = [{}]{wait}", carrier.join(", ")));
+    let config = format!("{listener}{tables}{rule}");
     let service = start(site, &site.client, "redirect", &config, REDIRECT_PORT)?;
     require_rule(&site.client, "redirect")?;
     Ok(service)
@@ -87,7 +94,7 @@ fn reverse_listener(site: &Site) -> String {
     format!("[[listen]]\nkind = \"reverse\"\naddress = \"{address}\"\nto = \"{origin}\"\n")
 }
 
-fn rule(keys: &str) -> String {
+pub(super) fn rule(keys: &str) -> String {
     format!("[[rule]]\nname = \"all\"\n{keys}\n")
 }
 
@@ -133,7 +140,13 @@ pub fn program_with_run() -> Result<PathBuf, Unavailable> {
     Err(Unavailable::Absent(format!("{} has no sub-command run", program.display())))
 }
 
-fn start(site: &Site, node: &Node, role: &str, config: &str, port: u16) -> Result<Service, Unavailable> {
+pub(super) fn start(
+    site: &Site,
+    node: &Node,
+    role: &str,
+    config: &str,
+    port: u16,
+) -> Result<Service, Unavailable> {
     let program = program()?;
     let directory = site.directory.path();
     let path = directory.join(format!("sidetrack-{role}.toml"));

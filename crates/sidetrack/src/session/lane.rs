@@ -1,6 +1,6 @@
 //! What one direction of a flow holds: nothing, bytes in memory, or bytes in a kernel pipe.
 
-use super::pump::SPLICE_AFTER;
+use super::pump::{SPLICE_AFTER, SPLICE_LEAST};
 use crate::carry::Wire;
 use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ pub fn allow_pipes(pipes: usize) {
 #[derive(Debug, Default)]
 pub struct Lane {
     holds: Holds,
-    /// Bytes that went through, until the decision about a pipe is made; then `u64::MAX`.
+    /// Bytes that went through in large pieces, until the decision about a pipe is made; then `u64::MAX`.
     moved: u64,
 }
 
@@ -71,6 +71,9 @@ impl Lane {
     /// Gives the bytes that the direction may hold from then on, if it changed.
     pub fn moved(&mut self, n: u64) -> Option<u32> {
         if self.moved == u64::MAX || !self.is_empty() {
+            return None;
+        }
+        if n < SPLICE_LEAST {
             return None;
         }
         self.moved += n;
@@ -151,5 +154,23 @@ impl Drop for Lane {
             // At the end of the thread the pool may be gone before the last flow.
             let _ = PIPES.try_with(|pool| pool.borrow_mut().put(*pipe));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_small_messages_stay_in_user_space_and_large_pieces_do_not() {
+        allow_pipes(1);
+        let mut lane = Lane::default();
+        for _ in 0..10 * SPLICE_AFTER / 400 {
+            assert_eq!(lane.moved(400), None);
+        }
+        assert!(!lane.is_piped());
+        let pieces = SPLICE_AFTER.div_ceil(SPLICE_LEAST);
+        let limits: Vec<u32> = (0..2 * pieces).filter_map(|_| lane.moved(SPLICE_LEAST)).collect();
+        assert!(lane.is_piped() && limits.len() == 1 && limits[0] > 0, "{limits:?}");
     }
 }

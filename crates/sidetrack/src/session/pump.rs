@@ -2,7 +2,8 @@
 //!
 //! What is read lands in one buffer per thread and is written from there at once; only what the other side does not
 //! take is kept, in memory that the flow gives back when it is gone. An idle flow holds no buffer. A direction that
-//! has carried [`SPLICE_AFTER`] bytes changes to a pipe and `splice(2)`: its bytes no longer pass through user space.
+//! has carried [`SPLICE_AFTER`] bytes in pieces worth it changes to a pipe and `splice(2)`: its bytes no longer pass through
+//! user space.
 
 mod through;
 
@@ -25,9 +26,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use through::Through;
 
-/// Bytes of a direction after which it changes to `splice(2)`. Below this a pipe costs more than the copies it saves
-/// (`bench/RESULTS.md`).
+/// Bytes of a direction, carried in pieces of at least [`SPLICE_LEAST`], after which it changes to `splice(2)`. Below this a
+/// pipe costs more than the copies it saves (`bench/RESULTS.md`).
 pub const SPLICE_AFTER: u64 = 256 * 1024;
+
+/// Least bytes of a piece that counts for [`SPLICE_AFTER`]. Two splices cost more than a read and a write of a small message,
+/// however many of them a connection that stays open carries (`bench/EPI.md`).
+pub const SPLICE_LEAST: u64 = 4096;
 
 /// Most bytes one read takes, and the size of the buffer of each thread.
 const SCRATCH: usize = 64 * 1024;

@@ -12,7 +12,7 @@ use crate::peers::Running;
 use crate::site::{SMALL_FILE, Site};
 
 /// Time between two requests, in seconds; the paper waits one second, which changes no figure here.
-const INTERVAL_SECONDS: &str = "0.01";
+const INTERVAL_SECONDS: &str = "0.005";
 /// How long a request may take, in seconds; `timeout` ends a client that hangs after as long for all requests.
 const REQUEST_SECONDS: u32 = 3;
 

@@ -48,7 +48,7 @@ impl Plan {
     #[must_use]
     pub fn estimate(&self, rows: &[Row]) -> Duration {
         const START_SECONDS: f64 = 0.5;
-        const AROUND_A_REQUEST_MS: f64 = 13.0;
+        const AROUND_A_REQUEST_MS: f64 = 8.0;
         let timed = rows.iter().filter(|row| row.has_times);
         let requests = f64::from(self.requests + 1);
         let one = |row: &Row, topology: &Topology| row.model.time_ms(topology) + AROUND_A_REQUEST_MS;
@@ -209,6 +209,7 @@ fn turn(
 pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progress) -> Result<()> {
     clients::require("wrk")?;
     let site = Site::new()?;
+    site.receive_on_own_cpus()?;
     let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_rate).collect();
     for round in 0..plan.rate_rounds {
         for (at, row) in in_turn(&rows, round).into_iter().enumerate() {

@@ -29,12 +29,18 @@ use measure::{Figures, Plan};
 /// Options of `sidetrack-lab epi`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Fewer requests and two numbers of connections: within 90 seconds.
+    /// Fewer requests and one number of connections: within 90 seconds.
     #[arg(long)]
     pub quick: bool,
     /// How often the paper's 120 requests are made for each cell; the paper has 5.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub runs: u32,
+    /// How many turns every row gets, of 30 requests (5 with --quick) and of one window for each number of connections.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: Option<u32>,
+    /// How long `wrk` runs for each figure, in seconds. Default 2, and 1 with --quick.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub window: Option<u64>,
     /// Only rows whose name contains this; may be given several times.
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
@@ -78,7 +84,7 @@ struct Results {
 /// # Errors
 /// The site cannot be built (root, nginx, httping and wrk are needed), or a file cannot be written.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let plan = if options.quick { Plan::quick() } else { Plan::full(options.runs) };
+    let plan = plan(options);
     let rows = measure::chosen(&options.only);
     let network = Network::new(options.links, &launch::launcher()?, 1)?;
     let progress = Progress::new();
@@ -86,7 +92,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let machine = Machine::probe();
     let meter = DisturbanceMeter::start();
     let mut figures = Figures::default();
-    if options.part != Some(Part::Rates) {
+    let has_times = options.part != Some(Part::Rates);
+    if has_times {
         measure::times(&network, &plan, &rows, &mut figures, &progress)?;
     }
     if options.part != Some(Part::Times) {
@@ -105,13 +112,23 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     print!(
         "{}{}",
-        heading(&results),
+        heading(&results, has_times),
         report::text(&results.figures, &results.plan, &rows, &results.verdicts)
     );
     options.output.json(&results)?;
     report::files(&options.output, &results.figures, &results.plan, &rows)?;
     let failed = results.verdicts.iter().any(Verdict::is_failure);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn plan(options: &Options) -> Plan {
+    let plan = if options.quick { Plan::quick() } else { Plan::full(options.runs) };
+    Plan {
+        rounds: options.rounds.unwrap_or(plan.rounds),
+        rate_rounds: options.rounds.unwrap_or(plan.rate_rounds),
+        window_seconds: options.window.unwrap_or(plan.window_seconds),
+        ..plan
+    }
 }
 
 fn estimate(options: &Options, plan: &Plan, rows: &[rows::Row]) -> Duration {
@@ -123,8 +140,12 @@ fn estimate(options: &Options, plan: &Plan, rows: &[rows::Row]) -> Duration {
     without.estimate(rows)
 }
 
-fn heading(results: &Results) -> String {
+fn heading(results: &Results, has_times: bool) -> String {
     let (machine, plan) = (&results.machine, &results.plan);
+    let counts = match has_times {
+        true => format!("{} requests a cell in {} rounds", plan.requests * plan.rounds, plan.rounds),
+        false => format!("{} windows of {} s a cell", plan.rate_rounds, plan.window_seconds),
+    };
     let late = results.lateness.map_or_else(String::new, |late| {
         format!(
             " Frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100.",
@@ -133,8 +154,7 @@ fn heading(results: &Results) -> String {
         )
     });
     format!(
-        "## The EPI measurements\n\n{}, Linux {}, {}, {}, load {:.1} to {:.1}, steal {:.1} %. {} requests a cell in {} rounds; links: \
-         {}.{late}\n\n",
+        "## The EPI measurements\n\n{}, Linux {}, {}, {}, load {:.1} to {:.1}, steal {:.1} %. {counts}; links: {}.{late}\n\n",
         machine.date,
         machine.kernel,
         machine.cpu,
@@ -142,8 +162,6 @@ fn heading(results: &Results) -> String {
         machine.load,
         machine::load_average(),
         results.disturbance.steal_percent,
-        plan.requests * plan.rounds,
-        plan.rounds,
         results.links
     )
 }

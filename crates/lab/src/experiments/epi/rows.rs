@@ -13,7 +13,7 @@ pub struct Row {
     pub model: Model,
     /// The paper's figures for it.
     pub paper: Overheads,
-    /// Whether `wrk` can use it: it speaks no SOCKS.
+    /// Whether `wrk` measures it; where a client speaks SOCKS itself it cannot.
     pub has_rate: bool,
     /// Whether set-up times are taken.
     pub has_times: bool,
@@ -33,6 +33,10 @@ pub const OUR_REVERSE: &str = "ours, reverse";
 pub const OUR_SOCKS6_DATA: &str = "ours, SOCKS6 with data";
 /// Our redirector and proxy, as the paper's SOCKS6.
 pub const OUR_SOCKS6: &str = "ours, SOCKS6";
+/// Our redirector and far side, joined by a QUIC connection that stands before the first request.
+pub const OUR_TUNNEL: &str = "ours, tunnel";
+/// The same where UDP is blocked.
+pub const OUR_TUNNEL_TLS: &str = "ours, tunnel over TLS";
 /// Rewritten by the kernel.
 pub const OUR_KERNEL_PATH: &str = "ours, kernel path";
 /// Redirector and proxy of the paper.
@@ -61,6 +65,9 @@ pub const ROWS: &[Row] = &[
     // Our redirector sends what the client says behind the request, and does not wait for the reply.
     row(OUR_SOCKS6, "ours pair S6, no data", Model::proxied(2, 2), paper::SOCKS6),
     row(OUR_SOCKS6_DATA, "ours pair S6", Model::proxied(2, 2), paper::SOCKS6),
+    // Connect is answered beside the client; destination and request are one flight to the far side.
+    row(OUR_TUNNEL, "ours tunnel", Model::proxied(1, 2), paper::NONE),
+    Row { has_rate: false, ..row(OUR_TUNNEL_TLS, "ours tunnel, TLS", Model::proxied(1, 2), paper::NONE) },
     row(OUR_KERNEL_PATH, "ours kernel path", Model::proxied(2, 2), paper::NONE),
 ];
 
@@ -75,7 +82,9 @@ mod tests {
             assert!(peers::find(row.peer).is_some(), "{}", row.peer);
             assert!(ROWS.iter().skip(at + 1).all(|other| other.name != row.name), "{}", row.name);
         }
-        for name in SOCKSX.iter().chain(&RELAYS).chain(&[DANTE_PAIR, OUR_REVERSE, OUR_SOCKS6, NGINX]) {
+        for name in
+            SOCKSX.iter().chain(&RELAYS).chain(&[DANTE_PAIR, OUR_REVERSE, OUR_SOCKS6, NGINX, OUR_TUNNEL])
+        {
             assert!(ROWS.iter().any(|row| row.name == *name), "{name}");
         }
     }

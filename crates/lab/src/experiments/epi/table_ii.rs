@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::bars::Verdict;
 use super::measure::{Figures, Plan};
 use super::paper::TABLE_I;
-use super::rows::{NGINX, NO_PROXY, OUR_SOCKS6_DATA, ROWS};
+use super::rows::{NGINX, NO_PROXY, OUR_SOCKS6_DATA, OUR_TUNNEL, ROWS};
 
 /// One parameter: the paper's ticks, and what shows ours.
 struct Parameter {
@@ -13,8 +13,10 @@ struct Parameter {
     nginx: bool,
     socks5: bool,
     socks6: bool,
-    /// A command anybody can run; absent: this run itself shows it.
-    command: Option<&'static str>,
+    /// A command anybody can run.
+    command: &'static str,
+    /// Whether it is this run that shows it, so that its figures set the tick.
+    is_this_run: bool,
     shows: &'static str,
 }
 
@@ -24,15 +26,17 @@ const PARAMETERS: [Parameter; 6] = [
         nginx: true,
         socks5: false,
         socks6: false,
-        command: None,
-        shows: "SOCKS6 with data within 0.5 ms of nginx, DOCKER 1 to 3",
+        command: "sidetrack-lab epi --part times",
+        is_this_run: true,
+        shows: "SOCKS6 with data within 0.5 ms of nginx, the tunnel below zero, DOCKER 1 to 3",
     },
     Parameter {
         name: "Processing rate",
         nginx: false,
         socks5: false,
         socks6: true,
-        command: None,
+        command: "sidetrack-lab epi --part rates",
+        is_this_run: true,
         shows: "SOCKS6 with data above every proxy of the paper from 8 connections on",
     },
     Parameter {
@@ -40,7 +44,8 @@ const PARAMETERS: [Parameter; 6] = [
         nginx: false,
         socks5: true,
         socks6: true,
-        command: Some("examples/reverse-proxy/run.sh"),
+        command: "examples/reverse-proxy/run.sh",
+        is_this_run: false,
         shows: "one port for several servers, by SNI or Host; SOCKS by request",
     },
     Parameter {
@@ -48,7 +53,8 @@ const PARAMETERS: [Parameter; 6] = [
         nginx: false,
         socks5: true,
         socks6: true,
-        command: Some("cargo test -p sidetrack --test reload"),
+        command: "cargo test -p sidetrack --test reload",
+        is_this_run: false,
         shows: "rules and carriers change at once, no flow is cut",
     },
     Parameter {
@@ -56,7 +62,8 @@ const PARAMETERS: [Parameter; 6] = [
         nginx: false,
         socks5: true,
         socks6: true,
-        command: Some("examples/chain-of-three/run.sh"),
+        command: "examples/chain-of-three/run.sh",
+        is_this_run: false,
         shows: "the destination travels with the request through any chain",
     },
     Parameter {
@@ -64,7 +71,8 @@ const PARAMETERS: [Parameter; 6] = [
         nginx: false,
         socks5: true,
         socks6: true,
-        command: Some("cargo test -p sidetrack-core --test socks"),
+        command: "cargo test -p sidetrack-core --test socks",
+        is_this_run: false,
         shows: "user and password inside the first flight; rules on who may go where",
     },
 ];
@@ -76,16 +84,12 @@ pub fn render(figures: &Figures, plan: &Plan, verdicts: &[Verdict]) -> String {
         "| parameter | NGINX | SOCKS5 | SOCKS6 | ours | shown by |\n|---|---|---|---|---|---|\n",
     );
     for parameter in &PARAMETERS {
-        let (tick, shown) = match parameter.command {
-            Some(command) => ("✓", format!("`{command}`: {}", parameter.shows)),
-            None => {
-                let holds = match parameter.name {
-                    "Δt" => delta_holds(verdicts),
-                    _ => rate_holds(figures, plan),
-                };
-                (measured(holds), format!("this run: {}", parameter.shows))
-            }
+        let tick = match parameter.name {
+            _ if !parameter.is_this_run => "✓",
+            "Δt" => measured(delta_holds(verdicts)),
+            _ => measured(rate_holds(figures, plan)),
         };
+        let shown = format!("`{}`: {}", parameter.command, parameter.shows);
         let tick_if = |ticked: bool| if ticked { "✓" } else { "" };
         let (nginx, socks5) = (tick_if(parameter.nginx), tick_if(parameter.socks5));
         let socks6 = tick_if(parameter.socks6);
@@ -102,15 +106,21 @@ fn measured(holds: Option<bool>) -> &'static str {
     }
 }
 
-/// Whether our carrier that ticks the rest of the column is as near to no proxy as nginx is.
+/// Whether our carrier that ticks the rest of the column is as near to no proxy as nginx is, and the tunnel nearer.
 fn delta_holds(verdicts: &[Verdict]) -> Option<bool> {
-    let about = |verdict: &&Verdict| {
-        verdict.bar.contains(OUR_SOCKS6_DATA)
-            && TABLE_I.iter().any(|topology| verdict.bar.starts_with(topology.name))
+    let on_the_way = |name: &str| {
+        TABLE_I.iter().any(|topology| topology.is_in_between() && name.starts_with(topology.name))
     };
-    let of_it: Vec<&Verdict> = verdicts.iter().filter(about).collect();
-    let all_measured = !of_it.is_empty() && of_it.iter().all(|verdict| verdict.reached.is_some());
-    all_measured.then(|| of_it.iter().all(|verdict| verdict.holds))
+    let mut holds = true;
+    for row in [format!(" {OUR_SOCKS6_DATA} "), format!(" {OUR_TUNNEL} ")] {
+        let about = |verdict: &&Verdict| verdict.bar.contains(&row) && on_the_way(&verdict.bar);
+        let of_it: Vec<&Verdict> = verdicts.iter().filter(about).collect();
+        if of_it.is_empty() || of_it.iter().any(|verdict| verdict.reached.is_none()) {
+            return None;
+        }
+        holds &= of_it.iter().all(|verdict| verdict.holds);
+    }
+    Some(holds)
 }
 
 /// Whether it carries more requests than every proxy of the paper from 8 connections on.
@@ -136,8 +146,10 @@ mod tests {
     #[test]
     fn our_ticks_of_this_run_need_its_figures() {
         let plan = Plan { connections: vec![8], ..Plan::quick() };
-        let bar = |topology: &str| format!("{topology}: {OUR_SOCKS6_DATA} behind nginx, at most 0.5 ms");
-        let verdict = |holds| Verdict { bar: bar("DOCKER 1"), reached: Some(0.0), holds };
+        let verdict = |bar: String, holds| Verdict { bar, reached: Some(0.0), holds };
+        let socks =
+            |holds| verdict(format!("DOCKER 1: {OUR_SOCKS6_DATA} behind nginx, at most 0.5 ms"), holds);
+        let tunnel = |holds| verdict(format!("DOCKER 1: {OUR_TUNNEL} over no proxy, at most -4 ms"), holds);
         let mut figures = Figures::default();
         let ticks = |text: &str, row: usize| {
             text.lines()
@@ -145,12 +157,37 @@ mod tests {
                 .map(|line| line.split('|').nth(5).map(str::trim).unwrap_or("").to_owned())
         };
         assert_eq!(ticks(&render(&figures, &plan, &[]), 0).as_deref(), Some("not measured"));
-        assert_eq!(ticks(&render(&figures, &plan, &[verdict(false)]), 0).as_deref(), Some("missed"));
-        assert_eq!(ticks(&render(&figures, &plan, &[verdict(true)]), 0).as_deref(), Some("✓"));
+        for (verdicts, expected) in [
+            ([socks(true), tunnel(true)], "✓"),
+            ([socks(false), tunnel(true)], "missed"),
+            ([socks(true), tunnel(false)], "missed"),
+            ([socks(true), socks(true)], "not measured"),
+        ] {
+            assert_eq!(ticks(&render(&figures, &plan, &verdicts), 0).as_deref(), Some(expected));
+        }
         figures.rates.insert(OUR_SOCKS6_DATA.into(), vec![vec![Some(2.0)]]);
         figures.rates.insert(NGINX.into(), vec![vec![Some(1.0)]]);
         assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("✓"));
         figures.rates.insert("socksx SOCKS6".into(), vec![vec![Some(3.0)]]);
         assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("missed"));
+    }
+
+    #[test]
+    fn every_command_is_one_that_exists() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for parameter in &PARAMETERS {
+            let words: Vec<&str> = parameter.command.split(' ').collect();
+            let exists = match words[..] {
+                [script] => root.join(script).is_file(),
+                ["sidetrack-lab", "epi", "--part", part] => ["times", "rates"].contains(&part),
+                ["cargo", "test", "-p", package, "--test", test] => {
+                    let tests =
+                        root.join("crates").join(package.trim_start_matches("sidetrack-")).join("tests");
+                    tests.join(format!("{test}.rs")).is_file() || tests.join(test).join("main.rs").is_file()
+                }
+                _ => false,
+            };
+            assert!(exists, "{}", parameter.command);
+        }
     }
 }

@@ -1,0 +1,116 @@
+//! Our tunnel: a redirector beside the client and a far side at the proxy, joined by one connection that stands before the
+//! first request.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::{Running, Start, Unavailable, ours};
+use crate::load::Via;
+use crate::service::Service;
+use crate::site::Site;
+
+/// Where the far side listens, on UDP and TCP.
+const PORT: u16 = 1091;
+/// How long the two ends may take to find each other; a thousand times what that takes.
+const STANDS_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What carries the tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// One QUIC connection, a stream for each flow.
+    Quic,
+    /// A pool of TLS connections, one for each flow.
+    Tls,
+}
+
+impl Transport {
+    /// Its word in our configuration and log.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+        }
+    }
+}
+
+/// One end's certificate and key in a file, and the pin that the other end believes.
+struct Identity {
+    file: PathBuf,
+    pin: String,
+}
+
+/// Redirector, tunnel and far side; returns when the tunnel stands.
+pub fn pair(site: &Site, transport: Transport) -> Start<'_> {
+    let [near, far] = ["near.lab", "far.lab"].map(|name| identity(site.directory.path(), name));
+    let (near, far) = (near?, far?);
+    let far_side = ours::start(site, &site.proxy, "far", &far_config(site, &near, &far), PORT)?;
+    let tables = near_tables(site, transport, &near, &far);
+    let near_side = ours::redirect(site, &["tunnel:far".to_owned()], ours::INITIAL_DATA_WAIT_MS, &tables)?;
+    wait_until_it_stands(&near_side, transport)?;
+    Ok(Running {
+        services: vec![near_side, far_side],
+        _tables: Vec::new(),
+        _forwarding: None,
+        dial: site.origin(),
+        via: Via::Plain,
+        destination: site.origin(),
+    })
+}
+
+fn far_config(site: &Site, near: &Identity, far: &Identity) -> String {
+    format!(
+        "[[listen]]\nkind = \"tunnel\"\naddress = \"{}\"\nidentity = \"{}\"\npins = [\"{}\"]\n{}",
+        site.proxy_address(PORT),
+        far.file.display(),
+        near.pin,
+        ours::rule("match = { socks_user = \"near.lab\" }\ncarrier = \"direct\"")
+    )
+}
+
+fn near_tables(site: &Site, transport: Transport, near: &Identity, far: &Identity) -> String {
+    format!(
+        "[[tunnel]]\nname = \"far\"\naddress = \"{}\"\nidentity = \"{}\"\npins = [\"{}\"]\ntransport = \"{}\"\n",
+        site.proxy_address(PORT),
+        near.file.display(),
+        far.pin,
+        transport.word()
+    )
+}
+
+/// Makes a key as the manual says; an earlier one of the same run serves again.
+fn identity(directory: &Path, name: &str) -> Result<Identity, Unavailable> {
+    let file = directory.join(format!("{name}.pem"));
+    let path = file.to_string_lossy();
+    if !file.exists() {
+        sidetrack(&["tunnel", "key", "--name", name, "--out", &path])?;
+    }
+    let printed = sidetrack(&["tunnel", "pin", &path])?;
+    let pin = printed.split_whitespace().find(|word| word.starts_with("sha256//"));
+    let pin = pin.with_context(|| format!("`sidetrack tunnel pin` printed no pin: {}", printed.trim()))?;
+    Ok(Identity { pin: pin.to_owned(), file })
+}
+
+fn sidetrack(arguments: &[&str]) -> Result<String, Unavailable> {
+    let output = std::process::Command::new(ours::program()?).args(arguments).output()?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        return Err(anyhow!("sidetrack {}: {}", arguments.join(" "), words.trim()).into());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Set-up of the tunnel is no part of a flow's: the near side's log says when it is done.
+fn wait_until_it_stands(near_side: &Service, transport: Transport) -> Result<()> {
+    let wanted = format!("transport=\"{}\"", transport.word());
+    let began = Instant::now();
+    while began.elapsed() < STANDS_WITHIN {
+        if near_side.log().contains(&wanted) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    bail!("the tunnel does not stand after {STANDS_WITHIN:?}: {}", near_side.log().trim())
+}
