@@ -44,8 +44,6 @@ pub const BIG_FILE: &str = "/big";
 
 const SMALL_BYTES: usize = 130;
 const BIG_BYTES: u64 = 1 << 30;
-/// The CPU of client and server.
-const CLIENT_CPU: usize = 0;
 /// Nice value of everything that is measured.
 const NICE: i32 = -19;
 
@@ -159,42 +157,16 @@ impl Site {
         (self.client_proxy.b.v4, port).into()
     }
 
-    /// Lets each node receive on the CPU of its programs, as three hosts would: else the client's CPU does the receiving half
-    /// of the proxy's work, all of it where the kernel forwards, while the proxy's CPU idles.
-    ///
-    /// # Errors
-    /// As [`Node::receive_on`].
-    pub fn receive_on_own_cpus(&self) -> Result<()> {
-        let links = [&self.client_proxy, &self.proxy_server, &self.client_server];
-        let [first, second, third] = links.map(|link| link.interface.as_str());
-        let (ends, proxys) = (CLIENT_CPU, self.proxy_cpu());
-        for (node, interface, cpu) in [
-            (&self.client, first, ends),
-            (&self.client, third, ends),
-            (&self.proxy, first, proxys),
-            (&self.proxy, second, proxys),
-            (&self.server, second, ends),
-            (&self.server, third, ends),
-        ] {
-            node.receive_on(interface, cpu)?;
-        }
-        Ok(())
-    }
-
-    fn proxy_cpu(&self) -> usize {
-        last_cpu().min(1)
-    }
-
     /// Where clients run: the first CPU.
     #[must_use]
     pub fn client_placement(&self) -> Placement {
-        Placement { netns: None, cpu: Some(CLIENT_CPU), nice: Some(NICE) }
+        Placement { netns: None, cpu: Some(0), nice: Some(NICE) }
     }
 
     /// Where proxies run: the second CPU.
     #[must_use]
     pub fn proxy_placement(&self) -> Placement {
-        Placement { netns: None, cpu: Some(self.proxy_cpu()), nice: Some(NICE) }
+        Placement { netns: None, cpu: Some(last_cpu().min(1)), nice: Some(NICE) }
     }
 
     /// A command in the proxy's node and placement, where the origin's names resolve.
@@ -290,7 +262,7 @@ fn start_origin(server: &Node, directory: &Scratch) -> Result<Service> {
     let config = directory.path().join("origin.conf");
     std::fs::write(&config, origin_config(&directory.path().display().to_string()))?;
     launch::find_program("nginx").context("the origin needs nginx; bench/peers.sh installs it")?;
-    let placement = Placement { netns: None, cpu: Some(CLIENT_CPU), nice: Some(NICE) };
+    let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
     let mut command = server.command_at("nginx", &placement);
     command.arg("-e").arg("stderr").arg("-c").arg(&config);
     let mut origin = Service::start("origin", command, directory.path())?;

@@ -161,18 +161,6 @@ impl Node {
         })
     }
 
-    /// Lets the kernel handle what `interface` receives on `cpu` (receive packet steering), as a host of its own would on
-    /// one of its own: without, a veth pair's receiving end works on the sender's CPU and time.
-    ///
-    /// # Errors
-    /// The kernel cannot, or there is no such interface or CPU.
-    pub fn receive_on(&self, interface: &str, cpu: usize) -> Result<()> {
-        const IN_OWN_SYSFS: &str =
-            "mount -t sysfs none /sys && echo $1 >/sys/class/net/$2/queues/rx-0/rps_cpus";
-        let mask = format!("{:x}", 1_u64 << cpu);
-        self.run("unshare", &["--mount", "--", "sh", "-c", IN_OWN_SYSFS, "-", &mask, interface]).map(|_| ())
-    }
-
     /// Loads an nft ruleset; it goes with the node, or with [`Self::delete_table`].
     ///
     /// # Errors

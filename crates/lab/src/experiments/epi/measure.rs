@@ -209,7 +209,6 @@ fn turn(
 pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progress) -> Result<()> {
     clients::require("wrk")?;
     let site = Site::new()?;
-    site.receive_on_own_cpus()?;
     let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_rate).collect();
     for round in 0..plan.rate_rounds {
         for (at, row) in in_turn(&rows, round).into_iter().enumerate() {
