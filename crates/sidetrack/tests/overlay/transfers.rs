@@ -61,8 +61,8 @@ fn a_relay_that_is_killed_costs_no_byte() {
 fn many_flows_at_a_time_do_not_wait_for_each_other() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    let echo = std::thread::spawn(move || {
-        for _ in 0..101 {
+    std::thread::spawn(move || {
+        for _ in 0..1000 {
             let (mut stream, _) = listener.accept().expect("a connection");
             std::thread::spawn(move || {
                 let mut reader = stream.try_clone().expect("a socket");
@@ -86,12 +86,15 @@ fn many_flows_at_a_time_do_not_wait_for_each_other() {
         .map(|number| {
             std::thread::spawn(move || {
                 let bytes = random_bytes(number, 20_000);
-                assert!(exchange(entry, &bytes).expect("an echo") == bytes, "flow {number}");
+                // Refused while a busy machine has kept hellos back: there is no path then.
+                crate::node::eventually("an echo", || match exchange(entry, &bytes) {
+                    Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => false,
+                    echo => echo.expect("an echo") == bytes,
+                });
             })
         })
         .collect();
     clients.into_iter().for_each(|client| client.join().expect("an echo"));
-    echo.join().expect("all came");
 }
 
 #[test]
