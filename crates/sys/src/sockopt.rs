@@ -198,6 +198,16 @@ pub fn set_tcp_ack_with_data(fd: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_tcp_quickack(fd, false)?)
 }
 
+/// Acknowledges what has come now, and what comes next as the kernel does by itself (`TCP_QUICKACK` on): the end of
+/// [`set_tcp_ack_with_data`]. A peer that holds its next bytes back until the ones before are acknowledged (RFC 896)
+/// would else wait 40 ms for it.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn set_tcp_ack_at_once(fd: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_tcp_quickack(fd, true)?)
+}
+
 /// Lets a listening socket wait with a connection until its first bytes have come (`TCP_DEFER_ACCEPT`): accept(2) does
 /// not meet a silent client before `limit`, which the kernel rounds up to its own time-outs, has passed.
 ///

@@ -13,6 +13,7 @@ use sidetrack_core::socks::client as socks;
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use sidetrack_core::socks::{v5, v6};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::io;
 use std::task::{Poll, ready};
@@ -199,8 +200,11 @@ async fn shake(
     if !came.is_empty() {
         machine.bytes(clock.now(), &came);
     }
+    let mut has_read = !came.is_empty();
     loop {
+        let mut is_part = has_read;
         while let Some(step) = machine.poll() {
+            is_part = false;
             match step {
                 Step::Send(bytes) => {
                     stream.write_all(&bytes).await.map_err(|error| broken(&error, "sending"))?;
@@ -212,6 +216,11 @@ async fn shake(
                 Step::Failed(failure) => return Err(failure),
             }
         }
+        if is_part {
+            // The proxy answers in pieces; it may hold one back until the one before is acknowledged.
+            let _ = sockopt::set_tcp_ack_at_once(&*stream);
+        }
+        has_read = true;
         let read = poll_fn(|cx| {
             // Here, so that it is on the stack and not in every flow's future.
             let mut buffer = [0; 2048];

@@ -9,6 +9,7 @@ use sidetrack_core::socks::Server;
 use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig};
 use sidetrack_core::socks::v6::SessionTable;
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sockopt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -60,6 +61,7 @@ impl Handshake {
             self.machine.handle(self.clock.now(), Input::Bytes(&held));
         }
         let mut unsent = Vec::new();
+        let mut has_read = !held.is_empty();
         loop {
             while let Some(output) = self.machine.poll() {
                 match output {
@@ -80,8 +82,16 @@ impl Handshake {
                     }
                 }
             }
+            if has_read
+                && unsent.is_empty()
+                && let Ok(socket) = client.stream.tcp()
+            {
+                // The client speaks in pieces; it may hold one back until the one before is acknowledged.
+                let _ = sockopt::set_tcp_ack_at_once(socket);
+            }
             client.answer(&std::mem::take(&mut unsent)).await.map_err(gone)?;
             self.next_event(client).await?;
+            has_read = true;
         }
     }
 

@@ -285,9 +285,17 @@ impl<W: Wire> Pump<W> {
         Input::Read(side, u32::try_from(n).unwrap_or(u32::MAX))
     }
 
-    fn note_first_byte(&self, side: Side) {
+    fn note_first_byte(&mut self, side: Side) {
         if side == Side::Server && self.live.first_byte_time().is_none() {
             self.live.first_byte(self.live.age());
+            // An answer that ends with its first bytes needed no acknowledgement of its own ([`Self::expect_answer`]); of
+            // a longer one the server may hold the rest back for it.
+            let wire = self.wire(Side::Server);
+            if !wire.has_ended()
+                && let Some(socket) = wire.socket()
+            {
+                let _ = sockopt::set_tcp_ack_at_once(socket);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! Every wait is bounded by [`node::PATIENCE`]; nothing sleeps to synchronise. Random tests print their seed.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
+mod acknowledgements;
 mod binary;
 mod endings;
 mod functions;

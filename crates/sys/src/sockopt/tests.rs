@@ -93,6 +93,8 @@ fn a_connected_socket_acknowledges_with_its_next_bytes_when_told() {
     assert!(sockopt::tcp_quickack(&client).unwrap(), "at once, as the kernel begins");
     set_tcp_ack_with_data(&client).unwrap();
     assert!(!sockopt::tcp_quickack(&client).unwrap());
+    set_tcp_ack_at_once(&client).unwrap();
+    assert!(sockopt::tcp_quickack(&client).unwrap());
 }
 
 #[test]
