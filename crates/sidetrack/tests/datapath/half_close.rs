@@ -205,11 +205,19 @@ fn what_was_said_before_a_reset_reaches_a_side_that_is_writing() {
         // An upload that is refused in the middle: there is always something to write to A.
         assert!(fill(&b) > 0);
         a.write_all(b"413 too large").unwrap();
+        acknowledged(&a, 13);
         drop(a);
         expect(&mut b, b"413 too large");
         expect_reset(&mut b);
     };
     each(row, reset_by);
+}
+
+/// Waits until so many bytes have left this side: what it had not sent when it resets is lost with or without us.
+fn acknowledged(stream: &TcpStream, bytes: u64) {
+    eventually("all is acknowledged", || {
+        (sidetrack_sys::sockopt::tcp_info(stream).unwrap().acked_bytes >= bytes).then_some(())
+    });
 }
 
 #[test]
@@ -218,10 +226,7 @@ fn what_came_before_a_reset_reaches_a_side_that_reads_slowly() {
         let bytes = Random::new(5).bytes(600_000);
         // Nobody reads; so much fits into the sockets and pipes of the path.
         std::thread::scope(|scope| scope.spawn(|| a.write_all(&bytes).unwrap()).join().unwrap());
-        // Every byte has left A before it resets: what it had not sent is lost with or without us.
-        eventually("all is acknowledged", || {
-            (sidetrack_sys::sockopt::tcp_info(&a).unwrap().acked_bytes >= bytes.len() as u64).then_some(())
-        });
+        acknowledged(&a, bytes.len() as u64);
         reset(a);
         let mut got = Vec::new();
         let mut buffer = vec![0; 64 << 10];
