@@ -118,8 +118,7 @@ pub async fn carry_on(passage: Passage, mut client: Client, mut entry: Entry) {
     }
     match made {
         SetupEnd::Ready(ready) => {
-            let early_up = client.take_held();
-            let early = (early_up, ready.early);
+            let early = (client.take_held(), ready.early);
             let part_of = ready.session;
             let sides = (client.stream, ready.server);
             let moving = Moving { early, config: ready.config, chain: ready.chain };
