@@ -10,9 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
-/// Bytes a pipe is asked to hold where the caller does not care: the most an ordinary user may ask for
-/// (`fs.pipe-max-size`).
-pub const DEFAULT_PIPE_BYTES: usize = 1 << 20;
+/// Bytes a pipe is asked to hold where the caller does not care: what the kernel gives to everybody. A larger one makes a
+/// single stream slower, since server, relay and client then take turns instead of working side by side
+/// (`bench/RESULTS.md`, "Size of the pipes").
+pub const DEFAULT_PIPE_BYTES: usize = 64 * 1024;
 
 /// A non-blocking kernel pipe between one source and one sink of bytes.
 #[derive(Debug)]
@@ -127,7 +128,7 @@ pub fn splice_to(pipe: &mut Pipe, sink: impl AsFd, max: usize, more: bool) -> io
 
 /// Least bytes a pipe must hold to be of use. A user who has `fs.pipe-user-pages-soft` pages in pipes gets further ones of
 /// two pages, through which bytes move slower than by copying.
-const USEFUL_PIPE_BYTES: usize = 64 * 1024;
+const USEFUL_PIPE_BYTES: usize = DEFAULT_PIPE_BYTES;
 
 /// Pipes lent to flows, and those kept for the next one. One per thread: nothing is locked.
 #[derive(Debug)]

@@ -28,6 +28,11 @@ pub trait Wire: Sized + Unpin {
         false
     }
 
+    /// Whether it is known that what is left to read ends in order, with FIN and not with a reset.
+    fn ends_in_order(&self) -> bool {
+        false
+    }
+
     /// Sends FIN, or what stands for it.
     ///
     /// # Errors
@@ -69,6 +74,11 @@ impl Wire for TcpStream {
     #[inline]
     fn has_ended(&self) -> bool {
         Self::has_ended(self)
+    }
+
+    #[inline]
+    fn ends_in_order(&self) -> bool {
+        Self::has_ended(self) && !self.has_failed()
     }
 
     fn finish(&mut self, _: &mut Context<'_>) -> io::Result<()> {

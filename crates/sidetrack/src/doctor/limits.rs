@@ -29,10 +29,10 @@ fn descriptors(facts: &Facts) -> Check {
     Check::ok("descriptors", found).needed_for(needed_for)
 }
 
-/// 1 MiB, the size our pipes are given, in pages of 4 KiB.
-const PAGES_PER_PIPE: u64 = 256;
+/// 64 KiB, the size our pipes are given, in pages of 4 KiB.
+const PAGES_PER_PIPE: u64 = 16;
 /// Fewer pipes of that size than an ordinary kernel grants are worth a word.
-const PIPES_MIN: u64 = 64;
+const PIPES_MIN: u64 = 256;
 
 fn pipes(facts: &Facts) -> Option<Check> {
     let soft = facts.number("fs/pipe-user-pages-soft")?;
@@ -41,7 +41,7 @@ fn pipes(facts: &Facts) -> Option<Check> {
         return Some(Check::ok("pipes", "no limit for this user").needed_for(needed_for));
     }
     let pipes = soft / PAGES_PER_PIPE;
-    let found = format!("{pipes} pipes of 1 MiB for this user, then smaller ones");
+    let found = format!("{pipes} pipes of 64 KiB for this user, then smaller ones");
     if pipes < PIPES_MIN {
         return Some(
             Check::warn("pipes", found).needed_for(needed_for).fix("sysctl fs.pipe-user-pages-soft=16384"),

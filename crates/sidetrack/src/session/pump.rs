@@ -75,6 +75,8 @@ pub struct Pump<W: Wire = TcpStream> {
     error: Option<io::Error>,
     probe: Probe,
     farewell: Option<Farewell>,
+    /// The side whose last bytes were read, with its FIN known to be all that is left: it need not be asked again.
+    drained: Option<Side>,
     /// The functions between the two sides, for flows that pass some.
     through: Option<Box<Through>>,
 }
@@ -112,6 +114,7 @@ impl<W: Wire> Pump<W> {
             error: None,
             probe,
             farewell: None,
+            drained: None,
             through: None,
         }
     }
@@ -264,12 +267,20 @@ impl<W: Wire> Pump<W> {
         if self.through.is_some() {
             return self.read_through(cx, side, max, scratch, fresh);
         }
+        if self.drained == Some(side) && !self.is_gone(side) {
+            return Input::Eof(side);
+        }
         match self.poll_wire(cx, side, max, scratch) {
             Poll::Pending => Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
             Poll::Ready(Ok(0)) => Input::Eof(side),
             Poll::Ready(Ok(n)) => {
-                let last = n < SCRATCH.min(max as usize) && self.wire(side).has_ended();
+                // Of a pipe that has no room, little is read although more is there.
+                let is_all = n < SCRATCH.min(max as usize) && !self.lane(side).is_piped();
+                let last = is_all && self.wire(side).has_ended();
+                if last && self.wire(side).ends_in_order() {
+                    self.drained = Some(side);
+                }
                 self.came(side, n, last, fresh)
             }
             Poll::Ready(Err(error)) => self.failed(side, error),

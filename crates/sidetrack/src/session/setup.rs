@@ -188,8 +188,11 @@ impl<'a> Setup<'a> {
             Err(failure) => return Err(refuse(caught.asker, client, failure).await),
         };
         self.live.connected(self.live.age());
-        let own = || carried.stream.local_address().ok();
-        let bound = carried.bound.as_ref().and_then(Destination::socket_addr).or_else(own);
+        // Asked for only where somebody is told it: it is a system call.
+        let bound = || {
+            let named = carried.bound.as_ref().and_then(Destination::socket_addr);
+            named.or_else(|| carried.stream.local_address().ok())
+        };
         let mut session = None;
         match &mut caught.asker {
             Asker::Nobody => {}
@@ -198,12 +201,13 @@ impl<'a> Setup<'a> {
                 let asked = stack::about(&request.stack, Leg::Client);
                 let mut done =
                     client.stream.tcp().map_or_else(|_| Vec::new(), |socket| stack::set(socket, &asked));
-                done.extend(carried.stack);
-                let code = ReplyCode::Succeeded;
-                handshake.reply(client, Reply { code, bound, stack: done, metadata: Vec::new() }).await?;
+                done.extend_from_slice(&carried.stack);
+                let reply =
+                    Reply { code: ReplyCode::Succeeded, bound: bound(), stack: done, metadata: Vec::new() };
+                handshake.reply(client, reply).await?;
                 session = request.session.take().map(|session| self.worker.flow_of(session));
             }
-            Asker::Tunnel(_) => tunnel::connected(client, bound).await?,
+            Asker::Tunnel(_) => tunnel::connected(client, bound()).await?,
         }
         let config = bounds(&self.config.limits, carry);
         Ok(Ready { server: carried.stream, early: carried.early, config, chain, session })
