@@ -14,8 +14,11 @@ use std::time::Duration;
 pub struct Config {
     /// How often a hello is sent, 10 to 1000 ms.
     pub interval: Duration,
-    /// So many intervals without a hello, and the link is down. At least 2.
+    /// So many intervals without a sign of life, and the link is down. At least 2.
     pub missed: u32,
+    /// No longer than this may hellos stay away while the neighbour's kernel still answers ([`Input::Acked`]): it lacks
+    /// the time to speak, but its connections stand.
+    pub starved: Duration,
     /// So many hellos must be heard before a link that is down may come up.
     pub up_after: u32,
 }
@@ -24,7 +27,7 @@ impl Default for Config {
     /// Three hellos of 40 ms: a link that falls silent is down after 160 ms at most, and idle links carry about
     /// 2 kB/s each way.
     fn default() -> Self {
-        Self { interval: Duration::from_millis(40), missed: 4, up_after: 2 }
+        Self { interval: Duration::from_millis(40), missed: 4, starved: Duration::from_secs(2), up_after: 2 }
     }
 }
 
@@ -94,8 +97,22 @@ pub enum Input {
     Hello(Hello),
     /// The loss below our own recovery, where somebody else measures it (the kernel, for TCP), parts per million.
     Loss(u32),
-    /// The deadline may have passed.
+    /// The neighbour's kernel has acknowledged something of ours lately. Says that the way there and back is good, not
+    /// that the neighbour is.
+    Acked,
+    /// The deadline may have passed, and all that had arrived was told.
     Tick,
+}
+
+/// Since when a neighbour is silent, in time that we were awake: what we slept through it may have said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Silence {
+    /// No hello.
+    hello: Instant,
+    /// No sign of life at all.
+    any: Instant,
+    /// We were away once since then, and left time to read.
+    has_grace: bool,
 }
 
 /// What the driver is to do or know.
@@ -127,6 +144,8 @@ pub struct Detector {
     next_hello: Instant,
     /// The latest hello heard: its sequence and when it came.
     heard: Option<(u32, Instant)>,
+    /// None until something was heard.
+    silence: Option<Silence>,
     heard_in_a_row: u32,
     peer_interval: Duration,
     arrivals: Arrivals,
@@ -146,6 +165,7 @@ impl Detector {
             sent: VecDeque::new(),
             next_hello: now,
             heard: None,
+            silence: None,
             heard_in_a_row: 0,
             peer_interval: config.interval,
             arrivals: Arrivals::default(),
@@ -167,16 +187,22 @@ impl Detector {
 
     /// Tells one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
+        self.excuse(now);
         match input {
             Input::Hello(hello) => self.hello(now, &hello),
             Input::Loss(ppm) => {
                 self.loss_is_told = true;
                 self.quality.loss_ppm = ppm.min(1_000_000);
             }
+            Input::Acked => {
+                if let Some(silence) = &mut self.silence {
+                    (silence.any, silence.has_grace) = (now, false);
+                }
+            }
             Input::Tick => {}
         }
         if self.silent_at().is_some_and(|at| at <= now) {
-            self.heard = None;
+            (self.heard, self.silence) = (None, None);
             self.heard_in_a_row = 0;
             // A neighbour that restarts counts from the beginning.
             self.arrivals.latest = None;
@@ -199,9 +225,32 @@ impl Detector {
 
     /// When the neighbour will have been silent for too long.
     fn silent_at(&self) -> Option<Instant> {
-        let (_, at) = self.heard?;
-        let interval = self.peer_interval.max(self.config.interval);
-        Some(at + interval * self.config.missed.max(2))
+        let silence = self.silence?;
+        Some((silence.any + self.patience()).min(silence.hello + self.config.starved.max(self.patience())))
+    }
+
+    /// How long a neighbour that lives may be silent.
+    fn patience(&self) -> Duration {
+        self.peer_interval.max(self.config.interval) * self.config.missed.max(2)
+    }
+
+    /// We are called later than we asked for: what the neighbour said meanwhile may still wait to be read, so that the
+    /// time we were away counts for nothing, and for the first time two intervals are left to read.
+    fn excuse(&mut self, now: Instant) {
+        let late = now.since(self.deadline());
+        let Some(silence) = self.silence.filter(|_| late > self.config.interval) else { return };
+        // As if they had been silent for so much less.
+        let excused = |since: Instant, patience: Duration| {
+            let silent = (now - since).saturating_sub(late);
+            let most = patience.saturating_sub(self.config.interval * 2);
+            let counted = if silence.has_grace { silent } else { silent.min(most) };
+            since + (now - since).saturating_sub(counted)
+        };
+        self.silence = Some(Silence {
+            hello: excused(silence.hello, self.config.starved.max(self.patience())),
+            any: excused(silence.any, self.patience()),
+            has_grace: true,
+        });
     }
 
     fn send(&mut self, now: Instant) {
@@ -227,6 +276,7 @@ impl Detector {
             return;
         }
         self.heard = Some((hello.sequence, now));
+        self.silence = Some(Silence { hello: now, any: now, has_grace: false });
         self.heard_in_a_row = self.heard_in_a_row.saturating_add(1);
         let interval_ms = hello.interval_ms.clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end());
         self.peer_interval = Duration::from_millis(interval_ms.into());
@@ -356,6 +406,55 @@ mod tests {
         // One direction dies: both ends know.
         let (_, said) = pair(2000, |from_first, at| from_first || at < 1000);
         assert!(said.iter().all(|end| end.len() == 2 && end[1].1 == Output::Down), "{said:?}");
+    }
+
+    /// One end that hears a hello at each of these times; gives the end, up.
+    fn heard_until(ms: u64) -> Detector {
+        let mut end = Detector::new(Config::default(), Instant::ZERO);
+        for (sequence, at) in (0..=ms).step_by(40).enumerate() {
+            let sequence = u32::try_from(sequence).expect("few");
+            let hello = Hello { state: LinkState::Up, sequence, interval_ms: 40, echo: None };
+            let hello = if sequence < 3 { Hello { state: LinkState::Init, ..hello } } else { hello };
+            end.handle(Instant::from_millis(at), Input::Hello(hello));
+            end.handle(Instant::from_millis(at), Input::Tick);
+        }
+        assert!(end.is_up());
+        end
+    }
+
+    #[test]
+    fn who_slept_does_not_take_it_for_the_silence_of_others() {
+        // Any sleep, the tick before what was said meanwhile is read: the link stays.
+        for slept in [1, 50, 159, 160, 161, 500, 1000, 100_000] {
+            let mut end = heard_until(1000);
+            let woken = Instant::from_millis(1000 + slept);
+            end.handle(woken, Input::Tick);
+            assert!(end.is_up(), "after {slept} ms");
+            // But a neighbour that says nothing any more is noticed, also by one who sleeps all the time.
+            let late = Duration::from_millis(300);
+            let mut now = woken;
+            for _ in 0..100 {
+                end.handle(now, Input::Tick);
+                now = end.deadline() + late * u32::from(slept > 500);
+            }
+            assert!(!end.is_up(), "nobody spoke after {slept} ms");
+        }
+    }
+
+    #[test]
+    fn a_neighbour_whose_kernel_answers_may_be_silent_for_longer_not_for_ever() {
+        let mut end = heard_until(1000);
+        let mut last_up = 0;
+        for at in (1001..8000).step_by(10) {
+            end.handle(Instant::from_millis(at), Input::Acked);
+            end.handle(Instant::from_millis(at), Input::Tick);
+            if end.is_up() {
+                last_up = at;
+            }
+        }
+        assert!((2980..3010).contains(&last_up), "{last_up}");
+        end.handle(Instant::from_millis(9000), Input::Acked);
+        assert!(!end.is_up(), "an acknowledgement alone brings no link up");
     }
 
     #[test]

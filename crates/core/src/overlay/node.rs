@@ -39,6 +39,8 @@ pub enum Input {
     Frame(NodeId, Frame),
     /// The loss on the link to this neighbour below our own recovery, parts per million, as somebody else measures it.
     Loss(NodeId, u32),
+    /// The kernel of this neighbour has acknowledged something lately.
+    Acked(NodeId),
     /// Send a packet along its path, on which we are the first.
     Packet(Packet),
     /// The deadline may have passed.
@@ -143,6 +145,7 @@ impl<K: Keys> Node<K> {
             Input::LinkClosed(neighbour) => self.closed(now, neighbour),
             Input::Frame(from, frame) => self.frame(now, from, frame),
             Input::Loss(neighbour, ppm) => self.watch(now, neighbour, hello::Input::Loss(ppm)),
+            Input::Acked(neighbour) => self.watch(now, neighbour, hello::Input::Acked),
             Input::Packet(packet) => self.originate(packet),
             Input::Tick => {
                 let due = self.links.iter().filter(|(_, link)| link.deadline() <= now);

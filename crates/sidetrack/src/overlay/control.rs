@@ -13,6 +13,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::yield_now;
 use tokio::time::{sleep, sleep_until, timeout};
 
 /// Events that wait for the control thread; whoever is faster waits.
@@ -32,8 +33,17 @@ const REST_MAX: Duration = Duration::from_secs(2);
 const PINGS_MAX: usize = 1024;
 
 /// Hellos on a link whose control connection is TCP: a lost one comes with the next, so that only after several
-/// retransmissions in a row a link counts as dead. An end that is gone closes the connection, and is noticed at once.
-const HELLO: hello::Config = hello::Config { interval: Duration::from_millis(50), missed: 10, up_after: 2 };
+/// retransmissions in a row a link counts as dead. An end that is gone closes the connection, and is noticed at once; one
+/// that lacks the time to speak is waited for as long as its kernel acknowledges what we say.
+const HELLO: hello::Config = hello::Config {
+    interval: Duration::from_millis(50),
+    missed: 10,
+    starved: Duration::from_secs(2),
+    up_after: 2,
+};
+
+/// An acknowledgement is a sign of life for so long.
+const ACK_FRESH: Duration = Duration::from_millis(100);
 
 /// What the control thread is told.
 pub enum Event {
@@ -50,6 +60,8 @@ pub enum Event {
     },
     /// A frame came.
     Frame(NodeId, u64, Frame),
+    /// The kernel at the other end of a control connection has acknowledged something lately.
+    Acked(NodeId, u64),
     /// A control connection is gone.
     Gone(NodeId, u64),
     /// Flows to this neighbour wait for connections that it must dial.
@@ -123,11 +135,18 @@ pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop
                 Some(at) => sleep_until(tokio::time::Instant::now() + at.since(now)).await,
                 None => pending().await,
             }
+            // Nobody is to be taken for silent whose words wait in a socket: the first turn of the loop finds the sockets
+            // that can be read, the second has their tasks read them.
+            yield_now().await;
+            yield_now().await;
         };
         tokio::select! {
             // Hellos first: an event may wait, they may not.
             biased;
-            () = tick => control.tell(Input::Tick),
+            () = tick => {
+                control.take_what_came(&mut inbox);
+                control.tell(Input::Tick);
+            }
             event = inbox.recv() => match event {
                 Some(event) => control.event(event),
                 None => return,
@@ -161,13 +180,27 @@ impl Control {
         self.drain();
     }
 
+    /// Takes all that waits now.
+    fn take_what_came(&mut self, inbox: &mut mpsc::Receiver<Event>) {
+        for _ in 0..EVENTS_MAX {
+            match inbox.try_recv() {
+                Ok(event) => self.event(event),
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn is_current(&self, neighbour: NodeId, number: u64) -> bool {
+        self.connections.get(&neighbour).is_some_and(|connection| connection.number == number)
+    }
+
     fn event(&mut self, event: Event) {
         match event {
             Event::Connected { neighbour, stream, dialled, gone } => {
                 self.connect(neighbour, *stream, dialled, gone);
             }
             Event::Frame(neighbour, number, frame) => {
-                if self.connections.get(&neighbour).is_none_or(|connection| connection.number != number) {
+                if !self.is_current(neighbour, number) {
                     return;
                 }
                 match frame {
@@ -175,8 +208,13 @@ impl Control {
                     frame => self.tell(Input::Frame(neighbour, frame)),
                 }
             }
+            Event::Acked(neighbour, number) => {
+                if self.is_current(neighbour, number) {
+                    self.tell(Input::Acked(neighbour));
+                }
+            }
             Event::Gone(neighbour, number) => {
-                if self.connections.get(&neighbour).is_some_and(|connection| connection.number == number) {
+                if self.is_current(neighbour, number) {
                     self.disconnect(neighbour);
                 }
             }
@@ -299,6 +337,11 @@ async fn converse(
                 let Some(frame) = frame else { break };
                 if !matches!(timeout(SEND_TIMEOUT, stream.send(&frame)).await, Ok(Ok(()))) {
                     break;
+                }
+                let is_acked = matches!(frame, Frame::Hello(_)) && stream.last_ack().is_some_and(|ago| ago < ACK_FRESH);
+                // A full queue is no reason to wait: the next hello asks again.
+                if is_acked && events.try_send(Event::Acked(neighbour, number)).is_err() {
+                    tracing::trace!(%neighbour, "the control thread is busy");
                 }
             }
             frame = stream.frame() => match frame {

@@ -4,10 +4,12 @@ use super::tls;
 use rustls::Connection;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Decoder, Frame};
+use sidetrack_sys::sockopt;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::net::TcpStream;
 
 /// Most plain bytes that wait in the TLS connection for the socket to take them.
@@ -227,6 +229,11 @@ impl Stream {
             let _ = to.poll_flush(cx)?;
             Poll::Ready(Ok(passed))
         })
+    }
+
+    /// How long ago the neighbour's kernel last acknowledged anything.
+    pub fn last_ack(&self) -> Option<Duration> {
+        sockopt::tcp_info(&self.tcp).ok().map(|info| info.last_ack)
     }
 
     /// Says goodbye and closes.

@@ -160,7 +160,13 @@ impl Up {
         found.unwrap_or_else(|| panic!("it ended without {what}:\n{}", self.log.seen.join("\n")))
     }
 
-    /// Everything it has logged so far.
+    /// Everything that has been logged by now, what nobody asked for yet included.
+    pub fn log_so_far(&mut self) -> String {
+        while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
+        self.logged()
+    }
+
+    /// Everything it has logged so far, as far as it was read.
     pub fn logged(&self) -> String {
         self.log.seen.join("\n")
     }

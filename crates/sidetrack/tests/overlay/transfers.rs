@@ -119,3 +119,43 @@ fn who_shows_another_key_is_no_neighbour() {
     let friend = Up::start("", &keys.section("a", &[("c", overlay_address(&c))], false));
     wait_for(&friend, "a link", |status| status["links"][0]["up"] == true);
 }
+
+/// Stops processes for a while and lets them go on.
+fn starve(nodes: &[&Up], pause: Duration) {
+    nodes.iter().for_each(|node| node.signal(rustix::process::Signal::STOP));
+    std::thread::park_timeout(pause);
+    nodes.iter().for_each(|node| node.signal(rustix::process::Signal::CONT));
+}
+
+#[test]
+fn nodes_that_get_no_cpu_for_a_while_lose_neither_links_nor_flows() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut scene = Scene::new(listener.local_addr().expect("an address"), DELIVER);
+    let mut held = std::net::TcpStream::connect(scene.entry()).expect("a's listener");
+    let (mut far, _) = listener.accept().expect("the held flow");
+    let (b1, b2) = (scene.b1.as_ref().expect("it runs"), scene.b2.as_ref().expect("it runs"));
+    let pause = Duration::from_millis(1200);
+    // All at a time, the near end, both relays, the far end.
+    for starved in [&[&scene.a, b1, b2, &scene.c][..], &[&scene.a], &[b1, b2], &[&scene.c]] {
+        starve(starved, pause);
+        // At once, before anybody can have found a link again that it gave up.
+        let client = std::net::TcpStream::connect(scene.entry()).expect("a's listener");
+        let (mut server, _) = listener.accept().expect("the new flow");
+        std::io::Write::write_all(&mut server, b"still here").expect("sent");
+        client.set_read_timeout(Some(crate::node::LIMIT)).expect("a time-out");
+        let mut got = [0; 10];
+        std::io::Read::read_exact(&mut &client, &mut got).expect("an orderly flow");
+        assert_eq!(&got, b"still here");
+    }
+    std::io::Write::write_all(&mut held, b"from before").expect("sent");
+    held.shutdown(std::net::Shutdown::Write).expect("ended");
+    far.set_read_timeout(Some(crate::node::LIMIT)).expect("a time-out");
+    let mut got = Vec::new();
+    std::io::Read::read_to_end(&mut far, &mut got).expect("the held flow goes on");
+    assert_eq!(got, b"from before");
+    let Scene { a, b1, b2, c } = &mut scene;
+    for node in [a, b1.as_mut().expect("it runs"), b2.as_mut().expect("it runs"), c] {
+        let log = node.log_so_far();
+        assert!(!log.contains("overlay link down"), "a link was lost:\n{log}");
+    }
+}

@@ -28,6 +28,8 @@ pub struct TcpInfo {
     pub unacked_segments: u32,
     /// Bytes in the send buffer that were never sent.
     pub unsent_bytes: u32,
+    /// Time since the peer last acknowledged anything, also what it had acknowledged before; milliseconds resolve it.
+    pub last_ack: Duration,
 }
 
 /// Bytes we ask for; ends after `tcpi_min_rtt`.
@@ -62,6 +64,7 @@ impl TcpInfo {
             syn_data_acked: raw[5] & SYN_DATA != 0,
             send_mss_bytes: word(raw, 16),
             unacked_segments: word(raw, 24),
+            last_ack: Duration::from_millis(word(raw, 56).into()),
             rtt: micros(68),
             congestion_window_segments: word(raw, 80),
             retransmitted_segments: word(raw, 100),
