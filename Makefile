@@ -63,9 +63,7 @@ lab-kernel: deps-test ## The links, the main job and the namespace tests on Debi
 	@.ci/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod
 	$(CARGO) build --locked --workspace
 	$(CARGO) test --no-run --locked --workspace $(foreach test,$(KERNEL_TESTS),--test $(notdir $(test))) --message-format=json | \
-	  jq -r --arg wanted '$(KERNEL_TESTS)' 'select(.executable and (.target.kind | index("test"))?) \
-	    | "\(.manifest_path | split("/")[-2])/\(.target.name) \(.executable)" \
-	    | select(split(" ")[0] as $$name | $$wanted | split("\\s+"; "") | index($$name))' >$(TARGET_DIR)/lab-kernel.tests
+	  jq -r --arg wanted '$(KERNEL_TESTS)' -f crates/lab/kernel/tests.jq >$(TARGET_DIR)/lab-kernel.tests
 	crates/lab/kernel/run.sh $(JOBS)
 
 fuzz-replay: deps-test ## Every fuzz target over its committed seeds (no nightly needed)

@@ -66,6 +66,16 @@ pub struct Carried {
     pub lifetime_ms: Option<u64>,
     /// Time for connecting and all handshakes.
     pub connect_timeout_ms: u64,
+    /// How long the client's first bytes are waited for, so that they travel with the request.
+    pub initial_data_wait_ms: u64,
+    /// TCP Fast Open (RFC 7413) towards the server or the first hop.
+    pub tfo: bool,
+    /// Multipath TCP (RFC 8684) towards the server or the first hop.
+    pub mptcp: bool,
+    /// Connections to the server that are held ready; none where the rule asks for none.
+    pub warm: Option<u16>,
+    /// Names of the functions on the way, in order.
+    pub chain: Vec<String>,
 }
 
 /// A wait for first bytes.
@@ -124,6 +134,11 @@ fn carried(config: &Config, carry: &Carry) -> Carried {
         idle_timeout_ms: carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms),
         lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
         connect_timeout_ms: carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
+        initial_data_wait_ms: carry.initial_data_wait_ms,
+        tfo: carry.tfo,
+        mptcp: carry.mptcp,
+        warm: carry.warm.map(|warm| warm.ready),
+        chain: carry.chain.iter().flat_map(|chain| chain.names()).map(ToString::to_string).collect(),
     }
 }
 
@@ -188,6 +203,17 @@ impl fmt::Display for Carried {
         }
         if let Some(version) = self.proxy_protocol {
             write!(f, ", with PROXY protocol v{version}")?;
+        }
+        if !self.chain.is_empty() {
+            write!(f, ", through {}", self.chain.join(" -> "))?;
+        }
+        for (_, word) in
+            [(self.tfo, "TCP Fast Open"), (self.mptcp, "Multipath TCP")].iter().filter(|(on, _)| *on)
+        {
+            write!(f, ", with {word}")?;
+        }
+        if let Some(warm) = self.warm {
+            write!(f, ", {warm} connections held ready")?;
         }
         write!(
             f,

@@ -6,6 +6,7 @@ use sidetrack::cli::{
     check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -89,7 +90,8 @@ fn main() -> ExitCode {
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("sidetrack: {error:#}");
+        // Nobody may be there to read it: that is no reason to panic.
+        let _ = writeln!(std::io::stderr(), "sidetrack: {error:#}");
         ExitCode::FAILURE
     })
 }

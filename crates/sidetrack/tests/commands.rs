@@ -115,8 +115,12 @@ fn check_speaks_json() {
 }
 
 fn explained(words: &[&str]) -> anyhow::Result<Printed> {
+    explained_by(GOOD, words)
+}
+
+fn explained_by(config: &str, words: &[&str]) -> anyhow::Result<Printed> {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), GOOD);
+    let path = file(folder.path(), config);
     explain::report(&parsed(&[&["-c", path.to_str().unwrap()], words].concat()), false)
 }
 
@@ -141,6 +145,21 @@ fn explain_tells_the_rule_and_why() {
     said.push_str(&explained(&["127.0.0.1", "--listener", "web"]).unwrap().out);
     assert!(!said.contains("secret"));
     insta::assert_snapshot!(said);
+}
+
+#[test]
+fn explain_tells_what_the_rule_asks_of_the_way() {
+    let config = "version = 1\ndefault = \"deny\"\n[function.seen]\nkind = \"count\"\n\
+        [[rule]]\nname = \"near\"\ncarrier = \"direct\"\nmatch = { port = 80 }\ntfo = true\nmptcp = true\nwarm = 3\n\
+        [[rule]]\nname = \"far\"\ncarrier = \"direct\"\nchain = [\"seen\"]\n";
+    let near = explained_by(config, &["10.0.0.5", "203.0.113.10:80"]).unwrap().out;
+    let carry = near.lines().find(|line| line.starts_with("carry ")).unwrap();
+    assert!(
+        carry.contains("direct, with TCP Fast Open, with Multipath TCP, 3 connections held ready;"),
+        "{carry}"
+    );
+    let far = explained_by(config, &["10.0.0.5", "203.0.113.10:81"]).unwrap().out;
+    assert!(far.contains("direct, through seen;"), "{far}");
 }
 
 #[test]
