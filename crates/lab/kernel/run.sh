@@ -2,8 +2,9 @@
 # Runs the namespace tests on Debian's own kernel, without root and without KVM: crates/lab/kernel/run.sh [JOB...]
 #
 # Boots the kernel of this Debian in qemu. The guest sees this host's files, read-only and with a memory file system over
-# them, so it runs the programs that were built here. Its time is counted in instructions (-icount): one CPU that a busy
-# host makes slower for us but not for the guest. Jobs are the functions of crates/lab/kernel/jobs.sh; all of them by default.
+# them, so it runs the programs that were built here. While it works its time is counted in instructions (-icount): one CPU
+# that a busy host makes slower for us but not for the guest. While it waits its time is ours: were it to jump to the next
+# timer, every time-out would pass while the host fetches a page of a file. Jobs are the functions of crates/lab/kernel/jobs.sh; all of them by default.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../../.." && pwd)
@@ -56,7 +57,7 @@ chmod 755 "$scratch/root/init"
 
 log=$scratch/log
 timeout "$((minutes * 60))" qemu-system-x86_64 -nodefaults -no-user-config -machine q35 -cpu max -accel tcg \
-    -icount "shift=${SHIFT:-1},sleep=off" -rtc clock=vm -smp 1 -m 2048 -display none -serial stdio -no-reboot \
+    -icount "shift=${SHIFT:-1}" -rtc clock=vm -smp 1 -m 2048 -display none -serial stdio -no-reboot \
     -kernel "$kernel/package/boot/vmlinuz-$release" -initrd "$scratch/initramfs" \
     -append "console=ttyS0 panic=-1 quiet plan=$scratch/plan" \
     -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap" </dev/null 2>&1 |

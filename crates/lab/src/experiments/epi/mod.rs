@@ -85,7 +85,7 @@ struct Results {
 /// The site cannot be built (root, nginx, httping and wrk are needed), or a file cannot be written.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = plan(options);
-    let rows = measure::chosen(&options.only);
+    let rows = measure::chosen(&options.only, options.quick);
     let network = Network::new(options.links, &launch::launcher()?, 1)?;
     let progress = Progress::new();
     progress.say(&format!("This will take about {}.", progress::time(estimate(options, &plan, &rows))));

@@ -46,6 +46,10 @@ pub const DANTE_PAIR: &str = "redsocks and dante";
 /// Relays that open one connection to the server for each of the client's.
 pub const RELAYS: [&str; 3] = ["nginx stream", "HAProxy", "HAProxy splice"];
 
+/// The least programs that could do the same, and the kernel alone: what no relay goes below, and so no row of the paper or of ours.
+/// In this order the limits of our reverse proxy, of our redirector with its proxy, and of our kernel path.
+pub const LIMITS: [&str; 3] = ["limit: bare relay", "limit: bare pair", "limit: nft DNAT"];
+
 /// In the order of the tables.
 pub const ROWS: &[Row] = &[
     row(NO_PROXY, "direct", Model::NO_PROXY, paper::NONE),
@@ -69,6 +73,9 @@ pub const ROWS: &[Row] = &[
     row(OUR_TUNNEL, "ours tunnel", Model::proxied(1, 2), paper::NONE),
     Row { has_rate: false, ..row(OUR_TUNNEL_TLS, "ours tunnel, TLS", Model::proxied(1, 2), paper::NONE) },
     row(OUR_KERNEL_PATH, "ours kernel path", Model::proxied(2, 2), paper::NONE),
+    Row { has_times: false, ..row(LIMITS[0], "bare reverse", Model::proxied(2, 2), paper::NONE) },
+    Row { has_times: false, ..row(LIMITS[1], "bare pair S6", Model::proxied(2, 2), paper::NONE) },
+    Row { has_times: false, ..row(LIMITS[2], "nft DNAT", Model::proxied(2, 2), paper::NONE) },
 ];
 
 #[cfg(test)]
@@ -82,9 +89,13 @@ mod tests {
             assert!(peers::find(row.peer).is_some(), "{}", row.peer);
             assert!(ROWS.iter().skip(at + 1).all(|other| other.name != row.name), "{}", row.name);
         }
-        for name in
-            SOCKSX.iter().chain(&RELAYS).chain(&[DANTE_PAIR, OUR_REVERSE, OUR_SOCKS6, NGINX, OUR_TUNNEL])
-        {
+        for name in SOCKSX.iter().chain(&RELAYS).chain(&LIMITS).chain(&[
+            DANTE_PAIR,
+            OUR_REVERSE,
+            OUR_SOCKS6,
+            NGINX,
+            OUR_TUNNEL,
+        ]) {
             assert!(ROWS.iter().any(|row| row.name == *name), "{name}");
         }
     }

@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn our_ticks_of_this_run_need_its_figures() {
         let plan = Plan { connections: vec![8], ..Plan::quick() };
-        let verdict = |bar: String, holds| Verdict { bar, reached: Some(0.0), holds };
+        let verdict = |bar: String, holds| Verdict { limit: None, bar, reached: Some(0.0), holds };
         let socks =
             |holds| verdict(format!("DOCKER 1: {OUR_SOCKS6_DATA} behind nginx, at most 0.5 ms"), holds);
         let tunnel = |holds| verdict(format!("DOCKER 1: {OUR_TUNNEL} over no proxy, at most -4 ms"), holds);
