@@ -300,6 +300,10 @@ pub enum EndReason {
     ConnectTimeout,
     /// The name could not be resolved.
     Dns,
+    /// The server did not prove who it is: its certificate is not believed.
+    Certificate,
+    /// TLS with the server, or with a client whose connection was to be opened, could not be made.
+    TlsFailed,
     /// A hop broke its protocol or refused for a reason that is none of the others.
     HopFailed,
     /// A hop, or we, did not accept the credentials.
@@ -334,7 +338,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::Ok,
         Self::ClientReset,
         Self::ServerReset,
@@ -345,6 +349,8 @@ impl EndReason {
         Self::Unreachable,
         Self::ConnectTimeout,
         Self::Dns,
+        Self::Certificate,
+        Self::TlsFailed,
         Self::HopFailed,
         Self::AuthFailed,
         Self::BadRequest,
@@ -375,6 +381,8 @@ impl EndReason {
             Self::Unreachable => "unreachable",
             Self::ConnectTimeout => "connect_timeout",
             Self::Dns => "dns",
+            Self::Certificate => "certificate",
+            Self::TlsFailed => "tls_failed",
             Self::HopFailed => "hop_failed",
             Self::AuthFailed => "auth_failed",
             Self::BadRequest => "bad_request",

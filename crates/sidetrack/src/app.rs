@@ -10,7 +10,7 @@ mod sockets;
 mod threads;
 mod up;
 
-pub use run::{RunCommand, run};
+pub use run::{RunCommand, TapCommand, run};
 pub use sockets::{Bound, bind};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, up};

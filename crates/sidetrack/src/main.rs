@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
+    ca, check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
 use std::io::Write;
@@ -32,6 +32,8 @@ enum Command {
         #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
         config: PathBuf,
     },
+    /// Makes the authority in whose name TLS connections are opened
+    Ca(ca::CaArgs),
     /// Tries the chain of a rule: what each of its functions costs
     Chain(functions::ChainArgs),
     /// Says what is wrong with a configuration file, and where
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
+        Command::Ca(args) => ca::run(&args),
         Command::Chain(args) => functions::run_chain(&args),
         Command::Fn(args) => functions::run(&args),
         Command::Check(args) => check::run(&args),

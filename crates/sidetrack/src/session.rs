@@ -13,7 +13,7 @@ mod watch;
 
 pub use client::{Client, Sniffed};
 pub use lane::allow_pipes;
-pub use setup::{Connect, undecided};
+pub use setup::{Connect, ESTABLISHED, undecided};
 pub use watch::Watched;
 
 use crate::carry::Stream;
@@ -35,6 +35,8 @@ pub struct Entry {
     worker: Arc<Worker>,
     live: Arc<LiveFlow>,
     slot: Option<Slot>,
+    /// What the record says beside how it ended.
+    note: Option<String>,
 }
 
 impl Entry {
@@ -42,7 +44,7 @@ impl Entry {
     pub fn new(worker: &Arc<Worker>) -> Self {
         let live = Arc::new(LiveFlow::new(worker.next_flow_id()));
         let slot = worker.ledger.enter(live.clone());
-        Self { worker: worker.clone(), live, slot: Some(slot) }
+        Self { worker: worker.clone(), live, slot: Some(slot), note: None }
     }
 
     /// The flow.
@@ -50,10 +52,19 @@ impl Entry {
         &self.live
     }
 
+    /// What is to be known of it beside how it ends.
+    pub fn note(&mut self, text: String) {
+        self.note = Some(text);
+    }
+
     /// Its end; only the first one counts.
     pub fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let duration = self.live.age();
+            let detail = match (self.note.take(), detail) {
+                (Some(note), Some(detail)) => Some(format!("{note}; {detail}")),
+                (note, detail) => note.or(detail),
+            };
             let detail = detail.map(String::into_boxed_str);
             self.worker.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });
         }
@@ -86,9 +97,13 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arri
     };
     let mut client = Client::new(stream);
     client.put_first(held);
-    if matches!(listening.catches, Catches::Http(_)) {
-        // Boxed: other flows need not have room for requests.
-        return Box::pin(http::serve(worker, listening, client, peer, admission)).await;
+    // Boxed: other flows need not have room for requests.
+    if let Catches::Http(proxy) = &listening.catches {
+        let proxy = proxy.clone();
+        return Box::pin(http::serve(worker, listening, proxy, client, peer, admission)).await;
+    }
+    if let Some(proxy) = listening.http.clone() {
+        return Box::pin(http::intercepted(worker, listening, proxy, client, peer, admission)).await;
     }
     let entry = Entry::new(&worker);
     carry_on(Passage { worker, listening, peer, connect: None }, client, entry).await;

@@ -4,11 +4,15 @@
 mod believe;
 mod make;
 mod pin;
+mod roots;
+mod sign;
 mod trust;
 
 pub use believe::{Believe, Believing};
 pub use make::{Made, MakeError, authority, self_signed, signed};
 pub use pin::{Pin, PinError};
+pub use roots::{BUNDLES, Roots, certificates_in, system_bundle};
+pub use sign::{MadeAuthority, Scope, Signer, server_name, tap_authority};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -112,7 +116,8 @@ impl fmt::Debug for Trust {
     }
 }
 
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+/// The algorithms of every connection.
+pub fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 

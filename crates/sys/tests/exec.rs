@@ -172,9 +172,9 @@ fn private_files() {
         "grep -q 198.18.0.1 /etc/resolv.conf && ! (echo >>/etc/resolv.conf) 2>/dev/null && grep -q '^hosts: files dns$' /etc/nsswitch.conf",
     ]);
     command.files.contents = vec![
-        ("/etc/resolv.conf".into(), "nameserver 198.18.0.1\n".to_owned()),
-        ("/etc/nsswitch.conf".into(), "hosts: files dns\n".to_owned()),
-        ("/etc/no-such-file".into(), String::new()),
+        ("/etc/resolv.conf".into(), "nameserver 198.18.0.1\n".into()),
+        ("/etc/nsswitch.conf".into(), "hosts: files dns\n".into()),
+        ("/etc/no-such-file".into(), Vec::new()),
     ];
     let before = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     assert_eq!(code(&spawn_isolated(&command).expect("start").child), 0);
@@ -288,7 +288,7 @@ fn in_cgroup() {
         std::process::id()
     );
     let files = PrivateFiles {
-        contents: vec![("/etc/resolv.conf".into(), "nameserver 198.18.0.1\n".to_owned())],
+        contents: vec![("/etc/resolv.conf".into(), "nameserver 198.18.0.1\n".into())],
         masked_sockets: Vec::new(),
     };
     let child = spawn_in_cgroup(&program(&["sh", "-c", &script]), &files, &leaf).expect("start");

@@ -10,6 +10,7 @@ pub mod framing;
 pub mod head;
 pub mod message;
 pub mod sni;
+pub mod tap;
 pub mod uri;
 
 use crate::flow::{Host, HostName};

@@ -69,6 +69,14 @@ impl Target {
     /// # Errors
     /// It has none of the four forms, or one its method does not allow; [`Target::is_foreign`] tells another scheme.
     pub fn of(request: &Request) -> Result<(Self, Form), MessageError> {
+        Self::within(request, Scheme::Http)
+    }
+
+    /// As [`Target::of`] for a request that came over a connection of this scheme, which its target need not say.
+    ///
+    /// # Errors
+    /// As [`Target::of`].
+    pub fn within(request: &Request, scheme: Scheme) -> Result<(Self, Form), MessageError> {
         let target = request.target.as_slice();
         if request.method == Method::Connect {
             let authority = Authority::parse(target).map_err(|_| MessageError::BadTarget)?;
@@ -86,7 +94,7 @@ impl Target {
         }
         if target.first() == Some(&b'/') {
             let host = request.fields.first("host").filter(|host| !host.is_empty());
-            let resource = Resource::new(Scheme::Http, host.ok_or(MessageError::BadHost)?, target.to_vec())?;
+            let resource = Resource::new(scheme, host.ok_or(MessageError::BadHost)?, target.to_vec())?;
             return Ok((Self::Resource(resource), Form::Origin));
         }
         Ok((Self::Resource(Resource::parse(target, &request.method)?), Form::Absolute))

@@ -26,7 +26,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     // What a flow passes between its two sides; the session leads the bytes through.
     ("function", &["live"]),
     ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
-    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
+    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     (
         "session",
         &["carry", "config", "dns", "function", "http", "intercept", "live", "process", "reactor", "worker"],

@@ -7,18 +7,22 @@ use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
 use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::carry::Dialing;
-use crate::config::{Admin, Config, Limits, OnCrash, Record, RecordTo};
-use crate::intercept::run::{Launched, RunOptions, launch};
+use crate::config::tap::{ROOT_FILE, authority};
+use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, Tap};
+use crate::http::Proxy;
+use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
 use crate::live::{Clock, Ended, Ledger};
 use crate::metrics::Metrics;
 use crate::process::Owners;
 use crate::record::{Feed, FlowRecord, RecordWriter, Recorder, Target};
+use crate::tls::Roots;
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Carry, Policy};
@@ -52,10 +56,51 @@ pub struct RunCommand {
     pub via: Vec<Hop>,
     /// A file with rules.
     pub config: Option<PathBuf>,
+    /// How its TLS connections are opened; none = they pass untouched.
+    pub tap: Option<TapCommand>,
     /// Where records go.
     pub records: Option<PathBuf>,
     /// Tell about every flow at the end, not only about those that failed.
     pub verbose: bool,
+}
+
+/// How a command's TLS connections are opened.
+#[derive(Clone, Debug)]
+pub struct TapCommand {
+    /// The folder of the authority; none = the configuration says it.
+    pub ca: Option<PathBuf>,
+    /// A file for secrets.
+    pub keylog: Option<PathBuf>,
+}
+
+impl TapCommand {
+    /// What opens connections, and what the command is to trust.
+    fn prepare(&self, config: &Config) -> anyhow::Result<(Tap, Trusted)> {
+        let written = config.tap.as_deref().filter(|_| self.ca.is_none());
+        let mut tap = match (written, &self.ca) {
+            (Some(tap), _) => tap.clone(),
+            (None, Some(folder)) => {
+                let signer =
+                    authority(folder).map_err(|error| anyhow::anyhow!("{error}\nhelp: {}", error.help()))?;
+                Tap {
+                    signer: Arc::new(signer),
+                    rules: TapRules::default(),
+                    trust_pem: None,
+                    roots: Roots::of_system_and(None)?,
+                    keylog: None,
+                }
+            }
+            (None, None) => {
+                anyhow::bail!("the configuration has no [tap]: name the authority's folder (--ca)")
+            }
+        };
+        if self.keylog.is_some() {
+            tap.keylog.clone_from(&self.keylog);
+        }
+        let root_file = self.ca.clone().unwrap_or_default().join(ROOT_FILE);
+        let (root_pem, root) = (tap.signer.root_pem().to_owned(), tap.signer.root().clone());
+        Ok((tap, Trusted { root_pem, root, root_file }))
+    }
 }
 
 /// Runs the command to its end; its exit code.
@@ -69,7 +114,10 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
         _ => None,
     };
     let (soft, _) = caps::open_files_limit();
-    let options = RunOptions { open_files_limit: Some(soft), ..command.options.clone() };
+    let tap = command.tap.as_ref().map(|tap| tap.prepare(&config)).transpose()?;
+    let (tap, trusted) = tap.unzip();
+    let http = tap.map(|tap| served(tap)).transpose()?;
+    let options = RunOptions { open_files_limit: Some(soft), trusted, ..command.options.clone() };
     let launched = match launch(&options) {
         Ok(launched) => launched,
         Err(error) => {
@@ -83,7 +131,13 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();
-    control_runtime()?.block_on(watch_over(launched, Watch { command, config, nofile, writer, window }))
+    control_runtime()?.block_on(watch_over(launched, Watch { command, config, nofile, http, writer, window }))
+}
+
+/// What serves the requests of the command, where its connections are opened.
+fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
+    let settings = HttpListener { users: Vec::new(), to: None, cache: None, tap: Some(Arc::new(tap)) };
+    super::sockets::proxy(&settings, LISTENER)
 }
 
 fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
@@ -97,6 +151,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
             shunt: None,
+            tap: None,
             listeners: Vec::new(),
             functions: Vec::new(),
             overlay: None,
@@ -131,6 +186,7 @@ struct Watch {
     command: RunCommand,
     config: Config,
     nofile: u64,
+    http: Option<Arc<Proxy>>,
     writer: Option<RecordWriter>,
     window: Option<AdminSocket>,
 }
@@ -145,7 +201,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let shared = Arc::new(shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)));
     shared.functions.keep(&shared.config.load().functions);
     let fleet = Fleet::start(&shared, 1)?;
-    let serving = catch(&mut launched, &fleet)?;
+    let serving = catch(&mut launched, &fleet, watch.http)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let metrics = Arc::new(Metrics::new());
     let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, metrics.clone());
@@ -188,7 +244,7 @@ fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {
 }
 
 /// Serves the command's connections.
-fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<Serving>> {
+fn catch(launched: &mut Launched, fleet: &Fleet, http: Option<Arc<Proxy>>) -> anyhow::Result<Vec<Serving>> {
     let resolver = launched.resolver();
     let names = launched.names.clone();
     std::mem::take(&mut launched.listeners)
@@ -203,6 +259,7 @@ fn catch(launched: &mut Launched, fleet: &Fleet) -> anyhow::Result<Vec<Serving>>
                 }),
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
+                http: http.clone(),
             };
             Ok(fleet.serve(Bound {
                 listening: Arc::new(listening),

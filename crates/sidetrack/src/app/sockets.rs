@@ -1,6 +1,6 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
-use crate::config::{Config, Listener, ListenerKind};
+use crate::config::{Config, HttpListener, Listener, ListenerKind};
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening};
 use anyhow::Context;
@@ -68,9 +68,11 @@ fn bind_one(
         }
         _ => Vec::new(),
     };
+    let name = &listener.name;
     let listening = Listening {
         name: listener.name.clone(),
-        catches: catches(&listener.kind, config),
+        catches: catches(&listener.kind, config, name)?,
+        http: inside(&listener.kind).map(|http| proxy(http, name)).transpose()?,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
     };
@@ -84,12 +86,27 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr) -> anyhow::Result<Ud
     Ok(socket)
 }
 
-fn catches(kind: &ListenerKind, config: &Config) -> Catches {
+/// What serves the requests of a listener.
+pub(super) fn proxy(settings: &HttpListener, name: &str) -> anyhow::Result<Arc<Proxy>> {
+    let proxy = Proxy::new(settings.clone()).with_context(|| format!("listener '{name}'"))?;
+    Ok(Arc::new(proxy))
+}
+
+/// How requests inside connections that the kernel hands over are served.
+fn inside(kind: &ListenerKind) -> Option<&HttpListener> {
     match kind {
+        ListenerKind::Redirect(redirect) => redirect.http.as_ref(),
+        ListenerKind::Tproxy(tproxy) => tproxy.http.as_ref(),
+        _ => None,
+    }
+}
+
+fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<Catches> {
+    Ok(match kind {
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
-        ListenerKind::Http(http) => Catches::Http(Arc::new(Proxy::new(http.clone()))),
+        ListenerKind::Http(http) => Catches::Http(proxy(http, name)?),
         ListenerKind::Tunnel(mutual) => Catches::Tunnel(mutual.clone()),
         ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
             v5: socks.v5,
@@ -103,5 +120,5 @@ fn catches(kind: &ListenerKind, config: &Config) -> Catches {
             handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
             ..ServerConfig::default()
         })),
-    }
+    })
 }

@@ -6,6 +6,7 @@ mod overlay;
 mod resolve;
 pub mod stack;
 mod stream;
+pub mod tls;
 pub mod tunnel;
 pub mod warm;
 

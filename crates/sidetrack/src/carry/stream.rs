@@ -1,12 +1,13 @@
-//! What a flow's bytes go over on one side: a socket of the kernel, or a stream inside a tunnel.
+//! What a flow's bytes go over on one side: a socket of the kernel, a stream inside a tunnel, or TLS over either.
 
+use super::tls::Tls;
 use super::tunnel;
 use crate::reactor::TcpStream;
 use sidetrack_sys::sockopt;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What the moving of bytes needs of each side. Written once for sockets, which the compiler then sees nothing else
@@ -116,6 +117,8 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A stream inside a tunnel.
     Tunnel(Box<tunnel::Stream>),
+    /// TLS that ends here.
+    Tls(Box<Tls>),
 }
 
 impl Stream {
@@ -126,7 +129,7 @@ impl Stream {
     pub fn tcp(&self) -> io::Result<&TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
-            Self::Tunnel(_) => Err(not_a_socket()),
+            Self::Tunnel(_) | Self::Tls(_) => Err(not_a_socket()),
         }
     }
 
@@ -137,7 +140,18 @@ impl Stream {
     pub fn tcp_mut(&mut self) -> io::Result<&mut TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
-            Self::Tunnel(_) => Err(not_a_socket()),
+            Self::Tunnel(_) | Self::Tls(_) => Err(not_a_socket()),
+        }
+    }
+
+    /// The socket at the bottom, where there is one: whose addresses count, whatever is spoken over it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn bottom(&self) -> io::Result<&TcpStream> {
+        match self {
+            Self::Tls(tls) => tls.below().bottom(),
+            stream => stream.tcp(),
         }
     }
 
@@ -146,7 +160,37 @@ impl Stream {
     /// # Errors
     /// As getsockname(2); it is no socket.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
-        sockopt::local_address(self.tcp()?)
+        sockopt::local_address(self.bottom()?)
+    }
+
+    /// Writes the slices one behind the other, as far as there is room.
+    ///
+    /// # Errors
+    /// As the stream says.
+    pub fn poll_send_slices(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_send_slices(cx, slices),
+            Self::Tls(tls) => tls.poll_send_slices(cx, slices),
+            stream @ Self::Tunnel(_) => match slices.iter().find(|slice| !slice.is_empty()) {
+                Some(first) => stream.poll_send(cx, first),
+                None => Poll::Ready(Ok(0)),
+            },
+        }
+    }
+
+    /// Waits until the other end is gone in a way that leaves nobody to carry for, while nobody reads.
+    pub async fn lost(&self) {
+        match self {
+            Self::Tcp(socket) => {
+                socket.failed().await;
+            }
+            Self::Tunnel(stream) => stream.lost().await,
+            Self::Tls(tls) => Box::pin(tls.below().lost()).await,
+        }
     }
 }
 
@@ -169,6 +213,11 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
             Self::Tunnel(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(tls) => {
+                let read = ready!(tls.poll_recv(cx, buffer.initialize_unfilled()))?;
+                buffer.advance(read);
+                Poll::Ready(Ok(()))
+            }
         }
     }
 }
@@ -178,6 +227,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(tls) => tls.poll_send_slices(cx, &[IoSlice::new(bytes)]),
         }
     }
 
@@ -185,6 +235,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tunnel(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(tls) => tls.poll_flush(cx),
         }
     }
 
@@ -192,6 +243,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(tls) => tls.poll_shutdown(cx),
         }
     }
 }
@@ -204,6 +256,7 @@ impl Wire for Stream {
                 let mut buffer = ReadBuf::new(buffer);
                 Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
             }
+            Self::Tls(tls) => tls.poll_recv(cx, buffer),
         }
     }
 
@@ -211,6 +264,7 @@ impl Wire for Stream {
         match self {
             Self::Tcp(stream) => TcpStream::poll_send(stream, cx, bytes),
             Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(tls) => tls.poll_send_slices(cx, &[IoSlice::new(bytes)]),
         }
     }
 
@@ -222,6 +276,7 @@ impl Wire for Stream {
                 Poll::Ready(done) => done,
                 Poll::Pending => Ok(()),
             },
+            Self::Tls(tls) => tls.finish(cx),
         }
     }
 
@@ -233,6 +288,7 @@ impl Wire for Stream {
         match self {
             Self::Tcp(stream) => Wire::take_error(stream),
             Self::Tunnel(stream) => stream.take_error(),
+            Self::Tls(tls) => tls.take_error(),
         }
     }
 
@@ -240,12 +296,15 @@ impl Wire for Stream {
         match self {
             Self::Tcp(stream) => stream.unsent_bytes(),
             Self::Tunnel(stream) => stream.unsent_bytes(),
+            Self::Tls(tls) => tls.unsent_bytes(),
         }
     }
 
     fn tend(&mut self, cx: &mut Context<'_>) {
-        if let Self::Tunnel(stream) = self {
-            stream.tend(cx);
+        match self {
+            Self::Tcp(_) => {}
+            Self::Tunnel(stream) => stream.tend(cx),
+            Self::Tls(tls) => tls.tend(cx),
         }
     }
 
@@ -253,6 +312,7 @@ impl Wire for Stream {
         match self {
             Self::Tcp(stream) => stream.close(reset),
             Self::Tunnel(stream) => stream.close(reset),
+            Self::Tls(tls) => tls.close(reset),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Sub-commands: arguments in, text and an exit code out.
 
+pub mod ca;
 pub mod check;
 pub mod cleanup;
 pub mod doctor;

@@ -1,6 +1,7 @@
 //! `sidetrack run`.
 
-use crate::app::{self, RunCommand};
+use super::ca;
+use crate::app::{self, RunCommand, TapCommand};
 use crate::intercept::run::{Mode, RunOptions};
 use clap::{Args, ValueEnum};
 use sidetrack_core::carrier::Hop;
@@ -23,6 +24,15 @@ pub struct RunArgs {
     /// Appends a JSON line for each flow to this file
     #[arg(long, value_name = "FILE")]
     pub records: Option<PathBuf>,
+    /// Opens the command's TLS connections, which trusts the authority of `sidetrack ca init` then, alone with its children
+    #[arg(long)]
+    pub tap: bool,
+    /// The folder of that authority [default: that of `sidetrack ca init`, or `ca` of [tap] in the configuration]
+    #[arg(long, value_name = "DIR", requires = "tap")]
+    pub ca: Option<PathBuf>,
+    /// Appends the secrets of opened connections to this file, for Wireshark and others
+    #[arg(long, value_name = "FILE", requires = "tap")]
+    pub keylog: Option<PathBuf>,
     /// Tells about every flow at the end, not only about those that failed
     #[arg(short, long)]
     pub verbose: bool,
@@ -41,6 +51,19 @@ pub enum ModeArg {
     Cgroup,
 }
 
+/// How the command's TLS connections are opened, if they are.
+fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
+    if !args.tap {
+        return Ok(None);
+    }
+    // A configuration says where its authority is.
+    let ca = match (&args.ca, &args.config) {
+        (None, Some(_)) => None,
+        (given, _) => Some(ca::folder(given.as_deref())?),
+    };
+    Ok(Some(TapCommand { ca, keylog: args.keylog.clone() }))
+}
+
 /// Runs the sub-command; exits with the command's code.
 ///
 /// # Errors
@@ -55,6 +78,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         via: args.via.clone(),
         config: args.config.clone(),
         records: args.records.clone(),
+        tap: tap(args)?,
         verbose: args.verbose,
     };
     app::run(command).map(ExitCode::from)

@@ -10,6 +10,7 @@ pub mod raw;
 mod redact;
 mod shunt;
 mod surroundings;
+pub mod tap;
 
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
@@ -17,6 +18,7 @@ pub use problem::{ConfigError, Problem};
 pub use question::Question;
 pub use shunt::{Shunt, ShuntPath};
 pub use surroundings::{SecretFile, Surroundings, System};
+pub use tap::Tap;
 
 use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
@@ -48,6 +50,8 @@ pub struct Config {
     pub limits: Limits,
     /// The shunt, if there is to be one.
     pub shunt: Option<Shunt>,
+    /// Which TLS connections are opened, where a listener asks for it.
+    pub tap: Option<Arc<Tap>>,
     /// What catches flows, in the order of the file.
     pub listeners: Vec<Listener>,
     /// The functions that rules may lead flows through, by name.
@@ -266,6 +270,8 @@ pub struct HttpListener {
     pub to: Option<Destination>,
     /// Its cache, if it has one.
     pub cache: Option<CacheSettings>,
+    /// Which TLS connections of its clients are opened; none = all pass untouched.
+    pub tap: Option<Arc<Tap>>,
 }
 
 /// What a cache is set to.
@@ -353,6 +359,8 @@ pub struct Redirect {
     pub uids: Vec<u32>,
     /// Control group of local programs, relative to the cgroup2 mount.
     pub cgroup: Option<String>,
+    /// How requests are served; none = connections are carried as they are.
+    pub http: Option<HttpListener>,
 }
 
 /// What the kernel hands to a tproxy listener: forwarded connections. `None` and empty lists do not restrict.
@@ -368,6 +376,8 @@ pub struct Tproxy {
     pub except: IpSet,
     /// Destination ports.
     pub ports: Option<PortSet>,
+    /// How requests are served; none = connections are carried as they are.
+    pub http: Option<HttpListener>,
 }
 
 /// A connection held open to a far side, which carries flows on.
@@ -430,12 +440,16 @@ impl Listener {
                 let capture = |address: &SocketAddr| Capture::reverse(self.name.clone(), *address, server);
                 self.addresses.iter().filter_map(capture).collect()
             }
-            ListenerKind::Redirect(redirect) => {
+            ListenerKind::Redirect(redirect) if redirect.http.is_none() => {
                 anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
             }
-            ListenerKind::Tproxy(tproxy) => anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports),
+            ListenerKind::Tproxy(tproxy) if tproxy.http.is_none() => {
+                anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports)
+            }
             ListenerKind::Socks(_)
             | ListenerKind::Http(_)
+            | ListenerKind::Redirect(_)
+            | ListenerKind::Tproxy(_)
             | ListenerKind::Tunnel(_)
             | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
         }

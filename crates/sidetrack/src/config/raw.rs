@@ -4,11 +4,13 @@
 pub mod function;
 mod overlay;
 mod shunt;
+mod tap;
 mod tunnel;
 
 pub use function::Function;
 pub use overlay::{Deliver, Overlay, OverlayNode};
 pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};
+pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 
 use super::{At, List, Secret};
@@ -46,6 +48,8 @@ pub struct File {
     pub set: BTreeMap<String, List<String>>,
     /// The shunt: flows that the packet filter's marks move to a fast path.
     pub shunt: Option<At<Shunt>>,
+    /// Which TLS is opened. Default: none.
+    pub tap: Option<At<Tap>>,
     /// Functions by name, for `chain` of rules.
     #[serde(default)]
     pub function: BTreeMap<String, At<Function>>,
@@ -180,8 +184,12 @@ pub struct Listen {
     pub pins: Option<List<String>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,
-    /// http: a shared cache for what passes. Default: none.
+    /// http, redirect and tproxy: a shared cache for what passes. At redirect and tproxy, requests to port 80 are then
+    /// served one by one, as by a listener of kind http. Default: none.
     pub cache: Option<At<Cache>>,
+    /// http, redirect and tproxy: TLS connections are opened as [tap] says. At redirect and tproxy, requests to port 80
+    /// are served one by one, too. Default false.
+    pub tap: Option<At<bool>>,
 }
 
 /// A shared cache of HTTP responses (RFC 9111).

@@ -31,7 +31,7 @@ const PIECES: usize = 16;
 /// The answer of ours, if there is no other.
 pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
     let asked = turn.asked;
-    let key = asked.resource.key(&cache.keys);
+    let key = asked.key_of(&asked.resource, &cache.keys);
     if asked.request.method.as_bytes() == b"PURGE" && asked.flow.client.ip().is_loopback() {
         return Err(Box::new(Answer::purged(turn.proxy, cache.store.remove(&key))));
     }
@@ -96,7 +96,7 @@ impl Cached<'_, '_> {
         if let Some(head) = head {
             let asked = self.turn.asked;
             for resource in invalidated(&asked.request.method, &asked.resource, &head) {
-                self.cache.store.invalidate(&resource.key(&self.cache.keys));
+                self.cache.store.invalidate(&asked.key_of(&resource, &self.cache.keys));
             }
             if asked.request.method == Method::Head && head.status == 200 {
                 self.freshen(&head, requested_s);

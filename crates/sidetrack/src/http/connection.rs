@@ -4,12 +4,14 @@ use super::answer::Answer;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::exchange::{Next, Outcome, Turn, finish};
+use super::open::Inside;
 use super::relay::write_all;
 use super::request::{Desk, Wish};
 use super::{Proxy, cached};
-use crate::intercept::{Catches, Listening, proxy_header};
+use crate::carry::Wire;
+use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{timeout, timeout_at};
-use crate::session::{Client, Connect, Entry, Passage, Watched, carry_on, undecided, upgraded};
+use crate::session::{Client, Entry, Watched, undecided, upgraded};
 use crate::worker::{Admission, Worker};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::forward;
@@ -26,15 +28,23 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_secs(75);
 
 /// See the module.
-struct Connection {
-    worker: Arc<Worker>,
-    listening: Arc<Listening>,
-    proxy: Arc<Proxy>,
-    peer: SocketAddr,
-    stream: Duplex,
-    buffer: Buffer,
+pub struct Connection {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The listener that caught it.
+    pub listening: Arc<Listening>,
+    /// What its connections share.
+    pub proxy: Arc<Proxy>,
+    /// The client.
+    pub peer: SocketAddr,
+    /// What leads to it.
+    pub stream: Duplex,
+    /// What it has sent and nobody has used.
+    pub buffer: Buffer,
+    /// The one server that its requests are for; none = each says for itself.
+    pub inside: Option<Inside>,
     /// The final head of an answer to the request at hand went out, at least in part.
-    head_sent: bool,
+    pub head_sent: bool,
 }
 
 /// What came where a request was expected.
@@ -58,22 +68,13 @@ struct Asker {
 pub async fn serve(
     worker: Arc<Worker>,
     listening: Arc<Listening>,
+    proxy: Arc<Proxy>,
     client: Client,
     peer: SocketAddr,
     admission: Admission,
 ) {
-    let Catches::Http(proxy) = &listening.catches else { return };
-    let proxy = proxy.clone();
-    if let Some(mut connection) = open(worker, listening, proxy, client, peer).await {
-        let mut is_first = true;
-        loop {
-            let came = connection.next(is_first).await;
-            is_first = false;
-            match connection.serve_one(came).await {
-                Some(same) => connection = same,
-                None => break,
-            }
-        }
+    if let Some(connection) = open(worker, listening, proxy, client, peer).await {
+        connection.serve_all().await;
     }
     drop(admission);
 }
@@ -105,12 +106,37 @@ async fn open(
             }
         };
     }
-    let buffer = Buffer::holding(client.take_held());
-    let stream = Duplex::from(client.stream);
-    Some(Connection { worker, listening, proxy, peer, stream, buffer, head_sent: false })
+    Some(Connection::new(worker, listening, proxy, client, peer))
 }
 
 impl Connection {
+    /// A client that speaks HTTP, as far as is known.
+    pub fn new(
+        worker: Arc<Worker>,
+        listening: Arc<Listening>,
+        proxy: Arc<Proxy>,
+        mut client: Client,
+        peer: SocketAddr,
+    ) -> Self {
+        let buffer = Buffer::holding(client.take_held());
+        let stream = Duplex::from(client.stream);
+        Self { worker, listening, proxy, peer, stream, buffer, inside: None, head_sent: false }
+    }
+
+    /// Serves requests until there are no more.
+    pub async fn serve_all(self) {
+        let mut connection = self;
+        let mut is_first = true;
+        loop {
+            let came = connection.next(is_first).await;
+            is_first = false;
+            match connection.serve_one(came).await {
+                Some(same) => connection = same,
+                None => break,
+            }
+        }
+    }
+
     /// Waits for the next request head.
     async fn next(&mut self, is_first: bool) -> Came {
         self.buffer.release();
@@ -147,6 +173,7 @@ impl Connection {
     async fn serve_one(mut self, came: Came) -> Option<Self> {
         if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late) {
             // Nothing was asked: no flow.
+            self.client().stream.close(false);
             return None;
         }
         let mut entry = Entry::new(&self.worker);
@@ -175,12 +202,7 @@ impl Connection {
                 self.client().reset();
                 entry.end(outcome.reason, outcome.detail);
             }
-            Next::Tunnel(destination, user) => {
-                let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
-                let connect = Some(Connect { destination, user, proxy: self.proxy.clone() });
-                let tunnelled = Passage { worker, listening, peer, connect };
-                carry_on(tunnelled, self.client(), entry).await;
-            }
+            Next::Tunnel(destination, user) => return self.tunnel(destination, user, entry).await,
             Next::Upgraded(server, carry) => {
                 let worker = self.worker.clone();
                 let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
@@ -192,7 +214,7 @@ impl Connection {
     }
 
     /// The client as the rest of the program knows it, with the bytes it has sent.
-    fn client(mut self) -> Client {
+    pub fn client(mut self) -> Client {
         let held = self.buffer.take();
         let (stream, peeked) = self.stream.into_stream();
         let mut client = Client::new(stream);
@@ -224,7 +246,8 @@ impl Connection {
             keeps_alive: forward::keeps_alive(request.version, &request.fields),
         };
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
-        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream };
+        let inside = self.inside.as_ref();
+        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside };
         match desk.judge(request, live) {
             Wish::Answer(answer, length) => self.answer(*answer, length, asker).await,
             Wish::Tunnel { destination, user } => {

@@ -95,13 +95,7 @@ impl Duplex {
     pub fn poll_send_slices(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(stream) => stream.poll_send_slices(cx, slices),
-            Self::Other(peeked) => {
-                let mut peeked = peeked.borrow_mut();
-                let Some(first) = slices.iter().find(|slice| !slice.is_empty()) else {
-                    return Poll::Ready(Ok(0));
-                };
-                peeked.stream.poll_send(cx, first)
-            }
+            Self::Other(peeked) => peeked.borrow_mut().stream.poll_send_slices(cx, slices),
         }
     }
 
@@ -133,9 +127,17 @@ impl Peeked {
 
     fn poll_recv_into(&mut self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         self.stream.tend(cx);
-        ready!(self.peek(cx))?;
-        let n = self.held.len();
-        bytes.append(&mut self.held);
-        Poll::Ready(Ok(n))
+        if !self.held.is_empty() || self.has_ended {
+            let n = self.held.len();
+            bytes.append(&mut self.held);
+            return Poll::Ready(Ok(n));
+        }
+        let start = bytes.len();
+        bytes.resize(bytes.capacity().max(start + 1), 0);
+        let read = self.stream.poll_recv(cx, bytes.get_mut(start..).unwrap_or_default());
+        let got = if let Poll::Ready(Ok(n)) = &read { Some(*n) } else { None };
+        bytes.truncate(start + got.unwrap_or(0));
+        self.has_ended = got == Some(0);
+        read
     }
 }

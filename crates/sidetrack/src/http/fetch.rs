@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::pool::{Route, Server};
 use super::relay::{Progress, write_all};
-use crate::carry::{self, Failure, FirstBytes, Order};
+use crate::carry::{self, Failure, FirstBytes, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Flow};
@@ -84,7 +84,7 @@ impl Way<'_> {
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
         self.progress.live.carried_by(carried.taken);
-        let stream = Duplex::from(carried.stream);
+        let mut stream = Duplex::from(carried.stream);
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);
             let header = proxy_header::write(version, self.flow, server, self.progress.live.id);
@@ -92,9 +92,16 @@ impl Way<'_> {
                 .await
                 .map_err(|error| broken(&error.to_string()))?;
         }
+        let mut early = carried.early;
+        if let Some(secure) = &self.route.secure {
+            let (below, peeked) = stream.into_stream();
+            early.extend(peeked);
+            let tls = secure.shake_hands(below, std::mem::take(&mut early), self.progress.clock).await?;
+            stream = Duplex::from(Stream::Tls(Box::new(tls)));
+        }
         self.progress.live.connected(self.progress.live.opened.elapsed());
         self.progress.mark();
-        Ok(Server { stream, buffer: Buffer::holding(carried.early), is_reused: false })
+        Ok(Server { stream, buffer: Buffer::holding(early), is_reused: false })
     }
 
     /// Sends a request without a body and reads the final head. A connection that was idle may have ended just now:

@@ -11,16 +11,22 @@ mod connection;
 mod duplex;
 mod exchange;
 mod fetch;
+mod intercepted;
+mod keylog;
+mod open;
 mod pool;
 mod refresh;
 mod relay;
 mod request;
 mod store;
+mod tap;
 
 pub use answer::refusal;
 pub use connection::serve;
+pub use intercepted::intercepted;
 pub use pool::tend;
 pub use store::{Content, Object, Store};
+pub use tap::Tap;
 
 use crate::config::{CacheSettings, HttpListener};
 use sidetrack_core::http::cache::Rules;
@@ -37,6 +43,8 @@ pub struct Proxy {
     pub settings: HttpListener,
     /// The cache, if there is one.
     pub cache: Option<Cache>,
+    /// What opens TLS connections, if any are opened.
+    pub tap: Option<Arc<Tap>>,
 }
 
 /// A shared cache and what it is set to.
@@ -54,11 +62,15 @@ pub struct Cache {
 
 impl Proxy {
     /// The state of a listener that starts.
-    pub fn new(settings: HttpListener) -> Self {
+    ///
+    /// # Errors
+    /// TLS connections are to be opened, and cannot be.
+    pub fn new(settings: HttpListener) -> Result<Self, crate::tls::TlsError> {
         let random: [u8; 4] = sidetrack_sys::random::bytes();
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
         let cache = settings.cache.as_ref().map(Cache::new);
-        Self { pseudonym, settings, cache }
+        let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
+        Ok(Self { pseudonym, settings, cache, tap })
     }
 }
 

@@ -4,7 +4,8 @@
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::relay::STALL;
-use sidetrack_core::flow::Destination;
+use super::tap::Secure;
+use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,6 +34,8 @@ pub struct Route {
     pub carry: Arc<Carry>,
     /// Where to.
     pub destination: Destination,
+    /// TLS with the server at its end; none = in clear.
+    pub secure: Option<Secure>,
 }
 
 /// A connection to a server.
@@ -46,9 +49,12 @@ pub struct Server {
     pub is_reused: bool,
 }
 
+/// What has to be the same: the rule, the server, and who it has proved to be.
+type Key = (usize, Destination, Option<Host>);
+
 #[derive(Default)]
 struct Pool {
-    idle: HashMap<(usize, Destination), Vec<Idle>>,
+    idle: HashMap<Key, Vec<Idle>>,
     count: usize,
     tended: Option<Instant>,
 }
@@ -61,8 +67,9 @@ struct Idle {
 }
 
 impl Route {
-    fn key(&self) -> (usize, Destination) {
-        (Arc::as_ptr(&self.carry).addr(), self.destination.clone())
+    fn key(&self) -> Key {
+        let host = self.secure.as_ref().map(|secure| secure.host.clone());
+        (Arc::as_ptr(&self.carry).addr(), self.destination.clone(), host)
     }
 
     /// How long nothing may move on the way.

@@ -3,16 +3,17 @@
 use super::Proxy;
 use super::answer::Answer;
 use super::duplex::Duplex;
+use super::open::Inside;
 use super::pool::Route;
 use crate::intercept::Listening;
 use crate::live::{Decided, LiveFlow};
 use crate::worker::Worker;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::http::basic::{credentials, same};
 use sidetrack_core::http::forward::{self, RequestHop, Stop};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
-use sidetrack_core::http::uri::{Form, Resource, Target};
+use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
@@ -34,6 +35,8 @@ pub struct Asked {
     pub flow: Flow,
     /// Which connections serve it.
     pub route: Route,
+    /// The server's address, where the client alone says that it is the host's.
+    pub unproven: Option<Destination>,
 }
 
 impl Asked {
@@ -47,7 +50,18 @@ impl Asked {
             resource: self.resource.clone(),
             flow: self.flow.clone(),
             route: self.route.clone(),
+            unproven: self.unproven.clone(),
         }
+    }
+
+    /// The key of a resource of this server in the cache.
+    pub fn key_of(&self, resource: &Resource, rules: &KeyRules) -> Vec<u8> {
+        let mut key = resource.key(rules);
+        if let Some(address) = &self.unproven {
+            // A space is in no key otherwise.
+            key.extend_from_slice(format!(" at {address}").as_bytes());
+        }
+        key
     }
 }
 
@@ -79,6 +93,8 @@ pub struct Desk<'a> {
     pub peer: SocketAddr,
     /// Its connection.
     pub stream: &'a Duplex,
+    /// The one server that its requests are for, if there is one.
+    pub inside: Option<&'a Inside>,
 }
 
 impl Desk<'_> {
@@ -102,7 +118,12 @@ impl Desk<'_> {
     }
 
     fn wish(&self, request: Request, length: Length, live: &LiveFlow) -> Result<Wish, Box<Answer>> {
-        let (target, form) = Target::of(&request).map_err(|error| self.no_target(&request, error))?;
+        let scheme = self.inside.map_or(Scheme::Http, Inside::scheme);
+        let (target, form) =
+            Target::within(&request, scheme).map_err(|error| self.no_target(&request, error))?;
+        if let Some(inside) = self.inside {
+            return self.wish_inside(inside, (request, length), target, live);
+        }
         let is_own = form == Form::Origin && self.proxy.settings.to.is_none();
         if is_own && matches!(request.target.as_slice(), b"/proxy.pac" | b"/wpad.dat") {
             return Err(Box::new(Answer::pac(self.local())));
@@ -121,6 +142,31 @@ impl Desk<'_> {
             }
             Target::Resource(resource) => self.asked(request, length, resource, user, live),
         }
+    }
+
+    /// A request over a connection that was made for one server.
+    fn wish_inside(
+        &self,
+        inside: &Inside,
+        (request, length): (Request, Length),
+        target: Target,
+        live: &LiveFlow,
+    ) -> Result<Wish, Box<Answer>> {
+        let Target::Resource(resource) = target else {
+            return match target {
+                Target::Server => Err(Box::new(Answer::here(&request))),
+                _ => Err(self.not_served("a tunnel is asked of a proxy, and this connection is to a server")),
+            };
+        };
+        // Who the server is was proved for one name; for others it speaks over connections of their own.
+        let is_other = inside.secure.as_ref().is_some_and(|secure| {
+            resource.server.host != secure.host || resource.server.port != inside.destination.port
+        });
+        if is_other || resource.scheme != inside.scheme() {
+            let why = "the request is for another server than the connection: use a connection of its own";
+            return Err(self.refused(421, why));
+        }
+        self.asked(request, length, resource, inside.user.clone(), live)
     }
 
     fn no_target(&self, request: &Request, error: MessageError) -> Box<Answer> {
@@ -194,27 +240,42 @@ impl Desk<'_> {
                 }
             })?;
         let destination = destination(&carry, &flow);
-        let route = Route { carry, destination };
-        Ok(Wish::Resource(Box::new(Asked { request, length, hop, version, resource, flow, route })))
+        let secure = self.inside.and_then(|inside| inside.secure.clone());
+        let unproven = self.unproven(&resource);
+        let route = Route { carry, destination, secure };
+        let asked = Asked { request, length, hop, version, resource, flow, route, unproven };
+        Ok(Wish::Resource(Box::new(asked)))
     }
 
     fn flow(&self, resource: &Resource, user: Option<String>) -> Flow {
-        let host = match &resource.server.host {
-            Host::Name(name) => Some(name.clone()),
-            Host::Ip(_) => None,
-        };
+        let named = Some(&resource.server.host).and_then(name).cloned();
+        let fixed = self.inside.map(|inside| &inside.destination).or(self.proxy.settings.to.as_ref());
+        let flow = self.flow_to(fixed.unwrap_or(&resource.server).clone(), user);
+        Flow { host: named, ..flow }
+    }
+
+    /// A flow to a server, of which nothing else is known.
+    pub fn flow_to(&self, orig_dst: Destination, user: Option<String>) -> Flow {
         Flow {
-            intercept: Intercept::Http,
+            intercept: self.listening.catches.intercept(),
             listener: self.listening.name.clone(),
             client: self.peer,
-            orig_dst: self.proxy.settings.to.clone().unwrap_or_else(|| resource.server.clone()),
-            host,
+            host: Some(&orig_dst.host).and_then(name).cloned(),
+            orig_dst,
             process: None,
             user,
         }
     }
 
-    fn decide(&self, flow: &mut Flow) -> Verdict {
+    /// Where the client says which host is at an address, and nobody else does: what comes from there is no other
+    /// client's answer.
+    fn unproven(&self, resource: &Resource) -> Option<Destination> {
+        let inside = self.inside.filter(|inside| inside.secure.is_none())?;
+        (inside.destination.host != resource.server.host).then(|| inside.destination.clone())
+    }
+
+    /// Asks policy. Processes are looked up where a rule asks for them.
+    pub fn decide(&self, flow: &mut Flow) -> Verdict {
         let config = self.worker.config();
         let name = flow.host.clone();
         loop {
@@ -234,6 +295,13 @@ impl Desk<'_> {
                 }
             }
         }
+    }
+}
+
+const fn name(host: &Host) -> Option<&HostName> {
+    match host {
+        Host::Name(name) => Some(name),
+        Host::Ip(_) => None,
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Listening {
     pub address: SocketAddr,
     /// Neighbours whose PROXY protocol header is believed, and required.
     pub proxy_from: IpSet,
+    /// What serves requests in connections that the kernel hands over; none = they are carried as they are.
+    pub http: Option<Arc<Proxy>>,
 }
 
 /// How a listener finds out where a connection wanted to go.

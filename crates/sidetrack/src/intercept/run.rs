@@ -10,6 +10,7 @@
 
 mod cgroup;
 mod resolver_files;
+mod trust_files;
 
 use std::ffi::OsString;
 use std::io;
@@ -19,11 +20,14 @@ use std::sync::{Arc, Mutex};
 
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::exec::{ChildProcess, IsolatedCommand, LaunchError, Program, spawn_isolated};
+use sidetrack_sys::exec::{
+    ChildProcess, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
+};
 use tokio::sync::oneshot;
 
 use crate::dns::{self, SharedNames};
 use cgroup::CgroupNetwork;
+pub use trust_files::Trusted;
 
 /// Port of the listener in the command's own namespace: discard (RFC 863), which nobody serves.
 const REDIRECT_PORT: u16 = 9;
@@ -53,6 +57,8 @@ pub struct RunOptions {
     pub open_files_limit: Option<u64>,
     /// Names that can have an address at one time.
     pub name_capacity: usize,
+    /// An authority that it trusts, and nobody else does.
+    pub trusted: Option<Trusted>,
 }
 
 impl RunOptions {
@@ -65,6 +71,7 @@ impl RunOptions {
             directory: None,
             open_files_limit: None,
             name_capacity: NameTable::MAX_CAPACITY,
+            trusted: None,
         }
     }
 }
@@ -129,21 +136,26 @@ pub struct Launched {
 /// # Panics
 /// If the process has more than one thread.
 pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
+    let trusted_env = options.trusted.iter().flat_map(Trusted::variables);
     let program = Program {
         argv: options.argv.clone(),
-        env: options.env.clone(),
+        env: options.env.iter().cloned().chain(trusted_env).collect(),
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
     };
     let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
     match options.mode {
-        Mode::Isolated => launch_isolated(program, names),
-        Mode::Cgroup => launch_in_cgroup(&program, names),
+        Mode::Isolated => launch_isolated(program, names, options.trusted.as_ref()),
+        Mode::Cgroup => launch_in_cgroup(&program, names, options.trusted.as_ref()),
     }
 }
 
-fn launch_isolated(program: Program, names: SharedNames) -> Result<Launched, RunError> {
-    let files = resolver_files::for_resolver(IpAddr::V4(RESOLVER));
+fn launch_isolated(
+    program: Program,
+    names: SharedNames,
+    trusted: Option<&Trusted>,
+) -> Result<Launched, RunError> {
+    let files = private_files(IpAddr::V4(RESOLVER), trusted);
     let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT };
     let isolated = spawn_isolated(&command)?;
     Ok(Launched {
@@ -156,9 +168,20 @@ fn launch_isolated(program: Program, names: SharedNames) -> Result<Launched, Run
     })
 }
 
-fn launch_in_cgroup(program: &Program, names: SharedNames) -> Result<Launched, RunError> {
+/// All that the command sees in place of the host's.
+fn private_files(resolver: IpAddr, trusted: Option<&Trusted>) -> PrivateFiles {
+    let mut files = resolver_files::for_resolver(resolver);
+    files.contents.extend(trusted.map(Trusted::files).unwrap_or_default());
+    files
+}
+
+fn launch_in_cgroup(
+    program: &Program,
+    names: SharedNames,
+    trusted: Option<&Trusted>,
+) -> Result<Launched, RunError> {
     let (network, sockets) = CgroupNetwork::build()?;
-    let files = resolver_files::for_resolver(sockets.resolver.ip());
+    let files = private_files(sockets.resolver.ip(), trusted);
     let child = network.spawn(program, &files)?;
     Ok(Launched {
         listeners: sockets.listeners,

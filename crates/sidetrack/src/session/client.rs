@@ -65,7 +65,7 @@ impl Client {
     pub fn peer(&self) -> Option<&str> {
         match &self.stream {
             Stream::Tunnel(stream) => Some(stream.peer()),
-            Stream::Tcp(_) => None,
+            Stream::Tcp(_) | Stream::Tls(_) => None,
         }
     }
 
@@ -168,7 +168,7 @@ impl Client {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
                 result => result?,
             },
-            Stream::Tunnel(_) => 0,
+            Stream::Tunnel(_) | Stream::Tls(_) => 0,
         };
         self.answer(&bytes[sent..]).await
     }
@@ -206,12 +206,7 @@ impl Presence<'_> {
     /// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and
     /// the answer still count.
     pub async fn lost(self) {
-        let mut error = pin!(async {
-            match self.stream {
-                Stream::Tcp(socket) => socket.failed().await,
-                Stream::Tunnel(stream) => stream.lost().await,
-            }
-        });
+        let mut error = pin!(self.stream.lost());
         poll_fn(|cx| {
             // Who reads beside us may have taken the error before it was announced.
             let is_broken = self.broken.load(Relaxed);

@@ -93,10 +93,12 @@ pub struct Connect {
     pub user: Option<String>,
     /// The listener, for the words of a refusal.
     pub proxy: Arc<http::Proxy>,
+    /// The client has been told already that the tunnel stands.
+    pub is_established: bool,
 }
 
 /// What opens a tunnel (RFC 9110 Sec. 9.3.6).
-const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// What the interceptor found.
 struct Caught {
@@ -196,6 +198,7 @@ impl<'a> Setup<'a> {
         let mut session = None;
         match &mut caught.asker {
             Asker::Nobody => {}
+            Asker::Connect(connect) if connect.is_established => {}
             Asker::Connect(_) => client.answer(ESTABLISHED).await.map_err(|_| gone())?,
             Asker::Socks(handshake, request) => {
                 let asked = stack::about(&request.stack, Leg::Client);
@@ -455,6 +458,8 @@ pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
 async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
     match asker {
         Asker::Nobody => return Stop::Failed(failure),
+        // It takes what comes for the server's: a reset is all that can be said.
+        Asker::Connect(connect) if connect.is_established => return Stop::Failed(failure),
         // A client that is gone needs no answer: the flow ends for the reason it has.
         Asker::Socks(mut handshake, _) => {
             let code = ReplyCode::from_end_reason(failure.reason);

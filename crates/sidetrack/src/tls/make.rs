@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 const AUTHORITY_NAME: &str = "sidetrack tunnel authority";
 
 /// A certificate is valid from so long before it was made: clocks differ.
-const BACKDATED: Duration = Duration::from_secs(24 * 3600);
+const BACKDATED: Duration = Duration::from_secs(48 * 3600);
 
 /// A certificate and its private key.
 pub struct Made {
@@ -116,7 +116,7 @@ fn common_name(name: &str) -> DistinguishedName {
     subject
 }
 
-fn set_dates(params: &mut CertificateParams, days: u32) {
+pub(super) fn set_dates(params: &mut CertificateParams, days: u32) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     params.not_before = epoch + now.saturating_sub(BACKDATED);

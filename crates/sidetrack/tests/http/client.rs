@@ -35,10 +35,14 @@ impl Response {
     }
 }
 
+/// What is read and written.
+pub trait Both: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Both for S {}
+
 /// A connection to a proxy.
 pub struct Client {
-    stream: TcpStream,
-    reader: BufReader<TcpStream>,
+    reader: BufReader<Box<dyn Both>>,
 }
 
 impl Client {
@@ -46,12 +50,18 @@ impl Client {
     pub fn new(to: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+        Self { reader: BufReader::new(Box::new(stream)) }
+    }
+
+    /// Puts something between this and the connection; nothing may be under way.
+    pub fn wrapped(self, wrap: impl FnOnce(Box<dyn Both>) -> Box<dyn Both>) -> Self {
+        Self { reader: BufReader::new(wrap(self.reader.into_inner())) }
     }
 
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).unwrap();
+        self.reader.get_mut().write_all(bytes.as_ref()).unwrap();
+        self.reader.get_mut().flush().unwrap();
     }
 
     /// Asks for a URL with more field lines (separated by `|`).

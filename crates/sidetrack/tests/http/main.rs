@@ -11,3 +11,6 @@ mod origin;
 mod programs;
 mod proxy;
 mod seed;
+mod tap;
+mod tapped_programs;
+mod tls_origin;

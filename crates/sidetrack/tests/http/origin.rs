@@ -80,27 +80,34 @@ impl Origin {
     }
 }
 
-fn serve(stream: TcpStream, act: &(dyn Fn(&Request) -> Act + Send + Sync), seen: &Mutex<Vec<Request>>) {
+/// What an origin does.
+pub type Acting = dyn Fn(&Request) -> Act + Send + Sync;
+
+fn serve(stream: TcpStream, act: &Acting, seen: &Mutex<Vec<Request>>) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut stream = stream;
-    while let Some(request) = read(&mut reader, &mut stream) {
+    answer(stream, act, seen);
+}
+
+/// Answers the requests of one connection.
+pub fn answer<S: Read + Write>(stream: S, act: &Acting, seen: &Mutex<Vec<Request>>) {
+    let mut reader = BufReader::new(stream);
+    while let Some(request) = read(&mut reader) {
         seen.lock().unwrap().push(request.clone());
         match act(&request) {
             Act::Send(bytes) => {
-                if stream.write_all(&bytes).is_err() {
+                if reader.get_mut().write_all(&bytes).and_then(|()| reader.get_mut().flush()).is_err() {
                     return;
                 }
             }
             Act::SendAndClose(bytes) => {
-                let _ = stream.write_all(&bytes);
+                let _ = reader.get_mut().write_all(&bytes).and_then(|()| reader.get_mut().flush());
                 return;
             }
         }
     }
 }
 
-fn line(reader: &mut BufReader<TcpStream>) -> Option<String> {
+fn line<S: Read>(reader: &mut BufReader<S>) -> Option<String> {
     let mut text = String::new();
     match reader.read_line(&mut text) {
         Ok(n) if n > 0 => Some(text.trim_end_matches("\r\n").to_owned()),
@@ -108,7 +115,7 @@ fn line(reader: &mut BufReader<TcpStream>) -> Option<String> {
     }
 }
 
-fn read(reader: &mut BufReader<TcpStream>, stream: &mut TcpStream) -> Option<Request> {
+fn read<S: Read + Write>(reader: &mut BufReader<S>) -> Option<Request> {
     let mut request = Request { line: line(reader)?, fields: Vec::new(), content: Vec::new() };
     loop {
         match line(reader)? {
@@ -117,7 +124,7 @@ fn read(reader: &mut BufReader<TcpStream>, stream: &mut TcpStream) -> Option<Req
         }
     }
     if request.field("expect").is_some() {
-        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
+        reader.get_mut().write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
     }
     if let Some(length) = request.field("content-length") {
         request.content = vec![0; length.parse().ok()?];

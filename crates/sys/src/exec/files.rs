@@ -21,7 +21,7 @@ const SLAVE: u32 = (libc::MS_SLAVE | libc::MS_REC) as u32;
 pub struct PrivateFiles {
     /// Path and contents of files to be seen in place of those there. A path that does not exist is left out:
     /// nothing can be mounted there, and nobody reads it.
-    pub contents: Vec<(PathBuf, String)>,
+    pub contents: Vec<(PathBuf, Vec<u8>)>,
     /// Unix sockets to be covered by an empty file, so that connect(2) says ECONNREFUSED: ways around the
     /// network namespace, such as a name service daemon. Those that do not exist are left out.
     pub masked_sockets: Vec<PathBuf>,
@@ -53,8 +53,8 @@ impl PrivateFiles {
     /// The files that exist to be covered, and with what.
     fn open_targets(&self) -> io::Result<Vec<Target<'_>>> {
         // connect(2) wants write permission before it sees that this is no socket.
-        let masks = self.masked_sockets.iter().map(|path| (path, "", 0o666));
-        let files = self.contents.iter().map(|(path, text)| (path, text.as_str(), 0o444));
+        let masks = self.masked_sockets.iter().map(|path| (path, &b""[..], 0o666));
+        let files = self.contents.iter().map(|(path, text)| (path, text.as_slice(), 0o444));
         let mut targets = Vec::new();
         for (path, text, mode) in files.chain(masks) {
             // Follows symbolic links: /etc/resolv.conf often is one.
@@ -71,7 +71,7 @@ impl PrivateFiles {
 /// One file to be covered.
 struct Target<'a> {
     target: OwnedFd,
-    text: &'a str,
+    text: &'a [u8],
     mode: u32,
 }
 
@@ -97,6 +97,6 @@ fn located(path: &Path, error: io::Error) -> io::Error {
 fn mount_stage() -> io::Result<&'static Path> {
     let stage = STAGES.iter().map(Path::new).find(|path| path.is_dir()).ok_or(io::ErrorKind::NotFound)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("sidetrack", stage, "tmpfs", flags, Some(c"mode=0755,size=1m"))?;
+    rustix::mount::mount("sidetrack", stage, "tmpfs", flags, Some(c"mode=0755,size=16m"))?;
     Ok(stage)
 }

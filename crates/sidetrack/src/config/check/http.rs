@@ -16,7 +16,19 @@ impl Check<'_> {
             users: listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default(),
             to: listen.to.as_ref().and_then(|to| self.destination(to)),
             cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
+            tap: self.tap_of(listen),
         }
+    }
+
+    /// How requests in connections that the kernel hands over are served, if anything is to be done with them.
+    pub(super) fn http_inside(&mut self, listen: &raw::Listen) -> Option<HttpListener> {
+        let is_wanted = listen.cache.is_some() || listen.tap.as_deref().copied().unwrap_or(false);
+        is_wanted.then(|| HttpListener {
+            users: Vec::new(),
+            to: None,
+            cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
+            tap: self.tap_of(listen),
+        })
     }
 
     fn cache(&mut self, cache: &raw::Cache) -> CacheSettings {

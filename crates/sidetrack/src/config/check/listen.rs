@@ -27,8 +27,9 @@ const fn word(kind: Kind) -> &'static str {
 /// A key that only some kinds have: the key, its place if given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 18] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 19] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
+    const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
         at.as_ref().map(At::span)
     }
@@ -40,7 +41,8 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 18] {
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
         ("to", at(&listen.to), &[Kind::Reverse, Kind::Http]),
-        ("cache", at(&listen.cache), &[Kind::Http]),
+        ("cache", at(&listen.cache), HTTP),
+        ("tap", at(&listen.tap), HTTP),
         ("names", at(&listen.names), &[Kind::Reverse]),
         ("default", at(&listen.default), &[Kind::Reverse]),
         ("local", at(&listen.local), &[Kind::Redirect]),
@@ -262,6 +264,7 @@ impl Check<'_> {
             ports: listen.ports.as_ref().map(|ports| self.ports(ports)),
             uids: listen.users.as_ref().map(|users| self.capture_users(users)).unwrap_or_default(),
             cgroup: listen.cgroup.as_deref().map(|path| path.trim_start_matches('/').to_owned()),
+            http: self.http_inside(listen),
         };
         if !redirect.local && !redirect.forwarded {
             let help = "write `local = true` or `forwarded = true`";
@@ -292,6 +295,7 @@ impl Check<'_> {
             dst: listen.dst.as_ref().map(|nets| self.networks(nets)),
             except: self.set_or_none(listen.except.as_ref()),
             ports: listen.ports.as_ref().map(|ports| self.ports(ports)),
+            http: self.http_inside(listen),
         };
         let narrowed = tproxy.dst.is_some()
             || tproxy.ports.is_some()

@@ -8,13 +8,14 @@ mod overlay;
 mod relations;
 mod rules;
 mod shunt;
+mod tap;
 pub(super) mod tests;
 mod tunnel;
 mod values;
 
 use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
-use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, raw};
+use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, Tap, raw};
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Policy};
@@ -34,6 +35,10 @@ struct Check<'a> {
     overlay_names: Option<Vec<Arc<str>>>,
     /// Names of tunnels; also of those that are wrong in themselves.
     tunnels: Vec<Arc<str>>,
+    /// There is a table [tap], right or wrong.
+    has_tap: bool,
+    /// What it says, if it is right.
+    tap: Option<Arc<Tap>>,
 }
 
 impl Check<'_> {
@@ -74,7 +79,8 @@ pub(super) fn check(
 ) -> Option<Config> {
     let (overlay_names, tunnels) = (None, Vec::new());
     let (sets, functions) = (BTreeMap::new(), BTreeMap::new());
-    let mut check = Check { surroundings, problems, sets, functions, overlay_names, tunnels };
+    let (has_tap, tap) = (false, None);
+    let mut check = Check { surroundings, problems, sets, functions, overlay_names, tunnels, has_tap, tap };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     check.read_functions(&file.function);
@@ -86,7 +92,9 @@ pub(super) fn check(
     let overlay = check.overlay(file.overlay.as_ref());
     let names = |overlay: &At<raw::Overlay>| overlay.node.keys().map(|name| name.as_str().into()).collect();
     check.overlay_names = file.overlay.as_ref().map(names);
+    check.read_tap(file.tap.as_ref());
     let listeners = check.listeners(&file.listen);
+    check.tap_is_used(file.tap.as_ref(), &listeners);
     let tunnels = check.tunnels(&file.tunnel, &listeners);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
@@ -109,6 +117,7 @@ pub(super) fn check(
         record,
         limits,
         shunt,
+        tap: check.tap.clone(),
         listeners: listeners.into_iter().flatten().collect(),
         overlay,
         tunnels,

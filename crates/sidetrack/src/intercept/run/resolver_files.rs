@@ -23,8 +23,8 @@ pub(super) fn for_resolver(resolver: IpAddr) -> PrivateFiles {
     let read = |path: &str| fs::read_to_string(Path::new(path)).unwrap_or_default();
     PrivateFiles {
         contents: vec![
-            ("/etc/resolv.conf".into(), resolv_conf(&read("/etc/resolv.conf"), resolver)),
-            ("/etc/nsswitch.conf".into(), nsswitch_conf(&read("/etc/nsswitch.conf"))),
+            ("/etc/resolv.conf".into(), resolv_conf(&read("/etc/resolv.conf"), resolver).into()),
+            ("/etc/nsswitch.conf".into(), nsswitch_conf(&read("/etc/nsswitch.conf")).into()),
         ],
         masked_sockets: NAME_SERVICES.map(PathBuf::from).to_vec(),
     }

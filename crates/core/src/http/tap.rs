@@ -1,0 +1,290 @@
+//! Which TLS connections are opened (their content read, with the consent of those it belongs to) and which pass
+//! untouched: what the first bytes say, what the configuration says, and what was learnt of clients and servers that
+//! would break.
+
+use super::sni::{ClientHello, Hello};
+use crate::flow::{Host, HostName};
+use crate::net::PortSet;
+use crate::policy::HostPattern;
+use crate::time::Instant;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Application protocols that can be read (RFC 7301).
+const READABLE: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// What the configuration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapRules {
+    /// Hosts that are never opened.
+    pub bypass: Vec<HostPattern>,
+    /// Ports of servers whose connections are opened.
+    pub ports: PortSet,
+    /// Names under which Encrypted Client Hello (RFC 9849) hides others: public names of providers.
+    pub cover_names: Vec<HostPattern>,
+}
+
+impl TapRules {
+    /// The public name of the provider that serves most hosts with Encrypted Client Hello.
+    pub const COVER_NAME: &str = "cloudflare-ech.com";
+}
+
+impl Default for TapRules {
+    fn default() -> Self {
+        let cover: Option<HostPattern> = Self::COVER_NAME.parse().ok();
+        Self {
+            bypass: Vec::new(),
+            ports: [(443, 443)].into_iter().collect(),
+            cover_names: cover.into_iter().collect(),
+        }
+    }
+}
+
+/// Why a connection passes untouched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untouched {
+    /// Its port is not one of those that are opened.
+    Port,
+    /// Its host is on the bypass list.
+    Bypass,
+    /// It does not begin with a ClientHello.
+    NotTls,
+    /// Nothing says which host it is for.
+    Nameless,
+    /// The real host is encrypted; the name that can be read is a cover.
+    Encrypted,
+    /// It offers application protocols, and none of HTTP.
+    Protocol,
+    /// The authority may not sign for its host.
+    NotAllowed,
+    /// This client has refused our certificate for this host: it knows the real one.
+    Pinned,
+    /// This host asks clients for certificates.
+    ClientCertificate,
+}
+
+impl fmt::Display for Untouched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Port => "its port is not opened",
+            Self::Bypass => "its host is on the bypass list",
+            Self::NotTls => "it is no TLS",
+            Self::Nameless => "nothing says which host it is for",
+            Self::Encrypted => "its host is encrypted (ECH)",
+            Self::Protocol => "it is no HTTP inside",
+            Self::NotAllowed => "the authority may not sign for its host",
+            Self::Pinned => "the client has refused our certificate for this host",
+            Self::ClientCertificate => "the host asks for client certificates",
+        })
+    }
+}
+
+impl TapRules {
+    /// What can be said before the client has: `asked` is the server it asked for.
+    ///
+    /// # Errors
+    /// Why the connection passes untouched.
+    pub fn consider(&self, asked: Option<&Host>, port: u16) -> Result<(), Untouched> {
+        if !self.ports.contains(port) {
+            return Err(Untouched::Port);
+        }
+        match asked {
+            Some(Host::Name(name)) if matches(&self.bypass, name) => Err(Untouched::Bypass),
+            _ => Ok(()),
+        }
+    }
+
+    /// The host that a connection is opened for. `asked` is the server that the client asked for by name, or its
+    /// address; it tells a cover name from the random extension that browsers send to every host.
+    ///
+    /// # Errors
+    /// Why it passes untouched.
+    pub fn choose(&self, asked: &Host, hello: &ClientHello) -> Result<Host, Untouched> {
+        let ClientHello::Hello(hello) = hello else { return Err(Untouched::NotTls) };
+        let host = match (&hello.server_name, asked) {
+            (Some(name), Host::Name(asked)) if hello.ech && name != asked => {
+                return Err(Untouched::Encrypted);
+            }
+            (Some(name), _) if hello.ech && matches(&self.cover_names, name) => {
+                return Err(Untouched::Encrypted);
+            }
+            (Some(name), _) => Host::Name(name.clone()),
+            (None, _) if hello.ech => return Err(Untouched::Encrypted),
+            (None, asked) => asked.clone(),
+        };
+        if let Host::Name(name) = &host
+            && matches(&self.bypass, name)
+        {
+            return Err(Untouched::Bypass);
+        }
+        if is_readable(hello) { Ok(host) } else { Err(Untouched::Protocol) }
+    }
+}
+
+fn matches(patterns: &[HostPattern], name: &HostName) -> bool {
+    patterns.iter().any(|pattern| pattern.matches(name))
+}
+
+/// Without ALPN it is taken for HTTP/1.1, as servers do.
+fn is_readable(hello: &Hello) -> bool {
+    hello.alpn.is_empty() || hello.alpn.iter().any(|offered| READABLE.contains(&offered.as_slice()))
+}
+
+/// What was learnt of clients and servers that opening would break. Of bounded size; what was learnt is forgotten.
+#[derive(Clone, Debug, Default)]
+pub struct Learnt {
+    /// By host, and the client where it is about one.
+    known: BTreeMap<(Host, Option<IpAddr>), Note>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    since: Instant,
+    refusals: u32,
+}
+
+impl Learnt {
+    /// So many refusals in a row mean that the client will never take our certificate: one may be a user's "cancel".
+    pub const REFUSALS: u32 = 2;
+    /// How long what was learnt holds.
+    pub const HOLDS: Duration = Duration::from_secs(3600);
+    /// Most things known at a time; then what is oldest goes.
+    pub const MAX: usize = 4096;
+
+    /// A client has refused our certificate for a host, or left right after it came. Whether connections of this client
+    /// to this host pass from now on.
+    pub fn refused(&mut self, now: Instant, client: IpAddr, host: &Host) -> bool {
+        let note = self.note(now, (host.clone(), Some(client)));
+        note.refusals = note.refusals.saturating_add(1);
+        note.refusals >= Self::REFUSALS
+    }
+
+    /// A client has taken our certificate for a host.
+    pub fn accepted(&mut self, client: IpAddr, host: &Host) {
+        // The key is made only where there is something to forget.
+        if !self.known.is_empty() {
+            self.known.remove(&(host.clone(), Some(client)));
+        }
+    }
+
+    /// A host has asked us for a client certificate.
+    pub fn wants_certificate(&mut self, now: Instant, host: &Host) {
+        self.note(now, (host.clone(), None)).since = now;
+    }
+
+    /// Why a connection of this client to this host is not to be opened, if so.
+    pub fn why(&self, now: Instant, client: IpAddr, host: &Host) -> Option<Untouched> {
+        if self.known.is_empty() {
+            return None;
+        }
+        let holds = |note: &&Note| now.since(note.since) < Self::HOLDS;
+        if self.known.get(&(host.clone(), None)).filter(holds).is_some() {
+            return Some(Untouched::ClientCertificate);
+        }
+        let pinned = self.known.get(&(host.clone(), Some(client))).filter(holds);
+        pinned.filter(|note| note.refusals >= Self::REFUSALS).map(|_| Untouched::Pinned)
+    }
+
+    fn note(&mut self, now: Instant, key: (Host, Option<IpAddr>)) -> &mut Note {
+        self.known.retain(|_, note| now.since(note.since) < Self::HOLDS);
+        if self.known.len() >= Self::MAX
+            && !self.known.contains_key(&key)
+            && let Some(oldest) =
+                self.known.iter().min_by_key(|(_, note)| note.since).map(|(key, _)| key.clone())
+        {
+            self.known.remove(&oldest);
+        }
+        self.known.entry(key).or_insert(Note { since: now, refusals: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(text: &str) -> Host {
+        text.parse().map(Host::Ip).unwrap_or_else(|_| Host::Name(text.parse().unwrap()))
+    }
+
+    fn hello(name: Option<&str>, ech: bool, alpn: &[&str]) -> ClientHello {
+        let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        ClientHello::Hello(Hello { server_name: name.map(|name| name.parse().unwrap()), alpn, ech })
+    }
+
+    fn rules() -> TapRules {
+        TapRules { bypass: vec!["*.bank.example".parse().unwrap()], ..TapRules::default() }
+    }
+
+    #[test]
+    fn what_is_opened_and_what_passes() {
+        let web = "web.example";
+        for (asked, hello, expected) in [
+            (web, hello(Some(web), false, &["h2", "http/1.1"]), Ok(host(web))),
+            ("192.0.2.1", hello(Some(web), false, &[]), Ok(host(web))),
+            ("192.0.2.1", hello(None, false, &[]), Ok(host("192.0.2.1"))),
+            (web, hello(None, false, &["http/1.1"]), Ok(host(web))),
+            // Browsers send the extension to every host: with the name that was asked for it hides nothing.
+            (web, hello(Some(web), true, &["h2"]), Ok(host(web))),
+            (web, hello(Some("cover.example"), true, &["h2"]), Err(Untouched::Encrypted)),
+            ("192.0.2.1", hello(Some("cloudflare-ech.com"), true, &["h2"]), Err(Untouched::Encrypted)),
+            ("192.0.2.1", hello(Some("cloudflare-ech.com"), false, &[]), Ok(host("cloudflare-ech.com"))),
+            ("192.0.2.1", hello(Some(web), true, &["h2"]), Ok(host(web))),
+            ("192.0.2.1", hello(None, true, &["h2"]), Err(Untouched::Encrypted)),
+            // Another name without the extension is domain fronting, or an alias: the certificate says who it is.
+            (web, hello(Some("other.example"), false, &[]), Ok(host("other.example"))),
+            ("192.0.2.1", hello(Some("my.bank.example"), false, &[]), Err(Untouched::Bypass)),
+            (web, hello(Some(web), false, &["imap"]), Err(Untouched::Protocol)),
+            (web, ClientHello::NotTls, Err(Untouched::NotTls)),
+            (web, ClientHello::Incomplete, Err(Untouched::NotTls)),
+        ] {
+            assert_eq!(rules().choose(&host(asked), &hello), expected, "{asked} {hello:?}");
+        }
+    }
+
+    #[test]
+    fn ports_and_names_are_considered_before_the_client_speaks() {
+        assert_eq!(rules().consider(None, 443), Ok(()));
+        assert_eq!(rules().consider(None, 22), Err(Untouched::Port));
+        assert_eq!(rules().consider(Some(&host("a.bank.example")), 443), Err(Untouched::Bypass));
+        assert_eq!(rules().consider(Some(&host("bank.example")), 443), Ok(()));
+    }
+
+    #[test]
+    fn two_refusals_pass_that_client_for_an_hour() {
+        let (mut learnt, now) = (Learnt::default(), Instant::from_millis(1000));
+        let (client, other): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let web = host("web.example");
+        assert!(!learnt.refused(now, client, &web));
+        learnt.accepted(client, &web);
+        assert!(!learnt.refused(now, client, &web), "one that was taken in between starts anew");
+        assert_eq!(learnt.why(now, client, &web), None);
+        assert!(learnt.refused(now, client, &web));
+        assert_eq!(learnt.why(now, client, &web), Some(Untouched::Pinned));
+        assert_eq!(learnt.why(now, other, &web), None);
+        assert_eq!(learnt.why(now, client, &host("x.example")), None);
+        assert_eq!(learnt.why(now + Learnt::HOLDS, client, &web), None);
+    }
+
+    #[test]
+    fn a_host_that_wants_certificates_is_left_alone_by_all() {
+        let (mut learnt, now) = (Learnt::default(), Instant::ZERO);
+        learnt.wants_certificate(now, &host("vpn.example"));
+        let anybody = [10, 0, 0, 9].into();
+        assert_eq!(learnt.why(now, anybody, &host("vpn.example")), Some(Untouched::ClientCertificate));
+        assert_eq!(learnt.why(now + Learnt::HOLDS, anybody, &host("vpn.example")), None);
+    }
+
+    #[test]
+    fn what_is_known_is_bounded_and_the_oldest_goes() {
+        let mut learnt = Learnt::default();
+        for number in 0..Learnt::MAX as u64 + 10 {
+            learnt.wants_certificate(Instant::from_nanos(number), &host(&format!("h{number}.example")));
+            assert!(learnt.known.len() <= Learnt::MAX);
+        }
+        let now = Instant::from_millis(1);
+        assert_eq!(learnt.why(now, [1, 1, 1, 1].into(), &host("h9.example")), None);
+        assert!(learnt.why(now, [1, 1, 1, 1].into(), &host("h10.example")).is_some());
+    }
+}

@@ -1,0 +1,251 @@
+//! TLS over any stream, as a side of a flow: a server's end towards clients whose connections are opened, and a client's
+//! end towards their servers. Bytes are read, encrypted and written in the calls of the task that owns it.
+
+use super::stream::{Stream, Wire};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use std::future::poll_fn;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+/// Most bytes that wait to be sent, and most that are encrypted in one call.
+const BUFFERED_MAX: usize = 256 * 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Tls {
+    stream: Stream,
+    connection: Connection,
+    /// Bytes of the other end that were read before.
+    held: Vec<u8>,
+    /// Bytes that were taken from the caller and have not all left yet: told when they have.
+    accepted: usize,
+    ending: Ending,
+}
+
+/// How far the end of our direction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// close_notify is on its way.
+    Begun,
+    /// FIN, too.
+    Done,
+}
+
+/// The stream below as rustls reads and writes it.
+struct Below<'a, 'b>(&'a mut Stream, &'a mut Context<'b>);
+
+impl Read for Below<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        blocking(self.0.poll_recv(self.1, buffer))
+    }
+}
+
+impl Write for Below<'_, '_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        blocking(self.0.poll_send(self.1, bytes))
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        blocking(self.0.poll_send_slices(self.1, slices))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn blocking<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
+    match poll {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(ErrorKind::WouldBlock.into()),
+    }
+}
+
+impl Tls {
+    /// The server's end; `held` are bytes of the client that were read already.
+    ///
+    /// # Errors
+    /// rustls refuses the configuration.
+    pub fn server(stream: Stream, config: Arc<ServerConfig>, held: Vec<u8>) -> io::Result<Self> {
+        let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+        Ok(Self::new(stream, connection.into(), held))
+    }
+
+    /// The client's end, to the server of this name.
+    ///
+    /// # Errors
+    /// rustls refuses the configuration.
+    pub fn client(
+        stream: Stream,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        held: Vec<u8>,
+    ) -> io::Result<Self> {
+        let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        Ok(Self::new(stream, connection.into(), held))
+    }
+
+    fn new(stream: Stream, mut connection: Connection, held: Vec<u8>) -> Self {
+        connection.set_buffer_limit(Some(BUFFERED_MAX));
+        Self { stream, connection, held, accepted: 0, ending: Ending::No }
+    }
+
+    /// Makes the handshake. What is left to send of it travels with the first bytes.
+    ///
+    /// # Errors
+    /// What [`rustls::Error`] says (it can be had back from the error), or the stream.
+    pub async fn handshake(&mut self) -> io::Result<()> {
+        poll_fn(|cx| {
+            while self.connection.is_handshaking() {
+                ready!(self.poll_flush(cx))?;
+                if self.connection.is_handshaking() {
+                    ready!(self.fill(cx))?;
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    /// The application protocol that was agreed on (RFC 7301).
+    pub fn protocol(&self) -> Option<&[u8]> {
+        self.connection.alpn_protocol()
+    }
+
+    /// The stream below.
+    pub const fn below(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Whether the other end has sent anything yet that we have understood.
+    pub fn has_heard(&self) -> bool {
+        self.connection.protocol_version().is_some()
+    }
+
+    /// Reads records and acts on them. Nothing to read any more is told by [`Self::poll_recv`].
+    fn fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let read = if self.held.is_empty() {
+            self.connection.read_tls(&mut Below(&mut self.stream, cx))
+        } else {
+            let mut held = self.held.as_slice();
+            let read = self.connection.read_tls(&mut held);
+            let left = held.len();
+            self.held.drain(..self.held.len() - left);
+            read
+        };
+        let ended = match read {
+            Ok(n) => n == 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Poll::Pending,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        if let Err(error) = self.connection.process_new_packets() {
+            // The other end is told why, if it can be.
+            let _ = self.poll_flush(cx);
+            return Poll::Ready(Err(io::Error::new(ErrorKind::InvalidData, error)));
+        }
+        if ended && self.connection.is_handshaking() {
+            return Poll::Ready(Err(ErrorKind::UnexpectedEof.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what is encrypted.
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Below(&mut self.stream, cx)) {
+                Ok(0) => return Poll::Ready(Err(ErrorKind::WriteZero.into())),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads when something is there; 0 is close_notify. An end without one is an error: what came may have been cut.
+    pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.tend(cx);
+        loop {
+            match self.connection.reader().read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+            ready!(self.fill(cx))?;
+        }
+    }
+
+    /// Takes bytes, and says so when they have left.
+    pub(super) fn poll_send_slices(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.accepted == 0 {
+            ready!(self.poll_flush(cx))?;
+            self.accepted = self.connection.writer().write_vectored(slices)?;
+        }
+        ready!(self.poll_flush(cx))?;
+        Poll::Ready(Ok(std::mem::take(&mut self.accepted)))
+    }
+
+    /// Ends our direction; what does not leave at once leaves with [`Self::tend`].
+    pub(super) fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.ending == Ending::No {
+            self.connection.send_close_notify();
+            self.ending = Ending::Begun;
+        }
+        match self.poll_end(cx) {
+            Poll::Ready(done) => done,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// As [`Self::finish`], ready when it has left.
+    pub(super) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finish(cx)?;
+        self.poll_end(cx)
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.ending == Ending::Begun {
+            ready!(self.poll_flush(cx))?;
+            self.stream.finish(cx)?;
+            self.ending = Ending::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// As [`Wire::tend`].
+    pub(super) fn tend(&mut self, cx: &mut Context<'_>) {
+        self.stream.tend(cx);
+        // What fails here fails again for whoever reads or writes next, and is told there.
+        let _ = if self.ending == Ending::Begun { self.poll_end(cx) } else { self.poll_flush(cx) };
+    }
+
+    /// As [`Wire::take_error`].
+    pub(super) fn take_error(&mut self) -> Option<io::Error> {
+        Wire::take_error(&mut self.stream)
+    }
+
+    /// As [`Wire::unsent_bytes`].
+    pub(super) fn unsent_bytes(&self) -> u32 {
+        self.stream.unsent_bytes().saturating_add(self.connection.wants_write().into())
+    }
+
+    /// As [`Wire::close`]. In order means with close_notify, as far as there is room for it.
+    pub(super) fn close(mut self, reset: bool) {
+        if !reset {
+            // Whoever does not hear it takes what it has for cut, which is all that can be said here.
+            let _ = self.finish(&mut Context::from_waker(Waker::noop()));
+        }
+        self.stream.close(reset);
+    }
+}
+
+/// Why rustls ended a handshake, if it did.
+pub fn reason(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}

@@ -1,0 +1,33 @@
+//! Secrets of TLS connections in the NSS key log format, for whoever looks into what was captured.
+
+use data_encoding::HEXLOWER;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// See the module: a file that is appended to and readable by nobody else.
+#[derive(Debug)]
+pub struct KeyLogFile(Mutex<File>);
+
+impl KeyLogFile {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        Ok(Self(Mutex::new(file)))
+    }
+}
+
+impl rustls::KeyLog for KeyLogFile {
+    fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
+        let line = format!("{label} {} {}\n", HEXLOWER.encode(client_random), HEXLOWER.encode(secret));
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = file.write_all(line.as_bytes()) {
+            tracing::warn!(%error, "cannot write the key log");
+        }
+    }
+}

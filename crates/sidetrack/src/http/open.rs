@@ -1,0 +1,149 @@
+//! TLS connections that are opened: inside CONNECT, and those that the kernel hands over. What comes out are requests
+//! like any others; what is not opened goes on untouched, with the bytes that were read.
+
+use super::connection::Connection;
+use super::duplex::Duplex;
+use super::relay::write_all;
+use super::request::Desk;
+use super::tap::{Secure, Tap};
+use crate::carry::tls::Tls;
+use crate::carry::{Stream, Wire};
+use crate::live::Decided;
+use crate::reactor::{timeout, timeout_at};
+use crate::session::{Connect, ESTABLISHED, Entry, Passage, carry_on};
+use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::http::sni::{ClientHello, client_hello};
+use sidetrack_core::http::uri::Scheme;
+use sidetrack_core::policy::Action;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What all requests have in common that come over a connection made for one server.
+#[derive(Debug)]
+pub struct Inside {
+    /// Where the connection was to go.
+    pub destination: Destination,
+    /// Who asked for it, where that was asked for.
+    pub user: Option<String>,
+    /// TLS with the client has ended here, and is made with the server: as this host.
+    pub secure: Option<Secure>,
+}
+
+impl Inside {
+    /// The scheme of its requests.
+    pub const fn scheme(&self) -> Scheme {
+        match self.secure {
+            Some(_) => Scheme::Https,
+            None => Scheme::Http,
+        }
+    }
+}
+
+/// What became of a connection that might be opened.
+pub enum Opened {
+    /// Requests come.
+    Requests(Connection, String),
+    /// It goes on untouched, for this reason.
+    Untouched(Connection, String),
+    /// It is over.
+    Over(EndReason, String),
+}
+
+impl Connection {
+    /// Serves CONNECT: a tunnel, or requests inside it.
+    pub async fn tunnel(
+        mut self,
+        destination: Destination,
+        user: Option<String>,
+        mut entry: Entry,
+    ) -> Option<Self> {
+        let tap = self.proxy.tap.clone().filter(|tap| tap.consider(&destination).is_ok());
+        let mut is_established = false;
+        let may_open = tap.is_some() && {
+            let (may, decided) = self.may_open(&destination, user.as_deref());
+            entry.live().decide(decided);
+            may
+        };
+        if let Some(tap) = tap.filter(|_| may_open) {
+            let told = write_all(&self.stream, &mut [IoSlice::new(ESTABLISHED)]).await;
+            if let Err(error) = told {
+                entry.end(EndReason::ClientGone, Some(format!("the client left: {error}")));
+                return None;
+            }
+            is_established = true;
+            match self.open(&tap, &destination, user.clone()).await {
+                Opened::Requests(requests, what) => {
+                    entry.end(EndReason::Ok, Some(what));
+                    return Some(requests);
+                }
+                Opened::Untouched(same, why) => {
+                    entry.note(why);
+                    self = same;
+                }
+                Opened::Over(reason, detail) => {
+                    entry.end(reason, Some(detail));
+                    return None;
+                }
+            }
+        }
+        let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
+        let connect = Some(Connect { destination, user, proxy: self.proxy.clone(), is_established });
+        carry_on(Passage { worker, listening, peer, connect }, self.client(), entry).await;
+        None
+    }
+
+    /// Whether policy lets requests to this server be seen at all: what it denies, or leads through functions that see
+    /// bytes, is not opened.
+    pub fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
+        let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
+        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
+        let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
+        let verdict = desk.decide(&mut flow);
+        let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
+        (may, Decided { flow, verdict: Some(verdict) })
+    }
+
+    /// Reads the client's hello, and takes the server's place if that is to be.
+    pub async fn open(mut self, tap: &Arc<Tap>, to: &Destination, user: Option<String>) -> Opened {
+        let clock = self.worker.clock;
+        let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
+        let hello = self.hello(Instant::now() + patience).await;
+        let (host, config) = match tap.choose(to, &hello, self.peer.ip(), clock) {
+            Ok(chosen) => chosen,
+            Err(why) => return Opened::Untouched(self, format!("passes untouched: {why}")),
+        };
+        let mut held = self.buffer.take();
+        let (below, peeked) = self.stream.into_stream();
+        held.extend(peeked);
+        let mut tls = match Tls::server(below, config, held) {
+            Ok(tls) => tls,
+            Err(error) => return Opened::Over(EndReason::Internal, error.to_string()),
+        };
+        let shaken = timeout(patience, tls.handshake()).await;
+        let shaken = shaken.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let told = tap.shook_hands(self.peer.ip(), &host, shaken.as_ref().err(), clock);
+        if shaken.is_err() {
+            Stream::Tls(Box::new(tls)).close(false);
+            return Opened::Over(EndReason::TlsFailed, told);
+        }
+        let secure = Some(Secure { tap: tap.clone(), host });
+        let stream = Duplex::from(Stream::Tls(Box::new(tls)));
+        let inside = Some(Inside { destination: to.clone(), user, secure });
+        Opened::Requests(Self { stream, inside, ..self }, told)
+    }
+
+    /// The client's first bytes, until they are a hello or cannot become one.
+    async fn hello(&mut self, deadline: Instant) -> ClientHello {
+        loop {
+            match client_hello(self.buffer.data()) {
+                ClientHello::Incomplete => {}
+                told => return told,
+            }
+            match timeout_at(deadline, self.buffer.fill(&self.stream)).await {
+                Ok(Ok(1..)) => {}
+                _ => return ClientHello::NotTls,
+            }
+        }
+    }
+}
