@@ -116,7 +116,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let (soft, _) = caps::open_files_limit();
     let tap = command.tap.as_ref().map(|tap| tap.prepare(&config)).transpose()?;
     let (tap, trusted) = tap.unzip();
-    let http = tap.map(|tap| served(tap)).transpose()?;
+    let http = tap.map(served).transpose()?;
     let options = RunOptions { open_files_limit: Some(soft), trusted, ..command.options.clone() };
     let launched = match launch(&options) {
         Ok(launched) => launched,

@@ -137,6 +137,9 @@ fn subnet(net: &IpNet) -> CidrSubnet {
     CidrSubnet::from_addr_prefix(net.address(), net.prefix_len())
 }
 
+/// When it was made, and what: none for a host it may not sign for.
+type Leaf = (Instant, Option<Arc<CertifiedKey>>);
+
 /// See the module: at work, with the certificates it has signed lately.
 pub struct Signer {
     root_pem: Arc<str>,
@@ -147,7 +150,7 @@ pub struct Signer {
     anchor: TrustAnchor<'static>,
     leaf_key: KeyPair,
     leaf_signing_key: Arc<dyn rustls::sign::SigningKey>,
-    leaves: Mutex<HashMap<Host, (Instant, Option<Arc<CertifiedKey>>)>>,
+    leaves: Mutex<HashMap<Host, Leaf>>,
 }
 
 impl Signer {
