@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
 /// The programs, by the stem of their file.
-const PROGRAMS: [&str; 1] = ["shunt"];
+const PROGRAMS: [&str; 2] = ["shunt", "engine"];
 
 fn main() {
     let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../bpf");

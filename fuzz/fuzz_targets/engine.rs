@@ -7,7 +7,7 @@ use sidetrack_core::engine::packet::{Header, Ip};
 use sidetrack_core::engine::{
     Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Selection, Share, Target,
 };
-use sidetrack_core::flow::Side;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::time::Instant;
 
 struct Any(u8);
@@ -16,7 +16,7 @@ impl Callbacks for Any {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
         match self.0 % 4 {
             0 if !opening.last => Selection::Wait { wait_ms: 100 },
-            1 => Selection::Deny,
+            1 => Selection::Refuse(EndReason::PolicyDenied),
             _ => Selection::Server(Target {
                 inspect_client: self.0 & 16 != 0,
                 inspect_server: self.0 & 32 != 0,

@@ -214,13 +214,15 @@ pub enum Intercept {
     Reverse,
     /// The near side of a tunnel asked us to carry it on.
     Tunnel,
+    /// The packet engine answers for an address and port; no socket of ours.
+    Engine,
     /// The kernel carried it by NAT; we saw it in conntrack only.
     Kernel,
 }
 
 impl Intercept {
     /// All of them, in the order of documents.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Run,
         Self::Redirect,
         Self::Tproxy,
@@ -228,6 +230,7 @@ impl Intercept {
         Self::Http,
         Self::Reverse,
         Self::Tunnel,
+        Self::Engine,
         Self::Kernel,
     ];
 
@@ -241,6 +244,7 @@ impl Intercept {
             Self::Http => "http",
             Self::Reverse => "reverse",
             Self::Tunnel => "tunnel",
+            Self::Engine => "engine",
             Self::Kernel => "kernel",
         }
     }

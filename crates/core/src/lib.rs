@@ -14,6 +14,7 @@ pub mod filter;
 pub mod flow;
 pub mod function;
 pub mod http;
+pub mod ldap;
 pub mod limit;
 pub mod names;
 pub mod net;

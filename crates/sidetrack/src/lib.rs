@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod dns;
 pub mod doctor;
+pub mod engine;
 pub mod explain;
 pub mod function;
 pub mod http;

@@ -40,7 +40,7 @@ impl Owners {
             Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
             Intercept::Socks | Intercept::Http | Intercept::Reverse => Some(listener),
             // Clients of other hosts.
-            Intercept::Tproxy | Intercept::Tunnel | Intercept::Kernel => None,
+            Intercept::Tproxy | Intercept::Tunnel | Intercept::Engine | Intercept::Kernel => None,
         };
         match (self, remote) {
             (_, None) => Process::default(),

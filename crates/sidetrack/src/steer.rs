@@ -196,7 +196,10 @@ impl Steer {
         host: &Host<'_>,
     ) -> Result<(), SteerError> {
         match &listener.kind {
-            ListenerKind::Socks(_) | ListenerKind::Http(_) | ListenerKind::Tunnel(_) => {}
+            ListenerKind::Socks(_)
+            | ListenerKind::Http(_)
+            | ListenerKind::Tunnel(_)
+            | ListenerKind::Engine(_) => {}
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
                 for address in addresses {
                     self.add_reverse(config, listener, *address, server, host);

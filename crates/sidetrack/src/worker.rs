@@ -108,6 +108,11 @@ impl Shared {
         usize::try_from(pipes).unwrap_or(usize::MAX)
     }
 
+    /// The clock of all workers.
+    pub const fn clock(&self) -> Clock {
+        self.clock
+    }
+
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         FlowId(self.next_flow.fetch_add(1, Relaxed))

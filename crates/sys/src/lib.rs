@@ -9,6 +9,7 @@
 //! | a conntrack subscription ([`conntrack::Events`]) | CAP_NET_ADMIN to open, none to read on | closing it | `tests/conntrack.rs` |
 //! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
 //! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
+//! | the packet engine's packets ([`bpf::Own`], [`raw::PacketSocket`]) | CAP_BPF and CAP_NET_ADMIN to attach, CAP_NET_RAW for sockets | go with their descriptors, even by SIGKILL | `tests/engine.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
@@ -25,6 +26,7 @@ pub mod nft;
 pub mod probe;
 pub mod process;
 pub mod random;
+pub mod raw;
 pub mod route;
 pub mod scheduling;
 pub mod scm;
@@ -35,3 +37,4 @@ pub mod sysctl;
 pub mod tap;
 pub mod udp;
 pub mod undo;
+pub mod xsk;

@@ -14,6 +14,8 @@ pub struct Interface {
     pub mtu: u32,
     /// It is up and has a carrier.
     pub running: bool,
+    /// Its Ethernet address, if it is of Ethernet's kind.
+    pub address: Option<[u8; 6]>,
 }
 
 /// The interface of this name, in this thread's network namespace.
@@ -38,5 +40,7 @@ fn parse(message: &Message<'_>) -> Option<Interface> {
     }
     let word = |at: usize| message.payload.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
     let mtu = attributes(message.after(16)).first(4)?.u32_ne()?; // IFLA_MTU
-    Some(Interface { index: word(4)?, mtu, running: word(8)? & (UP | LOWER_UP) == UP | LOWER_UP })
+    let address = attributes(message.after(16)).first(1).and_then(|value| value.payload.try_into().ok()); // IFLA_ADDRESS
+    let running = word(8)? & (UP | LOWER_UP) == UP | LOWER_UP;
+    Some(Interface { index: word(4)?, mtu, running, address })
 }

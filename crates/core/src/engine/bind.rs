@@ -2,8 +2,8 @@
 //! with it is made. What was held is then the engine's to deliver: see `owned.rs`.
 
 use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
-use super::connection::{CLIENT, Hot, Phase, SERVER, Slow, side};
-use super::edit::{Edit, Edits};
+use super::connection::{CLIENT, Hot, Phase, SERVER, Slow, Source, side};
+use super::edit::Edit;
 use super::machine::{Drop, Engine, Fate};
 use super::open::FIRST_WAIT;
 use super::options::{Located, Offer};
@@ -14,7 +14,6 @@ use super::seq::Seq;
 use super::table::hash;
 use crate::flow::EndReason;
 use crate::time::Instant;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long an acknowledgement of held bytes may wait for the server's own (RFC 9293, section 3.8.6.3 allows 500 ms).
@@ -80,6 +79,7 @@ impl<C: Callbacks> Engine<C> {
             id: cold.id,
             client: tuple.remote_addr(),
             local: tuple.local_addr(),
+            opened: cold.opened,
             first: &slow.held,
             last,
         };
@@ -98,7 +98,7 @@ impl<C: Callbacks> Engine<C> {
                     self.end(now, slot, reason);
                 }
             }
-            Selection::Deny => self.end(now, slot, EndReason::PolicyDenied),
+            Selection::Refuse(reason) => self.end(now, slot, reason),
         }
     }
 
@@ -125,7 +125,7 @@ impl<C: Callbacks> Engine<C> {
         }
         self.index.insert(key, (slot as u32) << 1 | 1);
         let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
-        self.remember_target(now, slot, &target, tuple, source, isn);
+        self.remember_target(now, slot, &target, tuple, isn);
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
@@ -138,7 +138,6 @@ impl<C: Callbacks> Engine<C> {
         slot: usize,
         target: &Target,
         tuple: Tuple,
-        source: SocketAddr,
         isn: Seq,
     ) {
         let millis = |value: Option<u64>, default: u64| Duration::from_millis(value.unwrap_or(default));
@@ -146,8 +145,7 @@ impl<C: Callbacks> Engine<C> {
         hot.phase = Phase::Connecting;
         hot.tuple[SERVER] = tuple;
         hot.leg[SERVER].hop = target.hop;
-        cold.source = Some((source, !target.keep_client_address));
-        cold.server = Some(target.address);
+        cold.source = if target.keep_client_address { Source::Client } else { Source::Ours };
         cold.idle = millis(target.idle_timeout_ms, self.config.idle_timeout_ms);
         let lifetime = target.lifetime_ms.or(self.config.lifetime_ms);
         cold.expires = lifetime.map(|ms| cold.opened + Duration::from_millis(ms));
@@ -417,7 +415,8 @@ fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss
     }
     hot.same_options = both_stamps == wanted.timestamps.is_some() && both_sack == wanted.sack;
     hot.same_family = hot.tuple[CLIENT].remote.is_v4() == header.tuple.remote.is_v4();
-    slow.edits = [Edits::new(hot.leg[CLIENT].add), Edits::new(hot.leg[SERVER].add)];
+    slow.edits[CLIENT].begin(hot.leg[CLIENT].add);
+    slow.edits[SERVER].begin(hot.leg[SERVER].add);
     // The server acknowledged our SYN: in the client's numbers, that its first byte is waited for.
     slow.acked_to[SERVER] = header.seq + 1;
     hot.fix_checksums();

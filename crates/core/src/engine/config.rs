@@ -1,7 +1,8 @@
 //! What the engine is told before the first packet, and what it asks while it runs.
 
 use super::ports::Share;
-use crate::flow::Side;
+use crate::flow::{EndReason, Side};
+use crate::time::Instant;
 use std::net::{IpAddr, SocketAddr};
 
 /// Settings of one engine: one worker's.
@@ -94,6 +95,8 @@ pub struct Opening<'a> {
     pub client: SocketAddr,
     /// Where it connected to.
     pub local: SocketAddr,
+    /// When its SYN came.
+    pub opened: Instant,
     /// Its first bytes so far, in order.
     pub first: &'a [u8],
     /// No more will come before the choice: the wait is over, the client sent FIN, or as much is held as may be.
@@ -111,8 +114,8 @@ pub enum Selection {
     },
     /// Connect to this server.
     Server(Target),
-    /// Reset the client.
-    Deny,
+    /// Reset the client; its record says this.
+    Refuse(EndReason),
 }
 
 /// A server, and how the connection to it is to be.

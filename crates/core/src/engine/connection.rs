@@ -9,7 +9,6 @@ use super::record::{Stamps, State};
 use super::seq::Seq;
 use crate::flow::Side;
 use crate::time::Instant;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Places of the two sides in arrays.
@@ -145,9 +144,20 @@ pub(super) struct Cold {
     pub(super) stamps: Stamps,
     pub(super) idle: Duration,
     pub(super) expires: Option<Instant>,
-    /// Source towards the server, and whether it goes back to the free ones.
-    pub(super) source: Option<(SocketAddr, bool)>,
-    pub(super) server: Option<SocketAddr>,
+    /// Whether there is a source towards the server, and whether it goes back to the free ones.
+    pub(super) source: Source,
+}
+
+/// What the connection to the server comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Source {
+    /// No server was chosen yet.
+    #[default]
+    None,
+    /// One of ours: it goes back to the free ones.
+    Ours,
+    /// The client's own.
+    Client,
 }
 
 impl Default for Cold {
@@ -159,8 +169,7 @@ impl Default for Cold {
             stamps: Stamps::default(),
             idle: Duration::ZERO,
             expires: None,
-            source: None,
-            server: None,
+            source: Source::None,
         }
     }
 }
@@ -201,11 +210,19 @@ pub(super) struct Slow {
 }
 
 impl Slow {
-    /// As new, but for the room its buffer has.
+    /// As new, but for the room its buffers have.
     pub(super) fn reset(&mut self) {
         let mut held = std::mem::take(&mut self.held);
+        let mut edits = std::mem::take(&mut self.edits);
+        for edits in &mut edits {
+            let spare = edits.take_spare();
+            if spare.capacity() > held.capacity() {
+                held = spare;
+            }
+            edits.begin(0);
+        }
         held.clear();
         held.shrink_to(2048);
-        *self = Self { held, ..Self::default() };
+        *self = Self { held, edits, ..Self::default() };
     }
 }

@@ -55,12 +55,30 @@ pub(super) struct Edits {
     base: u32,
     list: VecDeque<Edit>,
     bytes: usize,
+    /// Room that an edit no longer needs, for the bytes of the next.
+    spare: Vec<u8>,
 }
 
 impl Edits {
     /// No edit; new numbers are old ones plus `base`.
     pub(super) fn new(base: u32) -> Self {
         Self { base, ..Self::default() }
+    }
+
+    /// As new, with the room that it has.
+    pub(super) fn begin(&mut self, base: u32) {
+        self.list.clear();
+        (self.base, self.bytes) = (base, 0);
+    }
+
+    /// Room that is not needed here any more; it is empty, but not without capacity.
+    pub(super) fn take_spare(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.spare)
+    }
+
+    /// The bytes of the owned edit, to be put back by whoever takes them.
+    pub(super) fn owned_bytes(&mut self) -> Option<&mut Vec<u8>> {
+        self.list.front_mut().filter(|edit| edit.owned).map(|edit| &mut edit.bytes)
     }
 
     /// New minus old, before the first edit that is kept.
@@ -123,7 +141,10 @@ impl Edits {
             }
             self.base = self.base.wrapping_add(edit.shift());
             self.bytes = self.bytes.saturating_sub(edit.bytes.len());
-            self.list.pop_front();
+            if let Some(Edit { owned: true, mut bytes, .. }) = self.list.pop_front() {
+                bytes.clear();
+                self.spare = bytes;
+            }
         }
         new - self.base
     }

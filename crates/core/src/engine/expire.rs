@@ -65,6 +65,15 @@ impl<C: Callbacks> Engine<C> {
         found.is_some()
     }
 
+    /// Connections whose server was asked or is there, with the payload that each side has sent, the client first.
+    pub fn traffic(&self) -> impl Iterator<Item = (super::config::ConnectionId, u64, u64)> {
+        let both = self.hot.iter().zip(&self.cold);
+        both.filter(|(hot, _)| matches!(hot.phase, Phase::Connecting | Phase::Bound)).map(|(hot, cold)| {
+            let [client, server] = &hot.leg;
+            (cold.id, client.bytes, server.bytes)
+        })
+    }
+
     /// The client whose connection has this id; none if it has ended.
     pub fn client_of(&self, id: super::config::ConnectionId) -> Option<std::net::SocketAddr> {
         let at = self.cold.iter().position(|cold| cold.id == id)?;

@@ -1,7 +1,7 @@
 //! The engine itself: packets and time in, packets and records out.
 
 use super::config::{Callbacks, Config, ConnectionId, Hop};
-use super::connection::{CLIENT, Cold, Hot, NONE, Phase, SERVER, Slow, side};
+use super::connection::{CLIENT, Cold, Hot, NONE, Phase, SERVER, Slow, Source, side};
 use super::outbox::Outbox;
 use super::packet::{Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
 use super::ports::Ports;
@@ -81,6 +81,9 @@ pub struct Counters {
     pub output_refused: u64,
 }
 
+/// Connections whose memory is set aside from the beginning; an engine that may have more gets it when it needs it.
+const ALLOCATED_AT_ONCE: usize = 1 << 16;
+
 /// One engine: one worker's connections. See the module's text.
 #[derive(Debug)]
 pub struct Engine<C> {
@@ -117,8 +120,8 @@ impl<C: Callbacks> Engine<C> {
             ports: Ports::new(&config.sources, seed),
             index: Index::new(max * 2),
             wheel: Wheel::new(max, now),
-            hot: Vec::new(),
-            cold: Vec::new(),
+            hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
+            cold: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
             slow: Vec::new(),
             free: Vec::new(),
             free_slow: Vec::new(),
@@ -159,11 +162,26 @@ impl<C: Callbacks> Engine<C> {
             Err(_) if !self.is_ours(&ip, packet) => return Fate::NotOurs,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
+        let checksums = self.finished(packet, &ip, &header, checksums);
         let key = hash(&self.config.seed, &header.tuple);
         match self.find(key, &header.tuple) {
             Some((slot, from)) => self.segment(now, slot, from, &header, packet, hop, checksums),
             None => self.stranger(now, key, &header, packet, hop),
         }
+    }
+
+    /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
+    fn finished(&self, packet: &mut [u8], ip: &Ip, header: &Header, checksums: Checksums) -> Checksums {
+        let unfinished = match checksums {
+            Checksums::Verify | Checksums::Verified => return checksums,
+            Checksums::Partial => true,
+            Checksums::Unmarked => header.is_unfinished(packet, ip),
+        };
+        if unfinished && ip.end <= usize::from(self.config.mtu) {
+            header.finish(packet, ip);
+            return Checksums::Verified;
+        }
+        if unfinished { Checksums::Partial } else { Checksums::Verified }
     }
 
     /// The connection of a tuple, and the side that sends so.
@@ -173,21 +191,6 @@ impl<C: Callbacks> Engine<C> {
             hot.and_then(|hot| hot.tuple.get((value & 1) as usize)).is_some_and(|known| known == tuple)
         };
         self.index.find(key, is_it).map(|value| ((value >> 1) as usize, (value & 1) as usize))
-    }
-
-    /// Brings what a packet's connection needs from memory into the cache. Call it for each packet of a batch before
-    /// the first is handled; the answer only keeps the compiler from leaving the work out.
-    pub fn touch(&self, packet: &[u8]) -> u32 {
-        let Ok(ip) = Ip::parse(packet) else { return 0 };
-        let ports = super::packet::u32_at(packet, ip.payload);
-        let key = hash(&self.config.seed, &Tuple { remote: ip.src, local: ip.dst, ports });
-        let Some(value) = self.index.probable(key) else { return 0 };
-        let slot = (value >> 1) as usize;
-        let Some(hot) = self.hot.get(slot) else { return 0 };
-        hot.leg
-            .iter()
-            .map(|leg| leg.next.0 ^ leg.packets)
-            .fold(hot.slow ^ hot.tuple[CLIENT].ports, |a, b| a ^ b)
     }
 
     #[allow(clippy::too_many_arguments, reason = "one packet and all that is known of it")]
@@ -358,8 +361,8 @@ impl<C: Callbacks> Engine<C> {
             id: cold.id,
             client: hot.tuple[CLIENT].remote_addr(),
             local: hot.tuple[CLIENT].local_addr(),
-            source: cold.source.map(|(address, _)| address),
-            server: cold.server,
+            source: (cold.source != Source::None).then(|| hot.tuple[SERVER].local_addr()),
+            server: (cold.source != Source::None).then(|| hot.tuple[SERVER].remote_addr()),
             opened: cold.opened,
             connected: cold.connected,
             closed: now,
@@ -387,15 +390,15 @@ impl<C: Callbacks> Engine<C> {
         }
         let entry = (slot as u32) << 1;
         self.index.remove(hash(&self.config.seed, &hot.tuple[CLIENT]), entry);
-        if let Some((source, give_back)) = cold.source {
+        if cold.source != Source::None {
             self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1);
-            if give_back {
-                self.ports.give(source);
-            }
+        }
+        if cold.source == Source::Ours {
+            self.ports.give(hot.tuple[SERVER].local_addr());
         }
         self.wheel.disarm(slot as u32);
         hot.phase = Phase::Free;
-        cold.source = None;
+        cold.source = Source::None;
         self.free.push(slot as u32);
     }
 }

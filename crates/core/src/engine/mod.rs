@@ -12,11 +12,13 @@
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
 //! | `forward` | rewrites packets where they are: nearly all |
 //! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
+//! | `ahead` | reads from memory what a batch will need, all at once |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
 //! Who answers for bytes: end hosts do, as in the original, for all that passes; only the first bytes, acknowledged
 //! before there was a server, are the engine's own to deliver, and it does so as a TCP sender does.
 
+mod ahead;
 mod bind;
 pub mod checksum;
 mod config;
@@ -41,6 +43,7 @@ pub mod siphash;
 mod table;
 mod timer;
 
+pub use ahead::Ahead;
 pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Selection, Target};
 pub use machine::{Counters, Drop, Engine, Fate};
 pub use packet::Checksums;

@@ -2,7 +2,7 @@
 
 use super::checksum::Sum;
 use super::config::Hop;
-use super::packet::{TCP, Tuple};
+use super::packet::{TCP, Tuple, put};
 use super::seq::Seq;
 
 /// Most bytes that wait; what a full outbox refuses is lost as on a full link, and sent again by whoever waits for it.
@@ -52,50 +52,69 @@ impl Outbox {
     /// Builds a TCP segment with all its checksums.
     pub(super) fn segment(&mut self, segment: &Segment<'_>) {
         let Segment { to, options, payload, .. } = *segment;
-        let length = 20 + options.len() + payload.len();
-        let Some(start) = self.begin(to, length, TCP, segment.hop) else { return };
-        let tcp = self.bytes.len();
-        self.bytes.extend_from_slice(&to.local_port().to_be_bytes());
-        self.bytes.extend_from_slice(&to.remote_port().to_be_bytes());
-        self.bytes.extend_from_slice(&segment.seq.0.to_be_bytes());
-        self.bytes.extend_from_slice(&segment.ack.0.to_be_bytes());
-        self.bytes.extend_from_slice(&[((5 + options.len() / 4) as u8) << 4, segment.flags]);
-        self.bytes.extend_from_slice(&segment.window.to_be_bytes());
-        self.bytes.extend_from_slice(&[0; 4]);
-        self.bytes.extend_from_slice(options);
-        self.bytes.extend_from_slice(payload);
+        let length = TCP_HEADER + options.len() + payload.len();
+        let total = length + if to.remote.is_v4() { 20 } else { 40 };
+        let (start, fits) = (self.bytes.len(), u16::try_from(total).is_ok());
+        if !fits || start + total > MAX_BYTES {
+            self.refused += 1;
+            return;
+        }
+        if to.remote.is_v4() {
+            self.bytes.extend_from_slice(&ipv4(to, total as u16));
+        } else {
+            self.bytes.extend_from_slice(&ipv6(to, length as u16));
+        }
+        let mut head = tcp(segment);
         let pseudo = to.remote.sum().add(to.local.sum()).u16(u16::from(TCP)).u32(length as u32);
-        let checksum = pseudo.bytes(self.bytes.get(tcp..).unwrap_or_default()).checksum();
-        super::packet::put(&mut self.bytes, tcp + 16, &checksum.to_be_bytes());
+        let sum = pseudo.bytes(&head).add(Sum::ZERO.bytes(options)).add(Sum::ZERO.bytes(payload));
+        put(&mut head, 16, &sum.checksum().to_be_bytes());
+        self.bytes.extend_from_slice(&head);
+        if !options.is_empty() {
+            self.bytes.extend_from_slice(options);
+        }
+        if !payload.is_empty() {
+            self.bytes.extend_from_slice(payload);
+        }
         self.packets.push((start, self.bytes.len(), segment.hop));
     }
+}
 
-    /// Writes the IP header for `length` bytes of `protocol`; none if there is no room or they fit no IP packet.
-    fn begin(&mut self, to: Tuple, length: usize, protocol: u8, _hop: Hop) -> Option<usize> {
-        let start = self.bytes.len();
-        let total = u16::try_from(length + 20).ok();
-        let (Some(total), true) = (total, start + length + 40 <= MAX_BYTES) else {
-            self.refused += 1;
-            return None;
-        };
-        if to.remote.is_v4() {
-            let [high, low] = total.to_be_bytes();
-            // "Don't fragment", so the identification need not differ (RFC 6864).
-            let head = [0x45, 0, high, low, 0, 0, 0x40, 0, TTL, protocol, 0, 0];
-            let sum = Sum::ZERO.bytes(&head).add(to.local.sum()).add(to.remote.sum());
-            let checksum = sum.checksum().to_be_bytes();
-            self.bytes.extend_from_slice(head.get(..10).unwrap_or_default());
-            self.bytes.extend_from_slice(&checksum);
-            self.bytes.extend_from_slice(&to.local.v4_bits().to_be_bytes());
-            self.bytes.extend_from_slice(&to.remote.v4_bits().to_be_bytes());
-        } else {
-            let [high, low] = (total - 20).to_be_bytes();
-            self.bytes.extend_from_slice(&[0x60, 0, 0, 0, high, low, protocol, TTL]);
-            self.bytes.extend_from_slice(&to.local.v6_bytes());
-            self.bytes.extend_from_slice(&to.remote.v6_bytes());
-        }
-        Some(start)
-    }
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+
+/// The header of a packet of `total` bytes.
+fn ipv4(to: Tuple, total: u16) -> [u8; 20] {
+    let mut head = [0; 20];
+    let [high, low] = total.to_be_bytes();
+    // "Don't fragment", so the identification need not differ (RFC 6864).
+    put(&mut head, 0, &[0x45, 0, high, low, 0, 0, 0x40, 0, TTL, TCP]);
+    put(&mut head, 12, &to.local.v4_bits().to_be_bytes());
+    put(&mut head, 16, &to.remote.v4_bits().to_be_bytes());
+    let checksum = Sum::ZERO.bytes(&head).checksum();
+    put(&mut head, 10, &checksum.to_be_bytes());
+    head
+}
+
+/// The header in front of `length` bytes.
+fn ipv6(to: Tuple, length: u16) -> [u8; 40] {
+    let mut head = [0; 40];
+    let [high, low] = length.to_be_bytes();
+    put(&mut head, 0, &[0x60, 0, 0, 0, high, low, TCP, TTL]);
+    put(&mut head, 8, &to.local.v6_bytes());
+    put(&mut head, 24, &to.remote.v6_bytes());
+    head
+}
+
+/// The header without its checksum.
+fn tcp(segment: &Segment<'_>) -> [u8; TCP_HEADER] {
+    let mut head = [0; TCP_HEADER];
+    put(&mut head, 0, &segment.to.local_port().to_be_bytes());
+    put(&mut head, 2, &segment.to.remote_port().to_be_bytes());
+    put(&mut head, 4, &segment.seq.0.to_be_bytes());
+    put(&mut head, 8, &segment.ack.0.to_be_bytes());
+    put(&mut head, 12, &[((5 + segment.options.len() / 4) as u8) << 4, segment.flags]);
+    put(&mut head, 14, &segment.window.to_be_bytes());
+    head
 }
 
 #[cfg(test)]

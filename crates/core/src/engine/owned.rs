@@ -38,16 +38,19 @@ impl<C: Callbacks> Engine<C> {
         let Some((edit, start)) = slow.edits[CLIENT].owned() else { return };
         let (fin, end) = (edit.fin, start + edit.new_len());
         let part = (from - start) as usize..(to.since(start) as usize).min(edit.bytes.len());
-        let bytes = edit.bytes.get(part).unwrap_or_default().to_vec();
         let fin_now = fin && to == end;
-        let sent = from + bytes.len() as u32 + u32::from(fin_now);
+        let sent = from + part.len() as u32 + u32::from(fin_now);
         slow.sent = slow.sent.max(sent);
         numbers.seq = from;
+        if part.is_empty() && !fin_now {
+            return self.acknowledge(now, slot, SERVER);
+        }
+        // They are put back at once; nothing in between looks at them there.
+        let all = slow.edits[CLIENT].owned_bytes().map(std::mem::take).unwrap_or_default();
+        let bytes = all.get(part).unwrap_or_default();
         let mut chunks = bytes.chunks(most).peekable();
         if chunks.peek().is_none() && fin_now {
             self.send(now, slot, SERVER, numbers, flags::FIN | flags::ACK, &[]);
-        } else if bytes.is_empty() {
-            self.acknowledge(now, slot, SERVER);
         }
         while let Some(chunk) = chunks.next() {
             let last = chunks.peek().is_none();
@@ -55,6 +58,11 @@ impl<C: Callbacks> Engine<C> {
             let push = if last { flags::PSH } else { 0 };
             self.send(now, slot, SERVER, numbers, flags::ACK | push | fin, chunk);
             numbers = Numbers { seq: numbers.seq + chunk.len() as u32, ..numbers };
+        }
+        if let Some(slow) = self.slow_of(slot)
+            && let Some(place) = slow.edits[CLIENT].owned_bytes()
+        {
+            *place = all;
         }
     }
 

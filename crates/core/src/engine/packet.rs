@@ -167,6 +167,9 @@ pub enum Checksums {
     Verified,
     /// The TCP checksum was never finished (a local sender left it to the card): it is made in full on the way out.
     Partial,
+    /// As [`Checksums::Verify`], but one that was never finished may come without a word about it: virtual interfaces
+    /// forget the mark where XDP takes the packet.
+    Unmarked,
 }
 
 /// What stands in the IP header.
@@ -339,10 +342,25 @@ impl Header {
         if checksums != Checksums::Verified && !ip.checksum_holds(bytes) {
             return Err(Malformed::Checksum);
         }
-        if checksums == Checksums::Verify && !ip.payload_checksum_holds(bytes, ip.pseudo()) {
-            return Err(Malformed::Checksum);
-        }
-        Ok(())
+        let holds = || ip.payload_checksum_holds(bytes, ip.pseudo());
+        let wrong = match checksums {
+            Checksums::Verified | Checksums::Partial => false,
+            Checksums::Verify => !holds(),
+            Checksums::Unmarked => !self.is_unfinished(bytes, ip) && !holds(),
+        };
+        if wrong { Err(Malformed::Checksum) } else { Ok(()) }
+    }
+
+    /// Whether the checksum is that of the pseudo header alone, as a sender leaves it to its card.
+    pub(super) fn is_unfinished(&self, bytes: &[u8], ip: &Ip) -> bool {
+        u16_at(bytes, self.tcp + 16) == ip.pseudo().folded()
+    }
+
+    /// Finishes a checksum that the sender left to its card.
+    pub(super) fn finish(&self, bytes: &mut [u8], ip: &Ip) {
+        put(bytes, self.tcp + 16, &[0, 0]);
+        let sum = ip.pseudo().bytes(bytes.get(self.tcp..self.end).unwrap_or_default());
+        put(bytes, self.tcp + 16, &sum.checksum().to_be_bytes());
     }
 
     /// Whether any of these flags is set.

@@ -49,6 +49,11 @@ impl Index {
         }
     }
 
+    /// What stands in the first place that is looked at for `hash`.
+    pub(super) fn place(&self, hash: u32) -> u64 {
+        self.places.get(hash as usize & self.mask).copied().unwrap_or(0)
+    }
+
     /// The value that probably stands under `hash`: no comparison of tuples.
     pub(super) fn probable(&self, hash: u32) -> Option<u32> {
         self.find(hash, |_| true)

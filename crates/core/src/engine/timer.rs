@@ -74,6 +74,11 @@ impl Wheel {
         self.lists.get(WAITING as usize).map(|list| list.first).filter(|first| *first != NONE)
     }
 
+    /// The list that `entry` is in, whichever it is: reads it from memory.
+    pub(super) fn list_of(&self, entry: u32) -> Option<u32> {
+        self.links.get(entry as usize).map(|link| link.list)
+    }
+
     /// Takes `entry` out of whatever list it is in.
     pub(super) fn disarm(&mut self, entry: u32) {
         let Some(link) = self.links.get_mut(entry as usize) else { return };

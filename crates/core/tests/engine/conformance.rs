@@ -204,7 +204,7 @@ fn a_selector_that_never_decides_and_one_that_denies() {
     assert_eq!(script.engine.callbacks_mut().asked.last(), Some(&(b"x".to_vec(), true)));
     assert_eq!(states(&mut script).0, EndReason::HandshakeTimeout);
 
-    let mut script = Script::with(|_| {}, Selection::Deny);
+    let mut script = Script::with(|_| {}, Selection::Refuse(EndReason::PolicyDenied));
     let isn = script.open();
     let data = script.client(ACK, CLIENT_ISN.wrapping_add(1), isn.wrapping_add(1)).payload(b"x");
     assert!(script.take(&data)[0].is(RST));
@@ -373,7 +373,7 @@ fn the_server_may_see_the_clients_own_address() {
 
 #[test]
 fn strangers_are_reset_and_not_too_many_of_them() {
-    let mut script = Script::with(|config| config.challenges_per_second = 3, Selection::Deny);
+    let mut script = Script::with(|config| config.challenges_per_second = 3, Selection::Refuse(EndReason::PolicyDenied));
     let server = script.addresses.server;
     let owned = "10.0.1.5:20500".parse().unwrap();
     let stray = Packet::new(server, owned, ACK, 1, 77);

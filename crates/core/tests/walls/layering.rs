@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 26] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("tls", &[]),
@@ -20,6 +20,8 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("reactor", &[]),
     // Decides about packets that others carry; knows the kernel and nobody else.
     ("shunt", &["config", "keeper"]),
+    // Flows without sockets: packets in, packets out; asks policy itself.
+    ("engine", &["config", "live"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["config", "live", "reactor", "tls"]),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant as Clock};
 use anyhow::{Result, ensure};
 use sidetrack_core::engine::packet::{Header, Ip, flags};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, Engine, Fate, Hop, Listen, Opening, Selection, Share, Target,
+    Ahead, Callbacks, Checksums, Config, Engine, Fate, Hop, Listen, Opening, Selection, Share, Target,
 };
 use sidetrack_core::time::Instant;
 
@@ -250,11 +250,11 @@ fn handle(
     checksums: Checksums,
     caused: &mut Caused,
 ) -> Result<usize> {
-    let mut touched = 0;
+    let mut ahead = Ahead::default();
     for (_, packet) in &*batch {
-        touched ^= engine.touch(packet);
+        engine.approach(&mut ahead, packet);
     }
-    std::hint::black_box(touched);
+    engine.warm(&mut ahead);
     engine.tick(now);
     for (_, packet) in &mut *batch {
         let fate = engine.handle(now, packet, Hop(1), checksums);

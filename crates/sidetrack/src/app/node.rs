@@ -7,6 +7,7 @@ use crate::carry::Dialing;
 use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
 use crate::carry::warm::Room;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
+use crate::engine;
 use crate::function::Function;
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
@@ -49,6 +50,7 @@ pub struct Prepared {
     steered_since: SystemTime,
     events: Option<Events>,
     overlay: Option<overlay::Bound>,
+    engines: engine::Opened,
 }
 
 /// A node at work.
@@ -65,6 +67,7 @@ pub struct Node {
     name: String,
     workers: usize,
     overlay: Option<overlay::Overlay>,
+    engines: engine::Engines,
 }
 
 /// Our side of what the kernel does for us.
@@ -93,6 +96,7 @@ impl Prepared {
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let overlay = config.overlay.as_ref().map(overlay::Bound::new).transpose()?;
+        let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let host = Host::here();
         let steer = Steer::new(config, &addresses, 0, &host)?;
@@ -108,7 +112,8 @@ impl Prepared {
                 events = steered.steer((name, text), &addresses, 0, host.forwards)?;
             }
         }
-        Ok(Self { name: name.to_owned(), workers, bound, steered, steer, steered_since, events, overlay })
+        let name = name.to_owned();
+        Ok(Self { name, workers, bound, steered, steer, steered_since, events, overlay, engines })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -144,6 +149,7 @@ impl Prepared {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
             Served { listener, serving }
         });
+        let engines = engines(self.engines, &shared)?;
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
@@ -157,6 +163,7 @@ impl Prepared {
             name: self.name,
             workers: self.workers,
             overlay: self.overlay.map(overlay::Bound::start).transpose()?,
+            engines,
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -164,16 +171,20 @@ impl Prepared {
 }
 
 impl Node {
-    /// The flows of each worker, and those of the kernel.
+    /// The flows of each worker, those of the packet engine, and those of the kernel.
     pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
-        self.ledgers.iter().chain([self.kernel.ledger()]).cloned().collect()
+        let own = self.ledgers.iter().chain(self.engines.ledgers());
+        own.chain([self.kernel.ledger()]).cloned().collect()
     }
 
     /// The listeners: name, kind, addresses.
     pub fn listeners(&self) -> Vec<(Arc<str>, &'static str, Vec<SocketAddr>)> {
         let served = lock(&self.served);
         let rows = served.iter().map(|served| {
-            let addresses = served.serving.iter().map(|serving| serving.listening.address).collect();
+            let addresses = match served.listener.kind {
+                ListenerKind::Engine(_) => served.listener.addresses.clone(),
+                _ => served.serving.iter().map(|serving| serving.listening.address).collect(),
+            };
             (served.listener.name.clone(), served.listener.kind.intercept().as_str(), addresses)
         });
         rows.collect()
@@ -215,6 +226,10 @@ impl Node {
         anyhow::ensure!(
             change.old.overlay == new.overlay,
             "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
+        );
+        anyhow::ensure!(
+            engine_listeners(change.old).eq(engine_listeners(new)),
+            "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
         );
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
@@ -348,6 +363,7 @@ impl Node {
     /// Stops accepting, gives every flow its end, stops the workers.
     pub fn stop(&self) {
         lock(&self.served).clear();
+        self.engines.stop();
         if let Some(fleet) = lock(&self.fleet).take() {
             fleet.stop();
         }
@@ -384,6 +400,21 @@ impl Steered {
     }
 }
 
+/// The packet engines of a configuration.
+fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listener> {
+    config.listeners.iter().filter(|listener| matches!(listener.kind, ListenerKind::Engine(_)))
+}
+
+fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engine::Engines> {
+    let numbers = shared.clone();
+    let surroundings = engine::Surroundings {
+        config: shared.config.clone(),
+        clock: shared.clock(),
+        next_id: Arc::new(move || numbers.next_flow_id()),
+    };
+    engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
+}
+
 fn addresses<'a>(
     listening: impl Iterator<Item = &'a crate::intercept::Listening>,
 ) -> Vec<(Arc<str>, SocketAddr)> {
@@ -406,7 +437,7 @@ fn may_steer(config: &Config) -> anyhow::Result<bool> {
         return Ok(true);
     }
     let captures =
-        |listener: &&Listener| matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_));
+        |listener: &&Listener| matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_) | ListenerKind::Engine(_));
     if let Some(listener) = config.listeners.iter().find(captures) {
         anyhow::bail!(
             "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_NET_RAW): start with sudo, or use \

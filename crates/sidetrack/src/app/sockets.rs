@@ -33,13 +33,19 @@ pub struct Bound {
 /// # Errors
 /// Which address, and what the system said.
 pub fn bind(listener: &Listener, config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
-    listener.addresses.iter().map(|address| bind_one(listener, *address, config, workers)).collect()
+    let bind = |address: &SocketAddr| {
+        match catches(&listener.kind, config, &listener.name) {
+            Ok(catches) => catches.map(|catches| bind_one(listener, *address, catches, workers)),
+            Err(error) => Some(Err(error)),
+        }
+    };
+    listener.addresses.iter().filter_map(bind).collect()
 }
 
 fn bind_one(
     listener: &Listener,
     mut address: SocketAddr,
-    config: &Config,
+    catches: Catches,
     workers: usize,
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
@@ -71,7 +77,7 @@ fn bind_one(
     let name = &listener.name;
     let listening = Listening {
         name: listener.name.clone(),
-        catches: catches(&listener.kind, config, name)?,
+        catches,
         http: inside(&listener.kind).map(|http| proxy(http, name)).transpose()?,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
@@ -101,8 +107,10 @@ fn inside(kind: &ListenerKind) -> Option<&HttpListener> {
     }
 }
 
-fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<Catches> {
-    Ok(match kind {
+/// None for the packet engine, which has no sockets.
+fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<Option<Catches>> {
+    Ok(Some(match kind {
+        ListenerKind::Engine(_) => return Ok(None),
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
@@ -120,5 +128,5 @@ fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<C
             handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
             ..ServerConfig::default()
         })),
-    })
+    }))
 }

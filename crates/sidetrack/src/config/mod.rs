@@ -3,6 +3,7 @@
 
 mod at;
 mod check;
+mod engine;
 mod parse;
 mod problem;
 mod question;
@@ -13,6 +14,7 @@ mod surroundings;
 pub mod tap;
 
 pub use at::{At, List, Secret};
+pub use engine::{EngineIo, EngineListener};
 pub use check::tests::{DecisionTest, Expectation};
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
@@ -246,6 +248,8 @@ pub enum ListenerKind {
     Tproxy(Tproxy),
     /// It is the far side of tunnels: who we are, and whose near sides are let in.
     Tunnel(Mutual),
+    /// The packet engine answers.
+    Engine(EngineListener),
 }
 
 /// A SOCKS listener.
@@ -451,6 +455,7 @@ impl Listener {
             | ListenerKind::Redirect(_)
             | ListenerKind::Tproxy(_)
             | ListenerKind::Tunnel(_)
+            | ListenerKind::Engine(_)
             | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
         }
     }
@@ -466,6 +471,16 @@ impl ListenerKind {
             Self::Redirect(_) => Intercept::Redirect,
             Self::Tproxy(_) => Intercept::Tproxy,
             Self::Tunnel(_) => Intercept::Tunnel,
+            Self::Engine(_) => Intercept::Engine,
+        }
+    }
+
+    /// The servers it stands for; none where the client says where it wants to go.
+    pub const fn servers(&self) -> Option<&ReverseTarget> {
+        match self {
+            Self::Reverse(target) => Some(target),
+            Self::Engine(engine) => Some(&engine.target),
+            _ => None,
         }
     }
 }

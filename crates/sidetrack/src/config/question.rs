@@ -1,6 +1,6 @@
 //! A flow that somebody asks about, in a decision test or on the command line.
 
-use super::{Listener, ListenerKind};
+use super::Listener;
 use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,10 +27,8 @@ pub struct Question<'a> {
 impl Question<'_> {
     /// The flow, as policy would see it; `None` if its destination is not known.
     pub fn flow(&self) -> Option<Flow> {
-        let server = match self.listener.map(|listener| &listener.kind) {
-            Some(ListenerKind::Reverse(target)) => target.server_for(self.host.as_ref()),
-            _ => None,
-        };
+        let server = self.listener.and_then(|listener| listener.kind.servers());
+        let server = server.and_then(|target| target.server_for(self.host.as_ref()));
         let kind = self.listener.map(|listener| listener.kind.intercept()).or(self.intercept);
         Some(Flow {
             intercept: kind.unwrap_or(Intercept::Redirect),

@@ -1,12 +1,14 @@
 //! The file as it is written: the keys, nothing checked but their shape. `sidetrack schema` is made from these
 //! types, and `docs/configuration.md` is tested against it.
 
+mod engine;
 pub mod function;
 mod overlay;
 mod shunt;
 mod tap;
 mod tunnel;
 
+pub use engine::{Engine, EngineIo, Steering};
 pub use function::Function;
 pub use overlay::{Deliver, Overlay, OverlayNode};
 pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};
@@ -143,7 +145,7 @@ pub struct Listen {
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
     /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http,
-    /// reverse and tunnel. Default for redirect and tproxy: a port that the kernel picks.
+    /// reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
@@ -154,18 +156,19 @@ pub struct Listen {
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
-    /// reverse: the server, "host:port". http: the server of requests that name none, for which the listener then
+    /// reverse and engine: the server, "host:port", for engine with an address. http: the server of requests that name none, for which the listener then
     /// stands; without it they are refused.
     pub to: Option<At<String>>,
-    /// reverse: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
+    /// reverse and engine: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
     pub names: Option<At<BTreeMap<String, At<String>>>>,
-    /// reverse with names: the server of flows with another name or none. Default: they are refused.
+    /// reverse and engine with names: the server of flows with another name or none. Default: they are refused.
     pub default: Option<At<String>>,
     /// redirect: catch connections that programs of this host open. Default true.
     pub local: Option<At<bool>>,
     /// redirect: catch connections that this host forwards. Default false.
     pub forwarded: Option<At<bool>>,
-    /// redirect and tproxy: only forwarded connections that come in by these interfaces. Default: all.
+    /// redirect and tproxy: only forwarded connections that come in by these interfaces. Default: all. engine: the
+    /// interfaces whose packets it takes, those of clients and those of servers; required.
     pub interfaces: Option<List<String>>,
     /// redirect and tproxy: only from these networks or "@set"s. Default: all.
     pub src: Option<List<String>>,
@@ -190,6 +193,8 @@ pub struct Listen {
     /// http, redirect and tproxy: TLS connections are opened as [tap] says. At redirect and tproxy, requests to port 80
     /// are served one by one, too. Default false.
     pub tap: Option<At<bool>>,
+    /// engine: how it gets at packets, and where its connections to servers come from.
+    pub engine: Option<At<Engine>>,
 }
 
 /// A shared cache of HTTP responses (RFC 9111).
@@ -229,6 +234,8 @@ pub enum ListenKind {
     Tproxy,
     /// It is the far side of tunnels, over QUIC and over TLS on the same port.
     Tunnel,
+    /// The packet engine stands for one server, or for several by name, without a socket.
+    Engine,
 }
 
 /// Which wire layouts of SOCKS6 are accepted.
@@ -425,6 +432,8 @@ pub enum InterceptKind {
     Reverse,
     /// A tunnel listener.
     Tunnel,
+    /// An engine listener.
+    Engine,
 }
 
 /// A decision test: what the rules have to say about one flow.

@@ -78,6 +78,11 @@ impl Client {
     /// Sends and expects the same back.
     pub fn echo(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)?;
+        self.expect(bytes)
+    }
+
+    /// Expects these bytes.
+    pub fn expect(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut back = vec![0; bytes.len()];
         self.stream.read_exact(&mut back)?;
         if back == bytes { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }

@@ -17,6 +17,8 @@ pub enum MapKind {
     Hash = 1,
     /// Numbered from 0.
     Array = 2,
+    /// AF_XDP sockets, numbered from 0.
+    Xsk = 17,
     /// Devices by interface index, for XDP.
     DeviceHash = 25,
 }

@@ -4,6 +4,7 @@
 //! information, relocations against kernel structures, a dozen program types) would be most of the code and none of the use.
 //! Every attachment made here goes when its descriptor is closed: nothing is left behind, whatever kills us.
 
+mod engine;
 mod flow;
 mod map;
 mod object;
@@ -11,6 +12,7 @@ mod program;
 mod syscall;
 mod table;
 
+pub use engine::{Own, OwnError, OwnOn, XdpOn};
 pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
@@ -19,3 +21,6 @@ pub use table::{FastPath, FastPathError, Forwarding, PORTS_MAX, Port, monotonic_
 
 /// The object that `bpf/shunt.bpf.c` was compiled to.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));
+
+/// The object that `bpf/engine.bpf.c` was compiled to.
+pub(crate) static ENGINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/engine.bpf.o"));

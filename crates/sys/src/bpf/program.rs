@@ -17,6 +17,8 @@ const LOG_LINES: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ProgramKind {
+    /// Decides for a socket whether, or which of several, gets a packet.
+    SocketFilter = 1,
     /// Runs on packets between driver and stack, with all the stack knows of them.
     Tc = 3,
     /// Runs on frames in the driver.
@@ -108,8 +110,9 @@ impl Program {
     pub fn try_on(&self, packet: &[u8], ingress: u32) -> io::Result<Trial> {
         let mut after = vec![0; packet.len() + 256];
         // struct __sk_buff has ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
-        let mut context = vec![0; if self.kind == ProgramKind::Tc { 192 } else { 24 }];
+        let mut context = vec![0; if self.kind == ProgramKind::Xdp { 24 } else { 192 }];
         match self.kind {
+            ProgramKind::SocketFilter => {}
             ProgramKind::Tc => context[40..44].copy_from_slice(&ingress.to_ne_bytes()),
             ProgramKind::Xdp => {
                 let end = u32::try_from(packet.len()).unwrap_or(u32::MAX);

@@ -94,8 +94,8 @@ impl FastPath {
         let name = match (kind, forwarding) {
             (ProgramKind::Tc, Forwarding::Bridged) => "tc/bridge",
             (ProgramKind::Tc, Forwarding::Routed) => "tc/route",
-            (ProgramKind::Xdp, Forwarding::Bridged) => "xdp/bridge",
-            (ProgramKind::Xdp, Forwarding::Routed) => "xdp/route",
+            (_, Forwarding::Bridged) => "xdp/bridge",
+            (_, Forwarding::Routed) => "xdp/route",
         };
         let maps = [&flows4, &flows6, &settings, &devices];
         let maps: BTreeMap<_, _> =

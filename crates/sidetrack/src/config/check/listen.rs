@@ -21,13 +21,14 @@ const fn word(kind: Kind) -> &'static str {
         Kind::Redirect => "redirect",
         Kind::Tproxy => "tproxy",
         Kind::Tunnel => "tunnel",
+        Kind::Engine => "engine",
     }
 }
 
 /// A key that only some kinds have: the key, its place if given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 19] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -40,15 +41,15 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 19] {
         ("versions", list(&listen.versions), &[Kind::Socks]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
-        ("to", at(&listen.to), &[Kind::Reverse, Kind::Http]),
+        ("to", at(&listen.to), &[Kind::Reverse, Kind::Http, Kind::Engine]),
         ("cache", at(&listen.cache), HTTP),
         ("tap", at(&listen.tap), HTTP),
-        ("names", at(&listen.names), &[Kind::Reverse]),
-        ("default", at(&listen.default), &[Kind::Reverse]),
+        ("names", at(&listen.names), &[Kind::Reverse, Kind::Engine]),
+        ("default", at(&listen.default), &[Kind::Reverse, Kind::Engine]),
         ("local", at(&listen.local), &[Kind::Redirect]),
         ("forwarded", at(&listen.forwarded), &[Kind::Redirect]),
         ("cgroup", at(&listen.cgroup), &[Kind::Redirect]),
-        ("interfaces", list(&listen.interfaces), CAPTURE),
+        ("interfaces", list(&listen.interfaces), &[Kind::Redirect, Kind::Tproxy, Kind::Engine]),
         ("src", list(&listen.src), CAPTURE),
         ("dst", list(&listen.dst), CAPTURE),
         ("except", list(&listen.except), CAPTURE),
@@ -56,6 +57,7 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 19] {
         ("identity", at(&listen.identity), &[Kind::Tunnel]),
         ("ca", at(&listen.ca), &[Kind::Tunnel]),
         ("pins", list(&listen.pins), &[Kind::Tunnel]),
+        ("engine", at(&listen.engine), &[Kind::Engine]),
     ]
 }
 
@@ -74,7 +76,7 @@ impl Check<'_> {
     fn listener(&mut self, listen: &At<raw::Listen>) -> Option<Listener> {
         let Some(kind) = listen.kind.as_deref().copied() else {
             let help =
-                "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\" or \"tunnel\"";
+                "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\", \"tunnel\" or \"engine\"";
             self.error(listen.span(), "this listener lacks a kind", help);
             return None;
         };
@@ -87,6 +89,7 @@ impl Check<'_> {
             Kind::Redirect => Some(ListenerKind::Redirect(self.redirect(listen))),
             Kind::Tproxy => Some(ListenerKind::Tproxy(self.tproxy(listen))),
             Kind::Tunnel => self.far_side(listen).map(ListenerKind::Tunnel),
+            Kind::Engine => self.engine(listen).map(ListenerKind::Engine),
         };
         let addresses = match (&listen.address, &checked) {
             (Some(addresses), _) => self.addresses(addresses),
@@ -211,7 +214,7 @@ impl Check<'_> {
         }
     }
 
-    fn reverse(&mut self, listen: &At<raw::Listen>) -> Option<ReverseTarget> {
+    pub(super) fn reverse(&mut self, listen: &At<raw::Listen>) -> Option<ReverseTarget> {
         match (&listen.to, &listen.names) {
             (Some(to), None) => {
                 if let Some(default) = &listen.default {
@@ -318,7 +321,7 @@ impl Check<'_> {
         nets.map(|nets| self.networks(nets)).unwrap_or_default()
     }
 
-    fn words(&mut self, list: Option<&List<String>>) -> Vec<String> {
+    pub(super) fn words(&mut self, list: Option<&List<String>>) -> Vec<String> {
         let Some(list) = list else { return Vec::new() };
         self.not_empty(list);
         for word in

@@ -1,6 +1,7 @@
 //! From [`raw::File`] to [`Config`]: meaning, references and contradictions. Goes on after an error so that one run
 //! reports them all.
 
+mod engine;
 mod functions;
 mod http;
 mod listen;

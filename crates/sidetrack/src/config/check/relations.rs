@@ -1,7 +1,7 @@
 //! What listeners and rules are to each other: addresses taken twice, rules never reached, loops.
 
 use super::super::problem::Problem;
-use super::super::{At, List, Listener, ListenerKind, ReverseTarget, raw};
+use super::super::{At, List, Listener, ReverseTarget, raw};
 use super::Check;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, Host};
@@ -85,18 +85,18 @@ impl Check<'_> {
             }
         }
         for (raw, listener) in raw_listeners.iter().zip(listeners) {
-            match listener.as_ref().map(|listener| &listener.kind) {
-                Some(ListenerKind::Reverse(ReverseTarget::Fixed(server))) => {
+            match listener.as_ref().and_then(|listener| listener.kind.servers()) {
+                Some(ReverseTarget::Fixed(server)) => {
                     self.loop_to(server, raw.to.as_ref().map_or(raw.span(), At::span), listeners);
                 }
-                Some(ListenerKind::Reverse(ReverseTarget::ByName { names, default })) => {
+                Some(ReverseTarget::ByName { names, default }) => {
                     for server in names.iter().map(|(_, server)| server).chain(default) {
                         let written = raw.names.iter().flat_map(|names| names.values()).chain(&raw.default);
                         let at = written.into_iter().find(|at| at.parse().as_ref() == Ok(server));
                         self.loop_to(server, at.map_or(raw.span(), At::span), listeners);
                     }
                 }
-                _ => {}
+                None => {}
             }
         }
     }

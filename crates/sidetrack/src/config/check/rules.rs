@@ -388,5 +388,6 @@ pub(super) const fn intercept(kind: raw::InterceptKind) -> Intercept {
         raw::InterceptKind::Http => Intercept::Http,
         raw::InterceptKind::Reverse => Intercept::Reverse,
         raw::InterceptKind::Tunnel => Intercept::Tunnel,
+        raw::InterceptKind::Engine => Intercept::Engine,
     }
 }

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Which packets are the packet engine's, and which worker's: those to an address and port where clients connect, those to
+ * a source of connections to servers, and ICMP errors that quote a packet from either. The same question is asked in four
+ * places, each a program of its own: a packet socket's filter, the choice among packet sockets, tc (so that the kernel's
+ * TCP does not answer what a packet socket has taken), and XDP (which gives the frame to an AF_XDP socket).
+ *
+ * Left to the kernel: fragments, IPv6 extension headers, VLAN tags, and all that is not TCP or such an ICMP error.
+ */
+#include "engine.h"
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/pkt_cls.h>
+
+static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static long (*xdp_redirect)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
+static long (*skb_load)(const void *ctx, __u32 at, void *to, __u32 length, __u32 from) =
+	(void *)BPF_FUNC_skb_load_bytes_relative;
+static long (*xdp_load)(void *ctx, __u32 at, void *to, __u32 length) = (void *)BPF_FUNC_xdp_load_bytes;
+
+/* Made by user space; the loader puts their descriptors here. */
+extern char listens, sources, settings, sockets;
+
+#define swap16(x) __builtin_bswap16(x)
+#define bpf_htonl(x) __builtin_bswap32(x)
+/* Words of it are read at once. */
+#define ALIGNED __attribute__((aligned(8)))
+#define FROM_NETWORK_HEADER 1
+#define ICMP 1
+#define ICMPV6 58
+
+/* Both ends of a packet, or of one that an ICMP error quotes, the other way round. */
+struct ends {
+	struct listen_key local;
+	__u8 remote[16] ALIGNED;
+	__u16 remote_port;
+};
+
+/* What a packet is. */
+enum verdict { FOREIGN, SEGMENT, ERROR };
+
+/* Bytes of the packet from its IP header on. */
+ALWAYS_INLINE int load(void *ctx, int xdp, __u32 at, void *to, __u32 length)
+{
+	return xdp ? xdp_load(ctx, ETH_HLEN + at, to, length) :
+		     skb_load(ctx, at, to, length, FROM_NETWORK_HEADER);
+}
+
+ALWAYS_INLINE void map4(__u8 *to, const __u8 *from)
+{
+	__u32 *words = (void *)to;
+
+	words[0] = 0;
+	words[1] = 0;
+	words[2] = bpf_htonl(0xffff);
+	words[3] = *(const __u32 *)from;
+}
+
+ALWAYS_INLINE void take_ports(struct ends *ends, const __u16 *ports, int quoted)
+{
+	ends->remote_port = swap16(quoted ? ports[1] : ports[0]);
+	ends->local.port = swap16(quoted ? ports[0] : ports[1]);
+	ends->local.zero = 0;
+}
+
+/* Reads an IPv4 packet at an offset; its protocol, 0 if it is none that can be read. */
+ALWAYS_INLINE int read4(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *after, int quoted)
+{
+	__u8 ip[20] ALIGNED;
+	__u16 ports[2] ALIGNED = {};
+	__u32 length;
+
+	if (load(ctx, xdp, at, ip, sizeof(ip)) || ip[0] >> 4 != 4)
+		return 0;
+	/* A quoted packet may say "more fragments"; what it says of TCP is there all the same. */
+	if ((ip[6] & 0x1f) || ip[7] || (!quoted && (ip[6] & 0x20)))
+		return 0;
+	length = (ip[0] & 0xf) * 4;
+	map4(quoted ? ends->local.address : ends->remote, ip + 12);
+	map4(quoted ? ends->remote : ends->local.address, ip + 16);
+	*after = at + length;
+	if (ip[9] == IPPROTO_TCP) {
+		if (load(ctx, xdp, at + length, ports, sizeof(ports)))
+			return 0;
+		take_ports(ends, ports, quoted);
+	}
+	return ip[9];
+}
+
+ALWAYS_INLINE int read6(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *after, int quoted)
+{
+	__u8 ip[40] ALIGNED;
+	__u16 ports[2] ALIGNED = {};
+
+	if (load(ctx, xdp, at, ip, sizeof(ip)) || ip[0] >> 4 != 6)
+		return 0;
+	__builtin_memcpy(quoted ? ends->local.address : ends->remote, ip + 8, 16);
+	__builtin_memcpy(quoted ? ends->remote : ends->local.address, ip + 24, 16);
+	*after = at + sizeof(ip);
+	if (ip[6] == IPPROTO_TCP) {
+		if (load(ctx, xdp, *after, ports, sizeof(ports)))
+			return 0;
+		take_ports(ends, ports, quoted);
+	}
+	return ip[6];
+}
+
+/* Reads a packet, or what an ICMP error in it quotes. */
+ALWAYS_INLINE enum verdict read(void *ctx, int xdp, __u16 ethertype, struct ends *ends)
+{
+	__u32 after = 0;
+	__u8 kind = 0;
+	int protocol;
+
+	if (ethertype == ETH_P_IP) {
+		protocol = read4(ctx, xdp, 0, ends, &after, 0);
+		if (protocol != ICMP)
+			return protocol == IPPROTO_TCP ? SEGMENT : FOREIGN;
+		if (load(ctx, xdp, after, &kind, 1) || (kind != 3 && kind != 11 && kind != 12))
+			return FOREIGN;
+		return read4(ctx, xdp, after + 8, ends, &after, 1) == IPPROTO_TCP ? ERROR : FOREIGN;
+	}
+	if (ethertype == ETH_P_IPV6) {
+		protocol = read6(ctx, xdp, 0, ends, &after, 0);
+		if (protocol != ICMPV6)
+			return protocol == IPPROTO_TCP ? SEGMENT : FOREIGN;
+		if (load(ctx, xdp, after, &kind, 1) || kind < 1 || kind > 4)
+			return FOREIGN;
+		return read6(ctx, xdp, after + 8, ends, &after, 1) == IPPROTO_TCP ? ERROR : FOREIGN;
+	}
+	return FOREIGN;
+}
+
+/* A hash of the client's end: any even spread will do. */
+ALWAYS_INLINE __u32 spread(const struct ends *ends)
+{
+	const __u32 *words = (const void *)ends->remote;
+	__u32 hash = ends->remote_port * 0x9e3779b1;
+
+	hash = (hash ^ words[0] ^ words[1]) * 0x85ebca6b;
+	hash = (hash ^ words[2] ^ words[3]) * 0xc2b2ae35;
+	return hash ^ (hash >> 15);
+}
+
+/* The worker whose packet this is; -1: nobody's. */
+ALWAYS_INLINE int owner(const struct ends *ends)
+{
+	struct listen_key key = ends->local;
+	__u32 zero = 0;
+	const struct settings *set = map_lookup(&settings, &zero);
+	const struct source *source = map_lookup(&sources, key.address);
+	__u32 worker;
+
+	if (!set || !set->workers)
+		return -1;
+	if (source && key.port >= source->first && key.port <= source->last) {
+		if (source->worker != SHARED)
+			return source->worker;
+		worker = set->block ? (key.port - source->first) / set->block : 0;
+		return worker < set->workers ? (int)worker : -1;
+	}
+	if (!map_lookup(&listens, &key)) {
+		__builtin_memset(key.address, 0, sizeof(key.address));
+		if (!map_lookup(&listens, &key))
+			return -1;
+	}
+	return spread(ends) % set->workers;
+}
+
+SECTION("socket/own") int socket_own(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+
+	return read(skb, 0, swap16(skb->protocol), &ends) != FOREIGN && owner(&ends) >= 0 ? -1 : 0;
+}
+
+SECTION("socket/worker") int socket_worker(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+
+	if (read(skb, 0, swap16(skb->protocol), &ends) == FOREIGN)
+		return 0;
+	return owner(&ends);
+}
+
+/* The kernel may have errors as well: it finds no connection of its own for them. */
+SECTION("tc/own") int tc_own(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+
+	if (read(skb, 0, swap16(skb->protocol), &ends) == SEGMENT && owner(&ends) >= 0)
+		return TC_ACT_SHOT;
+	return TC_ACT_UNSPEC;
+}
+
+SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
+{
+	struct ends ends = {};
+	__u16 ethertype = 0;
+
+	if (xdp_load(xdp, 12, &ethertype, sizeof(ethertype)))
+		return XDP_PASS;
+	if (read(xdp, 1, swap16(ethertype), &ends) == FOREIGN || owner(&ends) < 0)
+		return XDP_PASS;
+	return xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS);
+}

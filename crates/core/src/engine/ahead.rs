@@ -1,0 +1,62 @@
+//! Brings what a batch of packets needs from memory into the cache before the first of them is handled: many reads that wait
+//! for memory at the same time, in place of one after the other.
+
+use super::config::Callbacks;
+use super::connection::{CLIENT, SERVER};
+use super::machine::Engine;
+use super::packet::{Ip, Tuple, u32_at};
+use super::table::hash;
+use std::hint::black_box;
+
+/// Most packets of a batch.
+const BATCH: usize = 64;
+
+/// The packets of a batch, as far as they have been looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead {
+    keys: [u32; BATCH],
+    len: usize,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { keys: [0; BATCH], len: 0 }
+    }
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// Adds a packet to a batch of at most 64; further ones are handled without this.
+    pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
+        let Ok(ip) = Ip::parse(packet) else { return };
+        let Some(to) = ahead.keys.get_mut(ahead.len) else { return };
+        let ports = u32_at(packet, ip.payload);
+        let key = hash(&self.config.seed, &Tuple { remote: ip.src, local: ip.dst, ports });
+        *to = key;
+        ahead.len += 1;
+        black_box(self.index.place(key));
+    }
+
+    /// Reads what the packets of the batch will need, and begins a new batch.
+    pub fn warm(&self, ahead: &mut Ahead) {
+        let mut slots = [u32::MAX; BATCH];
+        for (key, slot) in ahead.keys.iter().zip(&mut slots).take(ahead.len) {
+            let Some(value) = self.index.probable(*key) else { continue };
+            *slot = value >> 1;
+            if let Some(cold) = self.cold.get(*slot as usize) {
+                black_box((cold.opened, cold.stamps.as_slice().len()));
+            }
+            if let Some(hot) = self.hot.get(*slot as usize) {
+                black_box((hot.leg[SERVER].next, hot.active));
+            }
+            black_box(self.wheel.list_of(*slot));
+        }
+        for slot in slots.iter().take(ahead.len) {
+            let Some(hot) = self.hot.get(*slot as usize) else { continue };
+            black_box((hot.tuple[SERVER].ports, hot.leg[CLIENT].next));
+            if let Some(slow) = self.slow.get(hot.slow as usize) {
+                black_box((slow.isn, slow.held.len(), slow.until, slow.sent, slow.fin));
+            }
+        }
+        ahead.len = 0;
+    }
+}

@@ -1,0 +1,108 @@
+//! `[[listen]]` of kind engine.
+
+use super::super::{At, EngineIo, EngineListener, List, ReverseTarget, raw};
+use super::Check;
+use sidetrack_core::engine::Steering;
+use sidetrack_core::flow::Host;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+impl Check<'_> {
+    /// The engine; none if something essential is wrong with it.
+    pub(super) fn engine(&mut self, listen: &At<raw::Listen>) -> Option<EngineListener> {
+        let keys = listen.engine.as_deref().cloned().unwrap_or_default();
+        let interfaces = self.words(listen.interfaces.as_ref());
+        if listen.interfaces.is_none() {
+            let help = "write `interfaces = [\"eth0\"]`: those by which clients and servers are reached";
+            self.error(listen.span(), "this engine lacks interfaces", help);
+        }
+        if let Some(proxy) = &listen.accept_proxy_protocol {
+            let help = "take it out: the engine sees the packets of its clients themselves";
+            self.error(proxy.span(), "the engine reads no PROXY protocol header", help);
+        }
+        let target = self.reverse(listen)?;
+        self.addresses_only(listen, &target);
+        let sources = match &keys.sources {
+            Some(list) => self.source_addresses(list),
+            None => self.own_addresses(listen),
+        };
+        Some(EngineListener {
+            interfaces,
+            target,
+            io: match keys.io.as_deref() {
+                None | Some(raw::EngineIo::Packet) => EngineIo::Packet,
+                Some(raw::EngineIo::Xdp) => EngineIo::Xdp,
+            },
+            sources,
+            source_ports: self.source_ports(keys.source_ports.as_ref()),
+            steering: match keys.steering.as_deref() {
+                None | Some(raw::Steering::Port) => Steering::Port,
+                Some(raw::Steering::Ip) => Steering::Ip,
+            },
+            connections_max: self
+                .number(keys.connections_max.as_ref(), 16..=1 << 24, " connections")
+                .and_then(|number| u32::try_from(number).ok())
+                .unwrap_or(EngineListener::CONNECTIONS_MAX),
+        })
+    }
+
+    /// A packet cannot wait for a name to be resolved.
+    fn addresses_only(&mut self, listen: &At<raw::Listen>, target: &ReverseTarget) {
+        let (servers, default) = match target {
+            ReverseTarget::Fixed(server) => (Vec::new(), Some(server)),
+            ReverseTarget::ByName { names, default } => {
+                (names.iter().map(|(_, server)| server).collect(), default.as_ref())
+            }
+        };
+        for server in servers.into_iter().chain(default) {
+            if let Host::Name(name) = &server.host {
+                let help = "write its address: the engine has no time to resolve names";
+                self.error(listen.span(), format!("'{name}' is no address"), help);
+            }
+        }
+    }
+
+    fn source_addresses(&mut self, list: &List<String>) -> Vec<IpAddr> {
+        self.not_empty(list);
+        let mut addresses = Vec::new();
+        for item in list.items() {
+            match item.parse::<IpAddr>() {
+                Ok(address) if !address.is_unspecified() && !address.is_multicast() => addresses.push(address),
+                _ => {
+                    let help = "write addresses of this host, such as \"192.0.2.10\"";
+                    self.error(item.span(), format!("'{}' is no address of a host", item.as_str()), help);
+                }
+            }
+        }
+        addresses
+    }
+
+    /// The addresses clients connect to serve as sources as well.
+    fn own_addresses(&mut self, listen: &At<raw::Listen>) -> Vec<IpAddr> {
+        let items = listen.address.iter().flat_map(|list| list.items());
+        let mut own: Vec<_> =
+            items.filter_map(|item| item.parse::<SocketAddr>().ok().map(|at| at.ip())).collect();
+        own.retain(|ip| !ip.is_unspecified());
+        own.dedup();
+        if own.is_empty() && listen.address.is_some() {
+            let help = "write `engine = { sources = [\"192.0.2.10\"] }`, an address of this host";
+            self.error(listen.span(), "nothing says where connections to servers come from", help);
+        }
+        own
+    }
+
+    fn source_ports(&mut self, at: Option<&At<String>>) -> RangeInclusive<u16> {
+        let Some(at) = at else { return EngineListener::SOURCE_PORTS };
+        let parts = at.split_once('-').and_then(|(first, last)| {
+            Some((first.trim().parse::<u16>().ok()?, last.trim().parse::<u16>().ok()?))
+        });
+        match parts {
+            Some((first, last)) if 0 < first && first <= last => first..=last,
+            _ => {
+                let help = "write \"first-last\", such as \"61000-65535\"";
+                self.error(at.span(), format!("'{}' is no range of ports", at.as_str()), help);
+                EngineListener::SOURCE_PORTS
+            }
+        }
+    }
+}

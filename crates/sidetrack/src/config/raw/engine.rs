@@ -1,0 +1,42 @@
+//! `engine` of `[[listen]]` as it is written.
+
+use crate::config::{At, List};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// How the packet engine gets at packets, and where its connections to servers come from. A reload does not change it.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// "packet" (packet sockets: every interface) or "xdp" (AF_XDP in the driver). Default "packet".
+    pub io: Option<At<EngineIo>>,
+    /// Addresses of this host that connections to servers come from. Default: those of `address`.
+    pub sources: Option<List<String>>,
+    /// Their ports, "first-last". Default "61000-65535", which Linux gives to no connection of its own.
+    pub source_ports: Option<At<String>>,
+    /// How the answers of servers find the worker that asked: "port" (each worker has a part of the ports) or "ip" (each
+    /// has addresses of its own). Default "port".
+    pub steering: Option<At<Steering>>,
+    /// Most connections at a time of each worker, 16 to 16777216. Default 65536.
+    pub connections_max: Option<At<u32>>,
+}
+
+/// How the engine gets at packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineIo {
+    /// Packet sockets.
+    Packet,
+    /// AF_XDP, in the driver.
+    Xdp,
+}
+
+/// How the answers of servers find the worker that asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Steering {
+    /// By port.
+    Port,
+    /// By address.
+    Ip,
+}

@@ -1,0 +1,89 @@
+//! Wakes a worker that waits for packets: to stop, to look at what others wish, to take what was handed over.
+
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Wake;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Bell {
+    fd: OwnedFd,
+    stop: AtomicBool,
+    rung: AtomicBool,
+}
+
+impl Bell {
+    /// One that nobody has rung.
+    ///
+    /// # Errors
+    /// The system gives no descriptor.
+    pub fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Self { fd, stop: AtomicBool::new(false), rung: AtomicBool::new(false) })
+    }
+
+    /// Rings it; once is enough until it is heard.
+    pub fn ring(&self) {
+        if !self.rung.swap(true, Relaxed) {
+            // Its counter cannot be full: it is read as often as it is written.
+            let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether it was rung since the last time.
+    pub fn heard(&self) -> bool {
+        self.rung.swap(false, Relaxed)
+    }
+
+    /// Somebody has waited for the descriptor: it is quiet again, until it is rung.
+    pub fn waited(&self) {
+        if rustix::io::read(&self.fd, &mut [0; 8]).is_ok() {
+            self.rung.store(true, Relaxed);
+        }
+    }
+
+    /// Asks the worker to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        self.ring();
+    }
+
+    /// Whether it was asked to end.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_heard_once_however_often_it_was_rung() {
+        let bell = Bell::new().unwrap();
+        assert!(!bell.heard());
+        bell.ring();
+        bell.ring();
+        assert!(bell.heard());
+        bell.waited();
+        assert!(bell.heard(), "once too often rather than not at all");
+        assert!(!bell.heard() && !bell.stopped());
+        bell.stop();
+        assert!(bell.heard() && bell.stopped());
+    }
+}

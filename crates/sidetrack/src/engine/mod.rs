@@ -1,0 +1,27 @@
+//! The packet engine at work: `core::engine` between the interfaces it takes packets from and the policy it asks (seed
+//! 004). Each worker is a thread with its own connections, ports, sockets and ledger; they share nothing.
+//!
+//! | file | does |
+//! |---|---|
+//! | `open.rs` | what needs rights: sockets, programs on interfaces |
+//! | `driver.rs`, `packet.rs`, `xdp.rs` | takes frames and sends them: packet sockets, AF_XDP |
+//! | `strays.rs`, `bell.rs` | what workers tell each other |
+//! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
+//! | `select.rs` | asks policy for a server |
+//! | `flows.rs` | flows in flight and their records |
+//! | `worker.rs` | the thread |
+
+mod bell;
+mod driver;
+mod flows;
+mod hops;
+mod open;
+mod packet;
+mod select;
+mod strays;
+mod worker;
+mod xdp;
+
+pub use driver::{Arrived, Driver};
+pub use open::{Opened, OpenError};
+pub use worker::{Engines, Surroundings};

@@ -1,0 +1,336 @@
+//! What the engine needs rights for: sockets on its interfaces, and programs that tell its packets from others.
+
+use super::bell::Bell;
+use super::driver::Driver;
+use super::packet::PacketDriver;
+use super::strays::{Ring, Strays};
+use super::xdp::{self, XdpDriver};
+use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
+use sidetrack_core::engine::{Share, Steering};
+use sidetrack_sys::bpf::{Hook, Own, OwnError, OwnOn, XdpOn};
+use sidetrack_sys::link;
+use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
+use sidetrack_sys::xsk::{self, Copying, Umem, XskSocket};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// An interface of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub index: u32,
+    /// Its link-layer address.
+    pub address: [u8; 6],
+    /// Largest IP packet it takes, bytes.
+    pub mtu: u32,
+}
+
+/// Why an engine cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// An interface is not there.
+    #[error("listener '{listener}': {error}; `ip link` lists the interfaces")]
+    Interface {
+        /// The listener.
+        listener: Arc<str>,
+        /// What the kernel said.
+        error: sidetrack_sys::netlink::Error,
+    },
+    /// An interface has no link-layer address.
+    #[error("listener '{listener}': {interface} is no Ethernet interface, and the engine speaks Ethernet only")]
+    NoEthernet {
+        /// The listener.
+        listener: Arc<str>,
+        /// The interface.
+        interface: String,
+    },
+    /// A worker would have nothing to connect from.
+    #[error(
+        "listener '{listener}': worker {} of {workers} would have no source for connections to servers; give more \
+         `sources`, or more `source_ports` with steering = \"port\"",
+        .worker + 1
+    )]
+    NoShare {
+        /// The listener.
+        listener: Arc<str>,
+        /// The worker, from 0.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The kernel takes no program.
+    #[error("listener '{listener}': {error}")]
+    Own {
+        /// The listener.
+        listener: Arc<str>,
+        /// What it said.
+        error: OwnError,
+    },
+    /// The interfaces have different numbers of queues.
+    #[error(
+        "listener '{listener}': {interface} has {count} receive queues where another interface has {first}; a worker takes one \
+         of each: set them equal (`ethtool -L {interface} combined {first}`)"
+    )]
+    Queues {
+        /// The listener.
+        listener: Arc<str>,
+        /// The interface.
+        interface: String,
+        /// How many it has.
+        count: u32,
+        /// How many the first one has.
+        first: u32,
+    },
+    /// Packets would not fit AF_XDP's frames.
+    #[error(
+        "listener '{listener}': {interface} takes packets of {mtu} bytes, and AF_XDP {max} at most: lower its MTU, or use \
+         io = \"packet\"",
+        max = xdp::MTU_MAX
+    )]
+    LargeMtu {
+        /// The listener.
+        listener: Arc<str>,
+        /// The interface.
+        interface: String,
+        /// Its MTU.
+        mtu: u32,
+    },
+    /// A socket could not be made.
+    #[error("listener '{listener}': a socket on {interface}: {error}")]
+    Socket {
+        /// The listener.
+        listener: Arc<str>,
+        /// The interface.
+        interface: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// One worker's part of an engine, ready to run.
+#[derive(Debug)]
+pub struct Part {
+    /// The listener.
+    pub listener: Listener,
+    /// What connections to servers come from.
+    pub share: Share,
+    /// Largest packet that every interface takes, bytes.
+    pub mtu: u16,
+    /// Its frames.
+    pub driver: Box<dyn Driver>,
+    /// Its way to the other workers.
+    pub strays: Strays,
+    /// Wakes it.
+    pub bell: Arc<Bell>,
+}
+
+/// What keeps the engine's packets from the kernel's own TCP while it lives.
+#[derive(Debug)]
+#[expect(dead_code, reason = "they work by being there")]
+pub enum Kept {
+    /// Packet sockets see them, nobody else.
+    Packet(OwnOn),
+    /// They go to AF_XDP sockets.
+    Xdp(XdpOn),
+}
+
+/// Engines whose packets are already taken and not yet read.
+#[derive(Debug, Default)]
+pub struct Opened {
+    pub(super) parts: Vec<Part>,
+    pub(super) kept: Vec<Kept>,
+}
+
+/// A listener that is being opened.
+struct Opening<'a> {
+    listener: &'a Listener,
+    interfaces: Vec<Interface>,
+    own: Own,
+    mark: u32,
+}
+
+impl Opened {
+    /// Opens what the engines among the listeners need. `workers` is how many there are where nothing else says so; `mark` is
+    /// put on what the kernel routes.
+    ///
+    /// # Errors
+    /// Which listener, and what is missing.
+    pub fn new(listeners: &[Listener], workers: usize, mark: u32) -> Result<Self, OpenError> {
+        let mut opened = Self::default();
+        for listener in listeners {
+            if let ListenerKind::Engine(engine) = &listener.kind {
+                opened.add(listener, engine, workers, mark)?;
+            }
+        }
+        Ok(opened)
+    }
+
+    fn add(
+        &mut self,
+        listener: &Listener,
+        engine: &EngineListener,
+        workers: usize,
+        mark: u32,
+    ) -> Result<(), OpenError> {
+        let name = &listener.name;
+        let interfaces = interfaces(name, engine)?;
+        let workers = match engine.io {
+            EngineIo::Packet => workers,
+            EngineIo::Xdp => queues(name, &interfaces)?,
+        };
+        let shares = shares(name, engine, workers)?;
+        let own = own(&listener.addresses, engine, &shares);
+        let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
+        let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
+        let opening = Opening { listener, interfaces, own, mark };
+        let drivers = match engine.io {
+            EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
+            EngineIo::Xdp => opening.xdp(workers, &mut self.kept)?,
+        };
+        let failed = |error| opening.socket_error("any interface", error);
+        let bells = (0..workers).map(|_| Bell::new().map(Arc::new)).collect::<Result<Vec<_>, _>>();
+        let bells = bells.map_err(failed)?;
+        let rings: Vec<Ring> = bells
+            .iter()
+            .map(|bell| {
+                let bell = bell.clone();
+                Arc::new(move || bell.ring()) as Ring
+            })
+            .collect();
+        let strays = Strays::between(shares.clone(), &rings);
+        for (((share, driver), strays), bell) in shares.into_iter().zip(drivers).zip(strays).zip(bells) {
+            let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+            self.parts.push(Part { listener: listener.clone(), share, mtu, driver, strays, bell });
+        }
+        Ok(())
+    }
+}
+
+impl Opening<'_> {
+    fn socket_error(&self, interface: &str, error: io::Error) -> OpenError {
+        OpenError::Socket { listener: self.listener.name.clone(), interface: interface.to_owned(), error }
+    }
+
+    fn own_error(&self, error: OwnError) -> OpenError {
+        OpenError::Own { listener: self.listener.name.clone(), error }
+    }
+
+    fn routed(&self) -> Result<RoutedSocket, OpenError> {
+        RoutedSocket::open(self.mark).map_err(|error| self.socket_error("any interface", error))
+    }
+
+    fn packet(&self, workers: usize, kept: &mut Vec<Kept>) -> Result<Vec<Box<dyn Driver>>, OpenError> {
+        let own_error = |error| self.own_error(error);
+        let filter = self.own.socket_filter().map_err(own_error)?;
+        let fanout = self.own.fanout().map_err(own_error)?;
+        let mut sockets: Vec<Vec<(Interface, PacketSocket)>> = (0..workers).map(|_| Vec::new()).collect();
+        for interface in &self.interfaces {
+            let failed = |error| self.socket_error(&interface.name, error);
+            let mut group = None;
+            for sockets in &mut sockets {
+                let socket = PacketSocket::open(interface.index, &filter).map_err(failed)?;
+                if workers > 1 {
+                    group = Some(socket.join(group, &fanout).map_err(failed)?);
+                }
+                sockets.push((interface.clone(), socket));
+            }
+            kept.push(Kept::Packet(self.own.keep_from_kernel(interface.index).map_err(own_error)?));
+        }
+        sockets
+            .into_iter()
+            .map(|sockets| Ok(Box::new(PacketDriver::new(sockets, self.routed()?)) as Box<dyn Driver>))
+            .collect()
+    }
+
+    /// One worker for each queue: it has that queue of every interface.
+    fn xdp(&self, queues: usize, kept: &mut Vec<Kept>) -> Result<Vec<Box<dyn Driver>>, OpenError> {
+        let queues = u32::try_from(queues).unwrap_or(u32::MAX);
+        let own_error = |error| self.own_error(error);
+        let mut programs = Vec::new();
+        for interface in &self.interfaces {
+            if interface.mtu > xdp::MTU_MAX {
+                return Err(OpenError::LargeMtu {
+                    listener: self.listener.name.clone(),
+                    interface: interface.name.clone(),
+                    mtu: interface.mtu,
+                });
+            }
+            programs.push(self.own.take_by_xdp(interface.index, Hook::XdpNative, queues).map_err(own_error)?);
+        }
+        let mut drivers = Vec::new();
+        for queue in 0..queues {
+            let umem = Umem::new(xdp::frames(self.interfaces.len()))
+                .map_err(|error| self.socket_error("any interface", error))?;
+            let mut sockets: Vec<(Interface, XskSocket)> = Vec::new();
+            for (interface, program) in self.interfaces.iter().zip(&programs) {
+                let shared = sockets.first().map(|(_, socket)| socket);
+                let socket = XskSocket::open(&umem, interface.index, queue, Copying::Auto, shared)
+                    .map_err(|error| self.socket_error(&interface.name, error))?;
+                program.serve(queue, socket.as_fd()).map_err(own_error)?;
+                sockets.push((interface.clone(), socket));
+            }
+            drivers.push(Box::new(XdpDriver::new(&umem, sockets, self.routed()?)) as Box<dyn Driver>);
+        }
+        kept.extend(programs.into_iter().map(Kept::Xdp));
+        Ok(drivers)
+    }
+}
+
+/// The receive queues of the interfaces, which have to be as many on each.
+fn queues(listener: &Arc<str>, interfaces: &[Interface]) -> Result<usize, OpenError> {
+    let counts: Vec<_> = interfaces.iter().map(|interface| xsk::queues(&interface.name)).collect();
+    let first = counts.first().copied().unwrap_or(1);
+    match counts.iter().zip(interfaces).find(|(count, _)| **count != first) {
+        None => Ok(first as usize),
+        Some((count, interface)) => Err(OpenError::Queues {
+            listener: listener.clone(),
+            interface: interface.name.clone(),
+            count: *count,
+            first,
+        }),
+    }
+}
+
+fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interface>, OpenError> {
+    let find = |name: &String| {
+        let found = link::interface(name)
+            .map_err(|error| OpenError::Interface { listener: listener.clone(), error })?;
+        let address = found.address.ok_or_else(|| OpenError::NoEthernet {
+            listener: listener.clone(),
+            interface: name.clone(),
+        })?;
+        Ok(Interface { name: name.clone(), index: found.index, address, mtu: found.mtu })
+    };
+    engine.interfaces.iter().map(find).collect()
+}
+
+fn shares(listener: &Arc<str>, engine: &EngineListener, workers: usize) -> Result<Vec<Share>, OpenError> {
+    let share = |worker| {
+        let share =
+            engine.steering.share(&engine.sources, engine.source_ports.clone(), worker, workers);
+        share.ok_or_else(|| OpenError::NoShare { listener: listener.clone(), worker, workers })
+    };
+    (0..workers).map(share).collect()
+}
+
+/// Tells the kernel's side whose packets are whose.
+fn own(addresses: &[SocketAddr], engine: &EngineListener, shares: &[Share]) -> Result<Own, OwnError> {
+    let block = shares.first().map_or(0, |share| share.ports.end() - share.ports.start() + 1);
+    let own = Own::new(u32::try_from(shares.len()).unwrap_or(u32::MAX), block.into())?;
+    for address in addresses {
+        own.listen(Some(address.ip()).filter(|ip| !ip.is_unspecified()), address.port())?;
+    }
+    for (worker, share) in (0_u32..).zip(shares) {
+        for ip in &share.addresses {
+            match engine.steering {
+                Steering::Ip => own.source(*ip, &share.ports, Some(worker))?,
+                Steering::Port => own.source(*ip, &engine.source_ports, None)?,
+            }
+        }
+    }
+    Ok(own)
+}

@@ -1,0 +1,152 @@
+//! Frames by packet sockets, one for each interface.
+
+use super::driver::{Arrived, Driver};
+use super::hops::{self, ETHERNET, ROUTED};
+use super::open::Interface;
+use sidetrack_core::engine::packet::Ip;
+use sidetrack_core::engine::{Checksums, Hop};
+use sidetrack_sys::raw::{BATCH, FrameChecksum, Frames, PacketSocket, RoutedSocket, VNET_HEADER_BYTES};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// A frame to be sent by one interface.
+#[derive(Clone, Copy, Debug)]
+enum Outgoing {
+    /// One that came in, with so many bytes now, its header counted.
+    Forwarded(usize, usize),
+    /// From here to there in `made`.
+    Made(usize, usize),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PacketDriver {
+    ports: Vec<Port>,
+    routed: RoutedSocket,
+    frames: Frames,
+    /// Which interface the frames at hand came by, and which is asked first the next time.
+    from: usize,
+    turn: usize,
+    /// Packets of the engine's own making, each as a frame with its header.
+    made: Vec<u8>,
+    lost: u64,
+}
+
+#[derive(Debug)]
+struct Port {
+    interface: Interface,
+    socket: PacketSocket,
+    outgoing: Vec<Outgoing>,
+}
+
+impl PacketDriver {
+    /// Over these sockets, one for each interface.
+    pub fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
+        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new() };
+        let ports = sockets.into_iter().map(port).collect();
+        Self { ports, routed, frames: Frames::default(), from: 0, turn: 0, made: Vec::new(), lost: 0 }
+    }
+
+    /// Where the kernel leads it.
+    fn route(&mut self, packet: &[u8]) {
+        let sent = Ip::parse(packet).ok().map(|ip| self.routed.send(packet, ip.dst.into()));
+        if !matches!(sent, Some(Ok(()))) {
+            self.lost += 1;
+        }
+    }
+}
+
+impl Driver for PacketDriver {
+    fn receive(&mut self) -> io::Result<usize> {
+        for _ in 0..self.ports.len() {
+            self.from = self.turn;
+            self.turn = (self.turn + 1) % self.ports.len();
+            let Some(port) = self.ports.get(self.from) else { continue };
+            let count = match port.socket.receive(&mut self.frames) {
+                // It may come back; meanwhile the others have work.
+                Err(error) if error.raw_os_error() == Some(ENETDOWN) => 0,
+                result => result?,
+            };
+            if count > 0 {
+                return Ok(count);
+            }
+        }
+        Ok(0)
+    }
+
+    fn arrived(&mut self, frame: usize) -> Option<Arrived<'_>> {
+        let (checksum, bytes) = self.frames.frame(frame);
+        let hop = hops::hop(self.from, hops::sender(bytes)?);
+        let checksums = match checksum {
+            FrameChecksum::Unknown => Checksums::Verify,
+            FrameChecksum::Valid => Checksums::Verified,
+            FrameChecksum::Partial => Checksums::Partial,
+        };
+        Some(Arrived { packet: bytes.get_mut(ETHERNET..)?, hop, checksums })
+    }
+
+    fn forward(&mut self, frame: usize, len: usize, hop: Hop) {
+        self.frames.clear_header(frame);
+        let (_, bytes) = self.frames.frame(frame);
+        let Some((header, packet)) = bytes.split_first_chunk_mut::<ETHERNET>() else { return };
+        let Some((number, to)) = hops::neighbour(hop) else {
+            let packet = packet.get(..len).unwrap_or_default().to_vec();
+            return self.route(&packet);
+        };
+        let Some(port) = self.ports.get_mut(number) else { return };
+        *header = hops::header(to, port.interface.address, packet);
+        port.outgoing.push(Outgoing::Forwarded(frame, VNET_HEADER_BYTES + ETHERNET + len));
+    }
+
+    fn send(&mut self, packet: &[u8], hop: Hop) {
+        if hop == ROUTED {
+            return self.route(packet);
+        }
+        let Some((number, to)) = hops::neighbour(hop) else { return };
+        let Some(port) = self.ports.get_mut(number) else { return };
+        let start = self.made.len();
+        self.made.extend_from_slice(&[0; VNET_HEADER_BYTES]);
+        self.made.extend_from_slice(&hops::header(to, port.interface.address, packet));
+        self.made.extend_from_slice(packet);
+        port.outgoing.push(Outgoing::Made(start, self.made.len()));
+    }
+
+    fn flush(&mut self) {
+        for port in &mut self.ports {
+            let mut rest = port.outgoing.as_slice();
+            while !rest.is_empty() {
+                let (frames, made) = (&self.frames, &self.made);
+                let bytes = |outgoing: &Outgoing| match *outgoing {
+                    Outgoing::Forwarded(frame, len) => frames.with_header(frame).get(..len),
+                    Outgoing::Made(start, end) => made.get(start..end),
+                };
+                let slices: Vec<_> = rest
+                    .iter()
+                    .take(BATCH)
+                    .map(|outgoing| IoSlice::new(bytes(outgoing).unwrap_or_default()))
+                    .collect();
+                match port.socket.send(&slices) {
+                    Ok(sent) if sent > 0 => rest = rest.get(sent..).unwrap_or_default(),
+                    // The queue is full, or the first one does not pass: it is lost, as on any link.
+                    Ok(_) | Err(_) => {
+                        self.lost += 1;
+                        rest = rest.get(1..).unwrap_or_default();
+                    }
+                }
+            }
+            port.outgoing.clear();
+        }
+        self.made.clear();
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.ports.iter().map(|port| port.socket.as_fd()).collect()
+    }
+}
+
+/// The interface is down.
+const ENETDOWN: i32 = 100;

@@ -1,0 +1,181 @@
+//! Chooses a server: the listener's table first, as a reverse listener does, then policy.
+
+use super::flows::Flows;
+use super::hops::Hops;
+use crate::config::{Config, EngineListener, Listener, ReverseTarget};
+use crate::live::Decided;
+use arc_swap::ArcSwap;
+use sidetrack_core::carrier::Carrier;
+use sidetrack_core::engine::{Callbacks, Opening, Selection, Target};
+use sidetrack_core::flow::{EndReason, Flow, HostName, Process};
+use sidetrack_core::http::{Sniff, sniff};
+use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_core::time::Instant;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What the engine asks.
+#[derive(Debug)]
+pub struct Select {
+    listener: Listener,
+    engine: EngineListener,
+    config: Arc<ArcSwap<Config>>,
+    /// The flows.
+    pub flows: Flows,
+    /// The ways to servers.
+    pub hops: Hops,
+    /// The time of the packet at hand.
+    pub now: Instant,
+}
+
+/// What the first bytes say.
+enum Name {
+    /// Nothing yet: more are needed.
+    Unknown,
+    /// This, or that there is none.
+    Known(Option<HostName>),
+}
+
+/// Why a flow is refused.
+struct Refusal {
+    reason: EndReason,
+    detail: String,
+}
+
+fn name(opening: &Opening<'_>) -> Name {
+    match sniff(opening.first) {
+        Sniff::Host { name, .. } => Name::Known(Some(name)),
+        Sniff::NeedMore if !opening.last => Name::Unknown,
+        Sniff::NeedMore | Sniff::None => Name::Known(None),
+    }
+}
+
+impl Select {
+    /// For the engine of this listener.
+    pub fn new(
+        listener: Listener,
+        engine: EngineListener,
+        config: Arc<ArcSwap<Config>>,
+        flows: Flows,
+    ) -> Self {
+        Self { listener, engine, config, flows, hops: Hops::default(), now: Instant::ZERO }
+    }
+
+    /// Policy's word; how long to wait for more bytes if it cannot be had yet.
+    fn decide(&self, config: &Config, opening: &Opening<'_>) -> Result<(Flow, Option<Verdict>), u64> {
+        let mut flow = self.flows.flow(opening);
+        let mut read = None;
+        if self.engine.target.needs_first_bytes() {
+            let Name::Known(found) = name(opening) else { return Err(self.patience(config)) };
+            flow.host.clone_from(&found);
+            read = Some(found);
+        }
+        let Some(server) = self.engine.target.server_for(flow.host.as_ref()) else {
+            return Ok((flow, None));
+        };
+        flow.orig_dst = server.clone();
+        loop {
+            let seen = match &read {
+                None => Seen::Nothing,
+                Some(name) => Seen::FirstBytes(name.as_ref()),
+            };
+            match config.policy.decide(&flow, seen) {
+                Decision::Verdict(verdict) => return Ok((flow, Some(verdict))),
+                Decision::NeedFirstBytes { wait_ms, .. } => {
+                    let Name::Known(found) = name(opening) else { return Err(wait_ms) };
+                    flow.host.clone_from(&found);
+                    read = Some(found);
+                }
+                // Its client is another host.
+                Decision::NeedProcess { .. } => flow.process = Some(Process::default()),
+            }
+        }
+    }
+
+    /// How long a name is waited for: as with a reverse listener, not long if there is a default.
+    fn patience(&self, config: &Config) -> u64 {
+        match &self.engine.target {
+            ReverseTarget::ByName { default: None, .. } => config.limits.handshake_timeout_ms,
+            _ => config.limits.first_bytes_ms,
+        }
+    }
+
+    fn target(&self, config: &Config, flow: &Flow, verdict: &Verdict) -> Result<Target, Refusal> {
+        let carry = match &verdict.action {
+            Action::Carry(carry) => carry,
+            Action::Deny => {
+                return Err(Refusal { reason: EndReason::PolicyDenied, detail: verdict.why.to_string() });
+            }
+        };
+        let unsupported = |what: &str| Refusal {
+            reason: EndReason::Unsupported,
+            detail: format!("{}: the packet engine knows no {what}", verdict.why),
+        };
+        if let Some(what) = beyond(carry) {
+            return Err(unsupported(what));
+        }
+        let destination = carry.to.as_ref().unwrap_or(&flow.orig_dst);
+        let address = destination.socket_addr().ok_or_else(|| unsupported("destination but an address"))?;
+        if self.is_own(address) {
+            let detail = format!("{address} is the engine itself");
+            return Err(Refusal { reason: EndReason::Loop, detail });
+        }
+        let limits = &config.limits;
+        Ok(Target {
+            connect_timeout_ms: Some(carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms)),
+            idle_timeout_ms: Some(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms)),
+            lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
+            ..Target::new(address, self.hops.to(address.ip(), self.now))
+        })
+    }
+
+    fn is_own(&self, address: SocketAddr) -> bool {
+        self.listener.addresses.contains(&address)
+    }
+}
+
+/// What a rule asks for that takes a socket.
+fn beyond(carry: &Carry) -> Option<&'static str> {
+    [
+        (carry.carrier != Carrier::Direct, "carrier but direct"),
+        (carry.chain.is_some(), "chain of functions"),
+        (carry.proxy_protocol.is_some(), "PROXY protocol"),
+        (carry.keep_client_address, "client's own address towards the server"),
+        (carry.dial == Dial::Name, "names to dial"),
+        (carry.tfo || carry.mptcp, "TCP Fast Open or Multipath TCP"),
+    ]
+    .into_iter()
+    .find_map(|(asked, what)| asked.then_some(what))
+}
+
+impl Callbacks for Select {
+    fn select(&mut self, opening: &Opening<'_>) -> Selection {
+        let config = self.config.load_full();
+        let (flow, verdict) = match self.decide(&config, opening) {
+            Ok(decided) => decided,
+            Err(wait_ms) => return Selection::Wait { wait_ms },
+        };
+        let target = match &verdict {
+            Some(verdict) => self.target(&config, &flow, verdict),
+            None => {
+                let what = flow
+                    .host
+                    .as_ref()
+                    .map_or_else(|| "no name in the first bytes".to_owned(), |name| format!("'{name}'"));
+                let detail = format!("{what}: no server in the listener's 'names', and it has no 'default'");
+                Err(Refusal { reason: EndReason::BadRequest, detail })
+            }
+        };
+        let decided = Decided { flow, verdict };
+        match target {
+            Ok(target) => {
+                self.flows.carried(opening, self.now, decided);
+                Selection::Server(target)
+            }
+            Err(refusal) => {
+                self.flows.refused(opening, self.now, decided, refusal.detail);
+                Selection::Refuse(refusal.reason)
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The threads: frames in, through the engine, out; time-outs, records, and what others wish.
+
+use super::bell::Bell;
+use super::driver::Driver;
+use super::flows::{Flows, NextId};
+use super::hops;
+use super::open::{Kept, Opened, Part};
+use super::strays::Strays;
+use super::select::Select;
+use crate::config::{Config, EngineListener, Listener, ListenerKind};
+use crate::live::{Clock, Ledger};
+use arc_swap::ArcSwap;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::time::Instant;
+use sidetrack_sys::random;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often the counts of flows in flight are brought up to date.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a worker rests whose interfaces give errors.
+const REST: Duration = Duration::from_millis(100);
+
+/// What all workers of a node are told.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// The configuration in force.
+    pub config: Arc<ArcSwap<Config>>,
+    /// The clock of the node.
+    pub clock: Clock,
+    /// Gives flows their numbers.
+    pub next_id: NextId,
+}
+
+impl fmt::Debug for Surroundings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Surroundings").field("clock", &self.clock).finish_non_exhaustive()
+    }
+}
+
+/// The workers of all engines of a node.
+#[derive(Debug)]
+pub struct Engines {
+    threads: Mutex<Vec<(Arc<Bell>, JoinHandle<()>)>>,
+    ledgers: Vec<Arc<Ledger>>,
+    /// Until the last worker has ended.
+    _kept: Vec<Kept>,
+}
+
+impl Engines {
+    /// Starts a thread for each part.
+    ///
+    /// # Errors
+    /// The system gives no thread or no descriptor.
+    pub fn start(opened: Opened, surroundings: &Surroundings) -> io::Result<Self> {
+        let (mut threads, mut ledgers) = (Vec::new(), Vec::new());
+        for (number, part) in opened.parts.into_iter().enumerate() {
+            let bell = part.bell.clone();
+            let ledger = Arc::new(Ledger::default());
+            let Some(mut worker) = Worker::new(part, surroundings, ledger.clone(), bell.clone()) else {
+                continue;
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("engine-{number}"))
+                .spawn(move || worker.run())?;
+            threads.push((bell, thread));
+            ledgers.push(ledger);
+        }
+        Ok(Self { threads: Mutex::new(threads), ledgers, _kept: opened.kept })
+    }
+
+    /// The flows of each worker.
+    pub fn ledgers(&self) -> &[Arc<Ledger>] {
+        &self.ledgers
+    }
+
+    /// Ends every connection with a reset to both sides, and the workers.
+    pub fn stop(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for (bell, _) in &threads {
+            bell.stop();
+        }
+        for (_, thread) in threads {
+            if thread.join().is_err() {
+                tracing::error!("a worker of the packet engine ended by a panic");
+            }
+        }
+    }
+}
+
+/// One worker.
+struct Worker {
+    listener: Listener,
+    settings: EngineListener,
+    share: Share,
+    mtu: u16,
+    surroundings: Surroundings,
+    ledger: Arc<Ledger>,
+    bell: Arc<Bell>,
+    engine: Engine<Select>,
+    strays: Strays,
+    driver: Box<dyn Driver>,
+    counted: Instant,
+}
+
+/// A secret nobody outside can guess.
+fn seed() -> [u64; 4] {
+    let bytes = random::bytes::<32>();
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    words
+}
+
+impl Worker {
+    /// An engine without connections.
+    fn engine(&self) -> Engine<Select> {
+        let Self { listener, settings, share, surroundings, .. } = self;
+        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell)
+    }
+
+    /// Until it is told to stop. A panic ends the connections, not the worker.
+    fn run(&mut self) {
+        while !self.bell.stopped() {
+            let ended = catch_unwind(AssertUnwindSafe(|| self.turns()));
+            if ended.is_err() {
+                tracing::error!(listener = %self.listener.name, "a fault in the packet engine: its connections are lost");
+                self.engine.callbacks_mut().flows.lost("a fault of the packet engine; the log has it");
+                self.engine = self.engine();
+            }
+        }
+        let now = self.surroundings.clock.now();
+        self.engine.shut_down(now, EndReason::Shutdown);
+        self.send_own();
+        self.driver.flush();
+        self.note_records();
+    }
+
+    fn turns(&mut self) {
+        while !self.bell.stopped() {
+            let now = self.surroundings.clock.now();
+            let taken = match self.driver.receive() {
+                Ok(taken) => taken,
+                Err(error) => {
+                    tracing::warn!(listener = %self.listener.name, %error, "no packets can be taken");
+                    self.rest();
+                    0
+                }
+            };
+            self.handle(now, taken);
+            if self.bell.heard() {
+                self.end_unwanted(now);
+            }
+            if now >= self.counted + COUNT_EVERY {
+                self.counted = now;
+                let traffic: Vec<_> = self.engine.traffic().collect();
+                self.engine.callbacks_mut().flows.count(traffic.into_iter());
+            }
+            if taken == 0 {
+                self.wait(now);
+            }
+        }
+    }
+
+    /// One batch of packets, and what is due.
+    fn handle(&mut self, now: Instant, taken: usize) {
+        self.engine.callbacks_mut().now = now;
+        let mut ahead = Ahead::default();
+        for frame in 0..taken {
+            if let Some(arrived) = self.driver.arrived(frame) {
+                self.engine.approach(&mut ahead, arrived.packet);
+            }
+        }
+        self.engine.warm(&mut ahead);
+        for frame in 0..taken {
+            self.packet(now, frame);
+        }
+        while let Some(mut stray) = self.strays.next() {
+            let fate = self.engine.handle(now, &mut stray.packet, stray.hop, stray.checksums);
+            if let Fate::Forward { len, hop } = fate {
+                self.driver.send(stray.packet.get(..len).unwrap_or_default(), hop);
+            }
+            self.send_own();
+        }
+        self.engine.tick(now);
+        self.send_own();
+        self.driver.flush();
+        self.note_records();
+    }
+
+    fn packet(&mut self, now: Instant, frame: usize) {
+        let Some(arrived) = self.driver.arrived(frame) else { return };
+        if self.strays.pass_on(&arrived) {
+            return;
+        }
+        let answering = hops::answering(arrived.packet).map(|server| (server, arrived.hop));
+        let before = answering.map(|_| self.engine.counters().bound);
+        if let Fate::Forward { len, hop } =
+            self.engine.handle(now, arrived.packet, arrived.hop, arrived.checksums)
+        {
+            self.driver.forward(frame, len, hop);
+        }
+        if let Some((server, hop)) = answering
+            && before.is_some_and(|before| self.engine.counters().bound > before)
+        {
+            // Only an answer that was waited for teaches: anybody could send another.
+            self.engine.callbacks_mut().hops.learn(server, hop, now);
+        }
+        self.send_own();
+    }
+
+    fn send_own(&mut self) {
+        while let Some((packet, hop)) = self.engine.poll() {
+            self.driver.send(packet, hop);
+        }
+    }
+
+    fn note_records(&mut self) {
+        while let Some(record) = self.engine.poll_record() {
+            let select = self.engine.callbacks_mut();
+            if matches!(record.reason, EndReason::ConnectTimeout | EndReason::Unreachable)
+                && let Some(server) = record.server
+            {
+                select.hops.forget(server.ip());
+            }
+            select.flows.ended(&record);
+        }
+    }
+
+    fn end_unwanted(&mut self, now: Instant) {
+        for id in self.engine.callbacks_mut().flows.unwanted() {
+            self.engine.kill(now, id);
+        }
+        self.send_own();
+        self.driver.flush();
+        self.note_records();
+    }
+
+    /// Until a packet comes, something is due, or the bell rings.
+    fn wait(&self, now: Instant) {
+        let due = self.engine.deadline().map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
+        let descriptors = self.driver.descriptors();
+        let mut fds: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let bell = self.bell.as_fd();
+        fds.push(PollFd::new(&bell, PollFlags::IN));
+        // Interrupted by a signal, or woken for nothing: the next turn finds out.
+        let _ = poll(&mut fds, Some(&timespec(due)));
+        if fds.last().is_some_and(|bell| !bell.revents().is_empty()) {
+            self.bell.waited();
+        }
+    }
+
+    /// Until the bell rings, but not for long.
+    fn rest(&self) {
+        let bell = self.bell.as_fd();
+        let _ = poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&timespec(REST)));
+        self.bell.waited();
+    }
+}
+
+impl Worker {
+    /// None if the listener is none of the engine's.
+    fn new(
+        part: Part,
+        surroundings: &Surroundings,
+        ledger: Arc<Ledger>,
+        bell: Arc<Bell>,
+    ) -> Option<Self> {
+        let Part { listener, share, mtu, driver, strays, bell: _ } = part;
+        let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
+        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell);
+        let (surroundings, counted) = (surroundings.clone(), Instant::ZERO);
+        Some(Self {
+            listener,
+            settings,
+            share,
+            mtu,
+            surroundings,
+            ledger,
+            bell,
+            engine,
+            strays,
+            driver,
+            counted,
+        })
+    }
+}
+
+fn fresh(
+    listener: &Listener,
+    settings: &EngineListener,
+    share: &Share,
+    mtu: u16,
+    surroundings: &Surroundings,
+    ledger: &Arc<Ledger>,
+    bell: &Arc<Bell>,
+) -> Engine<Select> {
+    let listen = listener.addresses.iter().map(|address| Listen {
+        address: Some(address.ip()).filter(|ip| !ip.is_unspecified()),
+        port: Some(address.port()),
+    });
+    let mut config = engine::Config::new(listen.collect(), share.clone(), seed());
+    config.max_connections = settings.connections_max;
+    config.mtu = mtu;
+    let waker = Waker::from(bell.clone());
+    let flows =
+        Flows::new(listener.name.clone(), ledger.clone(), surroundings.next_id.clone(), waker);
+    let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows);
+    Engine::new(config, select, surroundings.clock.now())
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
+}

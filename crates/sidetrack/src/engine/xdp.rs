@@ -1,0 +1,213 @@
+//! Frames by AF_XDP: rewritten where they came in, sent from there. One socket for each interface, all over the same memory.
+
+use super::driver::{Arrived, Driver};
+use super::hops::{self, ETHERNET, ROUTED};
+use super::open::Interface;
+use sidetrack_core::engine::packet::Ip;
+use sidetrack_core::engine::{Checksums, Hop};
+use sidetrack_sys::raw::RoutedSocket;
+use sidetrack_sys::xsk::{Descriptor, FRAME_BYTES, HEADROOM, Umem, XskSocket};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Frames that are handled together: as many as have their connections brought into the cache at once.
+const BATCH: usize = 64;
+/// Frames that the kernel holds to be filled, of each interface.
+const FILL: usize = 1024;
+/// Shortest Ethernet frame without its checksum.
+const SHORTEST: usize = 60;
+
+/// Largest IP packet that fits a frame.
+pub const MTU_MAX: u32 = (FRAME_BYTES - HEADROOM - ETHERNET - 64) as u32;
+
+/// Frames that one worker needs for so many interfaces: those to be filled, as many on their way out, some of its own.
+pub const fn frames(interfaces: usize) -> usize {
+    interfaces * FILL * 2 + 1024
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct XdpDriver {
+    ports: Vec<Port>,
+    routed: RoutedSocket,
+    taken: [Descriptor; BATCH],
+    /// Frames of those that are on their way out again.
+    gone: u64,
+    count: usize,
+    from: usize,
+    turn: usize,
+    free: Vec<u64>,
+    lost: u64,
+}
+
+#[derive(Debug)]
+struct Port {
+    interface: Interface,
+    socket: XskSocket,
+    outgoing: Vec<Descriptor>,
+    /// Frames that the kernel holds to be filled.
+    filling: usize,
+}
+
+impl XdpDriver {
+    /// Over these sockets, one for each interface, which share `umem`.
+    pub fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
+        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), filling: 0 };
+        let mut driver = Self {
+            ports: sockets.into_iter().map(port).collect(),
+            routed,
+            taken: [Descriptor::default(); BATCH],
+            gone: 0,
+            count: 0,
+            from: 0,
+            turn: 0,
+            free: (0..umem.frames()).map(|frame| (frame * FRAME_BYTES) as u64).collect(),
+            lost: 0,
+        };
+        driver.refill();
+        driver
+    }
+
+    /// Gives the kernel frames to fill.
+    fn refill(&mut self) {
+        for port in &mut self.ports {
+            // Not for a handful: each time moves an index that the kernel reads.
+            if port.filling + BATCH > FILL {
+                continue;
+            }
+            let start = self.free.len().saturating_sub(FILL - port.filling);
+            let given = port.socket.give(self.free.get(start..).unwrap_or_default());
+            port.filling += given;
+            self.free.drain(start..start + given);
+        }
+    }
+
+    /// Takes back what was sent.
+    fn finished(&mut self) {
+        let mut addresses = [0; BATCH];
+        for port in &mut self.ports {
+            loop {
+                let count = port.socket.finished(&mut addresses);
+                let frames = addresses.iter().take(count).map(|address| whole(*address));
+                self.free.extend(frames);
+                if count < BATCH {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn route(&mut self, packet: &[u8]) {
+        let sent = Ip::parse(packet).ok().map(|ip| self.routed.send(packet, ip.dst.into()));
+        if !matches!(sent, Some(Ok(()))) {
+            self.lost += 1;
+        }
+    }
+}
+
+/// The beginning of the frame that an address lies in.
+const fn whole(address: u64) -> u64 {
+    address & !(FRAME_BYTES as u64 - 1)
+}
+
+impl Driver for XdpDriver {
+    fn receive(&mut self) -> io::Result<usize> {
+        self.finished();
+        self.refill();
+        (self.count, self.gone) = (0, 0);
+        for _ in 0..self.ports.len() {
+            self.from = self.turn;
+            self.turn = (self.turn + 1) % self.ports.len();
+            let Some(port) = self.ports.get_mut(self.from) else { continue };
+            self.count = port.socket.receive(&mut self.taken);
+            port.filling = port.filling.saturating_sub(self.count);
+            if self.count > 0 {
+                return Ok(self.count);
+            }
+            port.socket.wake()?;
+        }
+        Ok(0)
+    }
+
+    fn arrived(&mut self, frame: usize) -> Option<Arrived<'_>> {
+        let descriptor = *self.taken.get(frame)?;
+        let bytes = self.ports.get_mut(self.from)?.socket.frame(descriptor);
+        let hop = hops::hop(self.from, hops::sender(bytes)?);
+        Some(Arrived { packet: bytes.get_mut(ETHERNET..)?, hop, checksums: Checksums::Unmarked })
+    }
+
+    fn forward(&mut self, frame: usize, len: usize, hop: Hop) {
+        let Some(mut descriptor) = self.taken.get(frame).copied() else { return };
+        let Some(port) = self.ports.get_mut(self.from) else { return };
+        let Some((number, to)) = hops::neighbour(hop) else {
+            let bytes = port.socket.frame(descriptor);
+            let packet = bytes.get(ETHERNET..ETHERNET + len).unwrap_or_default().to_vec();
+            return self.route(&packet);
+        };
+        // Behind a short packet there may be what the sender padded it with; there is always room for it.
+        descriptor.length = (ETHERNET + len).max(SHORTEST) as u32;
+        let Some(from) = self.ports.get(number).map(|port| port.interface.address) else { return };
+        let Some(port) = self.ports.get_mut(self.from) else { return };
+        let Some((header, packet)) = port.socket.frame(descriptor).split_first_chunk_mut::<ETHERNET>() else {
+            return;
+        };
+        *header = hops::header(to, from, packet);
+        if let Some(padding) = packet.get_mut(len..) {
+            padding.fill(0);
+        }
+        self.gone |= 1 << frame;
+        if let Some(port) = self.ports.get_mut(number) {
+            port.outgoing.push(descriptor);
+        }
+    }
+
+    fn send(&mut self, packet: &[u8], hop: Hop) {
+        if hop == ROUTED {
+            return self.route(packet);
+        }
+        let Some((number, to)) = hops::neighbour(hop) else { return };
+        let Some(port) = self.ports.get_mut(number) else { return };
+        let length = (ETHERNET + packet.len()).max(SHORTEST);
+        let Some(address) = (length <= FRAME_BYTES).then(|| self.free.pop()).flatten() else {
+            self.lost += 1;
+            return;
+        };
+        let descriptor = Descriptor { address, length: length as u32, options: 0 };
+        if let Some((header, rest)) = port.socket.frame(descriptor).split_first_chunk_mut::<ETHERNET>() {
+            *header = hops::header(to, port.interface.address, packet);
+            let (body, padding) = rest.split_at_mut(packet.len().min(rest.len()));
+            body.copy_from_slice(packet.get(..body.len()).unwrap_or_default());
+            padding.fill(0);
+        }
+        port.outgoing.push(descriptor);
+    }
+
+    fn flush(&mut self) {
+        for port in &mut self.ports {
+            let sent = port.socket.send(&port.outgoing);
+            let unsent = port.outgoing.get(sent..).unwrap_or_default();
+            self.lost += unsent.len() as u64;
+            self.free.extend(unsent.iter().map(|descriptor| whole(descriptor.address)));
+            port.outgoing.clear();
+            if let Err(error) = port.socket.wake() {
+                // The interface is down; what is queued waits for it.
+                tracing::debug!(interface = %port.interface.name, %error, "cannot send");
+            }
+        }
+        for (frame, descriptor) in self.taken.iter().enumerate().take(self.count) {
+            if self.gone >> frame & 1 == 0 {
+                self.free.push(whole(descriptor.address));
+            }
+        }
+        self.count = 0;
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.ports.iter().map(|port| port.socket.as_fd()).collect()
+    }
+}

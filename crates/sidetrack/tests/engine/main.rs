@@ -1,0 +1,14 @@
+//! The packet engine on real traffic: kernels on both sides, the real binary between them.
+
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
+#[path = "../node/mod.rs"]
+mod node;
+
+mod site;
+
+mod binding;
+mod ends;
+mod settings;
+mod tools;
+mod workers;

@@ -1,0 +1,110 @@
+//! client (10.0.1.1, fd00:1::1) - engine (.254, ::fe) - servers (10.0.2.1, fd00:2::1).
+
+use crate::hosts::{Line, Node};
+use crate::node::peers::Server;
+use crate::node::{Record, Up};
+use sidetrack_sys::netns::NetNs;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Sender, channel};
+
+/// Where the engine answers.
+pub const ENGINE: &str = "10.0.1.254:80";
+/// The same by IPv6.
+pub const ENGINE6: &str = "[fd00:1::fe]:80";
+/// What connections to servers come from.
+pub const SOURCE: &str = "10.0.2.254";
+
+/// Every way to get at packets.
+pub const WAYS: [&str; 2] = ["packet", "xdp"];
+
+/// A listener of kind engine with these lines besides.
+pub fn engine(lines: &str) -> String {
+    engine_by("packet", lines)
+}
+
+/// The same with the way it gets at packets.
+pub fn engine_by(io: &str, lines: &str) -> String {
+    format!(
+        "[[listen]]\nkind = \"engine\"\naddress = [\"{ENGINE}\", \"{ENGINE6}\"]\ninterfaces = [\"to-client\", \"to-server\"]\n\
+         engine = {{ io = \"{io}\", sources = [\"{SOURCE}\", \"fd00:2::fe\"] }}\n{lines}\n"
+    )
+}
+
+/// A server that is at work on the server's host until it is dropped.
+pub struct Served {
+    /// Where it listens.
+    pub address: SocketAddr,
+    _stop: Sender<()>,
+}
+
+/// Hosts and a running engine.
+pub struct Site {
+    /// The hosts.
+    pub line: Line,
+    /// The engine, once it is started.
+    pub up: Option<Up>,
+}
+
+impl Site {
+    /// The hosts, each knowing its neighbours.
+    pub fn new() -> Self {
+        let line = Line::new();
+        // The engine is no router: what is not its own packets is nobody's.
+        line.router.run(|| {
+            for setting in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+                sidetrack_sys::sysctl::write(setting, "0").expect("no forwarding");
+            }
+        });
+        Self { line, up: None }
+    }
+
+    /// Starts it.
+    pub fn start(&mut self, top: &str, tables: &str) {
+        let (top, tables) = (top.to_owned(), tables.to_owned());
+        self.up = Some(self.line.router.run(move || Up::start(&top, &tables)));
+    }
+
+    /// A server that greets and echoes.
+    pub fn server(&self, ip: &'static str) -> Served {
+        let (stop, stopped) = channel::<()>();
+        let (tell, told) = channel();
+        let enter = self.enter_server();
+        std::thread::spawn(move || {
+            enter();
+            let server = Server::start(ip);
+            tell.send(server.address).expect("the test waits");
+            let _ = stopped.recv();
+        });
+        Served { address: told.recv().expect("a server"), _stop: stop }
+    }
+
+    /// Moves the calling thread to the host of the servers.
+    pub fn enter_server(&self) -> impl FnOnce() + Send + 'static {
+        enter(&self.line.server)
+    }
+
+    /// The next record.
+    pub fn record(&mut self) -> Record {
+        self.up.as_mut().expect("started").record()
+    }
+
+    /// TCP segments that the client's and the server's kernel have sent again so far.
+    pub fn retransmitted(&self) -> [u64; 2] {
+        [&self.line.client, &self.line.server].map(|node| node.run(retransmitted))
+    }
+}
+
+/// Moves the thread that calls the result to this host.
+pub fn enter(node: &Node) -> impl FnOnce() + Send + 'static {
+    let namespace = node.run(|| NetNs::current().expect("the host's namespace"));
+    move || namespace.enter().expect("entered")
+}
+
+/// `RetransSegs` of this thread's network namespace.
+fn retransmitted() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("counters");
+    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let at = names.split(' ').position(|name| name == "RetransSegs").expect("a counter");
+    values.split(' ').nth(at).expect("a value").parse().expect("a number")
+}

@@ -1,0 +1,326 @@
+//! AF_XDP sockets (the kernel's Documentation/networking/af_xdp.rst): frames of one receive queue of an interface, in memory
+//! that we and the kernel share, handed over by four rings.
+//!
+//! One [`Umem`] may serve several sockets, so that a frame that came in by one interface goes out by another without being
+//! copied by us.
+#![allow(unsafe_code)]
+
+mod ring;
+
+use crate::sockopt::set_int;
+use ring::{Consumer, Producer};
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes of a frame in shared memory.
+pub const FRAME_BYTES: usize = 4096;
+/// Entries of each ring, a power of two.
+pub const RING_ENTRIES: u32 = 2048;
+/// What the kernel leaves free in front of a frame that came in (`XDP_PACKET_HEADROOM`), bytes.
+pub const HEADROOM: usize = 256;
+
+/// How a socket gets its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copying {
+    /// Without copying where the driver can, else with.
+    #[default]
+    Auto,
+    /// The kernel copies each frame.
+    Copy,
+    /// The card writes frames where we read them.
+    ZeroCopy,
+}
+
+/// Where a frame lies in its [`Umem`], and how long it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Descriptor {
+    /// Offset of its first byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Nothing is set here.
+    pub options: u32,
+}
+
+/// Memory for frames, shared with the kernel.
+#[derive(Debug)]
+pub struct Umem {
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory; who may touch which frame is settled by the rings, each of which has one owner.
+unsafe impl Send for Umem {}
+// SAFETY: as above; `frame` is unsafe to call for this reason.
+unsafe impl Sync for Umem {}
+
+impl Umem {
+    /// Room for so many frames.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn new(frames: usize) -> io::Result<Arc<Self>> {
+        let bytes = frames * FRAME_BYTES;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, wherever the kernel wants it.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags | libc::MAP_POPULATE, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Arc::new(Self { memory, bytes }))
+    }
+
+    /// How many frames it has room for.
+    pub const fn frames(&self) -> usize {
+        self.bytes / FRAME_BYTES
+    }
+
+    /// The bytes that a descriptor names; empty where it names none of ours.
+    ///
+    /// # Safety
+    /// The frame is neither the kernel's at the moment nor borrowed by anybody else.
+    #[allow(clippy::mut_from_ref, reason = "the rings say whose a frame is, and the caller keeps to them")]
+    unsafe fn frame(&self, descriptor: Descriptor) -> &mut [u8] {
+        let (start, length) = (descriptor.address as usize, descriptor.length as usize);
+        if start.checked_add(length).is_none_or(|end| end > self.bytes) {
+            return &mut [];
+        }
+        // SAFETY: inside the mapping, which lives as long as `self`; nobody else uses it, as the caller says.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(start), length) }
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; sockets that use it hold it, so none is left.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// One socket: the frames of one queue.
+#[derive(Debug)]
+pub struct XskSocket {
+    fd: OwnedFd,
+    umem: Arc<Umem>,
+    fill: Producer<u64>,
+    completion: Consumer<u64>,
+    receive: Consumer<Descriptor>,
+    transmit: Producer<Descriptor>,
+    /// Frames sent whose end was not seen yet.
+    in_flight: u32,
+}
+
+impl XskSocket {
+    /// Takes the frames of a queue of the interface with this index into `umem`, which `shared` uses already if it is given.
+    /// Frames come once an XDP program sends them here. Needs CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// EBUSY if somebody else has the queue, EOPNOTSUPP without zero copy where it is asked for, ENOBUFS where memory may not
+    /// be locked.
+    pub fn open(
+        umem: &Arc<Umem>,
+        index: u32,
+        queue: u32,
+        copying: Copying,
+        shared: Option<&Self>,
+    ) -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no addresses; the result is a new descriptor.
+        let fd = unsafe { libc::socket(libc::AF_XDP, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if shared.is_none() {
+            register(&fd, umem)?;
+        }
+        let entries = RING_ENTRIES.cast_signed();
+        for ring in
+            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
+        {
+            set_int(&fd, libc::SOL_XDP, ring, entries)?;
+        }
+        let offsets = offsets(&fd)?;
+        let socket = Self {
+            fill: Producer::map(&fd, &offsets.fr, libc::XDP_UMEM_PGOFF_FILL_RING, RING_ENTRIES)?,
+            completion: Consumer::map(&fd, &offsets.cr, libc::XDP_UMEM_PGOFF_COMPLETION_RING, RING_ENTRIES)?,
+            receive: Consumer::map(&fd, &offsets.rx, libc::XDP_PGOFF_RX_RING as u64, RING_ENTRIES)?,
+            transmit: Producer::map(&fd, &offsets.tx, libc::XDP_PGOFF_TX_RING as u64, RING_ENTRIES)?,
+            umem: umem.clone(),
+            fd,
+            in_flight: 0,
+        };
+        socket.bind(index, queue, copying, shared)?;
+        Ok(socket)
+    }
+
+    fn bind(&self, index: u32, queue: u32, copying: Copying, shared: Option<&Self>) -> io::Result<()> {
+        // SAFETY: plain integers; all zero bytes are a value of it.
+        let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
+        address.sxdp_family = libc::AF_XDP as u16;
+        address.sxdp_ifindex = index;
+        address.sxdp_queue_id = queue;
+        address.sxdp_flags = match (copying, shared) {
+            (_, Some(_)) => libc::XDP_SHARED_UMEM,
+            (Copying::Auto, None) => libc::XDP_USE_NEED_WAKEUP,
+            (Copying::Copy, None) => libc::XDP_USE_NEED_WAKEUP | libc::XDP_COPY,
+            (Copying::ZeroCopy, None) => libc::XDP_USE_NEED_WAKEUP | libc::XDP_ZEROCOPY,
+        };
+        if let Some(shared) = shared {
+            address.sxdp_shared_umem_fd = shared.fd.as_raw_fd().cast_unsigned();
+        }
+        let length = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
+        // SAFETY: the kernel reads one `sockaddr_xdp`, which lives across the call.
+        let bound = unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) };
+        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Gives the kernel frames to fill, by the offsets of their beginnings; how many it had room for.
+    pub fn give(&mut self, frames: &[u64]) -> usize {
+        self.fill.push(frames.iter().copied())
+    }
+
+    /// Takes frames that came in, as many as fit into `taken`; how many.
+    pub fn receive(&mut self, taken: &mut [Descriptor]) -> usize {
+        self.receive.pop(taken)
+    }
+
+    /// The bytes of a frame that this socket has received, or that is nobody's.
+    pub fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
+        // SAFETY: frames are the kernel's between `give` and `receive`, and between `send` and `finished`; those in
+        // between are the caller's, who has this socket, and through it the frame, for itself.
+        unsafe { self.umem.frame(descriptor) }
+    }
+
+    /// Sends frames; how many found room.
+    pub fn send(&mut self, frames: &[Descriptor]) -> usize {
+        let sent = self.transmit.push(frames.iter().copied());
+        self.in_flight += sent as u32;
+        sent
+    }
+
+    /// Takes back frames that were sent, by offsets somewhere in them; how many.
+    pub fn finished(&mut self, frames: &mut [u64]) -> usize {
+        let count = self.completion.pop(frames);
+        self.in_flight = self.in_flight.saturating_sub(count as u32);
+        count
+    }
+
+    /// Tells the kernel that there is something to send or to fill, if it wants to be told.
+    ///
+    /// # Errors
+    /// ENETDOWN, ENXIO: the interface is down, or gone.
+    pub fn wake(&mut self) -> io::Result<()> {
+        if self.in_flight > 0 && self.transmit.wants_wakeup() {
+            // SAFETY: nothing is passed.
+            let sent =
+                unsafe { libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+            if sent < 0 {
+                return busy_is_fine(io::Error::last_os_error());
+            }
+        }
+        if self.fill.wants_wakeup() {
+            // SAFETY: nothing is passed.
+            let got = unsafe {
+                libc::recvfrom(
+                    self.fd.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    0,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                )
+            };
+            if got < 0 {
+                return busy_is_fine(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel hands frames over without copying them.
+    ///
+    /// # Errors
+    /// What getsockopt(2) says.
+    pub fn zero_copy(&self) -> io::Result<bool> {
+        let mut options = libc::xdp_options { flags: 0 };
+        get(&self.fd, libc::XDP_OPTIONS, &mut options)?;
+        Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+    }
+}
+
+impl AsFd for XskSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// How many receive queues the interface of this name has at work, in this thread's network namespace; 1 where its driver
+/// does not say.
+pub fn queues(interface: &str) -> u32 {
+    const GET_CHANNELS: u32 = 0x3c;
+    const RECEIVE: usize = 5;
+    const COMBINED: usize = 8;
+    // struct ethtool_channels: the command, four bounds, and what is set: rx, tx, other, combined.
+    let mut channels = [GET_CHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: `ifreq` is plain integers and a union of such; all zero bytes are a value of it.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(interface.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+    let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None) else { return 1 };
+    // SAFETY: SIOCETHTOOL reads the `ifreq` and reads and writes the nine numbers it points to; both live across the call.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    if asked < 0 { 1 } else { (channels[RECEIVE] + channels[COMBINED]).max(1) }
+}
+
+/// The kernel is at it already, or has no room now: it will be asked again.
+fn busy_is_fine(error: io::Error) -> io::Result<()> {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(()),
+        _ => Err(error),
+    }
+}
+
+fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
+    // SAFETY: plain integers; all zero bytes are a value of it.
+    let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
+    registration.addr = umem.memory.as_ptr() as u64;
+    registration.len = umem.bytes as u64;
+    registration.chunk_size = FRAME_BYTES as u32;
+    let length = size_of::<libc::xdp_umem_reg>() as libc::socklen_t;
+    // SAFETY: the kernel reads one `xdp_umem_reg`; the memory it names is mapped, and held by every socket that uses it.
+    let done = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_UMEM_REG,
+            (&raw const registration).cast(),
+            length,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: plain integers; all zero bytes are a value of it.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { zeroed() };
+    get(fd, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
+    Ok(offsets)
+}
+
+fn get<T>(fd: &OwnedFd, name: libc::c_int, value: &mut T) -> io::Result<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into `value`, which has that many and is plain integers.
+    let got = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, std::ptr::from_mut(value).cast(), &raw mut length)
+    };
+    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
