@@ -5,7 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use sidetrack_core::engine::packet::{Header, Ip};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Selection, Share, Target,
+    Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Selection,
+    Share, Target,
 };
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::time::Instant;
@@ -29,7 +30,7 @@ impl Callbacks for Any {
         match bytes.first().map(|byte| byte % 4) {
             Some(0) => Payload::Replace(Vec::new()),
             Some(1) => Payload::Replace([bytes, bytes].concat()),
-            Some(2) => Payload::Reset,
+            Some(2) => Payload::Reset(EndReason::FunctionRefused),
             _ => Payload::Keep,
         }
     }
@@ -46,7 +47,9 @@ fn packet(kind: u8, body: &[u8], last_ours: (u32, u32)) -> Vec<u8> {
         _ => ([10, 0, 0, 9], [10, 0, 0, 5], [0, 80, 0x07, 0xd1]),
     };
     tcp[..4].copy_from_slice(&ports);
-    let near = |base: u32, at: usize| base.wrapping_add(u32::from(body.get(at).copied().unwrap_or(0))).wrapping_sub(16);
+    let near = |base: u32, at: usize| {
+        base.wrapping_add(u32::from(body.get(at).copied().unwrap_or(0))).wrapping_sub(16)
+    };
     tcp[4..8].copy_from_slice(&near(last_ours.1, 0).to_be_bytes());
     tcp[8..12].copy_from_slice(&near(last_ours.0, 1).to_be_bytes());
     tcp[12] = 0x50 | (body.get(2).copied().unwrap_or(0) & 3) << 4;

@@ -162,8 +162,11 @@ fn parts(dn: &str) -> impl DoubleEndedIterator<Item = &str> {
     }
     let starts = std::iter::once(0).chain(commas.clone().into_iter().map(|at| at + 1));
     let ends = commas.into_iter().chain([dn.len()]);
-    let parts: Vec<_> =
-        starts.zip(ends).filter_map(|(start, end)| dn.get(start..end)).filter(|part| !part.trim().is_empty()).collect();
+    let parts: Vec<_> = starts
+        .zip(ends)
+        .filter_map(|(start, end)| dn.get(start..end))
+        .filter(|part| !part.trim().is_empty())
+        .collect();
     parts.into_iter()
 }
 
@@ -199,7 +202,10 @@ mod tests {
         assert_eq!(request(BIND), (Operation::Bind, "cn=admin,dc=1"));
         assert_eq!(request(SEARCH), (Operation::Search, "dc=1"));
         assert_eq!(request(b"\x30\x09\x02\x01\x07\x4a\x04dc=1"), (Operation::Delete, "dc=1"));
-        assert_eq!(request(b"\x30\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\x00\x80\x00"), (Operation::Bind, ""));
+        assert_eq!(
+            request(b"\x30\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\x00\x80\x00"),
+            (Operation::Bind, "")
+        );
         assert_eq!(request(b"\x30\x05\x02\x01\x01\x77\x00"), (Operation::Extended, ""));
         for (tag, operation) in [
             (0x66, Operation::Modify),
@@ -250,7 +256,10 @@ mod tests {
         assert!(is_below("anything", ""));
         assert!(!is_below("dc=example", "dc=one,dc=example"));
         assert!(!is_below("ou=dc=one,dc=example", "dc=one,dc=example"));
-        assert!(!is_below("cn=x\\,dc=one,dc=example", "dc=one,dc=example"), "an escaped comma separates nothing");
+        assert!(
+            !is_below("cn=x\\,dc=one,dc=example", "dc=one,dc=example"),
+            "an escaped comma separates nothing"
+        );
         assert!(!is_below("", "dc=one"));
     }
 }

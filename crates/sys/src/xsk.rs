@@ -65,9 +65,11 @@ impl Umem {
     /// ENOMEM.
     pub fn new(frames: usize) -> io::Result<Arc<Self>> {
         let bytes = frames * FRAME_BYTES;
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, wherever the kernel wants it.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags | libc::MAP_POPULATE, -1, 0) };
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags | libc::MAP_POPULATE, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -219,8 +221,16 @@ impl XskSocket {
     pub fn wake(&mut self) -> io::Result<()> {
         if self.in_flight > 0 && self.transmit.wants_wakeup() {
             // SAFETY: nothing is passed.
-            let sent =
-                unsafe { libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+            let sent = unsafe {
+                libc::sendto(
+                    self.fd.as_raw_fd(),
+                    std::ptr::null(),
+                    0,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null(),
+                    0,
+                )
+            };
             if sent < 0 {
                 return busy_is_fine(io::Error::last_os_error());
             }
@@ -275,7 +285,9 @@ pub fn queues(interface: &str) -> u32 {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
-    let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None) else { return 1 };
+    let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None) else {
+        return 1;
+    };
     // SAFETY: SIOCETHTOOL reads the `ifreq` and reads and writes the nine numbers it points to; both live across the call.
     let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     if asked < 0 { 1 } else { (channels[RECEIVE] + channels[COMBINED]).max(1) }
@@ -320,7 +332,13 @@ fn get<T>(fd: &OwnedFd, name: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`, which has that many and is plain integers.
     let got = unsafe {
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, std::ptr::from_mut(value).cast(), &raw mut length)
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_XDP,
+            name,
+            std::ptr::from_mut(value).cast(),
+            &raw mut length,
+        )
     };
     if got < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

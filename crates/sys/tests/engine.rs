@@ -70,7 +70,9 @@ fn a_packet_socket_gets_the_engines_packets_and_the_kernel_the_others() {
         }
     }
     drop(kept);
-    eventually("the kernel answers again", || knock(&neighbour, "10.0.0.1:80") == ErrorKind::ConnectionRefused);
+    eventually("the kernel answers again", || {
+        knock(&neighbour, "10.0.0.1:80") == ErrorKind::ConnectionRefused
+    });
 }
 
 #[test]
@@ -91,7 +93,9 @@ fn packets_of_a_worker_come_to_its_socket() {
         (sockets, own.keep_from_kernel(index).expect("attached"))
     });
     // The first hundred ports are the first worker's.
-    for (to, worker) in [("10.0.0.1:61000", 0), ("10.0.0.1:61099", 0), ("10.0.0.1:61100", 1), ("10.0.0.1:61199", 1)] {
+    for (to, worker) in
+        [("10.0.0.1:61000", 0), ("10.0.0.1:61099", 0), ("10.0.0.1:61100", 1), ("10.0.0.1:61199", 1)]
+    {
         assert_eq!(knock(&neighbour, to), ErrorKind::TimedOut);
         let counts = sockets.each_ref().map(|socket| socket.receive(&mut Frames::default()).expect("frames"));
         assert!(counts[worker] > 0 && counts[1 - worker] == 0, "{to}: {counts:?}");
@@ -136,7 +140,11 @@ fn frames_come_and_go_by_af_xdp() {
             (socket, program)
         });
         assert!(!socket.zero_copy().expect("known"), "it was asked to copy");
-        assert_eq!(knock(&neighbour, "10.0.0.1:79"), ErrorKind::ConnectionRefused, "{hook:?}: the kernel's own");
+        assert_eq!(
+            knock(&neighbour, "10.0.0.1:79"),
+            ErrorKind::ConnectionRefused,
+            "{hook:?}: the kernel's own"
+        );
         assert_eq!(knock(&neighbour, "10.0.0.1:80"), ErrorKind::TimedOut, "{hook:?}");
         assert!(readable(&socket, LIMIT));
         let mut taken = [Descriptor::default(); 8];
@@ -145,7 +153,8 @@ fn frames_come_and_go_by_af_xdp() {
         let frame = socket.frame(taken[0]);
         assert_eq!(port(frame), 80);
         // Sent back to where it came from: the neighbour's kernel resets a SYN to a closed port of its own.
-        let (to, from): ([u8; 6], [u8; 6]) = (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
+        let (to, from): ([u8; 6], [u8; 6]) =
+            (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
         frame[..6].copy_from_slice(&from);
         frame[6..12].copy_from_slice(&to);
         assert_eq!(socket.send(&taken[..1]), 1);

@@ -132,14 +132,7 @@ impl<C: Callbacks> Engine<C> {
         Ok(())
     }
 
-    fn remember_target(
-        &mut self,
-        now: Instant,
-        slot: usize,
-        target: &Target,
-        tuple: Tuple,
-        isn: Seq,
-    ) {
+    fn remember_target(&mut self, now: Instant, slot: usize, target: &Target, tuple: Tuple, isn: Seq) {
         let millis = |value: Option<u64>, default: u64| Duration::from_millis(value.unwrap_or(default));
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
         hot.phase = Phase::Connecting;
@@ -265,9 +258,9 @@ impl<C: Callbacks> Engine<C> {
                 changed = bytes != held;
                 bytes
             }
-            Payload::Reset => {
+            Payload::Reset(reason) => {
                 self.held_total = self.held_total.saturating_sub(before);
-                self.end(now, slot, EndReason::PolicyDenied);
+                self.end(now, slot, reason);
                 return false;
             }
         };

@@ -162,8 +162,8 @@ pub enum Payload {
     Keep,
     /// These bytes go on in its place: as many, more, fewer, or none.
     Replace(Vec<u8>),
-    /// Both sides are reset.
-    Reset,
+    /// Both sides are reset; the record says this.
+    Reset(EndReason),
 }
 
 /// What the engine asks its user. Both are called with the packet at hand and must not block.

@@ -49,7 +49,7 @@ struct Passed {
 enum Change {
     Keep,
     Edit(Vec<u8>),
-    Reset,
+    Reset(EndReason),
 }
 
 impl<C: Callbacks> Engine<C> {
@@ -90,8 +90,8 @@ impl<C: Callbacks> Engine<C> {
             if inspected { self.inspect(slot, from, header, packet, next) } else { Ok(Change::Keep) };
         match change {
             Err(why) => return Fate::Dropped(why),
-            Ok(Change::Reset) => {
-                self.end(now, slot, EndReason::PolicyDenied);
+            Ok(Change::Reset(reason)) => {
+                self.end(now, slot, reason);
                 return Fate::Taken;
             }
             Ok(Change::Edit(bytes)) => self.push_edit(slot, from, next, header, bytes),
@@ -193,7 +193,7 @@ impl<C: Callbacks> Engine<C> {
             Payload::Keep => Change::Keep,
             Payload::Replace(bytes) if bytes == new => Change::Keep,
             Payload::Replace(bytes) => Change::Edit(bytes),
-            Payload::Reset => Change::Reset,
+            Payload::Reset(reason) => Change::Reset(reason),
         })
     }
 

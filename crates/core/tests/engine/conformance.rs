@@ -351,7 +351,7 @@ fn a_callback_may_end_a_connection() {
     let target = Target { inspect_server: true, ..Target::new(Addresses::v4().server, SERVER_HOP) };
     let mut script = Script::with(|_| {}, Selection::Server(target));
     let bound = script.bind(b"x");
-    script.engine.callbacks_mut().payload = Payload::Reset;
+    script.engine.callbacks_mut().payload = Payload::Reset(EndReason::FunctionRefused);
     let data = script.server(&bound, ACK | PSH).payload(b"secret");
     let out = script.take(&data);
     assert!(
@@ -373,7 +373,8 @@ fn the_server_may_see_the_clients_own_address() {
 
 #[test]
 fn strangers_are_reset_and_not_too_many_of_them() {
-    let mut script = Script::with(|config| config.challenges_per_second = 3, Selection::Refuse(EndReason::PolicyDenied));
+    let mut script =
+        Script::with(|config| config.challenges_per_second = 3, Selection::Refuse(EndReason::PolicyDenied));
     let server = script.addresses.server;
     let owned = "10.0.1.5:20500".parse().unwrap();
     let stray = Packet::new(server, owned, ACK, 1, 77);

@@ -127,7 +127,8 @@ fn held_bytes_are_bounded_one_by_one_and_together() {
 
 #[test]
 fn records_that_nobody_takes_are_lost_and_counted() {
-    let mut script = Script::with(|config| config.max_records = 1, Selection::Refuse(EndReason::PolicyDenied));
+    let mut script =
+        Script::with(|config| config.max_records = 1, Selection::Refuse(EndReason::PolicyDenied));
     for n in 0..3 {
         request(&mut script, n);
     }

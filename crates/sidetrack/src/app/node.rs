@@ -406,11 +406,12 @@ fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listener> {
 }
 
 fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engine::Engines> {
-    let numbers = shared.clone();
+    let (numbers, functions) = (shared.clone(), shared.clone());
     let surroundings = engine::Surroundings {
         config: shared.config.clone(),
         clock: shared.clock(),
         next_id: Arc::new(move || numbers.next_flow_id()),
+        chains: Arc::new(move |spec, flow| functions.functions.chain(spec, flow)),
     };
     engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
 }
@@ -436,8 +437,9 @@ fn may_steer(config: &Config) -> anyhow::Result<bool> {
     if caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW) {
         return Ok(true);
     }
-    let captures =
-        |listener: &&Listener| matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_) | ListenerKind::Engine(_));
+    let captures = |listener: &&Listener| {
+        matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_) | ListenerKind::Engine(_))
+    };
     if let Some(listener) = config.listeners.iter().find(captures) {
         anyhow::bail!(
             "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_NET_RAW): start with sudo, or use \

@@ -14,8 +14,8 @@ mod surroundings;
 pub mod tap;
 
 pub use at::{At, List, Secret};
-pub use engine::{EngineIo, EngineListener};
 pub use check::tests::{DecisionTest, Expectation};
+pub use engine::{Choice, EngineIo, EngineListener};
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
 pub use shunt::{Shunt, ShuntPath};

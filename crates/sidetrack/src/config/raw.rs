@@ -8,7 +8,7 @@ mod shunt;
 mod tap;
 mod tunnel;
 
-pub use engine::{Engine, EngineIo, Steering};
+pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
 pub use overlay::{Deliver, Overlay, OverlayNode};
 pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};

@@ -1,14 +1,23 @@
 //! Flows in flight, as the rest of the program sees them, and what is left of each.
 
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
-use sidetrack_core::engine::{ConnectionId, Opening, Record};
-use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
+use sidetrack_core::chain::{Chain, Offered};
+use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
+use sidetrack_core::function::{ChainSpec, Stop};
+use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::time::Instant;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
+
+/// Makes the functions that a flow passes.
+pub type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + Send + Sync>;
+
+/// How far in the future a function is told to be that holds bytes back for more: with packets there is no later.
+const AT_ONCE: Duration = Duration::from_secs(3600);
 
 /// Gives the next flow its number.
 pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
@@ -17,6 +26,7 @@ pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
 pub struct Flows {
     ledger: Arc<Ledger>,
     next_id: NextId,
+    chains: Chains,
     listener: Arc<str>,
     known: HashMap<ConnectionId, Known>,
     waker: Waker,
@@ -28,6 +38,7 @@ struct Known {
     /// None if it was refused: it is never in flight.
     slot: Option<Slot>,
     detail: Option<Box<str>>,
+    chain: Option<Box<Chain>>,
 }
 
 impl fmt::Debug for Flows {
@@ -38,8 +49,14 @@ impl fmt::Debug for Flows {
 
 impl Flows {
     /// None yet. `waker` is woken when somebody wishes one of them to end.
-    pub fn new(listener: Arc<str>, ledger: Arc<Ledger>, next_id: NextId, waker: Waker) -> Self {
-        Self { ledger, next_id, listener, known: HashMap::new(), waker }
+    pub fn new(
+        listener: Arc<str>,
+        ledger: Arc<Ledger>,
+        next_id: NextId,
+        chains: Chains,
+        waker: Waker,
+    ) -> Self {
+        Self { ledger, next_id, chains, listener, known: HashMap::new(), waker }
     }
 
     /// A flow as it is before policy is asked.
@@ -64,18 +81,51 @@ impl Flows {
         live
     }
 
+    /// The functions that a flow is to pass by this verdict.
+    ///
+    /// # Errors
+    /// One of them ends it at once.
+    pub fn chain(&self, flow: &Flow, verdict: &Verdict) -> Result<Option<Box<Chain>>, Stop> {
+        let Action::Carry(carry) = &verdict.action else { return Ok(None) };
+        let spec = carry.chain.as_ref();
+        spec.map(|spec| (self.chains)(spec, flow).map(Box::new)).transpose()
+    }
+
+    /// Payload of one packet passes the functions.
+    pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
+        let Some(known) = self.known.get_mut(&id) else { return Payload::Keep };
+        let Some(chain) = &mut known.chain else { return Payload::Keep };
+        let passed = chain.handle(now, from, bytes).and_then(|offered| match offered {
+            Offered::Unchanged => Ok(Payload::Keep),
+            Offered::Inside => {
+                chain.advance(now + AT_ONCE, from)?;
+                Ok(Payload::Replace(chain.take(from, usize::MAX).to_vec()))
+            }
+        });
+        passed.unwrap_or_else(|stop| {
+            known.detail = Some(stop.detail.into());
+            Payload::Reset(stop.reason)
+        })
+    }
+
     /// It is carried.
-    pub fn carried(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided) {
+    pub fn carried(
+        &mut self,
+        opening: &Opening<'_>,
+        now: Instant,
+        decided: Decided,
+        chain: Option<Box<Chain>>,
+    ) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
         flow.set_waker(&self.waker);
         let slot = Some(self.ledger.enter(flow.clone()));
-        self.known.insert(opening.id, Known { flow, slot, detail: None });
+        self.known.insert(opening.id, Known { flow, slot, detail: None, chain });
     }
 
     /// It is refused, for this reason in words.
     pub fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
-        let known = Known { flow, slot: None, detail: Some(detail.into()) };
+        let known = Known { flow, slot: None, detail: Some(detail.into()), chain: None };
         self.known.insert(opening.id, known);
     }
 
@@ -93,7 +143,7 @@ impl Flows {
                 user: None,
             };
             let flow = self.live(record.opened, record.closed, Decided { flow, verdict: None });
-            Known { flow: Arc::new(flow), slot: None, detail: None }
+            Known { flow: Arc::new(flow), slot: None, detail: None, chain: None }
         });
         count(&known.flow, record.client_bytes, record.server_bytes);
         if let Some(connected) = record.connected {

@@ -123,7 +123,11 @@ mod tests {
         hops.learn(server, way, Instant::ZERO);
         hops.learn(server, way, Instant::from_millis(20_000));
         assert_eq!(hops.to(server, Instant::from_millis(29_000)), way);
-        assert_eq!(hops.to(server, Instant::from_millis(31_000)), ROUTED, "the kernel is asked for the route again");
+        assert_eq!(
+            hops.to(server, Instant::from_millis(31_000)),
+            ROUTED,
+            "the kernel is asked for the route again"
+        );
         hops.learn(server, way, Instant::from_millis(31_000));
         assert_eq!(hops.to(server, Instant::from_millis(32_000)), way);
         hops.forget(server);

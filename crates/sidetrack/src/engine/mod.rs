@@ -23,5 +23,5 @@ mod worker;
 mod xdp;
 
 pub use driver::{Arrived, Driver};
-pub use open::{Opened, OpenError};
+pub use open::{OpenError, Opened};
 pub use worker::{Engines, Surroundings};

@@ -41,7 +41,9 @@ pub enum OpenError {
         error: sidetrack_sys::netlink::Error,
     },
     /// An interface has no link-layer address.
-    #[error("listener '{listener}': {interface} is no Ethernet interface, and the engine speaks Ethernet only")]
+    #[error(
+        "listener '{listener}': {interface} is no Ethernet interface, and the engine speaks Ethernet only"
+    )]
     NoEthernet {
         /// The listener.
         listener: Arc<str>,
@@ -299,10 +301,9 @@ fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interf
     let find = |name: &String| {
         let found = link::interface(name)
             .map_err(|error| OpenError::Interface { listener: listener.clone(), error })?;
-        let address = found.address.ok_or_else(|| OpenError::NoEthernet {
-            listener: listener.clone(),
-            interface: name.clone(),
-        })?;
+        let address = found
+            .address
+            .ok_or_else(|| OpenError::NoEthernet { listener: listener.clone(), interface: name.clone() })?;
         Ok(Interface { name: name.clone(), index: found.index, address, mtu: found.mtu })
     };
     engine.interfaces.iter().map(find).collect()
@@ -310,8 +311,7 @@ fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interf
 
 fn shares(listener: &Arc<str>, engine: &EngineListener, workers: usize) -> Result<Vec<Share>, OpenError> {
     let share = |worker| {
-        let share =
-            engine.steering.share(&engine.sources, engine.source_ports.clone(), worker, workers);
+        let share = engine.steering.share(&engine.sources, engine.source_ports.clone(), worker, workers);
         share.ok_or_else(|| OpenError::NoShare { listener: listener.clone(), worker, workers })
     };
     (0..workers).map(share).collect()

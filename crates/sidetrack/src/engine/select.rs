@@ -6,8 +6,9 @@ use crate::config::{Config, EngineListener, Listener, ReverseTarget};
 use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::engine::{Callbacks, Opening, Selection, Target};
-use sidetrack_core::flow::{EndReason, Flow, HostName, Process};
+use sidetrack_core::engine::{Callbacks, ConnectionId, Opening, Payload, Selection, Target};
+use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
+use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::time::Instant;
@@ -65,15 +66,15 @@ impl Select {
     fn decide(&self, config: &Config, opening: &Opening<'_>) -> Result<(Flow, Option<Verdict>), u64> {
         let mut flow = self.flows.flow(opening);
         let mut read = None;
-        if self.engine.target.needs_first_bytes() {
+        let chosen = self.chosen(opening).ok_or_else(|| self.patience(config))?;
+        if chosen.is_none() && self.engine.target.needs_first_bytes() {
             let Name::Known(found) = name(opening) else { return Err(self.patience(config)) };
             flow.host.clone_from(&found);
             read = Some(found);
         }
-        let Some(server) = self.engine.target.server_for(flow.host.as_ref()) else {
-            return Ok((flow, None));
-        };
-        flow.orig_dst = server.clone();
+        let listed = || self.engine.target.server_for(flow.host.as_ref()).cloned();
+        let Some(server) = chosen.map(Destination::from).or_else(listed) else { return Ok((flow, None)) };
+        flow.orig_dst = server;
         loop {
             let seen = match &read {
                 None => Seen::Nothing,
@@ -90,6 +91,18 @@ impl Select {
                 Decision::NeedProcess { .. } => flow.process = Some(Process::default()),
             }
         }
+    }
+
+    /// The server that the first bytes choose, if they choose one; none if that takes more of them.
+    fn chosen(&self, opening: &Opening<'_>) -> Option<Option<SocketAddr>> {
+        for (choice, server) in &self.engine.choices {
+            match choice.fits(opening.first) {
+                Some(true) => return Some(Some(*server)),
+                None if !opening.last => return None,
+                Some(false) | None => {}
+            }
+        }
+        Some(None)
     }
 
     /// How long a name is waited for: as with a reverse listener, not long if there is a default.
@@ -121,7 +134,10 @@ impl Select {
             return Err(Refusal { reason: EndReason::Loop, detail });
         }
         let limits = &config.limits;
+        let inspect = carry.chain.is_some();
         Ok(Target {
+            inspect_client: inspect,
+            inspect_server: inspect,
             connect_timeout_ms: Some(carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms)),
             idle_timeout_ms: Some(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms)),
             lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
@@ -138,7 +154,10 @@ impl Select {
 fn beyond(carry: &Carry) -> Option<&'static str> {
     [
         (carry.carrier != Carrier::Direct, "carrier but direct"),
-        (carry.chain.is_some(), "chain of functions"),
+        (
+            carry.chain.as_ref().is_some_and(|chain| !chain.functions.iter().all(fits)),
+            "function that holds bytes back",
+        ),
         (carry.proxy_protocol.is_some(), "PROXY protocol"),
         (carry.keep_client_address, "client's own address towards the server"),
         (carry.dial == Dial::Name, "names to dial"),
@@ -146,6 +165,11 @@ fn beyond(carry: &Carry) -> Option<&'static str> {
     ]
     .into_iter()
     .find_map(|(asked, what)| asked.then_some(what))
+}
+
+/// Whether a function can do its work on a packet at a time: one that spaces bytes out or frames them anew cannot.
+fn fits(function: &Arc<FunctionSpec>) -> bool {
+    matches!(function.kind, FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_))
 }
 
 impl Callbacks for Select {
@@ -166,10 +190,18 @@ impl Callbacks for Select {
                 Err(Refusal { reason: EndReason::BadRequest, detail })
             }
         };
+        let chain = match (&target, &verdict) {
+            (Ok(_), Some(verdict)) => self.flows.chain(&flow, verdict),
+            _ => Ok(None),
+        };
+        let target = match &chain {
+            Ok(_) => target,
+            Err(stop) => Err(Refusal { reason: stop.reason, detail: stop.detail.clone() }),
+        };
         let decided = Decided { flow, verdict };
         match target {
             Ok(target) => {
-                self.flows.carried(opening, self.now, decided);
+                self.flows.carried(opening, self.now, decided, chain.unwrap_or_default());
                 Selection::Server(target)
             }
             Err(refusal) => {
@@ -177,5 +209,9 @@ impl Callbacks for Select {
                 Selection::Refuse(refusal.reason)
             }
         }
+    }
+
+    fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {
+        self.flows.payload(id, self.now, from, bytes)
     }
 }

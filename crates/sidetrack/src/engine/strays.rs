@@ -62,8 +62,7 @@ impl Strays {
             return false;
         }
         let Some(owner) = self.owner(arrived.packet).filter(|owner| *owner != self.own) else { return false };
-        let stray =
-            Stray { packet: arrived.packet.to_vec(), hop: arrived.hop, checksums: arrived.checksums };
+        let stray = Stray { packet: arrived.packet.to_vec(), hop: arrived.hop, checksums: arrived.checksums };
         if let (Some(other), Some(bell)) = (self.others.get(owner), self.bells.get(owner))
             && other.try_send(stray).is_ok()
         {

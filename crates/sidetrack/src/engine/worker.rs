@@ -2,11 +2,11 @@
 
 use super::bell::Bell;
 use super::driver::Driver;
-use super::flows::{Flows, NextId};
+use super::flows::{Chains, Flows, NextId};
 use super::hops;
 use super::open::{Kept, Opened, Part};
-use super::strays::Strays;
 use super::select::Select;
+use super::strays::Strays;
 use crate::config::{Config, EngineListener, Listener, ListenerKind};
 use crate::live::{Clock, Ledger};
 use arc_swap::ArcSwap;
@@ -39,6 +39,8 @@ pub struct Surroundings {
     pub clock: Clock,
     /// Gives flows their numbers.
     pub next_id: NextId,
+    /// Makes the functions of flows.
+    pub chains: Chains,
 }
 
 impl fmt::Debug for Surroundings {
@@ -69,9 +71,8 @@ impl Engines {
             let Some(mut worker) = Worker::new(part, surroundings, ledger.clone(), bell.clone()) else {
                 continue;
             };
-            let thread = std::thread::Builder::new()
-                .name(format!("engine-{number}"))
-                .spawn(move || worker.run())?;
+            let thread =
+                std::thread::Builder::new().name(format!("engine-{number}")).spawn(move || worker.run())?;
             threads.push((bell, thread));
             ledgers.push(ledger);
         }
@@ -270,12 +271,7 @@ impl Worker {
 
 impl Worker {
     /// None if the listener is none of the engine's.
-    fn new(
-        part: Part,
-        surroundings: &Surroundings,
-        ledger: Arc<Ledger>,
-        bell: Arc<Bell>,
-    ) -> Option<Self> {
+    fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
         let Part { listener, share, mtu, driver, strays, bell: _ } = part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
         let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell);
@@ -313,8 +309,13 @@ fn fresh(
     config.max_connections = settings.connections_max;
     config.mtu = mtu;
     let waker = Waker::from(bell.clone());
-    let flows =
-        Flows::new(listener.name.clone(), ledger.clone(), surroundings.next_id.clone(), waker);
+    let flows = Flows::new(
+        listener.name.clone(),
+        ledger.clone(),
+        surroundings.next_id.clone(),
+        surroundings.chains.clone(),
+        waker,
+    );
     let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows);
     Engine::new(config, select, surroundings.clock.now())
 }

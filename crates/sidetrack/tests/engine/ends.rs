@@ -65,7 +65,10 @@ fn policy_denies_and_says_why() {
     let mut site = Site::new();
     let server = site.server("10.0.2.1");
     let rule = "\n[[rule]]\nname = \"no\"\naction = \"deny\"\nmatch = { from = \"10.0.1.1\", intercept = \"engine\" }\n";
-    site.start("default = \"direct\"\n", &format!("{}{rule}", engine(&format!("to = \"{}\"", server.address))));
+    site.start(
+        "default = \"direct\"\n",
+        &format!("{}{rule}", engine(&format!("to = \"{}\"", server.address))),
+    );
     assert_eq!(site.line.client.run(refused), io::ErrorKind::ConnectionReset);
     let record = site.record();
     assert_eq!((record.text("rule"), record.text("reason")), ("no", "policy_denied"));
@@ -172,7 +175,8 @@ fn other_services_of_the_host_are_left_alone_and_nothing_is_left_behind() {
         crate::node::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
     });
     // The kernel answers for itself again.
-    let kind = site.line.client.run(|| TcpStream::connect_timeout(&to(ENGINE), LIMIT).expect_err("nobody").kind());
+    let kind =
+        site.line.client.run(|| TcpStream::connect_timeout(&to(ENGINE), LIMIT).expect_err("nobody").kind());
     assert_eq!(kind, io::ErrorKind::ConnectionRefused);
     drop(kernel);
 }

@@ -9,6 +9,8 @@ mod site;
 
 mod binding;
 mod ends;
+mod ldap;
+mod loss;
 mod settings;
 mod tools;
 mod workers;

@@ -14,7 +14,8 @@ fn load(text: &str) -> Result<EngineListener, String> {
 
 #[test]
 fn defaults_and_all_keys() {
-    let engine = load("address = '192.0.2.1:80'\ninterfaces = ['eth0']\nto = '10.0.0.1:80'").expect("accepted");
+    let engine =
+        load("address = '192.0.2.1:80'\ninterfaces = ['eth0']\nto = '10.0.0.1:80'").expect("accepted");
     assert_eq!((engine.io, engine.steering), (EngineIo::Packet, Steering::Port));
     assert_eq!(engine.sources, ["192.0.2.1".parse::<std::net::IpAddr>().expect("an address")]);
     assert_eq!((engine.source_ports, engine.connections_max), (61_000..=65_535, 65_536));
@@ -33,7 +34,10 @@ fn defaults_and_all_keys() {
 fn what_cannot_work_is_refused_with_its_reason() {
     for (text, reason) in [
         ("address = '192.0.2.1:80'\nto = '10.0.0.1:80'", "lacks interfaces"),
-        ("address = '*:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'", "nothing says where connections to servers come from"),
+        (
+            "address = '*:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'",
+            "nothing says where connections to servers come from",
+        ),
         ("address = '192.0.2.1:80'\ninterfaces = ['a']\nto = 'db.example:80'", "'db.example' is no address"),
         ("address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '192.0.2.1:80'", "our own listener"),
         (

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A process that ends with the test.
-struct Running(Child);
+pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -15,7 +15,8 @@ impl Drop for Running {
     }
 }
 
-fn tool(program: &str, arguments: &str) -> String {
+/// What a program prints, if it goes well.
+pub fn tool(program: &str, arguments: &str) -> String {
     let output = Command::new(program)
         .args(arguments.split_whitespace())
         .stdin(Stdio::null())
@@ -86,9 +87,8 @@ fn curl_reaches_nginx_by_host_and_by_sni() {
     for (scheme, listener) in [("http", "plain"), ("https", "tls")] {
         for word in ["first", "second"] {
             let port = if scheme == "http" { 80 } else { 443 };
-            let arguments = format!(
-                "-sS -k -m 50 --resolve {word}.example:{port}:10.0.1.254 {scheme}://{word}.example/"
-            );
+            let arguments =
+                format!("-sS -k -m 50 --resolve {word}.example:{port}:10.0.1.254 {scheme}://{word}.example/");
             let answer = site.line.client.run(move || tool("curl", &arguments));
             assert_eq!(answer.trim(), word, "{scheme}");
             let record = site.record();

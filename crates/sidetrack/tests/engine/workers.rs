@@ -19,9 +19,10 @@ fn sources(engine: &str, addresses: &[&str]) -> BTreeSet<SocketAddr> {
         server.address
     );
     site.start("workers = 3\n", &listen);
-    let seen: BTreeSet<_> = site.line.client.run(|| {
-        (0..24).map(|_| visit(ENGINE.parse().expect("an address"), b"which worker?").1).collect()
-    });
+    let seen: BTreeSet<_> = site
+        .line
+        .client
+        .run(|| (0..24).map(|_| visit(ENGINE.parse().expect("an address"), b"which worker?").1).collect());
     for _ in 0..24 {
         assert_eq!(site.record().text("reason"), "ok");
     }

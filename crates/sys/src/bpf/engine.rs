@@ -1,6 +1,8 @@
 //! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
 
-use super::{ENGINE, Hook, Link, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind};
+use super::{
+    ENGINE, Hook, Link, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -118,8 +120,7 @@ impl Own {
 
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, OwnError> {
         let maps = [&self.listens, &self.sources, &self.settings].into_iter().chain(more);
-        let maps: BTreeMap<_, _> =
-            maps.map(|map| (map.shape().name, AsFd::as_fd(map).as_raw_fd())).collect();
+        let maps: BTreeMap<_, _> = maps.map(|map| (map.shape().name, AsFd::as_fd(map).as_raw_fd())).collect();
         let code = Object::parse(ENGINE)?.program(name, &maps)?;
         Ok(Program::load(name, kind, &code, LICENSE)?)
     }

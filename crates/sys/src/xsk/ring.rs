@@ -76,7 +76,12 @@ pub(super) struct Producer<T> {
 }
 
 impl<T> Producer<T> {
-    pub(super) fn map(fd: &OwnedFd, offsets: &libc::xdp_ring_offset, page: u64, size: u32) -> io::Result<Self> {
+    pub(super) fn map(
+        fd: &OwnedFd,
+        offsets: &libc::xdp_ring_offset,
+        page: u64,
+        size: u32,
+    ) -> io::Result<Self> {
         Ok(Self { ring: Ring::map(fd, offsets, page, size)?, next: 0 })
     }
 
@@ -109,7 +114,12 @@ pub(super) struct Consumer<T> {
 }
 
 impl<T: Copy> Consumer<T> {
-    pub(super) fn map(fd: &OwnedFd, offsets: &libc::xdp_ring_offset, page: u64, size: u32) -> io::Result<Self> {
+    pub(super) fn map(
+        fd: &OwnedFd,
+        offsets: &libc::xdp_ring_offset,
+        page: u64,
+        size: u32,
+    ) -> io::Result<Self> {
         Ok(Self { ring: Ring::map(fd, offsets, page, size)?, next: 0 })
     }
 

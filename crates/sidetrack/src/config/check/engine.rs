@@ -1,6 +1,6 @@
 //! `[[listen]]` of kind engine.
 
-use super::super::{At, EngineIo, EngineListener, List, ReverseTarget, raw};
+use super::super::{At, Choice, EngineIo, EngineListener, List, ReverseTarget, raw};
 use super::Check;
 use sidetrack_core::engine::Steering;
 use sidetrack_core::flow::Host;
@@ -29,6 +29,7 @@ impl Check<'_> {
         Some(EngineListener {
             interfaces,
             target,
+            choices: keys.choose.iter().filter_map(|choice| self.choice(choice)).collect(),
             io: match keys.io.as_deref() {
                 None | Some(raw::EngineIo::Packet) => EngineIo::Packet,
                 Some(raw::EngineIo::Xdp) => EngineIo::Xdp,
@@ -44,6 +45,32 @@ impl Check<'_> {
                 .and_then(|number| u32::try_from(number).ok())
                 .unwrap_or(EngineListener::CONNECTIONS_MAX),
         })
+    }
+
+    fn choice(&mut self, choice: &At<raw::Choice>) -> Option<(Choice, SocketAddr)> {
+        let like = match (&choice.prefix, &choice.ldap_dn) {
+            (Some(prefix), None) if !prefix.is_empty() => Choice::Prefix(prefix.as_bytes().into()),
+            (None, Some(dn)) => Choice::LdapDn(dn.as_str().into()),
+            _ => {
+                let help = "write { prefix = \"SSH-\", to = \"192.0.2.1:22\" } or { ldap_dn = \"dc=a\", to = \"192.0.2.1:389\" }";
+                self.error(
+                    choice.span(),
+                    "a choice has either a `prefix`, which is not empty, or an `ldap_dn`",
+                    help,
+                );
+                return None;
+            }
+        };
+        let Some(to) = &choice.to else {
+            self.error(choice.span(), "this choice leads nowhere", "write `to = \"192.0.2.1:389\"`");
+            return None;
+        };
+        let Ok(to) = to.parse::<SocketAddr>() else {
+            let help = "such as \"192.0.2.1:389\": the engine has no time to resolve names";
+            self.error(to.span(), format!("'{}' is no address with a port", to.as_str()), help);
+            return None;
+        };
+        Some((like, to))
     }
 
     /// A packet cannot wait for a name to be resolved.
@@ -67,7 +94,9 @@ impl Check<'_> {
         let mut addresses = Vec::new();
         for item in list.items() {
             match item.parse::<IpAddr>() {
-                Ok(address) if !address.is_unspecified() && !address.is_multicast() => addresses.push(address),
+                Ok(address) if !address.is_unspecified() && !address.is_multicast() => {
+                    addresses.push(address)
+                }
                 _ => {
                     let help = "write addresses of this host, such as \"192.0.2.10\"";
                     self.error(item.span(), format!("'{}' is no address of a host", item.as_str()), help);

@@ -75,8 +75,7 @@ impl Check<'_> {
 
     fn listener(&mut self, listen: &At<raw::Listen>) -> Option<Listener> {
         let Some(kind) = listen.kind.as_deref().copied() else {
-            let help =
-                "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\", \"tunnel\" or \"engine\"";
+            let help = "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\", \"tunnel\" or \"engine\"";
             self.error(listen.span(), "this listener lacks a kind", help);
             return None;
         };

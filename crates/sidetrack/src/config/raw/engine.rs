@@ -17,8 +17,24 @@ pub struct Engine {
     /// How the answers of servers find the worker that asked: "port" (each worker has a part of the ports) or "ip" (each
     /// has addresses of its own). Default "port".
     pub steering: Option<At<Steering>>,
+    /// Servers by the first bytes of a client, tried in order before `to` or `names`. Default: none.
+    #[serde(default)]
+    pub choose: Vec<At<Choice>>,
     /// Most connections at a time of each worker, 16 to 16777216. Default 65536.
     pub connections_max: Option<At<u32>>,
+}
+
+/// A server for clients whose first bytes are like this; one of `prefix` and `ldap_dn`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// They begin with this text.
+    pub prefix: Option<At<String>>,
+    /// They are an LDAP request about this entry or one below it: the name of a bind, the base of a search.
+    pub ldap_dn: Option<At<String>>,
+    /// The server, an address and a port.
+    #[schemars(required)]
+    pub to: Option<At<String>>,
 }
 
 /// How the engine gets at packets.
