@@ -33,11 +33,9 @@ pub struct Bound {
 /// # Errors
 /// Which address, and what the system said.
 pub fn bind(listener: &Listener, config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
-    let bind = |address: &SocketAddr| {
-        match catches(&listener.kind, config, &listener.name) {
-            Ok(catches) => catches.map(|catches| bind_one(listener, *address, catches, workers)),
-            Err(error) => Some(Err(error)),
-        }
+    let bind = |address: &SocketAddr| match catches(&listener.kind, config, &listener.name) {
+        Ok(catches) => catches.map(|catches| bind_one(listener, *address, catches, workers)),
+        Err(error) => Some(Err(error)),
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
