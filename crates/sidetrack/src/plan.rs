@@ -1,7 +1,7 @@
 //! Every privileged action that `up` would take for a configuration, with the right it needs and how it is undone.
 //! Nothing is done.
 
-use crate::config::{Config, ListenerKind};
+use crate::config::{Config, EngineIo, EngineListener, ListenerKind};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
 use sidetrack_core::policy::{Action, Condition};
@@ -77,6 +77,10 @@ impl Plan {
 fn listening(config: &Config) -> Vec<Step> {
     let mut steps = Vec::new();
     for listener in &config.listeners {
+        if let ListenerKind::Engine(engine) = &listener.kind {
+            steps.extend(packets(&listener.name, engine));
+            continue;
+        }
         for address in &listener.addresses {
             let tproxy = matches!(listener.kind, ListenerKind::Tproxy(_));
             let port = match address.port() {
@@ -100,6 +104,30 @@ fn listening(config: &Config) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// What a packet engine does to its interfaces.
+fn packets(name: &str, engine: &EngineListener) -> Vec<Step> {
+    let (socket, hook) = match engine.io {
+        EngineIo::Packet => ("packet sockets", "tcx ingress"),
+        EngineIo::Xdp => ("AF_XDP sockets", "XDP"),
+    };
+    let step = |what, needs| Step {
+        what,
+        needs: Some(needs),
+        undone: "goes with our descriptors, also after SIGKILL",
+    };
+    let interfaces = engine.interfaces.iter().flat_map(|interface| {
+        [
+            step(format!("open {socket} on {interface}, for '{name}'"), "CAP_NET_RAW"),
+            step(
+                format!("attach a BPF program to {hook} of {interface}, which keeps the packets of '{name}' from the kernel's TCP"),
+                "CAP_BPF and CAP_NET_ADMIN",
+            ),
+        ]
+    });
+    let routed = step(format!("open raw sockets for first packets to servers, for '{name}'"), "CAP_NET_RAW");
+    interfaces.chain([routed]).collect()
 }
 
 fn steering(steer: &Steer) -> Vec<Step> {

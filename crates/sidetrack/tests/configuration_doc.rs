@@ -129,6 +129,8 @@ fn the_tables_are_those_of_the_program() {
         "listen",
         "listen.users",
         "listen.cache",
+        "listen.engine",
+        "listen.engine.choose",
         "tap",
         "tunnel",
         "overlay",

@@ -358,7 +358,7 @@ fn a_callback_may_end_a_connection() {
         out.len() == 2 && out.iter().all(|packet| packet.is(RST) && packet.payload.is_empty()),
         "{out:?}"
     );
-    assert_eq!(states(&mut script).0, EndReason::PolicyDenied);
+    assert_eq!(states(&mut script).0, EndReason::FunctionRefused);
 }
 
 #[test]

@@ -193,7 +193,7 @@ pub struct Listen {
     /// http, redirect and tproxy: TLS connections are opened as [tap] says. At redirect and tproxy, requests to port 80
     /// are served one by one, too. Default false.
     pub tap: Option<At<bool>>,
-    /// engine: how it gets at packets, and where its connections to servers come from.
+    /// engine: how it gets at packets, and where its connections to servers come from. Default: each key's own.
     pub engine: Option<At<Engine>>,
 }
 

@@ -145,6 +145,8 @@ impl Worker {
         self.send_own();
         self.driver.flush();
         self.note_records();
+        let (counters, lost) = (self.engine.counters(), self.driver.lost());
+        tracing::debug!(listener = %self.listener.name, ?counters, lost, "a worker of the packet engine ends");
     }
 
     fn turns(&mut self) {

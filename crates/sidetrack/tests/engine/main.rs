@@ -9,6 +9,7 @@ mod site;
 
 mod binding;
 mod ends;
+mod flood;
 mod ldap;
 mod loss;
 mod settings;
