@@ -69,6 +69,24 @@ impl Chain {
         Ok(chain)
     }
 
+    /// This chain and another behind it as one. What the first has sent on to the server must have been taken, and offered
+    /// to the second.
+    ///
+    /// # Errors
+    /// A stage of the first ends the flow, for what one of the second says before any byte.
+    pub fn followed_by(mut self, now: Instant, next: Self) -> Result<Self, Stop> {
+        let Self { links, mut up, mut down } = next;
+        let behind = links.len();
+        self.links.extend(links);
+        self.put(Side::Client, up.out.split_off(up.taken));
+        let said = down.out.split_off(down.taken);
+        if !said.is_empty() {
+            // Towards the client the stages of the second come first.
+            self.run(now, Side::Server, behind, said)?;
+        }
+        Ok(self)
+    }
+
     /// What the stages have to see of the bytes from this side.
     pub fn interest(&self, from: Side) -> Interest {
         self.links.iter().map(|link| link.stage.interest(from)).max().unwrap_or(Interest::Nothing)

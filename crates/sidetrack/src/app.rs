@@ -1,6 +1,7 @@
 //! Wires everything; the only file that knows all modules.
 
 mod chains;
+mod containers;
 mod control;
 mod kernel;
 mod node;
@@ -23,6 +24,14 @@ use std::os::fd::AsFd;
 /// If the connection to the main process breaks in any way but its end.
 pub fn keep() -> anyhow::Result<()> {
     crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
+/// Runs as the process that starts containers, over standard input.
+///
+/// # Errors
+/// What breaks it.
+pub fn containers() -> anyhow::Result<()> {
+    crate::function::container::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
 /// Runs as the shunt's process, over standard input.

@@ -281,6 +281,12 @@ impl LiveFlow {
         self.be_looked_at();
     }
 
+    /// When the owner wants to be woken, if it does.
+    pub fn deadline(&self) -> Option<sidetrack_core::time::Instant> {
+        let at = self.deadline.load(Relaxed);
+        (at != UNSET).then(|| sidetrack_core::time::Instant::from_nanos(at))
+    }
+
     /// Sees to it that the sweep comes by the deadline. One that moved later needs nothing: the sweep comes earlier, and
     /// finds out.
     fn be_looked_at(&self) {

@@ -38,7 +38,7 @@ enum Command {
     Chain(functions::ChainArgs),
     /// Says what is wrong with a configuration file, and where
     Check(check::CheckArgs),
-    /// Takes back what a crash could have left: rules, routes, control groups, sockets
+    /// Takes back what a crash could have left: rules, routes, control groups, sockets, containers
     Cleanup(cleanup::CleanupArgs),
     /// Says what this kernel, user and machine lack, and how to mend it
     Doctor(doctor::DoctorArgs),
@@ -59,6 +59,9 @@ enum Command {
     /// Moves flows to the fast path; started by `up`, not by people
     #[command(hide = true)]
     ShuntProcess,
+    /// Starts functions in containers; started by `up`, not by people
+    #[command(hide = true)]
+    ContainersProcess,
     /// Makes keys and certificates for both ends of a tunnel
     Tunnel(tunnel::TunnelArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
         Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
+        Command::ContainersProcess => app::containers().map(|()| ExitCode::SUCCESS),
         Command::Tunnel(args) => tunnel::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };

@@ -4,10 +4,12 @@
 //! making of a path needs is in a box that is gone when the long part of the flow's life begins.
 
 mod client;
+mod containers;
 mod farewell;
 mod lane;
 mod probe;
 pub mod pump;
+mod relay;
 mod setup;
 mod watch;
 
@@ -22,6 +24,7 @@ use crate::intercept::{Catches, Listening};
 use crate::live::{Clock, Ended, LiveFlow, Slot};
 use crate::worker::{Admission, Worker};
 use pump::Pump;
+use relay::Relay;
 use setup::{Setup, SetupEnd};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::EndReason;
@@ -136,10 +139,16 @@ pub async fn carry_on(passage: Passage, mut client: Client, mut entry: Entry) {
             let early = (client.take_held(), ready.early);
             let part_of = ready.session;
             let sides = (client.stream, ready.server);
-            let moving = Moving { early, config: ready.config, chain: ready.chain };
-            let ending = moved(sides, moving, &entry.live, worker.clock).await;
+            let containers::Way { chain, joints, note } = ready.way;
+            let moving = Moving { early, config: ready.config, chain };
+            let ending = if joints.is_empty() {
+                moved(sides, moving, &entry.live, worker.clock).await
+            } else {
+                // Boxed, so that flows without containers need not have room for them.
+                Box::pin(Relay::new(sides, moving, joints, entry.live.clone(), worker.clock)).await
+            };
             drop(part_of);
-            entry.end(ending.reason, ending.error.map(|error| error.to_string()));
+            entry.end(ending.reason, ending.error.map(|error| error.to_string()).or(note));
         }
         SetupEnd::Answered(reason, detail) => {
             entry.end(reason, detail);

@@ -124,6 +124,7 @@ fn the_tables_are_those_of_the_program() {
         "limits",
         "shunt",
         "shunt.port",
+        "containers",
         "function",
         "function.replace",
         "listen",
@@ -163,11 +164,34 @@ fn every_key_tells_its_default_and_its_unit() {
         "rule.credentials_file",
     ];
     let tables = [
-        "admin", "record", "limits", "shunt", "set", "function", "listen", "tap", "tunnel", "rule", "test",
+        "admin",
+        "record",
+        "limits",
+        "shunt",
+        "containers",
+        "set",
+        "function",
+        "listen",
+        "tap",
+        "tunnel",
+        "rule",
+        "test",
         "default",
     ];
     let tables = tables.map(|key| format!("/.{key}"));
-    for path in ["/", "admin", "record", "limits", "shunt", "shunt.port", "listen", "tap", "tunnel", "rule"] {
+    for path in [
+        "/",
+        "admin",
+        "record",
+        "limits",
+        "shunt",
+        "shunt.port",
+        "containers",
+        "listen",
+        "tap",
+        "tunnel",
+        "rule",
+    ] {
         let table = table(&root, path);
         let required = table.get("required").cloned().unwrap_or_default();
         for (key, value) in table["properties"].as_object().unwrap() {

@@ -6,20 +6,23 @@
 //! is `docs/functions.md`.
 
 mod bucket;
+mod container;
 mod filter;
 mod records;
 mod replace;
 mod search;
 mod spec;
+pub mod supervise;
 
 pub use bucket::{ByteBucket, Throttle, Tokens};
+pub use container::{ContainerSpec, Probe, Resources, Spoken, Ticket, WayBack, metadata_from, metadata_to};
 pub use filter::Filter;
 pub use records::{Cipher, End, Header, RECORD_MAX, REKEY_RECORDS, Records, Suite};
 pub use replace::{Replace, Replacements};
 pub use search::{Words, WordsError};
 pub use spec::{
     ChainSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Key, KeyError, LimitSpec, OnChange,
-    Replacement, Share,
+    OnDown, Replacement, Share,
 };
 
 use crate::flow::{EndReason, Side};

@@ -1,5 +1,6 @@
 //! What the configuration says of a function: plain values, shared by every flow that passes it.
 
+use super::ContainerSpec;
 use crate::flow::Side;
 use crate::policy::HostPattern;
 use std::fmt;
@@ -21,6 +22,18 @@ pub struct ChainSpec {
     pub functions: Vec<Arc<FunctionSpec>>,
     /// What happens to running flows when the rule's chain changes.
     pub on_change: OnChange,
+    /// What happens to flows while one of the containers among them is down.
+    pub on_down: OnDown,
+}
+
+/// What happens to a flow when a function that it is to pass is down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnDown {
+    /// It is refused.
+    #[default]
+    Deny,
+    /// It goes on without the function.
+    Skip,
 }
 
 /// What happens to running flows when their rule's chain changes.
@@ -55,6 +68,8 @@ pub enum FunctionKind {
     Encrypt(Key),
     /// The other end of `Encrypt`.
     Decrypt(Key),
+    /// Whatever the image of a container does.
+    Container(Box<ContainerSpec>),
 }
 
 impl FunctionKind {
@@ -67,6 +82,7 @@ impl FunctionKind {
             Self::Replace(_) => "replace",
             Self::Encrypt(_) => "encrypt",
             Self::Decrypt(_) => "decrypt",
+            Self::Container(_) => "container",
         }
     }
 }

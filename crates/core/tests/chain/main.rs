@@ -4,6 +4,7 @@
 mod bounds;
 mod drive;
 mod filter;
+mod joined;
 mod records;
 mod replace;
 mod toy;

@@ -25,8 +25,9 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
     // task, and both run in a worker: these three know each other, and nobody else knows them.
     ("carry", &["config", "live", "reactor", "tls"]),
-    // What a flow passes between its two sides; the session leads the bytes through.
-    ("function", &["live"]),
+    // What a flow passes between its two sides; the session leads the bytes through. Containers are proxies that are dialled
+    // as hops are, and kept by a process that is spoken to as the keeper is.
+    ("function", &["carry", "keeper", "live", "reactor"]),
     ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     (

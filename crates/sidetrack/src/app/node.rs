@@ -9,6 +9,7 @@ use crate::carry::warm::Room;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::engine;
 use crate::function::Function;
+use crate::function::container::Containers;
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
@@ -51,6 +52,7 @@ pub struct Prepared {
     events: Option<Events>,
     overlay: Option<overlay::Bound>,
     engines: engine::Opened,
+    containers: Option<Arc<Containers>>,
 }
 
 /// A node at work.
@@ -113,7 +115,19 @@ impl Prepared {
             }
         }
         let name = name.to_owned();
-        Ok(Self { name, workers, bound, steered, steer, steered_since, events, overlay, engines })
+        let containers = super::containers::start(config)?;
+        Ok(Self {
+            name,
+            workers,
+            bound,
+            steered,
+            steer,
+            steered_since,
+            events,
+            overlay,
+            engines,
+            containers,
+        })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -143,7 +157,7 @@ impl Prepared {
         };
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
         let shared = Arc::new(shared);
-        shared.functions.keep(&shared.config.load().functions);
+        super::containers::first(&shared, self.containers)?;
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
@@ -254,6 +268,7 @@ impl Node {
             .map(|serving| &*serving.listening)
             .chain(fresh.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let addresses = addresses(listening);
+        let functions = super::containers::anew(&self.shared.functions, new)?;
         self.steer_anew(new, change.text, &addresses)?;
         // Nothing can fail from here on.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
@@ -263,7 +278,7 @@ impl Node {
             served.push(Served { listener, serving });
         }
         self.set_dialing(&served);
-        self.shared.functions.keep(&new.functions);
+        self.shared.functions.take(functions);
         super::chains::cut_changed(&new.policy, &self.ledgers);
         // New ones are at work before the old ones go: where both have an address, it is served at every moment.
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
@@ -369,6 +384,9 @@ impl Node {
         }
         if let Some(overlay) = &self.overlay {
             overlay.stop();
+        }
+        if let Some(Err(error)) = self.shared.functions.containers().map(|containers| containers.finish()) {
+            tracing::error!("containers: {error}; `sidetrack cleanup` removes what is left");
         }
     }
 
@@ -484,7 +502,7 @@ fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     // Connections of tunnels that hold no flow yet.
     let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
     let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers);
-    let budget = Budget::from_nofile(nofile, DESCRIPTOR_RESERVE + idle);
+    let budget = Budget::from_nofile(super::containers::share(config, nofile), DESCRIPTOR_RESERVE + idle);
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

@@ -154,6 +154,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             tap: None,
             listeners: Vec::new(),
             functions: Vec::new(),
+            engine: None,
             overlay: None,
             tunnels: Vec::new(),
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),

@@ -23,6 +23,31 @@ use tokio::io::AsyncWriteExt;
 /// Most bytes of the client that travel with a request (the draft's limit for initial data, Sec. 1.3 of the facts).
 pub const INITIAL_DATA_MAX: usize = 1 << 14;
 
+/// What one proxy is asked.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The proxy.
+    pub hop: &'a Hop,
+    /// Where it is to go on to.
+    pub destination: Destination,
+    /// Metadata for it (SOCKS6).
+    pub metadata: Vec<Metadata>,
+    /// What it is to do with its own socket (SOCKS6).
+    pub stack: &'a [StackOption],
+    /// The first bytes for the destination, sent as early as the protocol allows.
+    pub initial: Vec<u8>,
+}
+
+/// Asks the proxy at the other end of a connection, and waits for its answer. Gives what came behind the answer.
+///
+/// # Errors
+/// It says no, breaks its protocol or is gone.
+pub async fn ask(stream: &mut TcpStream, request: Request<'_>) -> Result<Vec<u8>, Failure> {
+    let clock = Clock::start();
+    let machine = Machine::new(request, clock.now());
+    Ok(shake(stream, machine, Vec::new(), &clock).await?.leftover)
+}
+
 /// The machine for one hop.
 enum Machine {
     Socks(socks::Client),
@@ -38,8 +63,9 @@ enum Step {
 }
 
 impl Machine {
-    /// The machine that asks `hop` for `destination` and sends `initial` as early as the protocol allows.
-    fn new(hop: &Hop, destination: Destination, initial: Vec<u8>, order: &Order<'_>, now: Instant) -> Self {
+    /// The machine that asks a hop for a destination and sends first bytes as early as the protocol allows.
+    fn new(request: Request<'_>, now: Instant) -> Self {
+        let Request { hop, destination, metadata, stack, initial } = request;
         let credentials = hop.credentials.clone();
         // The flow's own deadline ends the handshakes; theirs never comes first.
         let timeout = Duration::from_secs(3600);
@@ -55,16 +81,13 @@ impl Machine {
                 Self::Socks(socks::Client::V5(Box::new(v5::Client::new(config, now))))
             }
             HopProtocol::Socks6(dialect) => {
-                let own = order.carry.metadata.iter();
-                let own = own.map(|(key, value)| Metadata { key: *key, value: value.clone() });
-                let metadata = order.metadata.iter().cloned().chain(own).collect();
                 let config = v6::ClientConfig {
                     command: v6::ClientCommand::Connect(destination),
                     session: v6::SessionUse::None,
                     dialect,
                     credentials,
                     metadata,
-                    stack: order.stack.to_vec(),
+                    stack: stack.to_vec(),
                     initial_data: initial,
                     handshake_timeout: timeout,
                 };
@@ -129,7 +152,11 @@ fn machines(
     let mut initial = first.to_vec();
     for (index, hop) in hops.iter().enumerate().rev() {
         let to = hops.get(index + 1).map_or(destination, |next| &next.address);
-        let mut machine = Machine::new(hop, to.clone(), initial, order, now);
+        let own = order.carry.metadata.iter();
+        let own = own.map(|(key, value)| Metadata { key: *key, value: value.clone() });
+        let metadata = order.metadata.iter().cloned().chain(own).collect();
+        let request = Request { hop, destination: to.clone(), metadata, stack: order.stack, initial };
+        let mut machine = Machine::new(request, now);
         initial = match machine.poll() {
             Some(Step::Send(opening)) => opening,
             Some(Step::Failed(failure)) => return Err(at(failure, index, hops)),

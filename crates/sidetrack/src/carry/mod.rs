@@ -1,7 +1,7 @@
 //! Carriers: how the bytes get to the destination. Directly, or through hops, each reached through the one before.
 
 mod direct;
-mod hops;
+pub mod hops;
 mod overlay;
 mod resolve;
 pub mod stack;

@@ -3,11 +3,12 @@
 use super::Printed;
 use crate::admin;
 use crate::cleanup::{Places, Survey, survey};
+use crate::function::container::Engine;
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Takes back what a crash could have left: rules, routes, control groups, sockets
+/// Takes back what a crash could have left: rules, routes, control groups, sockets, containers
 ///
 /// Leaves everything alone that a running sidetrack may need.
 #[derive(Debug, Args)]
@@ -18,7 +19,13 @@ pub struct CleanupArgs {
     /// Another admin socket that may have been left
     #[arg(long, value_name = "PATH")]
     admin: Option<PathBuf>,
+    /// The container engine's socket, if it is at none of the usual places
+    #[arg(long, value_name = "PATH")]
+    engine: Option<PathBuf>,
 }
+
+/// What is said when there was nothing to do.
+const NOTHING: &str = "nothing of Sidetrack's is left behind\n";
 
 /// Looks, undoes, reports.
 ///
@@ -32,7 +39,49 @@ pub fn run(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let program =
         std::env::current_exe().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let places = Places { program: program.unwrap_or_else(|| "sidetrack".to_owned()), sockets };
-    Ok(undo(&survey(&places), args.dry_run).print())
+    let mut printed = undo(&survey(&places), args.dry_run);
+    let containers = remove_containers(args.engine.as_deref(), args.dry_run);
+    if printed.out == NOTHING && !(containers.out.is_empty() && containers.err.is_empty()) {
+        printed.out.clear();
+    }
+    printed.out.push_str(&containers.out);
+    printed.err.push_str(&containers.err);
+    printed.code = printed.code.max(containers.code);
+    Ok(printed.print())
+}
+
+/// Removes containers of functions whose process is gone. Without an engine there are none; one that is named has to be
+/// there.
+fn remove_containers(engine: Option<&Path>, dry_run: bool) -> Printed {
+    let mut printed = Printed::default();
+    let found = match Engine::find(engine) {
+        Ok(found) => found,
+        Err(_) if engine.is_none() => return printed,
+        Err(error) => {
+            return Printed { err: format!("not looked at: containers: {error}\n"), code: 1, ..printed };
+        }
+    };
+    let leftovers = match found.leftovers() {
+        Ok(leftovers) => leftovers,
+        Err(error) => {
+            return Printed { err: format!("not looked at: containers: {error}\n"), code: 1, ..printed };
+        }
+    };
+    for leftover in leftovers {
+        let what = format!("remove container {}", leftover.name);
+        if dry_run {
+            printed.out.push_str(&format!("would {what}\n"));
+            continue;
+        }
+        match found.remove(&leftover.id) {
+            Ok(()) => printed.out.push_str(&format!("done: {what}\n")),
+            Err(error) => {
+                printed.err.push_str(&format!("failed: {what}: {error}\n"));
+                printed.code = 1;
+            }
+        }
+    }
+    printed
 }
 
 /// Undoes what the survey found, and says so.
@@ -63,7 +112,7 @@ pub fn undo(survey: &Survey, dry_run: bool) -> Printed {
         printed.code = 1;
     }
     if survey.leftovers.is_empty() && printed.code == 0 {
-        printed.out.push_str("nothing of Sidetrack's is left behind\n");
+        printed.out.push_str(NOTHING);
     }
     printed
 }

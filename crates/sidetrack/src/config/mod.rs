@@ -25,12 +25,12 @@ pub use tap::Tap;
 use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
-use sidetrack_core::function::FunctionSpec;
+use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
-use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
+use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,6 +58,8 @@ pub struct Config {
     pub listeners: Vec<Listener>,
     /// The functions that rules may lead flows through, by name.
     pub functions: Vec<Arc<FunctionSpec>>,
+    /// The container engine's socket, where one is named.
+    pub engine: Option<PathBuf>,
     /// The overlay this node is part of.
     pub overlay: Option<Overlay>,
     /// Connections held open to far sides, by name.
@@ -68,6 +70,26 @@ pub struct Config {
     pub tests: Vec<DecisionTest>,
     /// What is allowed but hardly meant.
     pub warnings: Vec<Problem>,
+}
+
+impl Config {
+    /// Whether it asks for the process that starts containers.
+    pub fn wants_containers(&self) -> bool {
+        let is_container = |function: &Arc<FunctionSpec>| matches!(function.kind, FunctionKind::Container(_));
+        self.engine.is_some() || self.functions.iter().any(is_container)
+    }
+
+    /// The most containers that a flow of one rule passes.
+    pub fn most_containers(&self) -> usize {
+        let of = |rule: &sidetrack_core::policy::Rule| match &rule.action {
+            Action::Carry(carry) => carry.chain.as_ref().map_or(0, |chain| {
+                let containers = chain.functions.iter();
+                containers.filter(|function| matches!(function.kind, FunctionKind::Container(_))).count()
+            }),
+            Action::Deny => 0,
+        };
+        self.policy.rules().iter().map(of).max().unwrap_or(0)
+    }
 }
 
 /// What happens to captured traffic when the process dies without taking its rules back.

@@ -52,6 +52,9 @@ pub struct File {
     pub shunt: Option<At<Shunt>>,
     /// Which TLS is opened. Default: none.
     pub tap: Option<At<Tap>>,
+    /// How functions in containers are started.
+    #[serde(default)]
+    pub containers: Containers,
     /// Functions by name, for `chain` of rules.
     #[serde(default)]
     pub function: BTreeMap<String, At<Function>>,
@@ -110,6 +113,16 @@ pub struct Record {
     pub to: Option<At<String>>,
     /// Number of ended flows kept in memory for `sidetrack flows`, 0 to 1000000. Default 4096.
     pub recent: Option<At<u32>>,
+}
+
+/// How functions in containers are started.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Containers {
+    /// Path of the unix socket of the container engine (podman or docker). With it the process that starts containers is
+    /// there from the beginning, and a reload can bring the first one. Default: the first of "/run/podman/podman.sock",
+    /// "/run/docker.sock" and "/var/run/docker.sock" that answers.
+    pub engine: Option<At<String>>,
 }
 
 /// Time-outs and bounds.
@@ -338,6 +351,9 @@ pub struct Rule {
     pub chain: Option<List<String>>,
     /// What happens to running flows when a reload changes the chain of their rule: "keep" or "cut". Default "keep".
     pub on_chain_change: Option<At<OnChainChange>>,
+    /// What happens to new flows while a container of the chain is down: "deny" refuses them, "skip" leads them past it.
+    /// Required if there is a container in the chain.
+    pub on_function_down: Option<At<OnFunctionDown>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }
@@ -350,6 +366,16 @@ pub enum OnChainChange {
     Keep,
     /// They are cut.
     Cut,
+}
+
+/// What happens to new flows while a container of their chain is down.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFunctionDown {
+    /// They are refused.
+    Deny,
+    /// They go past it.
+    Skip,
 }
 
 /// What a rule does if it does not carry.

@@ -1,30 +1,36 @@
 //! Functions at work: what all flows that pass a function share (its counts, its bandwidth, its words, its keys), and the
 //! chains that are made of them for each flow. The contract is `sidetrack_core::function`, in words `docs/functions.md`.
 
+pub mod container;
 mod crypt;
+mod route;
 mod shared;
 
+pub use route::{Leg, Route};
 pub use shared::Tally;
 
 use crate::live::Clock;
 use arc_swap::ArcSwap;
+use container::{Containers, Pool};
 use crypt::RingSuite;
 use shared::{Counter, SharedBucket};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{
-    ByteBucket, ChainSpec, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
+    ByteBucket, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
     Replacements, Share, Stage, Stop, Suite, Throttle, Words,
 };
 use sidetrack_core::time::Instant;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// All functions of a process, by name. A function whose definition a reload does not change goes on with what it has.
 #[derive(Debug)]
 pub struct Library {
     functions: ArcSwap<BTreeMap<Arc<str>, Arc<Function>>>,
     clock: Clock,
+    /// Who starts containers; not there, no function in a container is ever up.
+    containers: OnceLock<Arc<Containers>>,
 }
 
 /// One function: what its flows share.
@@ -42,6 +48,8 @@ enum Work {
     Filter(Arc<FilterSpec>, Arc<Words>),
     Replace(Replacements),
     Records(Arc<dyn Suite>, End),
+    /// None where nobody starts containers.
+    Container(Option<Arc<Pool>>),
 }
 
 impl std::fmt::Debug for Work {
@@ -53,7 +61,17 @@ impl std::fmt::Debug for Work {
 impl Library {
     /// No functions yet.
     pub fn new(clock: Clock) -> Self {
-        Self { functions: ArcSwap::default(), clock }
+        Self { functions: ArcSwap::default(), clock, containers: OnceLock::new() }
+    }
+
+    /// From now on functions in containers are started; to be said once, before any is known.
+    pub fn start_with(&self, containers: Arc<Containers>) {
+        let _ = self.containers.set(containers);
+    }
+
+    /// Who starts containers.
+    pub fn containers(&self) -> Option<&Arc<Containers>> {
+        self.containers.get()
     }
 
     /// The functions there are, with their counts.
@@ -64,13 +82,28 @@ impl Library {
     /// Makes the functions of a configuration ready and forgets those that it no longer has; flows that pass one of them
     /// keep it.
     pub fn keep(&self, specs: &[Arc<FunctionSpec>]) {
+        self.take(self.make(specs));
+    }
+
+    /// The functions of a configuration to be: those that it has in common with the one in force, and new ones. New
+    /// containers are started, and thrown away with what is given if that is not taken.
+    pub fn make(&self, specs: &[Arc<FunctionSpec>]) -> Vec<Arc<Function>> {
         let old = self.functions.load();
-        let now = self.clock.now();
         let of = |spec: &Arc<FunctionSpec>| {
             let known = old.get(&spec.name).filter(|function| function.spec == *spec).cloned();
-            (spec.name.clone(), known.unwrap_or_else(|| Arc::new(Function::new(spec.clone(), now))))
+            known.unwrap_or_else(|| Arc::new(self.new_function(spec)))
         };
-        self.functions.store(Arc::new(specs.iter().map(of).collect()));
+        specs.iter().map(of).collect()
+    }
+
+    /// Puts functions that were made in the place of the old ones.
+    pub fn take(&self, functions: Vec<Arc<Function>>) {
+        let named = functions.into_iter().map(|function| (function.spec.name.clone(), function));
+        self.functions.store(Arc::new(named.collect()));
+    }
+
+    fn new_function(&self, spec: &Arc<FunctionSpec>) -> Function {
+        Function::new(spec.clone(), self.clock.now(), self.containers.get())
     }
 
     /// The function with this definition; made now if nobody has asked for it yet.
@@ -81,7 +114,7 @@ impl Library {
         }
         // A flow that was decided just before a reload may ask for what is going: it gets its own, and the library keeps
         // what is new.
-        let made = Arc::new(Function::new(spec.clone(), self.clock.now()));
+        let made = Arc::new(self.new_function(spec));
         if !known.contains_key(&spec.name) {
             self.functions.rcu(|functions| {
                 let mut functions = BTreeMap::clone(functions);
@@ -92,11 +125,11 @@ impl Library {
         made
     }
 
-    /// The chain of one flow.
+    /// The functions inside us that one flow passes one after the other.
     ///
     /// # Errors
-    /// A function ends the flow at once: a filter that knows its host, say.
-    pub fn chain(&self, spec: &ChainSpec, flow: &Flow) -> Result<Chain, Stop> {
+    /// One of them ends the flow at once; one is a container.
+    pub fn chain(&self, specs: &[Arc<FunctionSpec>], flow: &Flow) -> Result<Chain, Stop> {
         let now = self.clock.now();
         let stage = |spec: &Arc<FunctionSpec>| {
             let function = self.function(spec);
@@ -105,12 +138,12 @@ impl Library {
             let stage = function.stage(flow, now).map_err(blame)?;
             Ok((spec.name.clone(), stage))
         };
-        Chain::new(spec.functions.iter().map(stage).collect::<Result<_, Stop>>()?, now)
+        Chain::new(specs.iter().map(stage).collect::<Result<_, Stop>>()?, now)
     }
 }
 
 impl Function {
-    fn new(spec: Arc<FunctionSpec>, now: Instant) -> Self {
+    fn new(spec: Arc<FunctionSpec>, now: Instant, containers: Option<&Arc<Containers>>) -> Self {
         let work = match &spec.kind {
             FunctionKind::Count => Work::Count,
             FunctionKind::Limit(limit) => {
@@ -127,6 +160,9 @@ impl Function {
             FunctionKind::Replace(all) => Replacements::new(all).map_or(Work::Count, Work::Replace),
             FunctionKind::Encrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Encrypt),
             FunctionKind::Decrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Decrypt),
+            FunctionKind::Container(container) => {
+                Work::Container(containers.map(|containers| containers.pool(&spec.name, container)))
+            }
         };
         Self { spec, tally: Arc::default(), work }
     }
@@ -139,6 +175,14 @@ impl Function {
     /// What has passed it.
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// Its containers, if it is of that kind and there is somebody to start them.
+    pub const fn pool(&self) -> Option<&Arc<Pool>> {
+        match &self.work {
+            Work::Container(pool) => pool.as_ref(),
+            _ => None,
+        }
     }
 
     /// The function at work on one flow.
@@ -156,6 +200,9 @@ impl Function {
             }
             Work::Replace(table) => Box::new(Replace::new(table.clone())),
             Work::Records(suite, end) => Box::new(Records::new(suite.clone(), *end)),
+            Work::Container(_) => {
+                return Err(Stop::failed("it is a container: bytes pass it over sockets (`fn probe`)"));
+            }
         })
     }
 }

@@ -5,7 +5,10 @@
 //! has carried [`SPLICE_AFTER`] bytes in pieces worth it changes to a pipe and `splice(2)`: its bytes no longer pass through
 //! user space.
 
+mod ends;
 mod through;
+
+pub use ends::{Ends, Law};
 
 use super::farewell::Farewell;
 use super::lane::Lane;
@@ -79,6 +82,8 @@ pub struct Pump<W: Wire = TcpStream> {
     drained: Option<Side>,
     /// The functions between the two sides, for flows that pass some.
     through: Option<Box<Through>>,
+    /// What the end of a side means where one of the sides is a function.
+    law: Option<Box<Law>>,
 }
 
 impl<W: Wire> Pump<W> {
@@ -116,6 +121,7 @@ impl<W: Wire> Pump<W> {
             farewell: None,
             drained: None,
             through: None,
+            law: None,
         }
     }
 
@@ -273,7 +279,7 @@ impl<W: Wire> Pump<W> {
         match self.poll_wire(cx, side, max, scratch) {
             Poll::Pending => Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
-            Poll::Ready(Ok(0)) => Input::Eof(side),
+            Poll::Ready(Ok(0)) => self.judge_end(side).unwrap_or(Input::Eof(side)),
             Poll::Ready(Ok(n)) => {
                 // Of a pipe that has no room, little is read although more is there.
                 let is_all = n < SCRATCH.min(max as usize) && !self.lane(side).is_piped();

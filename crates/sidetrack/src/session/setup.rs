@@ -1,6 +1,7 @@
 //! The making of a path: interceptor, policy, carrier, in this order, and the answer to the client.
 
 use super::Client;
+use super::containers::Way;
 use super::watch::Watched;
 use crate::carry::{self, Carried, Failure, Order, Stream, stack};
 use crate::config::{Config, Limits};
@@ -43,7 +44,7 @@ pub struct Ready {
     /// Bounds of the flow.
     pub config: splice::Config,
     /// The functions the flow passes; what was read so far has passed them.
-    pub chain: Option<Box<Chain>>,
+    pub way: Way,
     /// The SOCKS6 session it is part of: in use until the flow ends.
     pub session: Option<FlowOfSession>,
 }
@@ -76,11 +77,11 @@ pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
 
 /// One path in the making.
 pub struct Setup<'a> {
-    worker: &'a Worker,
+    pub(super) worker: &'a Worker,
     listening: &'a Listening,
-    live: &'a LiveFlow,
+    pub(super) live: &'a LiveFlow,
     peer: SocketAddr,
-    config: Arc<Config>,
+    pub(super) config: Arc<Config>,
     connect: Option<Connect>,
 }
 
@@ -168,7 +169,7 @@ impl<'a> Setup<'a> {
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
         let (mut caught, verdict) = self.watched(self.catch(client)).await??;
         self.live.decide(Decided { flow: caught.flow.clone(), verdict: Some(verdict.clone()) });
-        let mut chain = None;
+        let mut way = Way::default();
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
             Action::Carry(carry) => {
@@ -176,7 +177,7 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                match self.watched(self.carry(carry, &caught, client, &mut chain)).await {
+                match self.watched(self.carry(carry, &caught, client, &mut way)).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // A client with a protocol of its own is told so in it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -184,7 +185,7 @@ impl<'a> Setup<'a> {
                 }
             }
         };
-        let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut chain)?)));
+        let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut way)?)));
         let (carry, carried) = match carried {
             Ok(done) => done,
             Err(failure) => return Err(refuse(caught.asker, client, failure).await),
@@ -213,7 +214,7 @@ impl<'a> Setup<'a> {
             Asker::Tunnel(_) => tunnel::connected(client, bound()).await?,
         }
         let config = bounds(&self.config.limits, carry);
-        Ok(Ready { server: carried.stream, early: carried.early, config, chain, session })
+        Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
     }
 
     /// One stage, until the deadline or somebody's wish ends it.
@@ -353,12 +354,14 @@ impl<'a> Setup<'a> {
         carry: &Carry,
         caught: &Caught,
         client: &mut Client,
-        chain: &mut Option<Box<Chain>>,
+        way: &mut Way,
     ) -> Result<Carried, Failure> {
         let flow = &caught.flow;
+        let mut legs = Vec::new();
         if let Some(spec) = &carry.chain {
             // Before anything is dialled: a function may refuse the flow.
-            *chain = Some(Box::new(self.worker.functions().chain(spec, flow).map_err(stopped)?));
+            let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
+            (way.chain, legs) = (route.chain, route.legs);
         }
         let destination = match (&carry.to, carry.dial, &flow.host) {
             (Some(to), _, _) => to.clone(),
@@ -372,7 +375,7 @@ impl<'a> Setup<'a> {
             Asker::Socks(_, request) => (&request.stack, request.metadata.clone()),
             Asker::Tunnel(metadata) => (&[], metadata.clone()),
         };
-        let order = Order {
+        let mut order = Order {
             carry,
             destination,
             client: flow.client,
@@ -387,8 +390,11 @@ impl<'a> Setup<'a> {
         if client.is_broken() {
             return Err(gone());
         }
-        if let Some(chain) = chain {
+        if let Some(chain) = &mut way.chain {
             self.offer(chain, client)?;
+        }
+        if !legs.is_empty() {
+            self.pass_containers(legs, flow, (client, way), &mut order).await?;
         }
         if let Some(version) = carry.proxy_protocol {
             let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
@@ -397,7 +403,7 @@ impl<'a> Setup<'a> {
             client.put_first(header);
         }
         let (presence, mut first) = client.split();
-        if chain.is_some() {
+        if way.has_functions() {
             // What comes from now on has to pass the functions first.
             first.settle();
         }
@@ -410,7 +416,11 @@ impl<'a> Setup<'a> {
             return Err(gone());
         }
         let held = client.take_held();
-        client.put_last(&held[carried.sent.min(held.len())..]);
+        let unsent = &held[carried.sent.min(held.len())..];
+        match way.joints.last_mut() {
+            None => client.put_last(unsent),
+            Some(last) => last.held = unsent.to_vec(),
+        }
         self.live.count(carried.sent as u64, 0);
         self.live.carried_by(carried.taken);
         carried.early.shrink_to_fit();
@@ -420,28 +430,39 @@ impl<'a> Setup<'a> {
     /// The client's first bytes pass the functions; what comes out takes their place.
     fn offer(&self, chain: &mut Chain, client: &mut Client) -> Result<(), Failure> {
         let held = client.take_held();
-        let now = self.worker.clock.now();
-        let offered = match held.is_empty() {
-            true => Offered::Inside,
-            false => chain.handle(now, Side::Client, &held).map_err(stopped)?,
-        };
-        match offered {
-            Offered::Unchanged => client.put_last(&held),
-            Offered::Inside => client.put_last(chain.take(Side::Client, usize::MAX)),
-        }
+        let out = offered(chain, self.worker.clock.now(), Side::Client, held)?;
+        client.put_last(&out);
         Ok(())
     }
 
-    /// What the server said while the path was made passes the functions.
-    fn answered(&self, mut carried: Carried, chain: &mut Option<Box<Chain>>) -> Result<Carried, Failure> {
-        if let Some(chain) = chain.as_mut().filter(|_| !carried.early.is_empty()) {
-            let now = self.worker.clock.now();
-            if chain.handle(now, Side::Server, &carried.early).map_err(stopped)? == Offered::Inside {
-                carried.early = chain.take(Side::Server, usize::MAX).to_vec();
-            }
+    /// What the server said while the path was made passes the functions behind the last container.
+    fn answered(&self, mut carried: Carried, way: &mut Way) -> Result<Carried, Failure> {
+        if let Some(chain) = way.last() {
+            let early = std::mem::take(&mut carried.early);
+            carried.early = offered(chain, self.worker.clock.now(), Side::Server, early)?;
         }
         Ok(carried)
     }
+}
+
+/// What becomes of bytes that were read before they move by themselves, behind these functions.
+pub(super) fn offered(
+    chain: &mut Chain,
+    now: sidetrack_core::time::Instant,
+    from: Side,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>, Failure> {
+    if bytes.is_empty() && from == Side::Server {
+        return Ok(bytes);
+    }
+    let done = match bytes.is_empty() {
+        true => Offered::Inside,
+        false => chain.handle(now, from, &bytes).map_err(stopped)?,
+    };
+    Ok(match done {
+        Offered::Unchanged => bytes,
+        Offered::Inside => chain.take(from, usize::MAX).to_vec(),
+    })
 }
 
 /// The bounds of a flow's moving bytes.
@@ -474,7 +495,7 @@ async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
     Stop::Answered(failure.reason, Some(failure.detail))
 }
 
-fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
+pub(super) fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
     Failure::new(stop.reason, stop.detail)
 }
 
@@ -482,6 +503,6 @@ fn internal(error: std::io::Error) -> Failure {
     Failure::new(EndReason::Internal, error.to_string())
 }
 
-fn gone() -> Failure {
+pub(super) fn gone() -> Failure {
     Failure::new(EndReason::ClientGone, "the client reset the connection while the path was being made")
 }

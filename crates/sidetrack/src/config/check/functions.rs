@@ -5,8 +5,8 @@ use super::super::raw::function::{Direction, Kind, Share as RawShare};
 use super::super::{At, List, raw};
 use super::Check;
 use sidetrack_core::function::{
-    ChainSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Key, LimitSpec, OnChange, Replacement,
-    Replacements, Share, Words,
+    ChainSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Key, LimitSpec, OnChange, OnDown,
+    Replacement, Replacements, Share, Words,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,8 +36,7 @@ impl Check<'_> {
 
     fn function_kind(&mut self, function: &At<raw::Function>) -> Option<FunctionKind> {
         let Some(kind) = &function.kind else {
-            let help =
-                "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\" or \"decrypt\"";
+            let help = "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\", \"decrypt\" or \"container\"";
             self.error(function.span(), "this function does not say what it does", help);
             return None;
         };
@@ -49,18 +48,22 @@ impl Check<'_> {
             Kind::Replace => self.replacements(function).map(FunctionKind::Replace),
             Kind::Encrypt => self.key(function).map(FunctionKind::Encrypt),
             Kind::Decrypt => self.key(function).map(FunctionKind::Decrypt),
+            Kind::Container => {
+                self.container(function).map(|container| FunctionKind::Container(Box::new(container)))
+            }
         }
     }
 
     /// Keys that mean nothing with this kind.
     fn stray_keys(&mut self, function: &raw::Function, kind: Kind) {
+        const CONTAINER: &[Kind] = &[Kind::Container];
         fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
             at.as_ref().map(At::span)
         }
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [KnownBy<'_>; 10] = [
+        let keys: [KnownBy<'_>; 24] = [
             ("direction", at(&function.direction), &[Kind::Limit, Kind::Filter, Kind::Replace]),
             ("bytes_per_second", at(&function.bytes_per_second), &[Kind::Limit]),
             ("burst_bytes", at(&function.burst_bytes), &[Kind::Limit]),
@@ -71,6 +74,20 @@ impl Check<'_> {
             ("ignore_case", at(&function.ignore_case), &[Kind::Filter]),
             ("replace", list(&function.replace), &[Kind::Replace]),
             ("key_file", at(&function.key_file), &[Kind::Encrypt, Kind::Decrypt]),
+            ("image", at(&function.image), CONTAINER),
+            ("environment", at(&function.environment), CONTAINER),
+            ("speaks", at(&function.speaks), CONTAINER),
+            ("port", at(&function.port), CONTAINER),
+            ("way_back", at(&function.way_back), CONTAINER),
+            ("instances", at(&function.instances), CONTAINER),
+            ("memory_bytes", at(&function.memory_bytes), CONTAINER),
+            ("cpu_percent", at(&function.cpu_percent), CONTAINER),
+            ("pids", at(&function.pids), CONTAINER),
+            ("probe", at(&function.probe), CONTAINER),
+            ("probe_interval_ms", at(&function.probe_interval_ms), CONTAINER),
+            ("probe_timeout_ms", at(&function.probe_timeout_ms), CONTAINER),
+            ("start_timeout_ms", at(&function.start_timeout_ms), CONTAINER),
+            ("command", list(&function.command), CONTAINER),
         ];
         for (key, span, kinds) in keys {
             if let Some(span) = span.filter(|_| !kinds.contains(&kind)) {
@@ -186,18 +203,49 @@ impl Check<'_> {
         let functions: Vec<_> = names.items().iter().map(|name| self.function_named(name)).collect();
         let functions = functions.into_iter().collect::<Option<Vec<_>>>()?;
         Some(Arc::new(ChainSpec {
-            functions,
             on_change: match rule.on_chain_change.as_deref() {
                 None | Some(raw::OnChainChange::Keep) => OnChange::Keep,
                 Some(raw::OnChainChange::Cut) => OnChange::Cut,
             },
+            on_down: self.on_down(rule, names, &functions)?,
+            functions,
         }))
     }
 
+    /// What happens while a container is down is written, never implied.
+    fn on_down(
+        &mut self,
+        rule: &raw::Rule,
+        names: &List<String>,
+        functions: &[Arc<FunctionSpec>],
+    ) -> Option<OnDown> {
+        let container = functions.iter().find(|function| matches!(function.kind, FunctionKind::Container(_)));
+        match (rule.on_function_down.as_deref(), container) {
+            (Some(raw::OnFunctionDown::Deny), _) | (None, None) => Some(OnDown::Deny),
+            (Some(raw::OnFunctionDown::Skip), _) => Some(OnDown::Skip),
+            (None, Some(container)) => {
+                let message = format!(
+                    "nothing says what happens to flows while the container of function '{}' is down",
+                    container.name
+                );
+                let help =
+                    "write `on_function_down = \"deny\"` (they are refused) or \"skip\" (they go past it)";
+                self.error(names.span(), message, help);
+                None
+            }
+        }
+    }
+
     fn chainless(&mut self, rule: &raw::Rule) {
-        if let Some(key) = &rule.on_chain_change {
-            let help = "add `chain`, or take it out";
-            self.error(key.span(), "`on_chain_change` is about a chain, and there is none", help);
+        let keys = [
+            ("on_chain_change", rule.on_chain_change.as_ref().map(At::span)),
+            ("on_function_down", rule.on_function_down.as_ref().map(At::span)),
+        ];
+        for (key, span) in keys {
+            if let Some(span) = span {
+                let help = "add `chain`, or take it out";
+                self.error(span, format!("`{key}` is about a chain, and there is none"), help);
+            }
         }
     }
 

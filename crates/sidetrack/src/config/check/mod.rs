@@ -1,6 +1,7 @@
 //! From [`raw::File`] to [`Config`]: meaning, references and contradictions. Goes on after an error so that one run
 //! reports them all.
 
+mod containers;
 mod engine;
 mod functions;
 mod http;
@@ -85,6 +86,7 @@ pub(super) fn check(
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     check.read_functions(&file.function);
+    let engine = check.engine(&file.containers);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
@@ -124,6 +126,7 @@ pub(super) fn check(
         tunnels,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),
+        engine,
         tests,
         warnings: Vec::new(),
     })

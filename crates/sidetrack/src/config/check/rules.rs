@@ -128,6 +128,7 @@ impl Check<'_> {
             ("kernel", at(&rule.kernel)),
             ("metadata", at(&rule.metadata)),
             ("on_chain_change", at(&rule.on_chain_change)),
+            ("on_function_down", at(&rule.on_function_down)),
             ("chain", rule.chain.as_ref().map(List::span)),
         ];
         for (key, span) in options {

@@ -93,6 +93,11 @@ impl<W: Wire> Pump<W> {
             Poll::Ready(Ok(n)) => n,
             Poll::Ready(Err(error)) => return self.failed(side, error),
         };
+        if n == 0
+            && let Some(input) = self.judge_end(side)
+        {
+            return input;
+        }
         let Some(through) = &mut self.through else { return Input::ReadBlocked(side) };
         let offered = match n {
             0 => through.chain.end(now, side).map(|()| Offered::Inside),

@@ -1,12 +1,17 @@
-//! `sidetrack fn test` and `sidetrack chain try`: functions at work on bytes at hand, without a socket.
+//! `sidetrack fn` and `sidetrack chain`: functions at work on bytes at hand. Those inside us need no socket; containers are
+//! started for the command and are gone when it ends.
+
+mod containers;
+mod template;
 
 use super::Printed;
 use crate::config::Config;
 use crate::function::Library;
 use crate::live::Clock;
+use containers::Yard;
 use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
 use sidetrack_core::flow::{Flow, HostName, Intercept, Side};
-use sidetrack_core::function::{ChainSpec, FunctionSpec, OnChange, Stop};
+use sidetrack_core::function::{ContainerSpec, FunctionKind, FunctionSpec, Stop};
 use sidetrack_core::policy::Action;
 use sidetrack_core::time::Instant;
 use std::fmt::Write as _;
@@ -26,8 +31,35 @@ pub struct FnArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum FnCommand {
+    /// Writes a function in a container to begin with: program, Containerfile and configuration, in a new folder
+    New(NewArgs),
+    /// Starts the container of a function and says whether flows get through it, and how fast. Exit code 1: they do not
+    Probe(ProbeArgs),
     /// Leads standard input through a function to standard output. Exit code 1: the function ended the flow
     Test(TestArgs),
+}
+
+/// What `fn new` is to do.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NewArgs {
+    /// The function's name, which is that of the folder and of the image
+    pub name: String,
+    /// Where the folder is made
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub below: PathBuf,
+}
+
+/// What `fn probe` is to do.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProbeArgs {
+    /// The function's name in the configuration
+    pub name: String,
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    pub config: PathBuf,
+    /// How often it is probed, 1 to 100000
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub count: u32,
 }
 
 /// What `fn test` is to do.
@@ -77,9 +109,67 @@ pub struct TryArgs {
 /// # Errors
 /// Standard input or output fails.
 pub fn run(args: &FnArgs) -> anyhow::Result<ExitCode> {
-    let FnCommand::Test(test) = &args.command;
-    let mut out = std::io::stdout().lock();
-    Ok(test_function(test, &mut std::io::stdin().lock(), &mut out, super::colours())?.print())
+    let printed = match &args.command {
+        FnCommand::New(new) => new_function(new)?,
+        FnCommand::Probe(probe) => probe_function(probe, super::colours())?,
+        FnCommand::Test(test) => {
+            let mut out = std::io::stdout().lock();
+            test_function(test, &mut std::io::stdin().lock(), &mut out, super::colours())?
+        }
+    };
+    Ok(printed.print())
+}
+
+/// `fn new`: a function to begin with.
+///
+/// # Errors
+/// It cannot be written, and why.
+pub fn new_function(args: &NewArgs) -> anyhow::Result<Printed> {
+    let files = template::write(&args.name, &args.below)?;
+    let mut out: String = files.iter().map(|file| format!("wrote {}\n", file.display())).collect();
+    let name = args.name.to_lowercase();
+    out.push_str(&format!(
+        "next: podman build --tag localhost/{name}:1 {folder}\n      sidetrack fn probe {name} -c {folder}/sidetrack.toml\n",
+        folder = args.below.join(&args.name).display()
+    ));
+    Ok(Printed { out, ..Printed::default() })
+}
+
+/// `fn probe`: the container of a function, started and probed.
+///
+/// # Errors
+/// There is no container engine, or we may not use it.
+pub fn probe_function(args: &ProbeArgs, colours: bool) -> anyhow::Result<Printed> {
+    let config = match Config::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => return Ok(failed(2, error.render(colours))),
+    };
+    let spec = match named(&config, &args.name) {
+        Ok(spec) => spec,
+        Err(printed) => return Ok(printed),
+    };
+    let FunctionKind::Container(container) = &spec.kind else {
+        let kind = spec.kind.as_str();
+        return Ok(failed(
+            2,
+            format!("'{}' is of kind \"{kind}\" and needs no container: `fn test`\n", args.name),
+        ));
+    };
+    let yard = Yard::open(&config)?;
+    Ok(match containers::report(&yard, spec, container, args.count) {
+        Ok((out, true)) => Printed { out, ..Printed::default() },
+        Ok((out, false)) => Printed { out, code: 1, ..Printed::default() },
+        Err(why) => failed(1, format!("{why}\n")),
+    })
+}
+
+/// A function of a configuration.
+fn named<'c>(config: &'c Config, name: &str) -> Result<&'c Arc<FunctionSpec>, Printed> {
+    let found = config.functions.iter().find(|spec| *spec.name == *name);
+    found.ok_or_else(|| {
+        let names: Vec<_> = config.functions.iter().map(|spec| &*spec.name).collect();
+        failed(2, format!("there is no function '{name}'; there are: {}\n", names.join(", ")))
+    })
 }
 
 /// Runs `chain`.
@@ -105,12 +195,9 @@ pub fn test_function(
         Ok(config) => config,
         Err(error) => return Ok(failed(2, error.render(colours))),
     };
-    let Some(spec) = config.functions.iter().find(|spec| *spec.name == *args.name) else {
-        let names: Vec<_> = config.functions.iter().map(|spec| &*spec.name).collect();
-        return Ok(failed(
-            2,
-            format!("there is no function '{}'; there are: {}\n", args.name, names.join(", ")),
-        ));
+    let spec = match named(&config, &args.name) {
+        Ok(spec) => spec,
+        Err(printed) => return Ok(printed),
     };
     let from = if args.from_server { Side::Server } else { Side::Client };
     let mut trial = Trial::new(args.host.clone());
@@ -145,29 +232,72 @@ pub fn try_chain(args: &TryArgs, colours: bool) -> anyhow::Result<Printed> {
     let length = usize::try_from(args.bytes)?;
     let mut bytes: Vec<u8> =
         b"all work and no play makes a dull stream. ".iter().copied().cycle().take(length).collect();
-    let mut text =
-        format!("{:<20} {:<8} {:>12} {:>10} {:>12}\n", "function", "kind", "bytes out", "us/MB", "waits ms");
+    let mut text = format!(
+        "{:<20} {:<9} {:>12} {:>10} {:>12} {:>11}\n",
+        "function", "kind", "bytes out", "us/MB", "waits ms", "connect ms"
+    );
+    let is_container = |spec: &Arc<FunctionSpec>| matches!(spec.kind, FunctionKind::Container(_));
+    let yard = chain.functions.iter().any(is_container).then(|| Yard::open(&config)).transpose()?;
     for spec in &chain.functions {
-        let mut trial = Trial::new(None);
-        let began = trial.now;
-        let mut out = Vec::with_capacity(bytes.len());
-        let clock = Clock::start();
-        let mut stage = match trial.chain(std::slice::from_ref(spec)) {
-            Ok(stage) => stage,
-            Err(stop) => return Ok(failed(1, format!("{text}{}: {}\n", stop.reason, stop.detail))),
+        let tried = match (&spec.kind, &yard) {
+            (FunctionKind::Container(container), Some(yard)) => try_container(yard, spec, container, &bytes),
+            _ => try_stage(spec, &bytes)?,
         };
-        if let Err(stop) = trial.pass(&mut stage, Side::Client, &mut bytes.as_slice(), &mut out)? {
-            return Ok(failed(1, format!("{text}{}: {}\n", stop.reason, stop.detail)));
-        }
-        let spent = (clock.now() - Instant::ZERO).as_micros() as f64;
-        let waits = (trial.now - began).as_millis();
-        let cost = spent * 1e6 / length as f64;
+        let tried = match tried {
+            Ok(tried) => tried,
+            Err(why) => return Ok(failed(1, format!("{text}{why}\n"))),
+        };
+        let cost = tried.moving.as_micros() as f64 * 1e6 / bytes.len().max(1) as f64;
         let (name, kind) = (&spec.name, spec.kind.as_str());
+        let connect =
+            tried.connect.map_or_else(|| "-".to_owned(), |time| format!("{:.2}", time.as_secs_f64() * 1e3));
+        let (out, waits) = (tried.out.len(), tried.waits_ms);
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<20} {kind:<8} {:>12} {cost:>10.1} {waits:>12}", out.len());
-        bytes = out;
+        let _ = writeln!(text, "{name:<20} {kind:<9} {out:>12} {cost:>10.1} {waits:>12} {connect:>11}");
+        bytes = tried.out;
     }
     Ok(Printed { out: text, err: String::new(), code: 0 })
+}
+
+/// What one function did to a stream of bytes.
+struct Tried {
+    out: Vec<u8>,
+    moving: Duration,
+    /// How long it would have made the flow wait.
+    waits_ms: u128,
+    /// Until the flow was through a container.
+    connect: Option<Duration>,
+}
+
+/// A function inside us.
+fn try_stage(spec: &Arc<FunctionSpec>, bytes: &[u8]) -> anyhow::Result<Result<Tried, String>> {
+    let mut trial = Trial::new(None);
+    let began = trial.now;
+    let mut out = Vec::with_capacity(bytes.len());
+    let clock = Clock::start();
+    let words = |stop: Stop| format!("{}: {}", stop.reason, stop.detail);
+    let mut stage = match trial.chain(std::slice::from_ref(spec)) {
+        Ok(stage) => stage,
+        Err(stop) => return Ok(Err(words(stop))),
+    };
+    if let Err(stop) = trial.pass(&mut stage, Side::Client, &mut &*bytes, &mut out)? {
+        return Ok(Err(words(stop)));
+    }
+    let moving = clock.now() - Instant::ZERO;
+    let waits_ms = (trial.now - began).as_millis();
+    Ok(Ok(Tried { out, moving, waits_ms, connect: None }))
+}
+
+/// A function in a container.
+fn try_container(
+    yard: &Yard,
+    spec: &FunctionSpec,
+    container: &ContainerSpec,
+    bytes: &[u8],
+) -> Result<Tried, String> {
+    let (_pool, guest, _) = yard.start(spec, container)?;
+    let led = containers::led(&guest, bytes).map_err(|why| format!("function '{}': {why}", spec.name));
+    led.map(|(out, connect, moving)| Tried { out, moving, waits_ms: 0, connect: Some(connect) })
 }
 
 fn failed(code: u8, err: String) -> Printed {
@@ -197,8 +327,7 @@ impl Trial {
     }
 
     fn chain(&mut self, functions: &[Arc<FunctionSpec>]) -> Result<Chain, Stop> {
-        let spec = ChainSpec { functions: functions.to_vec(), on_change: OnChange::Keep };
-        self.library.chain(&spec, &self.flow)
+        self.library.chain(functions, &self.flow)
     }
 
     /// All bytes of `input`, and its end, through the chain.

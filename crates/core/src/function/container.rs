@@ -1,0 +1,220 @@
+//! What the configuration says of a function that is a container: an image that speaks a protocol of proxies.
+
+use crate::carrier::Socks6Dialect;
+use crate::socks::v6::{ChainError, Metadata, SocksxChain};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+
+/// A function in a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerSpec {
+    /// The image, as the container engine names it; it has to be there already.
+    pub image: Arc<str>,
+    /// What takes the place of the image's command; empty: the image's own.
+    pub command: Vec<String>,
+    /// Variables of its environment, beside those of the image.
+    pub environment: BTreeMap<String, String>,
+    /// What it speaks.
+    pub speaks: Spoken,
+    /// The TCP port it listens on, in its own network.
+    pub port: u16,
+    /// How flows come back from it.
+    pub way_back: WayBack,
+    /// How many containers of it run at a time.
+    pub instances: u16,
+    /// What it may use.
+    pub resources: Resources,
+    /// What shows that it is well.
+    pub probe: Probe,
+    /// How often it is probed, milliseconds.
+    pub probe_interval_ms: u64,
+    /// How long a probe may take to get through, and its bytes again, milliseconds.
+    pub probe_timeout_ms: u64,
+    /// How long it may take from its start to its first good probe, milliseconds.
+    pub start_timeout_ms: u64,
+}
+
+/// What a container may use of the host. Its root is read-only and it has no capability in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// Processor time, per cent of one core.
+    pub cpu_percent: u32,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { memory_bytes: 128 << 20, cpu_percent: 100, pids: 64 }
+    }
+}
+
+/// The protocol in which a container is told about a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoken {
+    /// RFC 1928.
+    Socks5,
+    /// The SOCKS6 draft or one of the layouts of `socksx`.
+    Socks6(Socks6Dialect),
+    /// A PROXY protocol header of version 2 before the flow's bytes.
+    ProxyV2,
+}
+
+impl fmt::Display for Spoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Socks5 => "socks5",
+            Self::Socks6(Socks6Dialect::Draft) => "socks6",
+            Self::Socks6(Socks6Dialect::Socksx) => "socks6+socksx",
+            Self::Socks6(Socks6Dialect::Socksx010) => "socks6+socksx010",
+            Self::ProxyV2 => "proxy-v2",
+        })
+    }
+}
+
+/// How a flow comes back from a container. A container has no network but what we hold open in it, so there is no other
+/// way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WayBack {
+    /// The destination it is told is an address of ours, another for each flow: any proxy can do that.
+    Destination,
+    /// It is told the flow's own destination, and that we are the next link of the chain: the metadata of `socksx`, which
+    /// functions of the EPI framework dial on along.
+    Link,
+}
+
+/// What shows that a container is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Bytes that are sent through it come out as they went in, in both directions, and so do their ends.
+    Echo,
+    /// A flow through it can be made. For functions that change bytes.
+    Connect,
+}
+
+/// The address that a flow comes back to: 127.0.0.0/8 of the container's own network, in which all of it is local.
+///
+/// The lower 24 bits name the flow. 0 and 1 are not used: 127.0.0.1 is the container's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u32);
+
+impl Ticket {
+    const MASK: u32 = 0x00ff_ffff;
+    /// Numbers that are no ticket.
+    const RESERVED: u32 = 2;
+
+    /// The ticket of these random bits.
+    pub const fn from_random(random: u32) -> Self {
+        let number = random & Self::MASK;
+        Self(if number < Self::RESERVED { number + Self::RESERVED } else { number })
+    }
+
+    /// The ticket that this local address is, if it is one.
+    pub fn from_address(address: Ipv4Addr) -> Option<Self> {
+        let number = address.to_bits() & Self::MASK;
+        (address.is_loopback() && number >= Self::RESERVED).then_some(Self(number))
+    }
+
+    /// Where a flow with this ticket comes back to.
+    pub const fn address(self, port: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::from_bits(0x7f00_0000 | self.0), port)
+    }
+}
+
+/// The metadata that leads a flow through one container and back to us: what came with the flow, but for the keys of a
+/// chain, and with [`WayBack::Link`] a chain of the container and us.
+///
+/// # Errors
+/// Never for two links; the list could not be written otherwise.
+pub fn metadata_to(
+    came: &[Metadata],
+    spec: &ContainerSpec,
+    back: SocketAddrV4,
+) -> Result<Vec<Metadata>, ChainError> {
+    let mut all: Vec<_> =
+        came.iter().filter(|entry| !SocksxChain::is_chain_key(entry.key)).cloned().collect();
+    if spec.way_back == WayBack::Link {
+        let own = SocketAddrV4::new(Ipv4Addr::LOCALHOST, spec.port);
+        let hops = [std::net::SocketAddr::from(own).into(), std::net::SocketAddr::from(back).into()];
+        if let Some((_, chain)) = SocksxChain::rooted(&hops)?.next()? {
+            all.extend(chain.to_metadata());
+        }
+    }
+    Ok(all)
+}
+
+/// The metadata that goes on behind a container: what came with the flow, and what the container says in its place or
+/// beside it. Keys of a chain are those that came.
+pub fn metadata_from(came: &[Metadata], said: &[Metadata]) -> Vec<Metadata> {
+    let news: Vec<_> = said.iter().filter(|entry| !SocksxChain::is_chain_key(entry.key)).collect();
+    let kept = came.iter().filter(|entry| !news.iter().any(|new| new.key == entry.key));
+    kept.chain(news.iter().copied()).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(way_back: WayBack) -> ContainerSpec {
+        ContainerSpec {
+            image: "localhost/f:1".into(),
+            command: Vec::new(),
+            environment: BTreeMap::new(),
+            speaks: Spoken::Socks6(Socks6Dialect::Socksx),
+            port: 1080,
+            way_back,
+            instances: 1,
+            resources: Resources::default(),
+            probe: Probe::Echo,
+            probe_interval_ms: 1000,
+            probe_timeout_ms: 1000,
+            start_timeout_ms: 1000,
+        }
+    }
+
+    fn entry(key: u16, value: &str) -> Metadata {
+        Metadata { key, value: value.to_owned() }
+    }
+
+    #[test]
+    fn tickets_are_addresses_of_the_loopback_and_nothing_else_is() {
+        for random in [0, 1, 2, 0x00ff_ffff, 0xffff_ffff, 0x0100_0000, 12_345_678] {
+            let ticket = Ticket::from_random(random);
+            let address = ticket.address(99);
+            assert!(address.ip().is_loopback() && *address.ip() != Ipv4Addr::LOCALHOST, "{address}");
+            assert_eq!((Ticket::from_address(*address.ip()), address.port()), (Some(ticket), 99));
+        }
+        for other in [[127, 0, 0, 1], [127, 0, 0, 0], [10, 0, 0, 7]] {
+            assert_eq!(Ticket::from_address(other.into()), None);
+        }
+    }
+
+    #[test]
+    fn a_container_of_the_epi_framework_is_told_that_we_are_its_next_link() {
+        let back = Ticket::from_random(0x0001_0203).address(7000);
+        let came = [entry(7, "patient"), entry(998, "4"), entry(1004, "socks6://elsewhere:1080")];
+        let told = metadata_to(&came, &spec(WayBack::Link), back).unwrap();
+        let expected = [
+            entry(7, "patient"),
+            entry(1000, "socks6://root:1080"),
+            entry(1001, "socks6://127.0.0.1:1080"),
+            entry(1002, "socks6://127.1.2.3:7000"),
+            entry(998, "1"),
+            entry(999, "3"),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(metadata_to(&came, &spec(WayBack::Destination), back).unwrap(), [entry(7, "patient")]);
+    }
+
+    #[test]
+    fn what_a_container_says_goes_on_but_not_our_own_links() {
+        let came = [entry(7, "a"), entry(998, "1"), entry(8, "b")];
+        let said = [entry(7, "c"), entry(9, "d"), entry(998, "2"), entry(1001, "socks6://127.0.0.1:1080")];
+        let on = metadata_from(&came, &said);
+        assert_eq!(on, [entry(998, "1"), entry(8, "b"), entry(7, "c"), entry(9, "d")]);
+    }
+}

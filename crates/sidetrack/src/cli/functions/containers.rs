@@ -1,0 +1,107 @@
+//! `fn probe`, and containers in `chain try`: containers of the command's own, which are gone when it ends.
+
+use crate::config::Config;
+use crate::function::container::{Containers, Guest, Pool, lead, probe};
+use crate::live::Clock;
+use crate::reactor;
+use sidetrack_core::function::{ContainerSpec, FunctionSpec, Probe};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The containers of one command; all are removed when it is dropped.
+pub struct Yard(Arc<Containers>);
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.finish() {
+            tracing::error!("containers: {error}; `sidetrack cleanup` removes what is left");
+        }
+    }
+}
+
+impl Yard {
+    /// With the engine that the configuration names.
+    ///
+    /// # Errors
+    /// There is no engine, or it may not be used.
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        let yard = Self(Containers::start(config.engine.as_deref())?);
+        yard.0.run(Clock::start())?;
+        Ok(yard)
+    }
+
+    /// One container of a function, well; and how long that took.
+    ///
+    /// # Errors
+    /// It does not get well, and why.
+    pub fn start(
+        &self,
+        spec: &FunctionSpec,
+        container: &ContainerSpec,
+    ) -> Result<(Arc<Pool>, Guest, Duration), String> {
+        let began = Instant::now();
+        let pool = self.0.pool(&spec.name, &ContainerSpec { instances: 1, ..container.clone() });
+        pool.wait()?;
+        let guest = pool.pick(&[]).map_err(|why| format!("function '{}': {why}", spec.name))?;
+        Ok((pool, guest, began.elapsed()))
+    }
+}
+
+/// Bytes through a container, as a client's; gives what comes out, and how long connecting and moving took.
+pub fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration), String> {
+    let led = reactor::block_on(lead(guest, bytes)).map_err(|error| error.to_string())??;
+    Ok((led.out, led.connect, led.moving))
+}
+
+/// `fn probe`: the report, and whether all is as it has to be.
+///
+/// # Errors
+/// The container does not get well, and why.
+pub fn report(
+    yard: &Yard,
+    spec: &FunctionSpec,
+    container: &ContainerSpec,
+    count: u32,
+) -> Result<(String, bool), String> {
+    let (_pool, guest, started) = yard.start(spec, container)?;
+    let (mut connects, mut trips) = (Vec::new(), Vec::new());
+    let mut echo = Ok(());
+    for _ in 0..count.max(1) {
+        let probed = reactor::block_on(probe(&guest)).map_err(|error| error.to_string())??;
+        connects.push(probed.connect);
+        trips.push(probed.round_trip);
+        echo = echo.and(probed.echo);
+    }
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "function    {} ({}, speaks {})", spec.name, container.image, container.speaks);
+    let _ = writeln!(text, "started     {:.0} ms until it was well", ms(started));
+    for (what, times) in [("connect", &mut connects), ("round trip", &mut trips)] {
+        times.sort_unstable();
+        let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
+        let _ = writeln!(
+            text,
+            "{what:<11} {:.2} ms median, {:.2} ms at most, of {}",
+            ms(median),
+            ms(most),
+            times.len()
+        );
+    }
+    let is_well = match (&echo, container.probe) {
+        (Ok(()), _) => {
+            text.push_str("echo        bytes come out as they went in, both ways, and so do the ends\n");
+            true
+        }
+        (Err(why), Probe::Connect) => {
+            let _ = writeln!(text, "echo        {why} (probe = \"connect\" allows that)");
+            true
+        }
+        (Err(why), Probe::Echo) => {
+            let _ = writeln!(text, "echo        {why}");
+            false
+        }
+    };
+    Ok((text, is_well))
+}

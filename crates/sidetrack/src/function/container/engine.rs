@@ -1,0 +1,405 @@
+//! The container engine's API: the part of Docker's HTTP API (v1.40) that podman serves as well, over its unix socket.
+//! Each call makes a connection and waits: a container is started rarely, and never while a flow waits for it.
+
+use super::ask::Order;
+use axum::body::Body;
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Where engines listen, in the order in which they are tried.
+const PLACES: [&str; 3] = ["/run/podman/podman.sock", "/run/docker.sock", "/var/run/docker.sock"];
+
+/// The engine may be starting another container.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longest answer that is read.
+const ANSWER_MAX: usize = 4 << 20;
+
+/// Who made a container: process id and start time of the process that holds it.
+const OWNER: &str = "sidetrack.owner";
+
+/// The function a container is of.
+const FUNCTION: &str = "sidetrack.function";
+
+/// How many of its last lines tell why a container ended.
+const LAST_LINES: &str = "10";
+
+/// Why the engine did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No engine listens anywhere.
+    #[error(
+        "no container engine listens at {0}: start one (`systemctl start podman.socket`, `systemctl start docker`), or name \
+         its socket with `engine` in [containers]"
+    )]
+    NotThere(String),
+    /// We may not talk to it.
+    #[error("no permission to use the container engine's socket {0}: start sidetrack as root")]
+    NotAllowed(PathBuf),
+    /// It answers no.
+    #[error("the container engine says: {0}")]
+    Refused(String),
+    /// The image is missing.
+    #[error(
+        "the image '{0}' is not there: get it with `podman pull {0}` (or `docker pull {0}`), then try again"
+    )]
+    NoImage(String),
+    /// The connection broke, or somebody else answers there.
+    #[error("the container engine at {0} does not answer as one: {1}")]
+    Broken(PathBuf, String),
+}
+
+/// A container engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    socket: PathBuf,
+}
+
+/// A container of ours whose owner is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its number at the engine.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A container as the engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Its first process; 0: it does not run.
+    pub pid: u32,
+    /// With which code it ended.
+    pub exit_code: i64,
+    /// The kernel ended it for want of memory.
+    pub out_of_memory: bool,
+}
+
+impl Engine {
+    /// The engine at this socket, or at one of the usual places.
+    ///
+    /// # Errors
+    /// None listens there.
+    pub fn find(socket: Option<&Path>) -> Result<Self, EngineError> {
+        let usual = PLACES.map(PathBuf::from);
+        let places: Vec<_> = socket.map_or_else(|| usual.to_vec(), |socket| vec![socket.to_owned()]);
+        for place in &places {
+            match std::os::unix::net::UnixStream::connect(place) {
+                Ok(_) => return Ok(Self { socket: place.clone() }),
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    return Err(EngineError::NotAllowed(place.clone()));
+                }
+                Err(_) => {}
+            }
+        }
+        let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        Err(EngineError::NotThere(places.join(", ")))
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its name and version.
+    ///
+    /// # Errors
+    /// It does not answer as an engine does.
+    pub fn version(&self) -> Result<String, EngineError> {
+        let said = self.ask(Method::GET, "/version", None)?;
+        let name = said["Components"][0]["Name"].as_str().unwrap_or("container engine");
+        let version = said["Version"].as_str().ok_or_else(|| self.broken("it says no version"))?;
+        Ok(format!("{name} {version}"))
+    }
+
+    /// Makes a container of `order` for the process `owner`; gives its number. It does not run yet.
+    ///
+    /// # Errors
+    /// There is no such image, or the engine says no.
+    pub fn create(&self, order: &Order, name: &str, owner: &str) -> Result<String, EngineError> {
+        let path = format!("/containers/create?name={name}");
+        match self.ask(Method::POST, &path, Some(&description(order, owner))) {
+            Ok(said) => {
+                let id = said["Id"].as_str().ok_or_else(|| self.broken("it names no new container"))?;
+                Ok(id.to_owned())
+            }
+            Err(EngineError::Refused(why)) if is_about_the_image(&why) => {
+                Err(EngineError::NoImage(order.image.clone()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Its program cannot be executed, or the engine says no.
+    pub fn start(&self, id: &str) -> Result<(), EngineError> {
+        self.ask(Method::POST, &format!("/containers/{id}/start"), None).map(drop)
+    }
+
+    /// How it is.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn state(&self, id: &str) -> Result<State, EngineError> {
+        let said = self.ask(Method::GET, &format!("/containers/{id}/json"), None)?;
+        let state = &said["State"];
+        Ok(State {
+            pid: state["Pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
+            exit_code: state["ExitCode"].as_i64().unwrap_or(0),
+            out_of_memory: state["OOMKilled"].as_bool().unwrap_or(false),
+        })
+    }
+
+    /// The last of what it wrote, on one line.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn last_words(&self, id: &str) -> Result<String, EngineError> {
+        let path = format!("/containers/{id}/logs?stdout=true&stderr=true&tail={LAST_LINES}");
+        let (status, body) = self.request(&Method::GET, &path, None)?;
+        if !status.is_success() {
+            return Err(self.refused(status, &body));
+        }
+        let lines = frames(&body);
+        let lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+        Ok(lines.collect::<Vec<_>>().join(" | "))
+    }
+
+    /// Ends and removes it with what it has written to disk. One that is gone already is no error.
+    ///
+    /// # Errors
+    /// The engine says no.
+    pub fn remove(&self, id: &str) -> Result<(), EngineError> {
+        let path = format!("/containers/{id}?force=true&v=true");
+        let (status, body) = self.request(&Method::DELETE, &path, None)?;
+        match status {
+            StatusCode::NOT_FOUND => Ok(()),
+            status if status.is_success() => Ok(()),
+            status => Err(self.refused(status, &body)),
+        }
+    }
+
+    /// Containers of ours that nobody holds any more.
+    ///
+    /// # Errors
+    /// The engine says no.
+    pub fn leftovers(&self) -> Result<Vec<Leftover>, EngineError> {
+        let filters = format!("%7B%22label%22%3A%5B%22{OWNER}%22%5D%7D");
+        let said = self.ask(Method::GET, &format!("/containers/json?all=true&filters={filters}"), None)?;
+        let all = said.as_array().ok_or_else(|| self.broken("it lists no containers"))?;
+        let orphaned =
+            all.iter().filter(|one| one["Labels"][OWNER].as_str().is_some_and(|owner| !lives(owner)));
+        Ok(orphaned
+            .filter_map(|one| {
+                let name = one["Names"][0].as_str().unwrap_or_default().trim_start_matches('/');
+                Some(Leftover { id: one["Id"].as_str()?.to_owned(), name: name.to_owned() })
+            })
+            .collect())
+    }
+
+    fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, EngineError> {
+        let (status, body) = self.request(&method, path, body)?;
+        if !status.is_success() {
+            return Err(self.refused(status, &body));
+        }
+        if body.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&body).map_err(|error| self.broken(error))
+    }
+
+    fn request(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, Vec<u8>), EngineError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| self.broken(error))?;
+        runtime.block_on(async {
+            let exchange = tokio::time::timeout(PATIENCE, self.exchange(method, path, body));
+            let late = |_| self.broken(format!("no answer to {path} within {} s", PATIENCE.as_secs()));
+            exchange.await.map_err(late)?
+        })
+    }
+
+    async fn exchange(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, Vec<u8>), EngineError> {
+        let broken = |error: &dyn std::fmt::Display| self.broken(error);
+        let stream = UnixStream::connect(&self.socket).await.map_err(|error| broken(&error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
+        tokio::spawn(connection);
+        let bytes = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/v1.40{path}"))
+            .header("host", "engine")
+            .header("content-type", "application/json")
+            .body(Body::from(bytes))
+            .map_err(|error| broken(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
+        Ok((answer.status(), self.whole(answer).await?))
+    }
+
+    async fn whole(&self, answer: Response<Incoming>) -> Result<Vec<u8>, EngineError> {
+        let mut body = answer.into_body();
+        let mut whole = Vec::new();
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let frame = frame.map_err(|error| self.broken(error))?;
+            if let Some(data) = frame.data_ref() {
+                whole.extend_from_slice(data);
+            }
+            if whole.len() > ANSWER_MAX {
+                return Err(self.broken("its answer is too long"));
+            }
+        }
+        Ok(whole)
+    }
+
+    fn refused(&self, status: StatusCode, body: &[u8]) -> EngineError {
+        let said = serde_json::from_slice::<Value>(body).ok();
+        let message = said.as_ref().and_then(|said| said["message"].as_str());
+        EngineError::Refused(message.map_or_else(|| status.to_string(), str::to_owned))
+    }
+
+    fn broken(&self, what: impl std::fmt::Display) -> EngineError {
+        EngineError::Broken(self.socket.clone(), what.to_string())
+    }
+}
+
+/// The container as it is asked for: no network, no right, nothing to write on but a small /tmp.
+fn description(order: &Order, owner: &str) -> Value {
+    let environment: Vec<_> =
+        order.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut body = json!({
+        "Image": order.image,
+        "Env": environment,
+        "Labels": { OWNER: owner, FUNCTION: order.function },
+        "HostConfig": {
+            "NetworkMode": "none",
+            "ReadonlyRootfs": true,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Memory": order.memory_bytes,
+            // The same: none of it is swap.
+            "MemorySwap": order.memory_bytes,
+            "NanoCpus": u64::from(order.cpu_percent) * 10_000_000,
+            "PidsLimit": order.pids,
+            "Tmpfs": { "/tmp": "rw,noexec,nosuid,nodev,size=16m" },
+            "RestartPolicy": { "Name": "no" },
+            "LogConfig": { "Config": { "max-size": "1m" } },
+        },
+    });
+    if !order.command.is_empty() {
+        body["Cmd"] = json!(order.command);
+    }
+    body
+}
+
+fn is_about_the_image(why: &str) -> bool {
+    let why = why.to_lowercase();
+    why.contains("no such image") || why.contains("image not known")
+}
+
+/// The text of a log, which comes in frames of 8 bytes of header (the length in the last four) unless a terminal is there.
+fn frames(log: &[u8]) -> String {
+    let mut text = Vec::new();
+    let mut rest = log;
+    while let Some((header, behind)) = rest.split_at_checked(8) {
+        let &[kind, 0, 0, 0, a, b, c, d] = header else { break };
+        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        if kind > 2 {
+            break;
+        }
+        let (frame, next) = behind.split_at(length.min(behind.len()));
+        text.extend_from_slice(frame);
+        rest = next;
+    }
+    String::from_utf8_lossy(if text.is_empty() { log } else { &text }).into_owned()
+}
+
+/// The label of this process.
+pub fn own_label() -> String {
+    let pid = std::process::id();
+    format!("{pid}:{}", started(pid).unwrap_or_default())
+}
+
+/// Whether the process of a label still runs. A label that is none is nobody's business.
+fn lives(label: &str) -> bool {
+    let Some((pid, since)) = label.split_once(':') else { return true };
+    let (Ok(pid), Ok(since)) = (pid.parse::<u32>(), since.parse::<u64>()) else { return true };
+    started(pid) == Some(since)
+}
+
+/// When a process was started, in ticks since the machine was (proc(5), field 22 of `stat`).
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold spaces and parentheses of its own.
+    let (_, behind) = stat.rsplit_once(')')?;
+    let mut fields = behind.split_whitespace();
+    // One that has ended and that nobody has asked about yet holds nothing any more.
+    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_tell_whether_their_process_still_runs() {
+        let own = own_label();
+        assert!(lives(&own), "{own}");
+        let (pid, since) = own.split_once(':').unwrap();
+        let since: u64 = since.parse().unwrap();
+        assert!(since > 0 && !lives(&format!("{pid}:{}", since + 1)), "the number was used again");
+        assert!(!lives("4194305:1"));
+        assert!(lives("") && lives("x:1"), "none of ours");
+    }
+
+    #[test]
+    fn logs_come_in_frames_or_as_they_are() {
+        let framed = [&[1, 0, 0, 0, 0, 0, 0, 3][..], b"one", &[2, 0, 0, 0, 0, 0, 0, 4], b"two\n"].concat();
+        assert_eq!(frames(&framed), "onetwo\n");
+        assert_eq!(frames(b"plain text\n"), "plain text\n");
+        for cut in 0..framed.len() {
+            let _ = frames(&framed[..cut]);
+        }
+        assert_eq!(frames(&[1, 0, 0, 0, 255, 255, 255, 255, b'x']), "x");
+    }
+
+    #[test]
+    fn a_container_gets_no_network_no_right_and_no_disk() {
+        let order = Order {
+            function: "f".into(),
+            image: "localhost/f:1".into(),
+            command: vec!["/f".into(), "-v".into()],
+            environment: [("A".to_owned(), "b c".to_owned())].into(),
+            memory_bytes: 1 << 20,
+            cpu_percent: 150,
+            pids: 7,
+        };
+        let body = description(&order, "1:2");
+        let host = &body["HostConfig"];
+        assert_eq!(host["NetworkMode"], "none");
+        assert_eq!((&host["ReadonlyRootfs"], &host["CapDrop"]), (&json!(true), &json!(["ALL"])));
+        assert_eq!((&host["NanoCpus"], &host["PidsLimit"]), (&json!(1_500_000_000), &json!(7)));
+        assert_eq!((&body["Cmd"], &body["Env"]), (&json!(["/f", "-v"]), &json!(["A=b c"])));
+        assert_eq!(body["Labels"][OWNER], "1:2");
+    }
+}

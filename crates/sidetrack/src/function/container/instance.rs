@@ -1,0 +1,204 @@
+//! One container as flows see it.
+
+use super::ask::{SOCKETS_MAX, Want};
+use crate::keeper::wire;
+use sidetrack_core::function::ContainerSpec;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// With fewer sockets than this at hand more are asked for.
+const LOW: usize = 24;
+
+/// A container that runs.
+#[derive(Debug)]
+pub struct Instance {
+    /// Its number among those of this process.
+    pub number: u64,
+    /// Its name at the container engine.
+    pub name: String,
+    /// The function it is of.
+    pub function: Arc<str>,
+    /// What it speaks, and where.
+    pub spec: Arc<ContainerSpec>,
+    /// Asks for more, without waiting.
+    asking: OwnedFd,
+    stock: Mutex<Stock>,
+    refilled: Notify,
+    asked: AtomicBool,
+    gone: watch::Sender<bool>,
+    flows: AtomicUsize,
+    idle: Notify,
+    /// Connections that came back and that nobody waited for.
+    pub(super) strays: Arc<AtomicU64>,
+}
+
+/// Sockets of its network that wait to be used.
+#[derive(Debug, Default)]
+pub(super) struct Stock {
+    /// Not connected yet.
+    pub sockets: Vec<OwnedFd>,
+    pub listeners: Vec<TcpListener>,
+}
+
+/// The right of one flow to a container, which stays as long as somebody has it.
+#[derive(Debug)]
+pub struct Guest {
+    instance: Arc<Instance>,
+    /// Our own probes are no flows.
+    counts: bool,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if self.counts && self.instance.flows.fetch_sub(1, Relaxed) == 1 {
+            self.instance.idle.notify_one();
+        }
+    }
+}
+
+impl std::ops::Deref for Guest {
+    type Target = Instance;
+
+    fn deref(&self) -> &Instance {
+        &self.instance
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Instance {
+    pub(super) fn new(
+        name: String,
+        (function, spec): (Arc<str>, Arc<ContainerSpec>),
+        asking: OwnedFd,
+        sockets: Vec<OwnedFd>,
+    ) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            number: COUNT.fetch_add(1, Relaxed),
+            name,
+            function,
+            spec,
+            asking,
+            stock: Mutex::new(Stock { sockets, listeners: Vec::new() }),
+            refilled: Notify::new(),
+            asked: AtomicBool::new(false),
+            gone: watch::Sender::new(false),
+            flows: AtomicUsize::new(0),
+            idle: Notify::new(),
+            strays: Arc::default(),
+        }
+    }
+
+    /// Where it listens, in its own network.
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.spec.port).into()
+    }
+
+    /// One flow more.
+    pub(super) fn guest(self: &Arc<Self>) -> Guest {
+        self.flows.fetch_add(1, Relaxed);
+        Guest { instance: self.clone(), counts: true }
+    }
+
+    /// One probe.
+    pub(super) fn visitor(self: &Arc<Self>) -> Guest {
+        Guest { instance: self.clone(), counts: false }
+    }
+
+    /// Flows that pass it.
+    pub fn flows(&self) -> usize {
+        self.flows.load(Relaxed)
+    }
+
+    /// Waits until no flow passes it.
+    pub(super) async fn unused(&self) {
+        while self.flows() > 0 {
+            self.idle.notified().await;
+        }
+    }
+
+    /// A socket of its network, not connected yet; `None` if it is gone.
+    pub(super) async fn socket(&self) -> Option<OwnedFd> {
+        self.take(Want::Sockets(SOCKETS_MAX), LOW, |stock| {
+            let socket = stock.sockets.pop();
+            (socket, stock.sockets.len())
+        })
+        .await
+    }
+
+    /// A listener of its network; `None` if it is gone.
+    pub(super) async fn listener(&self) -> Option<TcpListener> {
+        self.take(Want::Listener, 0, |stock| {
+            let listener = stock.listeners.pop();
+            (listener, stock.listeners.len())
+        })
+        .await
+    }
+
+    async fn take<T>(
+        &self,
+        want: Want,
+        low: usize,
+        mut pick: impl FnMut(&mut Stock) -> (Option<T>, usize),
+    ) -> Option<T> {
+        let mut gone = self.gone.subscribe();
+        loop {
+            // Registered before the look, so that what comes in between is not missed.
+            let refilled = self.refilled.notified();
+            let (picked, left) = pick(&mut lock(&self.stock));
+            if left < low || picked.is_none() {
+                self.ask(want);
+            }
+            if picked.is_some() {
+                return picked;
+            }
+            tokio::select! {
+                () = refilled => {}
+                _ = gone.wait_for(|gone| *gone) => return None,
+            }
+        }
+    }
+
+    fn ask(&self, want: Want) {
+        // A request for sockets serves all who wait; one for a listener serves one.
+        if want == Want::Listener || !self.asked.swap(true, Relaxed) {
+            // If it cannot be sent the container is gone, which is told elsewhere.
+            let _ = wire::send(&self.asking, &want, &[]);
+        }
+    }
+
+    /// Asks why it has ended.
+    pub(super) fn ask_why(&self) {
+        let _ = wire::send(&self.asking, &Want::Why, &[]);
+    }
+
+    /// What was asked for has come.
+    pub(super) fn refill(&self, put: impl FnOnce(&mut Stock)) {
+        put(&mut lock(&self.stock));
+        self.asked.store(false, Relaxed);
+        self.refilled.notify_waiters();
+    }
+
+    /// It is not to be used any more.
+    pub(super) fn end(&self) {
+        self.gone.send_replace(true);
+        // Its network, and what is open in it, goes with the last of them.
+        *lock(&self.stock) = Stock::default();
+    }
+
+    /// Becomes true when it is not to be used any more.
+    pub(super) fn gone(&self) -> watch::Receiver<bool> {
+        self.gone.subscribe()
+    }
+
+    /// Connections that came back and that nobody waited for.
+    pub fn strays(&self) -> u64 {
+        self.strays.load(Relaxed)
+    }
+}

@@ -1,0 +1,231 @@
+//! Keeps one container of a function: drives `core::function::supervise`. One task each, on the containers' thread.
+
+use super::ask::{Order, Told};
+use super::instance::Instance;
+use super::pool::Pool;
+use super::probe::probe;
+use super::starter::Launcher;
+use crate::keeper::wire;
+use crate::live::Clock;
+use crate::reactor::{TcpStream, sleep};
+use sidetrack_core::function::supervise::{Failed, Input, Output, Pace, Supervisor};
+use sidetrack_core::function::{ContainerSpec, Probe};
+use sidetrack_sys::scm;
+use std::future::{Future, pending, poll_fn};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::ready;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What is to be kept. It does not keep the pool.
+pub(super) struct Charge {
+    pool: Weak<Pool>,
+    open: watch::Receiver<()>,
+    function: Arc<str>,
+    spec: Arc<ContainerSpec>,
+}
+
+impl Charge {
+    pub fn of(pool: &Arc<Pool>) -> Self {
+        let (function, spec) = (pool.function().clone(), pool.spec().clone());
+        Self { pool: Arc::downgrade(pool), open: pool.watch(), function, spec }
+    }
+}
+
+/// A container that runs, and what is said of it.
+struct Running {
+    instance: Arc<Instance>,
+    link: TcpStream,
+    /// Readable when it has ended.
+    alive: TcpStream,
+    asked_why: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.instance.end();
+        // That is the container's end.
+        let _ = self.link.reading(|fd| scm::close(fd));
+    }
+}
+
+type Doing<T> = Option<Pin<Box<dyn Future<Output = T>>>>;
+
+/// The end of something that is under way; never if nothing is.
+async fn done<T>(doing: &mut Doing<T>) -> T {
+    match doing {
+        Some(future) => {
+            let value = future.as_mut().await;
+            *doing = None;
+            value
+        }
+        None => pending().await,
+    }
+}
+
+/// Keeps one container until the pool is dropped, and then as long as flows pass it.
+pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clock) {
+    let pace = Pace {
+        probe_interval: Duration::from_millis(charge.spec.probe_interval_ms),
+        start_timeout: Duration::from_millis(charge.spec.start_timeout_ms),
+    };
+    let mut supervisor = Supervisor::new(pace, clock.now());
+    let mut running: Option<Running> = None;
+    let mut starting: Doing<Result<Running, String>> = None;
+    let mut probing: Doing<Result<(), String>> = None;
+    loop {
+        while let Some(output) = supervisor.poll() {
+            match output {
+                Output::Start => starting = Some(Box::pin(start(launcher.clone(), &charge))),
+                Output::Probe => probing = running.as_ref().map(|running| probing_of(&running.instance)),
+                output => obey(&charge, output, &mut running, &mut probing),
+            }
+        }
+        let deadline = supervisor.deadline().map(|at| at.since(clock.now()));
+        let input = tokio::select! {
+            _ = charge.open.changed() => break,
+            started = done(&mut starting) => match started {
+                Ok(started) => {
+                    running = Some(started);
+                    Input::Started
+                }
+                Err(why) => Input::Failed(Failed::Start(why)),
+            },
+            probed = done(&mut probing) => match probed {
+                Ok(()) => Input::Probed,
+                Err(why) => Input::Failed(Failed::Probe(why)),
+            },
+            why = ended(running.as_mut()) => Input::Failed(Failed::Ended(why)),
+            () = waited(deadline) => Input::Tick,
+        };
+        supervisor.handle(clock.now(), input);
+    }
+    drop((starting, probing));
+    drain(running).await;
+}
+
+fn obey(
+    charge: &Charge,
+    output: Output,
+    running: &mut Option<Running>,
+    probing: &mut Doing<Result<(), String>>,
+) {
+    match output {
+        Output::Up => {
+            if let (Some(pool), Some(running)) = (charge.pool.upgrade(), &running) {
+                tracing::info!(function = %charge.function, container = %running.instance.name, "well");
+                pool.up(&running.instance);
+            }
+        }
+        Output::Down(why) => {
+            tracing::error!(function = %charge.function, "down: {why}");
+            if let Some(pool) = charge.pool.upgrade() {
+                pool.down(running.as_ref().map(|running| running.instance.number), why);
+            }
+        }
+        Output::End => {
+            *probing = None;
+            *running = None;
+        }
+        Output::Start | Output::Probe => {}
+    }
+}
+
+/// No new flow comes: the container is there for those that pass it.
+async fn drain(running: Option<Running>) {
+    let Some(mut running) = running else { return };
+    let instance = running.instance.clone();
+    tokio::select! {
+        () = instance.unused() => {}
+        _ = ended(Some(&mut running)) => {}
+    }
+}
+
+async fn waited(time: Option<Duration>) {
+    match time {
+        Some(time) => sleep(time).await,
+        None => pending().await,
+    }
+}
+
+fn probing_of(instance: &Arc<Instance>) -> Pin<Box<dyn Future<Output = Result<(), String>>>> {
+    let instance = instance.clone();
+    Box::pin(async move {
+        let probed = probe(&instance.visitor()).await?;
+        match instance.spec.probe {
+            Probe::Connect => Ok(()),
+            Probe::Echo => probed.echo,
+        }
+    })
+}
+
+/// Asks for a container and waits until it runs.
+fn start(
+    launcher: Arc<Launcher>,
+    charge: &Charge,
+) -> impl Future<Output = Result<Running, String>> + 'static {
+    let order = Order::new(&charge.function, &charge.spec);
+    let known = (charge.function.clone(), charge.spec.clone());
+    async move {
+        let broken = |error: io::Error| format!("the containers' process does not answer: {error}");
+        let own = launcher.launch(order).map_err(|_| GONE.to_owned())?;
+        rustix::io::ioctl_fionbio(&own, true).map_err(|error| broken(error.into()))?;
+        let asking = own.try_clone().map_err(broken)?;
+        let link = TcpStream::new(own).map_err(broken)?;
+        match told(&link).await.map_err(broken)? {
+            Some((Told::Started { name }, mut fds)) if !fds.is_empty() => {
+                let alive = TcpStream::new(fds.remove(0)).map_err(broken)?;
+                let instance = Arc::new(Instance::new(name, known, asking, fds));
+                Ok(Running { instance, link, alive, asked_why: false })
+            }
+            Some((Told::Failed(why), _)) => Err(why),
+            Some((other, _)) => Err(format!("the containers' process says {other:?}")),
+            None => Err(GONE.to_owned()),
+        }
+    }
+}
+
+const GONE: &str = "the containers' process is gone: restart sidetrack";
+
+/// The next that is said of a container; `None`: its process is gone.
+async fn told(link: &TcpStream) -> io::Result<Option<(Told, Vec<OwnedFd>)>> {
+    poll_fn(|cx| {
+        loop {
+            ready!(link.poll_read_ready(cx));
+            match link.reading(|fd| wire::receive::<Told>(fd)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return std::task::Poll::Ready(result),
+            }
+        }
+    })
+    .await
+}
+
+/// Hands on what comes for a container, until it has ended; says why.
+async fn ended(running: Option<&mut Running>) -> String {
+    let Some(running) = running else { return pending().await };
+    loop {
+        let said = tokio::select! {
+            said = told(&running.link) => said,
+            () = poll_fn(|cx| running.alive.poll_read_ready(cx)), if !running.asked_why => {
+                running.asked_why = true;
+                running.instance.ask_why();
+                continue;
+            }
+        };
+        match said {
+            Ok(Some((Told::Sockets, fds))) => {
+                running.instance.refill(|stock| stock.sockets.extend(fds));
+            }
+            Ok(Some((Told::Listener, fds))) => {
+                running.instance.refill(|stock| stock.listeners.extend(fds.into_iter().map(Into::into)));
+            }
+            Ok(Some((Told::Ended(why) | Told::Failed(why), _))) => return why,
+            Ok(Some((Told::Started { .. }, _))) => {}
+            Ok(None) | Err(_) => return GONE.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The containers' process: it keeps the rights to ask the container engine, which are as good as root's, and to enter
+//! the containers' networks. It reads no byte of any flow. Its connection's end is its end, and that of all containers.
+
+use super::ask::{Ask, Begun};
+use super::engine::Engine;
+use super::held;
+use crate::keeper::wire;
+use anyhow::Context;
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::{process, scm};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+/// The argument that makes the program this process.
+pub const ARGUMENT: &str = "containers-process";
+
+/// Entering networks of containers, whose processes are other users'; the engine's socket, wherever it is.
+const NEEDED: CapabilitySet =
+    CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::DAC_OVERRIDE);
+
+/// What `ps` and `top` call this process.
+const NAME: &std::ffi::CStr = c"sidetrack-cont";
+
+/// Serves until the other end closes, then removes all containers.
+///
+/// # Errors
+/// If the connection breaks in any other way.
+pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
+    process::ignore_stop_signals();
+    // Only `ps` misses the name.
+    let _ = process::set_name(NAME);
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
+    let Some((Ask::Begin { engine }, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
+    let engine = match begin(engine.as_deref()) {
+        Ok((engine, begun)) => {
+            wire::send(&end, &begun, &[])?;
+            Arc::new(engine)
+        }
+        Err(error) => return Ok(wire::send(&end, &Begun::Failed(format!("{error:#}")), &[])?),
+    };
+    std::thread::scope(|threads| {
+        let mut held = Vec::new();
+        let served = loop {
+            match wire::receive::<Ask>(&end) {
+                Ok(Some((Ask::Start(order), mut fds))) => {
+                    let Some(own) = fds.pop().map(Arc::new) else { continue };
+                    held.retain(|one: &Weak<OwnedFd>| one.strong_count() > 0);
+                    held.push(Arc::downgrade(&own));
+                    let engine = engine.clone();
+                    threads.spawn(move || held::hold(&engine, &order, &own));
+                }
+                Ok(Some((Ask::Begin { .. }, _))) => {}
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // Whoever holds the other ends: nobody may use them any more.
+        for own in held.iter().filter_map(Weak::upgrade) {
+            let _ = scm::close(&*own);
+        }
+        Ok(served?)
+    })
+}
+
+fn begin(socket: Option<&Path>) -> anyhow::Result<(Engine, Begun)> {
+    let engine = Engine::find(socket)?;
+    let version = engine.version()?;
+    let mut removed = Vec::new();
+    for leftover in engine.leftovers()? {
+        engine.remove(&leftover.id)?;
+        removed.push(leftover.name);
+    }
+    let begun = Begun::Ready { engine: engine.socket().to_owned(), version, removed };
+    Ok((engine, begun))
+}

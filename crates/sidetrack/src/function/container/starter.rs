@@ -1,0 +1,154 @@
+//! Our end of the containers' process, and the thread that keeps the containers of all functions.
+
+use super::ask::{Ask, Begun, Order};
+use super::keep;
+use super::pool::Pool;
+use super::process::ARGUMENT;
+use crate::keeper::wire;
+use crate::live::Clock;
+use crate::reactor;
+use anyhow::Context;
+use sidetrack_core::function::ContainerSpec;
+use sidetrack_sys::{process, scm};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// How long all containers may take to be removed when we stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who starts containers.
+#[derive(Debug)]
+pub struct Containers {
+    launcher: Arc<Launcher>,
+    child: Mutex<std::process::Child>,
+    engine: PathBuf,
+    pools: mpsc::UnboundedSender<Arc<Pool>>,
+    /// Until the thread is started.
+    inbox: Mutex<Option<mpsc::UnboundedReceiver<Arc<Pool>>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    stop: watch::Sender<bool>,
+}
+
+/// The connection over which containers are asked for.
+#[derive(Debug)]
+pub(super) struct Launcher(Mutex<OwnedFd>);
+
+impl Launcher {
+    /// Asks for a container; gives the connection over which it is held.
+    ///
+    /// # Errors
+    /// The containers' process is gone.
+    pub fn launch(&self, order: Order) -> io::Result<OwnedFd> {
+        let (ours, theirs) = scm::pair()?;
+        let end = lock(&self.0);
+        wire::send(&*end, &Ask::Start(Box::new(order)), &[theirs.as_fd()])?;
+        Ok(ours)
+    }
+}
+
+impl Containers {
+    /// Starts the process, which finds the engine and removes what a crash left. Before rights are given up.
+    ///
+    /// # Errors
+    /// There is no engine, or we may not use it.
+    pub fn start(engine: Option<&Path>) -> anyhow::Result<Arc<Self>> {
+        let (ours, theirs) = scm::pair()?;
+        let child = process::respawn(ARGUMENT, theirs).context("cannot start the containers' process")?;
+        wire::send(&ours, &Ask::Begin { engine: engine.map(Path::to_owned) }, &[])?;
+        let begun = wire::receive::<Begun>(&ours)?.context("the containers' process ended")?;
+        let engine = match begun.0 {
+            Begun::Ready { engine, version, removed } => {
+                for name in removed {
+                    tracing::info!("container {name}, which a crash had left, is removed");
+                }
+                tracing::debug!(engine = %engine.display(), %version, "container engine");
+                engine
+            }
+            Begun::Failed(why) => anyhow::bail!("functions in containers: {why}"),
+        };
+        let launcher = Arc::new(Launcher(Mutex::new(ours)));
+        let (pools, inbox) = mpsc::unbounded_channel();
+        let inbox = Mutex::new(Some(inbox));
+        let (child, thread, stop) = (Mutex::new(child), Mutex::default(), watch::Sender::new(false));
+        Ok(Arc::new(Self { launcher, child, engine, pools, inbox, thread, stop }))
+    }
+
+    /// Starts the thread that keeps containers; to be called once, when rights are given up.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn run(&self, clock: Clock) -> io::Result<()> {
+        let Some(mut inbox) = lock(&self.inbox).take() else {
+            return Ok(());
+        };
+        let launcher = self.launcher.clone();
+        let mut stop = self.stop.subscribe();
+        let work = async move {
+            loop {
+                let pool = tokio::select! {
+                    pool = inbox.recv() => pool,
+                    _ = stop.wait_for(|stop| *stop) => None,
+                };
+                // What is under way is dropped with the loop.
+                let Some(pool) = pool else { return };
+                for _ in 0..pool.spec().instances {
+                    reactor::spawn(keep::keep(keep::Charge::of(&pool), launcher.clone(), clock));
+                }
+            }
+        };
+        let loops = move || {
+            if let Err(error) = reactor::block_on(work) {
+                tracing::error!(%error, "the event loop of the containers ended");
+            }
+        };
+        let thread = std::thread::Builder::new().name("containers".into()).spawn(loops)?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// The engine's socket.
+    pub fn engine(&self) -> &Path {
+        &self.engine
+    }
+
+    /// Keeps containers of this function from now on, until the pool is dropped.
+    pub fn pool(&self, function: &Arc<str>, spec: &ContainerSpec) -> Arc<Pool> {
+        let pool = Arc::new(Pool::new(function.clone(), spec.clone()));
+        // The thread is there as long as we are.
+        let _ = self.pools.send(pool.clone());
+        pool
+    }
+
+    /// Ends the process once all containers are removed.
+    ///
+    /// # Errors
+    /// What waitpid(2) says; that it takes too long.
+    pub fn finish(&self) -> io::Result<()> {
+        self.stop.send_replace(true);
+        if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the containers' thread ended by a panic");
+        }
+        scm::close(&*lock(&self.launcher.0))?;
+        let mut child = lock(&self.child);
+        let until = std::time::Instant::now() + STOP_PATIENCE;
+        while child.try_wait()?.is_none() {
+            if std::time::Instant::now() > until {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the container engine does not remove them",
+                ));
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! A stream of bytes through a container, for people who want to know what it costs.
+
+use super::instance::Guest;
+use super::passage::{Passed, pass};
+use super::probe::{NOWHERE, intro, words};
+use crate::carry::Wire;
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// Most bytes of one read.
+const PIECE: usize = 64 * 1024;
+
+/// How long nothing may move.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Led {
+    /// What came out towards the server.
+    pub out: Vec<u8>,
+    /// Until the flow was through.
+    pub connect: Duration,
+    /// From then on until the last byte was out.
+    pub moving: Duration,
+}
+
+/// Leads bytes, and their end, through a container as a client's.
+///
+/// # Errors
+/// The flow does not get through, or nothing moves any more.
+pub async fn lead(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
+    let destination = NOWHERE.into();
+    let began = Instant::now();
+    let passed = pass(instance, intro(&destination, PATIENCE)).await.map_err(words)?;
+    let connect = began.elapsed();
+    let out = moved(passed, bytes).await?;
+    Ok(Led { out, connect, moving: began.elapsed() - connect })
+}
+
+/// Writes what there is room for and reads what is there, in turn, until the end comes out.
+async fn moved(passed: Passed, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let Passed { mut into, back, mut held, .. } = passed;
+    let mut sent = 0;
+    if bytes.is_empty() {
+        into.shutdown_write().map_err(|error| error.to_string())?;
+    }
+    held.reserve(bytes.len());
+    loop {
+        let step = crate::reactor::timeout(
+            PATIENCE,
+            poll_fn(|cx| {
+                let mut is_stuck = true;
+                if sent < bytes.len()
+                    && let Poll::Ready(n) = into.poll_send(cx, &bytes[sent..bytes.len().min(sent + PIECE)])
+                {
+                    sent += n?;
+                    is_stuck = false;
+                    if sent == bytes.len() {
+                        into.finish(cx)?;
+                    }
+                }
+                let mut buffer = [0; PIECE];
+                match back.poll_recv(cx, &mut buffer) {
+                    Poll::Ready(n) => {
+                        let n = n?;
+                        held.extend_from_slice(&buffer[..n]);
+                        Poll::Ready(std::io::Result::Ok(n == 0))
+                    }
+                    Poll::Pending if is_stuck => Poll::Pending,
+                    Poll::Pending => Poll::Ready(Ok(false)),
+                }
+            }),
+        );
+        match step.await {
+            Ok(Ok(true)) if sent == bytes.len() => return Ok(held),
+            Ok(Ok(true)) => return Err(format!("it ended the flow after {sent} bytes")),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => return Err(format!("after {sent} bytes: {error}")),
+            Err(_) => return Err(format!("nothing moves any more after {sent} bytes")),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Functions in containers on the way of a flow, while its path is made: the flow goes into each and comes back before the
+//! next thing is dialled.
+
+use super::Client;
+use super::setup::{Setup, gone, offered, stopped};
+use crate::carry::{Failure, Order};
+use crate::function::Leg;
+use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
+use crate::reactor::TcpStream;
+use sidetrack_core::chain::Chain;
+use sidetrack_core::flow::{EndReason, Flow, Side};
+use sidetrack_core::function::{OnDown, Stop};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time that one container may take to pass a flow on; less where the whole path has less.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The functions of a flow whose path is made.
+#[derive(Default)]
+pub struct Way {
+    /// Before any container.
+    pub chain: Option<Box<Chain>>,
+    /// The containers, in order from the client to the server.
+    pub joints: Vec<Joint>,
+    /// What the record is to say of functions that were left out.
+    pub note: Option<String>,
+}
+
+impl Way {
+    /// Whether there is any.
+    pub fn has_functions(&self) -> bool {
+        self.chain.is_some() || !self.joints.is_empty()
+    }
+
+    /// The functions that stand last on the way so far.
+    pub fn last(&mut self) -> &mut Option<Box<Chain>> {
+        self.joints.last_mut().map_or(&mut self.chain, |joint| &mut joint.chain)
+    }
+
+    fn skipped(&mut self, leg: &Leg, why: &str) {
+        let words = format!("function '{}' was skipped: {why}", leg.name);
+        self.note =
+            Some(self.note.take().map_or_else(|| words.clone(), |before| format!("{before}; {words}")));
+    }
+}
+
+/// A container that a flow passes.
+pub struct Joint {
+    /// The function's name.
+    pub name: Arc<str>,
+    /// Towards the container.
+    pub into: TcpStream,
+    /// What it has said towards the client, behind the functions there.
+    pub early: Vec<u8>,
+    /// Back from the container.
+    pub back: TcpStream,
+    /// What came back and still has to go on, behind the functions there.
+    pub held: Vec<u8>,
+    /// The functions between it and the next container, or the server.
+    pub chain: Option<Box<Chain>>,
+    /// Keeps it there.
+    pub guest: Guest,
+}
+
+impl Setup<'_> {
+    /// Leads a flow through its containers, one after the other. What the client has said goes in with the flow; what has come
+    /// back of it by the end is held for whoever carries the flow on.
+    pub(super) async fn pass_containers(
+        &self,
+        legs: Vec<Leg>,
+        flow: &Flow,
+        (client, way): (&mut Client, &mut Way),
+        order: &mut Order<'_>,
+    ) -> Result<(), Failure> {
+        let mut first = client.take_held();
+        for leg in legs {
+            let passing = self.pass_one(&leg, flow, &first, order);
+            let (presence, _) = client.split();
+            let passed = tokio::select! {
+                biased;
+                passed = passing => passed,
+                () = presence.lost() => return Err(gone()),
+            };
+            match passed {
+                Ok((guest, passed)) => {
+                    order.metadata.clone_from(&passed.metadata);
+                    first = self.join(leg, guest, passed, way)?;
+                }
+                Err(Trouble::Failed(failure)) => return Err(blame(&leg, failure)),
+                Err(Trouble::Down(why)) => match leg.on_down {
+                    OnDown::Deny => return Err(blame(&leg, denied(&why))),
+                    OnDown::Skip => {
+                        way.skipped(&leg, &why);
+                        first = self.skip(leg, first, way)?;
+                    }
+                },
+            }
+        }
+        client.put_first(first);
+        Ok(())
+    }
+
+    /// Through one of the function's containers. Another one is tried if the first cannot be reached.
+    async fn pass_one(
+        &self,
+        leg: &Leg,
+        flow: &Flow,
+        first: &[u8],
+        order: &Order<'_>,
+    ) -> Result<(Guest, Passed), Trouble> {
+        let pool = leg.pool().map_err(Trouble::Down)?;
+        let limit = order.carry.connect_timeout_ms.unwrap_or(self.config.limits.connect_timeout_ms);
+        let intro = Intro {
+            id: self.live.id,
+            client: flow.client,
+            destination: &order.destination,
+            host: order.host,
+            metadata: &order.metadata,
+            first,
+            // Before the whole path is late: then nobody would know which part of it was.
+            patience: PATIENCE.min(Duration::from_millis(limit) * 3 / 4),
+        };
+        let mut refused = Vec::new();
+        let mut why = None;
+        loop {
+            let guest = match pool.pick(&refused) {
+                Ok(guest) => guest,
+                Err(none) => return Err(Trouble::Down(why.unwrap_or(none))),
+            };
+            match pass(&guest, intro).await {
+                Ok(passed) => return Ok((guest, passed)),
+                Err(Trouble::Down(said)) => {
+                    refused.push(guest.number);
+                    why = Some(said);
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+    }
+
+    /// Puts the container onto the flow's way; gives what came back so far, behind the functions that follow.
+    fn join(&self, mut leg: Leg, guest: Guest, passed: Passed, way: &mut Way) -> Result<Vec<u8>, Failure> {
+        let now = self.worker.clock.now();
+        let early = match way.last() {
+            Some(chain) => offered(chain, now, Side::Server, passed.early)?,
+            None => passed.early,
+        };
+        let first = match &mut leg.chain {
+            Some(chain) => offered(chain, now, Side::Client, passed.held)?,
+            None => passed.held,
+        };
+        let Leg { name, chain, .. } = leg;
+        let (into, back) = (passed.into, passed.back);
+        way.joints.push(Joint { name, into, early, back, held: Vec::new(), chain, guest });
+        Ok(first)
+    }
+
+    /// The functions behind a container that is left out follow those before it at once.
+    fn skip(&self, leg: Leg, first: Vec<u8>, way: &mut Way) -> Result<Vec<u8>, Failure> {
+        let Some(mut next) = leg.chain else { return Ok(first) };
+        let now = self.worker.clock.now();
+        let first = offered(&mut next, now, Side::Client, first)?;
+        let before = way.last();
+        *before = Some(match before.take() {
+            Some(chain) => Box::new(chain.followed_by(now, *next).map_err(stopped)?),
+            None => next,
+        });
+        Ok(first)
+    }
+}
+
+fn denied(why: &str) -> Failure {
+    stopped(Stop::failed(format!("down, and the rule says on_function_down = \"deny\": {why}")))
+}
+
+fn blame(leg: &Leg, failure: Failure) -> Failure {
+    let reason = match failure.reason {
+        EndReason::FunctionRefused => EndReason::FunctionRefused,
+        _ => EndReason::FunctionFailed,
+    };
+    Failure::new(reason, format!("function '{}': {}", leg.name, failure.detail))
+}

@@ -1,0 +1,100 @@
+//! What the end of a side means where one side, or both, is a function in a container: a function that ends a flow which
+//! nobody else has ended has cut it, and that must not look like an end in order.
+
+use super::Pump;
+use crate::carry::Wire;
+use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_core::splice::Input;
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Which ends of a flow have said their last byte; shared by the pumps of its parts.
+#[derive(Debug, Default)]
+pub struct Ends {
+    client: Cell<bool>,
+    server: Cell<bool>,
+}
+
+/// What one part of a flow has for sides.
+#[derive(Debug)]
+pub struct Law {
+    /// Of the whole flow.
+    pub ends: Rc<Ends>,
+    /// The function that the part has for its client, if it is one.
+    pub client: Option<Arc<str>>,
+    /// The function that it has for its server.
+    pub server: Option<Arc<str>>,
+}
+
+impl Law {
+    /// Whether this side may say its last byte now; notes it of an end of the flow.
+    ///
+    /// A function may end towards the server when the client has ended, or the server: then nothing that comes is of use to it
+    /// (proxies that know no half-closed connections close both sides). Towards the client it may end only when the server
+    /// has: an answer is never cut in order.
+    fn may_end(&self, side: Side) -> Result<(), &Arc<str>> {
+        let Ends { client, server } = &*self.ends;
+        match (side, &self.client, &self.server) {
+            (Side::Client, None, _) => client.set(true),
+            (Side::Server, _, None) => server.set(true),
+            (Side::Client, Some(function), _) if !client.get() && !server.get() => return Err(function),
+            (Side::Server, _, Some(function)) if !server.get() => return Err(function),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<W: Wire> Pump<W> {
+    /// The same as a part of a flow that passes containers.
+    pub fn under(mut self, law: Law) -> Self {
+        self.law = Some(Box::new(law));
+        self
+    }
+
+    /// What the core is told of the end of a side that may not end now.
+    pub(super) fn judge_end(&mut self, side: Side) -> Option<Input> {
+        let function = self.law.as_ref()?.may_end(side).err()?;
+        let words = format!("function '{function}': ended the flow, which neither side had done");
+        self.error = Some(io::Error::other(words));
+        Some(Input::End(EndReason::FunctionFailed))
+    }
+
+    /// Ends at once, by resets.
+    pub fn abort(&mut self) {
+        self.close(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> [Law; 2] {
+        let ends = Rc::new(Ends::default());
+        let function: Arc<str> = "f".into();
+        [
+            Law { ends: ends.clone(), client: None, server: Some(function.clone()) },
+            Law { ends, client: Some(function), server: None },
+        ]
+    }
+
+    #[test]
+    fn a_function_may_end_what_an_end_of_the_flow_has_ended() {
+        let [near, far] = parts();
+        assert!(far.may_end(Side::Client).is_err() && near.may_end(Side::Server).is_err());
+        assert!(near.may_end(Side::Client).is_ok(), "the client itself");
+        assert!(far.may_end(Side::Client).is_ok(), "what the client said is over");
+        assert!(near.may_end(Side::Server).is_err(), "the answer is not");
+        assert!(far.may_end(Side::Server).is_ok() && near.may_end(Side::Server).is_ok());
+    }
+
+    #[test]
+    fn when_the_server_has_ended_a_function_may_end_both_directions() {
+        let [near, far] = parts();
+        assert!(far.may_end(Side::Server).is_ok());
+        assert!(far.may_end(Side::Client).is_ok() && near.may_end(Side::Server).is_ok());
+    }
+}

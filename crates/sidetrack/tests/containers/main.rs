@@ -1,0 +1,14 @@
+//! Functions in containers, with a real container engine: flows through every protocol and in chains, what happens when
+//! functions misbehave, and that nothing is left behind however we end.
+
+mod commands;
+mod engine;
+mod faults;
+mod function;
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
+mod lifecycle;
+#[path = "../node/mod.rs"]
+mod node;
+mod passing;
+mod scene;
