@@ -25,7 +25,7 @@ fn joined(at: usize, first: &[u8]) -> Driven {
     let behind = before.split_off(at);
     let now = Instant::ZERO;
     let [mut before, mut behind] = [before, behind].map(|list| Chain::new(stages(list), now).unwrap());
-    let mut lead = |chain: &mut Chain, bytes: &[u8]| match chain.handle(now, Side::Client, bytes).unwrap() {
+    let lead = |chain: &mut Chain, bytes: &[u8]| match chain.handle(now, Side::Client, bytes).unwrap() {
         Offered::Unchanged => bytes.to_vec(),
         Offered::Inside => chain.take(Side::Client, usize::MAX).to_vec(),
     };

@@ -352,7 +352,7 @@ pub struct Rule {
     /// What happens to running flows when a reload changes the chain of their rule: "keep" or "cut". Default "keep".
     pub on_chain_change: Option<At<OnChainChange>>,
     /// What happens to new flows while a container of the chain is down: "deny" refuses them, "skip" leads them past it.
-    /// Required if there is a container in the chain.
+    /// Default: none, it has to be written where there is a container in the chain.
     pub on_function_down: Option<At<OnFunctionDown>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,

@@ -363,13 +363,6 @@ impl<'a> Setup<'a> {
             let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
             (way.chain, legs) = (route.chain, route.legs);
         }
-        let destination = match (&carry.to, carry.dial, &flow.host) {
-            (Some(to), _, _) => to.clone(),
-            (None, Dial::Name, Some(name)) => {
-                Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
-            }
-            _ => flow.orig_dst.clone(),
-        };
         let (asked, metadata): (&[_], _) = match &caught.asker {
             Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),
             Asker::Socks(_, request) => (&request.stack, request.metadata.clone()),
@@ -377,7 +370,7 @@ impl<'a> Setup<'a> {
         };
         let mut order = Order {
             carry,
-            destination,
+            destination: destination(carry, flow),
             client: flow.client,
             stack: &stack::about(asked, Leg::Remote),
             host: flow.host.as_ref(),
@@ -407,7 +400,7 @@ impl<'a> Setup<'a> {
             // What comes from now on has to pass the functions first.
             first.settle();
         }
-        let mut carried = tokio::select! {
+        let carried = tokio::select! {
             biased;
             carried = carry::carry(&order, &mut first) => carried?,
             () = presence.lost() => return Err(gone()),
@@ -415,6 +408,11 @@ impl<'a> Setup<'a> {
         if client.is_broken() {
             return Err(gone());
         }
+        Ok(self.stands(carried, client, way))
+    }
+
+    /// The path stands: what the client has said and the carrier has not sent goes first on it.
+    fn stands(&self, mut carried: Carried, client: &mut Client, way: &mut Way) -> Carried {
         let held = client.take_held();
         let unsent = &held[carried.sent.min(held.len())..];
         match way.joints.last_mut() {
@@ -424,7 +422,7 @@ impl<'a> Setup<'a> {
         self.live.count(carried.sent as u64, 0);
         self.live.carried_by(carried.taken);
         carried.early.shrink_to_fit();
-        Ok(carried)
+        carried
     }
 
     /// The client's first bytes pass the functions; what comes out takes their place.
@@ -442,6 +440,17 @@ impl<'a> Setup<'a> {
             carried.early = offered(chain, self.worker.clock.now(), Side::Server, early)?;
         }
         Ok(carried)
+    }
+}
+
+/// Where a flow goes, after all rewriting.
+fn destination(carry: &Carry, flow: &Flow) -> Destination {
+    match (&carry.to, carry.dial, &flow.host) {
+        (Some(to), _, _) => to.clone(),
+        (None, Dial::Name, Some(name)) => {
+            Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
+        }
+        _ => flow.orig_dst.clone(),
     }
 }
 

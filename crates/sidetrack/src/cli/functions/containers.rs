@@ -1,9 +1,8 @@
 //! `fn probe`, and containers in `chain try`: containers of the command's own, which are gone when it ends.
 
 use crate::config::Config;
-use crate::function::container::{Containers, Guest, Pool, lead, probe};
+use crate::function::container::{Containers, Guest, Pool, lead_and_wait, probe_and_wait};
 use crate::live::Clock;
-use crate::reactor;
 use sidetrack_core::function::{ContainerSpec, FunctionSpec, Probe};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -50,7 +49,7 @@ impl Yard {
 
 /// Bytes through a container, as a client's; gives what comes out, and how long connecting and moving took.
 pub fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration), String> {
-    let led = reactor::block_on(lead(guest, bytes)).map_err(|error| error.to_string())??;
+    let led = lead_and_wait(guest, bytes)?;
     Ok((led.out, led.connect, led.moving))
 }
 
@@ -67,8 +66,7 @@ pub fn report(
     let (_pool, guest, started) = yard.start(spec, container)?;
     let (mut connects, mut trips) = (Vec::new(), Vec::new());
     let mut echo = Ok(());
-    for _ in 0..count.max(1) {
-        let probed = reactor::block_on(probe(&guest)).map_err(|error| error.to_string())??;
+    for probed in probe_and_wait(&guest, count.max(1))? {
         connects.push(probed.connect);
         trips.push(probed.round_trip);
         echo = echo.and(probed.echo);

@@ -45,7 +45,7 @@ pub(super) fn words(trouble: Trouble) -> String {
 ///
 /// # Errors
 /// A flow does not get through.
-pub async fn probe(instance: &Guest) -> Result<Probed, String> {
+pub(super) async fn probe(instance: &Guest) -> Result<Probed, String> {
     let patience = Duration::from_millis(instance.spec.probe_timeout_ms);
     let destination = NOWHERE.into();
     let began = Instant::now();

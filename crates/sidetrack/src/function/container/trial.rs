@@ -2,8 +2,9 @@
 
 use super::instance::Guest;
 use super::passage::{Passed, pass};
-use super::probe::{NOWHERE, intro, words};
+use super::probe::{NOWHERE, Probed, intro, probe, words};
 use crate::carry::Wire;
+use crate::reactor;
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -25,11 +26,34 @@ pub struct Led {
     pub moving: Duration,
 }
 
+/// As [`lead`], on an event loop of its own.
+///
+/// # Errors
+/// As [`lead`].
+pub fn lead_and_wait(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
+    reactor::block_on(lead(instance, bytes)).map_err(|error| error.to_string())?
+}
+
+/// As [`probe`], so many times, on an event loop of its own.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_and_wait(instance: &Guest, count: u32) -> Result<Vec<Probed>, String> {
+    let all = async {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            all.push(probe(instance).await?);
+        }
+        Ok(all)
+    };
+    reactor::block_on(all).map_err(|error| error.to_string())?
+}
+
 /// Leads bytes, and their end, through a container as a client's.
 ///
 /// # Errors
 /// The flow does not get through, or nothing moves any more.
-pub async fn lead(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
+async fn lead(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
     let destination = NOWHERE.into();
     let began = Instant::now();
     let passed = pass(instance, intro(&destination, PATIENCE)).await.map_err(words)?;
@@ -47,7 +71,7 @@ async fn moved(passed: Passed, bytes: &[u8]) -> Result<Vec<u8>, String> {
     }
     held.reserve(bytes.len());
     loop {
-        let step = crate::reactor::timeout(
+        let step = reactor::timeout(
             PATIENCE,
             poll_fn(|cx| {
                 let mut is_stuck = true;
