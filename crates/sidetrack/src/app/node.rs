@@ -116,18 +116,7 @@ impl Prepared {
         }
         let name = name.to_owned();
         let containers = super::containers::start(config)?;
-        Ok(Self {
-            name,
-            workers,
-            bound,
-            steered,
-            steer,
-            steered_since,
-            events,
-            overlay,
-            engines,
-            containers,
-        })
+        Ok(Self { name, workers, bound, steered, steer, steered_since, events, overlay, engines, containers })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
