@@ -17,7 +17,7 @@ use shared::{Counter, SharedBucket};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{
-    ByteBucket, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
+    ByteBucket, ChainSpec, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
     Replacements, Share, Stage, Stop, Suite, Throttle, Words,
 };
 use sidetrack_core::time::Instant;
@@ -125,11 +125,19 @@ impl Library {
         made
     }
 
+    /// The chain of one flow that has no sockets: a packet engine's, which no container can be part of.
+    ///
+    /// # Errors
+    /// As [`Library::stages`].
+    pub fn chain(&self, spec: &ChainSpec, flow: &Flow) -> Result<Chain, Stop> {
+        self.stages(&spec.functions, flow)
+    }
+
     /// The functions inside us that one flow passes one after the other.
     ///
     /// # Errors
     /// One of them ends the flow at once; one is a container.
-    pub fn chain(&self, specs: &[Arc<FunctionSpec>], flow: &Flow) -> Result<Chain, Stop> {
+    pub fn stages(&self, specs: &[Arc<FunctionSpec>], flow: &Flow) -> Result<Chain, Stop> {
         let now = self.clock.now();
         let stage = |spec: &Arc<FunctionSpec>| {
             let function = self.function(spec);

@@ -47,7 +47,7 @@ impl Library {
         let mut groups = spec.functions.split(|function| is_container(&function.kind));
         let mut containers = spec.functions.iter().filter(|function| is_container(&function.kind));
         let mut chain = || match groups.next() {
-            Some(group) if !group.is_empty() => Ok(Some(Box::new(self.chain(group, flow)?))),
+            Some(group) if !group.is_empty() => Ok(Some(Box::new(self.stages(group, flow)?))),
             _ => Ok(None),
         };
         let first = chain()?;

@@ -327,7 +327,7 @@ impl Trial {
     }
 
     fn chain(&mut self, functions: &[Arc<FunctionSpec>]) -> Result<Chain, Stop> {
-        self.library.chain(functions, &self.flow)
+        self.library.stages(functions, &self.flow)
     }
 
     /// All bytes of `input`, and its end, through the chain.

@@ -15,7 +15,7 @@ const MEMORY_MIN: u64 = 6 << 20;
 
 impl Check<'_> {
     /// The container engine's socket, where one is named.
-    pub(super) fn engine(&mut self, containers: &raw::Containers) -> Option<PathBuf> {
+    pub(super) fn container_engine(&mut self, containers: &raw::Containers) -> Option<PathBuf> {
         containers.engine.as_ref().map(|path| self.path(path, &[]))
     }
 

@@ -86,7 +86,7 @@ pub(super) fn check(
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     check.read_functions(&file.function);
-    let engine = check.engine(&file.containers);
+    let engine = check.container_engine(&file.containers);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
