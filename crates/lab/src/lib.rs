@@ -8,7 +8,6 @@ pub mod bare;
 pub mod capture;
 pub mod chart;
 pub mod cpu;
-pub mod engine;
 pub mod experiments;
 pub mod launch;
 pub mod link;
