@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
-use sidetrack_lab::experiments::{engine, epi, flights, idle, links, relay};
+use sidetrack_lab::experiments::{engine, epi, flights, idle, links, overlay, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -29,6 +29,8 @@ enum Job {
     Epi(epi::Options),
     /// Whether emulated links do what they are asked for; fails when one does not.
     Links(links::Options),
+    /// The overlay of seed 001 beside plain TCP over the same links; fails when a bar is missed.
+    Overlay(overlay::Options),
     /// What the packet engine costs: its core alone, in memory; fails when a bar is missed.
     Engine(engine::Options),
     /// Run a program inside a node (used by the lab itself).
@@ -62,6 +64,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Idle(options) => idle::run(&options),
         Job::Epi(options) => epi::run(&options),
         Job::Links(options) => links::run(&options),
+        Job::Overlay(options) => overlay::run(&options),
         Job::Engine(options) => engine::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),

@@ -83,6 +83,12 @@ impl Service {
         }
     }
 
+    /// The name it was started under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The process id, which is also its session and process group.
     #[must_use]
     pub fn pid(&self) -> u32 {

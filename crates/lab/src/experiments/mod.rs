@@ -5,4 +5,5 @@ pub mod epi;
 pub mod flights;
 pub mod idle;
 pub mod links;
+pub mod overlay;
 pub mod relay;

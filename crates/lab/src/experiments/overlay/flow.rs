@@ -1,0 +1,230 @@
+//! One flow from the source to the target, and what is seen of it at the far end.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use sidetrack_sys::sockopt;
+
+use super::scene::{PLAIN, Scene, TARGET};
+
+/// Bytes of a message of [`messages`], as in the literature on delays of overlays.
+const MESSAGE_BYTES: usize = 1000;
+/// How often one is written.
+const MESSAGE_EVERY: Duration = Duration::from_millis(1);
+/// Nothing takes longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How the flow travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Plain TCP along the three hops with this congestion control.
+    Plain(&'static str),
+    /// Over the overlay; the application's socket is as the system makes it.
+    Overlay,
+}
+
+impl Way {
+    /// All ways, in the order of the tables.
+    pub const ALL: [Self; 3] = [Self::Plain("cubic"), Self::Plain("bbr"), Self::Overlay];
+
+    /// What the tables call it.
+    pub fn name(self) -> String {
+        match self {
+            Self::Plain(congestion) => format!("TCP {congestion}"),
+            Self::Overlay => "ours".to_owned(),
+        }
+    }
+
+    /// Where it leads.
+    pub const fn address(self) -> Ipv4Addr {
+        match self {
+            Self::Plain(_) => PLAIN,
+            Self::Overlay => TARGET,
+        }
+    }
+}
+
+/// A flow that stands: the application's end and the server's.
+pub struct Ends {
+    /// At the source.
+    pub near: TcpStream,
+    /// At the target.
+    pub far: TcpStream,
+}
+
+/// Opens a flow.
+///
+/// # Errors
+/// It does not come across, or the congestion control is not to be had.
+pub fn open(scene: &Scene, way: Way) -> Result<Ends> {
+    if let Way::Plain(congestion) = way {
+        scene.route_plain(congestion)?;
+    }
+    let listener = scene.target().enter(|| Ok(TcpListener::bind((way.address(), 0))?))?;
+    let to = listener.local_addr()?;
+    let near = scene.source().enter(|| connect(to))?;
+    if let Way::Plain(congestion) = way {
+        let got = sockopt::congestion(&near)?;
+        ensure!(got == congestion, "asked for {congestion}, the kernel took {got}");
+    }
+    let far = accept(&listener)?;
+    far.set_read_timeout(Some(PATIENCE))?;
+    near.set_nodelay(true)?;
+    Ok(Ends { near, far })
+}
+
+fn connect(to: SocketAddr) -> Result<TcpStream> {
+    TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("connect to {to}"))
+}
+
+fn accept(listener: &TcpListener) -> Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error).context("the flow did not come across"),
+        }
+    }
+}
+
+/// Writes as fast as the socket takes it until the flow is shut down.
+fn flooder(mut near: TcpStream) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let bytes = vec![0x5a; 65_536];
+        // It ends when the other thread shuts the socket down.
+        while near.write_all(&bytes).is_ok() {}
+    })
+}
+
+/// What a flood brought in its window.
+#[derive(Debug, Clone, Copy)]
+pub struct Flood {
+    /// Application bytes in the window, as Mb/s.
+    pub mbit: f64,
+    /// CPU time of the nodes in the window, seconds per GB delivered.
+    pub cpu_s_per_gb: f64,
+}
+
+/// Floods: `warm` first, then `window` is measured.
+///
+/// # Errors
+/// The flow breaks.
+pub fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Result<Flood> {
+    let Ends { near, mut far } = open(scene, way)?;
+    let writer = flooder(near.try_clone()?);
+    let mut buffer = vec![0; 262_144];
+    let began = Instant::now();
+    while began.elapsed() < warm {
+        read_some(&mut far, &mut buffer)?;
+    }
+    let (since, cpu) = (Instant::now(), scene.cpu_ns());
+    let mut bytes = 0_u64;
+    while since.elapsed() < window {
+        bytes += read_some(&mut far, &mut buffer)? as u64;
+    }
+    let (seconds, cpu) = (since.elapsed().as_secs_f64(), scene.cpu_ns() - cpu);
+    end(&near, &far, writer)?;
+    let gigabytes = bytes as f64 / 1e9;
+    Ok(Flood { mbit: bytes as f64 * 8.0 / seconds / 1e6, cpu_s_per_gb: cpu as f64 / 1e9 / gigabytes })
+}
+
+fn end(near: &TcpStream, far: &TcpStream, writer: JoinHandle<()>) -> Result<()> {
+    // The flow has done its work; how it ends is no matter of these figures.
+    let _ = (far.shutdown(Shutdown::Both), near.shutdown(Shutdown::Both));
+    writer.join().map_err(|_| anyhow!("the writer panicked"))
+}
+
+fn read_some(far: &mut TcpStream, buffer: &mut [u8]) -> Result<usize> {
+    let n = far.read(buffer).context("the flow stands still")?;
+    ensure!(n > 0, "the flow ended by itself");
+    Ok(n)
+}
+
+/// Delays of messages, milliseconds, rising.
+///
+/// # Errors
+/// The flow breaks.
+pub fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
+    let Ends { near, mut far } = open(scene, way)?;
+    let epoch = Instant::now();
+    let stop = AtomicBool::new(false);
+    let mut delays = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_messages(&near, epoch, warm + count, &stop));
+        let delays = read_messages(&mut far, epoch, warm + count);
+        stop.store(true, Relaxed);
+        writer.join().map_err(|_| anyhow!("the writer panicked"))??;
+        delays
+    })?;
+    delays.drain(..warm);
+    delays.sort_by(f64::total_cmp);
+    Ok(delays)
+}
+
+/// Each carries the time it was due: one that waits for room in the socket is late already.
+fn write_messages(mut near: &TcpStream, epoch: Instant, count: usize, stop: &AtomicBool) -> Result<()> {
+    let mut message = vec![0x5a; MESSAGE_BYTES];
+    for number in 0..u32::try_from(count)? {
+        let due = epoch + MESSAGE_EVERY * number;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if stop.load(Relaxed) {
+            break;
+        }
+        let at = u64::try_from((due - epoch).as_nanos())?;
+        message[..8].copy_from_slice(&at.to_be_bytes());
+        near.write_all(&message)?;
+    }
+    Ok(())
+}
+
+fn read_messages(far: &mut TcpStream, epoch: Instant, count: usize) -> Result<Vec<f64>> {
+    let mut message = vec![0; MESSAGE_BYTES];
+    let mut delays = Vec::with_capacity(count);
+    for _ in 0..count {
+        far.read_exact(&mut message).context("a message did not come")?;
+        let sent = message.first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let delay = epoch.elapsed().saturating_sub(Duration::from_nanos(sent));
+        delays.push(delay.as_secs_f64() * 1e3);
+    }
+    Ok(delays)
+}
+
+/// The longest time without a byte after `break_it`, milliseconds, of a flood over the overlay; it is watched for `watch`.
+///
+/// # Errors
+/// The flow ends, or stands still for half a minute.
+pub fn stall(
+    scene: &mut Scene,
+    warm: Duration,
+    watch: Duration,
+    break_it: impl FnOnce(&mut Scene) -> Result<()>,
+) -> Result<f64> {
+    let Ends { near, mut far } = open(scene, Way::Overlay)?;
+    let writer = flooder(near.try_clone()?);
+    let mut buffer = vec![0; 262_144];
+    let began = Instant::now();
+    while began.elapsed() < warm {
+        read_some(&mut far, &mut buffer)?;
+    }
+    break_it(scene)?;
+    let mut last = Instant::now();
+    let mut longest = Duration::ZERO;
+    let until = last + watch;
+    while last < until {
+        read_some(&mut far, &mut buffer)?;
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    end(&near, &far, writer)?;
+    Ok(longest.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,122 @@
+//! `overlay`: the in-lab evaluation of the seamless-overlays paper (seed 001, Sec. 4.1) with its figures, ours, and plain
+//! TCP over the same links.
+//!
+//! ```text
+//!   source --10 ms-- near --10 ms, loss-- far --10 ms-- target        200 Mb/s each; plain TCP is routed along the same
+//!      \________________ 17 ms __ spare __ 17 ms _______/            links, the spare way is the overlay's alone
+//! ```
+//! The applications know nothing: our node redirects what goes to [`scene::TARGET`]'s address for the overlay.
+
+mod bars;
+mod flow;
+mod measure;
+mod report;
+mod scene;
+mod scp;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::link::{Kind, Lateness};
+use crate::machine::{Disturbance, DisturbanceMeter, Machine};
+use crate::output::Output;
+use crate::progress::Progress;
+
+use bars::Verdict;
+use measure::{Figures, Plan};
+use scene::Scene;
+
+/// Options of `sidetrack-lab overlay`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Fewer and shorter runs: within 90 seconds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these parts; may be given several times.
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Vec<Part>,
+    /// What the links are made of.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub links: Kind,
+    /// Decides which frames are lost on links of our own.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// A part of the experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// What flooding at full speed brings across, and the CPU it costs.
+    Flood,
+    /// How long every write of a steady stream is on its way.
+    Delay,
+    /// Files by scp.
+    Scp,
+    /// How long a transfer stands still when a relay is killed, and when a link is cut.
+    Failure,
+    /// What a link says when nobody speaks.
+    Idle,
+}
+
+impl Part {
+    const ALL: [Self; 5] = [Self::Idle, Self::Flood, Self::Delay, Self::Scp, Self::Failure];
+}
+
+/// What `results.json` holds.
+#[derive(Debug, Serialize)]
+struct Results {
+    machine: Machine,
+    /// `builtin` or `netem`.
+    links: String,
+    plan: Plan,
+    figures: Figures,
+    /// How well our own links kept their times.
+    lateness: Option<Lateness>,
+    disturbance: Disturbance,
+    verdicts: Vec<Verdict>,
+}
+
+/// Measures, prints the tables and says whether all bars hold.
+///
+/// # Errors
+/// The network cannot be built (root is needed), or a program (sshd, scp) is missing.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let plan = if options.quick { Plan::quick() } else { Plan::full() };
+    let progress = Progress::new();
+    let machine = Machine::probe();
+    let meter = DisturbanceMeter::start();
+    let mut scene = Scene::new(options.links, options.seed)?;
+    let mut figures = Figures::default();
+    let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
+    for part in Part::ALL.into_iter().filter(wanted) {
+        match part {
+            Part::Idle => measure::idle(&scene, &plan, &mut figures, &progress)?,
+            Part::Flood => measure::flood(&scene, &plan, &mut figures, &progress)?,
+            Part::Delay => measure::delay(&scene, &plan, &mut figures, &progress)?,
+            Part::Scp => measure::scp(&scene, &plan, &mut figures, &progress)?,
+            Part::Failure => measure::failure(&mut scene, &plan, &mut figures, &progress)?,
+        }
+    }
+    progress.end();
+    figures.links_lost = scene.links_lost();
+    let verdicts = bars::judge(&figures);
+    let results = Results {
+        machine,
+        links: format!("{:?}", scene.network().kind()).to_lowercase(),
+        lateness: scene.network().lateness()?,
+        disturbance: meter.stop(),
+        plan,
+        figures,
+        verdicts,
+    };
+    print!("{}", report::text(&results));
+    options.output.json(&results)?;
+    report::files(&options.output, &results.figures)?;
+    let failed = results.verdicts.iter().any(|verdict| !verdict.holds);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,168 @@
+//! The tables.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::Results;
+use super::measure::{Figures, LOSSES, SCP_LOSS, median};
+use crate::machine;
+use crate::output::Output;
+
+/// The seed's Table 1, Mb/s: plain TCP, and interceptor with overlay.
+const SEED: [(&str, f64, f64); 3] = [
+    ("t_flooder, unlimited", 18.0, 76.0),
+    ("t_flooder, limited to 200 Mb/s", 18.0, 200.0),
+    ("scp", 8.0, 193.0),
+];
+
+/// Everything, as Markdown.
+pub fn text(results: &Results) -> String {
+    let mut text = heading(results);
+    let figures = &results.figures;
+    seed(&mut text, figures);
+    floods(&mut text, figures);
+    delays(&mut text, figures);
+    copies(&mut text, figures);
+    failures(&mut text, figures);
+    text.push_str("\n| bar | reached | |\n|---|---:|---|\n");
+    for verdict in &results.verdicts {
+        let word = if verdict.holds { "ok" } else { "**FAIL**" };
+        let _ = writeln!(text, "| {} | {:.3} | {word} |", verdict.bar, verdict.reached);
+    }
+    text
+}
+
+fn heading(results: &Results) -> String {
+    let machine = &results.machine;
+    let late = results.lateness.map_or_else(String::new, |late| {
+        format!(
+            " Frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100.",
+            late.median_ns as f64 / 1e6,
+            late.p99_ns as f64 / 1e6
+        )
+    });
+    format!(
+        "## The overlay\n\n{}, Linux {}, {}, load {:.1} to {:.1}, steal {:.1} %. Three hops of 10 ms and 200 Mb/s (queues of 60 ms) \
+         between source and target, loss on wire frames of the middle one, both ways; links: {}.{late} Ours is TLS on every hop, \
+         redirected from an application that knows nothing of it; plain TCP is routed along the same hops. Applications, \
+         nodes and links share the machine's cores.\n",
+        machine.date,
+        machine.kernel,
+        machine.cpu,
+        machine.load,
+        machine::load_average(),
+        results.disturbance.steal_percent,
+        results.links
+    )
+}
+
+fn flood(figures: &Figures, way: &str, loss: f64) -> Option<f64> {
+    figures.floods.iter().find(|row| row.way == way && row.loss == loss).and_then(|row| median(&row.mbit))
+}
+
+fn cell(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
+}
+
+/// The seed's table beside ours: its plain TCP is not named; ours is both.
+fn seed(text: &mut String, figures: &Figures) {
+    if figures.floods.is_empty() && figures.copies.is_empty() {
+        return;
+    }
+    let copy = |way: &str| {
+        figures.copies.iter().find(|row| row.way == way && row.loss == SCP_LOSS).and_then(|row| row.mbit)
+    };
+    text.push_str(
+        "\nAt 0.5 % beside the seed's Table 1, Mb/s:\n\n| | seed: TCP | seed: overlay | TCP cubic | TCP bbr | ours |\n\
+         |---|---:|---:|---:|---:|---:|\n",
+    );
+    for (name, tcp, overlay) in SEED {
+        let ours = |way: &str| if name == "scp" { copy(way) } else { flood(figures, way, LOSSES[0]) };
+        let _ = writeln!(
+            text,
+            "| {name} | {tcp} | {overlay} | {} | {} | {} |",
+            cell(ours("TCP cubic")),
+            cell(ours("TCP bbr")),
+            cell(ours("ours"))
+        );
+    }
+    text.push_str("\nBoth t_flooder rows of ours are one flood at full speed into links of 200 Mb/s.\n");
+}
+
+fn floods(text: &mut String, figures: &Figures) {
+    if figures.floods.is_empty() {
+        return;
+    }
+    text.push_str("\n| flood | loss | Mb/s, median | each | CPU s/GB |\n|---|---:|---:|---|---:|\n");
+    for row in &figures.floods {
+        let each: Vec<_> = row.mbit.iter().map(|mbit| format!("{mbit:.1}")).collect();
+        let (mbit, cpu) = (cell(median(&row.mbit)), cell(median(&row.cpu_s_per_gb)));
+        let _ = writeln!(text, "| {} | {} % | {mbit} | {} | {cpu} |", row.way, row.loss, each.join(", "));
+    }
+}
+
+fn delays(text: &mut String, figures: &Figures) {
+    if figures.delays.is_empty() {
+        return;
+    }
+    text.push_str(
+        "\n1000 bytes every millisecond, ms from when a write was due to its arrival:\n\n\
+         | delay | loss | p50 | p90 | p99 | p99.9 |\n|---|---:|---:|---:|---:|---:|\n",
+    );
+    for row in &figures.delays {
+        let [p50, p90, p99, p999] = row.percentiles_ms;
+        let _ =
+            writeln!(text, "| {} | {} % | {p50:.1} | {p90:.1} | {p99:.1} | {p999:.1} |", row.way, row.loss);
+    }
+}
+
+fn copies(text: &mut String, figures: &Figures) {
+    if figures.copies.is_empty() {
+        return;
+    }
+    text.push_str("\n| scp | loss | Mb/s |\n|---|---:|---:|\n");
+    for row in &figures.copies {
+        let _ = writeln!(text, "| {} | {} % | {} |", row.way, row.loss, cell(row.mbit));
+    }
+}
+
+fn failures(text: &mut String, figures: &Figures) {
+    if let Some(kbit) = figures.idle_kbit {
+        let _ = writeln!(text, "\nAn idle link carries {kbit:.1} kbit/s, both ways and headers counted.");
+    }
+    if figures.killed_ms.is_empty() {
+        return;
+    }
+    text.push_str("\n| longest stall of a transfer, ms | median | worst | each |\n|---|---:|---:|---|\n");
+    for (name, stalls) in [("relay killed", &figures.killed_ms), ("link cut", &figures.cut_ms)] {
+        let each: Vec<_> = stalls.iter().map(|ms| format!("{ms:.0}")).collect();
+        let (middle, worst) = (cell(median(stalls)), cell(stalls.last().copied()));
+        let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));
+    }
+}
+
+/// The figures as CSV.
+///
+/// # Errors
+/// The files cannot be written.
+pub fn files(output: &Output, figures: &Figures) -> Result<()> {
+    let floods: Vec<Vec<String>> = figures
+        .floods
+        .iter()
+        .map(|row| {
+            let cpu = cell(median(&row.cpu_s_per_gb));
+            vec![row.way.clone(), row.loss.to_string(), cell(median(&row.mbit)), cpu]
+        })
+        .collect();
+    output.csv("flood", &["way", "loss_percent", "mbit_per_s", "cpu_s_per_gb"], &floods)?;
+    let delays: Vec<Vec<String>> = figures
+        .delays
+        .iter()
+        .map(|row| {
+            let head = [row.way.clone(), row.loss.to_string()];
+            head.into_iter().chain(row.percentiles_ms.map(|ms| format!("{ms:.2}"))).collect()
+        })
+        .collect();
+    output.csv("delay", &["way", "loss_percent", "p50_ms", "p90_ms", "p99_ms", "p999_ms"], &delays)
+}
