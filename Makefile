@@ -20,7 +20,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
-.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-overlay deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,6 +81,10 @@ bench-relay: deps-bench ## The bars of SPECIFICATION.md: we, the peers and the l
 bench-epi: deps-bench ## The EPI paper's measurements with its proxies and ours (root; EPI=--quick: 90 s)
 	$(CARGO) build --release --locked --workspace
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/epi.sh $(EPI)
+
+bench-chain: deps-bench ## What functions and chains cost, and a change of chains (root; CHAIN=--quick: 90 s)
+	$(CARGO) build --release --locked --workspace
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/chain.sh $(CHAIN)
 
 bench-overlay: deps-bench ## The overlay beside plain TCP over the same links, scp, failures (root; OVERLAY=--quick: 90 s)
 	$(CARGO) build --release --locked --workspace

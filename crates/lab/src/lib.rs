@@ -8,6 +8,7 @@ pub mod bare;
 pub mod capture;
 pub mod chart;
 pub mod cpu;
+pub mod engine;
 pub mod experiments;
 pub mod launch;
 pub mod link;

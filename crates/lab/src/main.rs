@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
-use sidetrack_lab::experiments::{engine, epi, flights, idle, links, overlay, relay};
+use sidetrack_lab::experiments::{chain, engine, epi, flights, idle, links, overlay, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -27,6 +27,8 @@ enum Job {
     Idle(idle::Options),
     /// The measurements of the EPI paper, its proxies beside ours; fails when a bar is missed.
     Epi(epi::Options),
+    /// What functions cost, inside us and in containers, and a change of chains; fails when a bar is missed.
+    Chain(chain::Options),
     /// Whether emulated links do what they are asked for; fails when one does not.
     Links(links::Options),
     /// The overlay of seed 001 beside plain TCP over the same links; fails when a bar is missed.
@@ -63,6 +65,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Flights(options) => flights::run(&options),
         Job::Idle(options) => idle::run(&options),
         Job::Epi(options) => epi::run(&options),
+        Job::Chain(options) => chain::run(&options),
         Job::Links(options) => links::run(&options),
         Job::Overlay(options) => overlay::run(&options),
         Job::Engine(options) => engine::run(&options),

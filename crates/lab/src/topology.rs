@@ -91,6 +91,14 @@ impl Node {
         PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
     }
 
+    /// The namespace itself.
+    ///
+    /// # Errors
+    /// The node is gone.
+    pub fn namespace(&self) -> std::io::Result<sidetrack_sys::netns::NetNs> {
+        sidetrack_sys::netns::NetNs::of_process(self.holder.id())
+    }
+
     /// A command that will run in this node; add arguments and spawn it.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {

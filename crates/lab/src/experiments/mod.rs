@@ -1,5 +1,6 @@
 //! The tables and figures of the seeds, one module each.
 
+pub mod chain;
 pub mod engine;
 pub mod epi;
 pub mod flights;

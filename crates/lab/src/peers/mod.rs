@@ -4,6 +4,7 @@
 //! speak, and which ends the programs and removes their rules when it is dropped.
 
 mod bare;
+pub mod chains;
 mod haproxy;
 mod kernel;
 mod nginx;
@@ -139,7 +140,7 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(EPI_ONLY);
+        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }

@@ -21,13 +21,13 @@ use crate::progress::Progress;
 use crate::site::Site;
 
 pub use cell::{Cell, Timing};
-pub use results::Results;
-pub use sample::Sample;
+pub use results::{Results, Spread};
+pub use sample::{Sample, take};
 
 /// Attempts at a sample before a disturbed one is given up.
 const ATTEMPTS: u32 = 3;
 /// A sample with more steal than this, in percent, is dropped.
-const STEAL_LIMIT_PERCENT: f64 = 2.0;
+pub const STEAL_LIMIT_PERCENT: f64 = 2.0;
 
 /// Options of `sidetrack-lab relay`.
 #[derive(Debug, Clone, clap::Args)]

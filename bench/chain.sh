@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Takes the figures of functions and chains and writes them to bench/CHAIN.md. Needs root; about ten minutes on a quiet
+# machine, arguments go to `sidetrack-lab chain` (--quick: 90 seconds). Ends with an error when a bar is missed; the table is
+# written all the same.
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+lab=${CARGO_TARGET_DIR:-$repository/target}/release/sidetrack-lab
+[ -x "$lab" ] || { echo "error: $lab is not there: cargo build --release" >&2; exit 2; }
+
+results=$(mktemp)
+trap 'rm -f "$results"' EXIT
+cat >"$results" <<'TEXT'
+# Functions and chains
+
+Written by `bench/chain.sh` (`sidetrack-lab chain`). Absolute figures are those of the machine named; ratios are taken
+between slices of the same round. A bar that failed says so.
+
+TEXT
+status=0
+"$lab" chain "$@" | tee -a "$results" || status=1
+cp "$results" "$repository/bench/CHAIN.md"
+exit "$status"

@@ -1,0 +1,181 @@
+//! The table of costs, and what they must not exceed.
+
+use std::fmt::Write as _;
+
+use super::super::relay::{Cell, Results, Sample, Spread};
+use crate::peers::chains::CHAINS;
+
+/// What one further function inside us may cost of the rate of new connections.
+const NEW_AT_LEAST: f64 = 0.97;
+/// The same of bulk throughput.
+const BULK_AT_LEAST: f64 = 0.95;
+
+/// One demand, and how it came out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// What is compared with what.
+    pub what: String,
+    /// What was measured; none: it could not be, and why.
+    pub measured: Result<Spread, String>,
+    /// The bound.
+    pub bound: f64,
+    /// Whether more is better.
+    pub at_least: bool,
+    /// After the numbers.
+    pub unit: &'static str,
+}
+
+impl Bar {
+    /// Whether it was measured and its median is on the right side.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.measured.as_ref().is_ok_and(|measured| {
+            if self.at_least { measured.median >= self.bound } else { measured.median <= self.bound }
+        })
+    }
+}
+
+fn speed(cell: Cell) -> impl Fn(&Sample) -> Option<f64> {
+    move |sample| Some(sample.speed(cell))
+}
+
+/// What each cell says of each row.
+pub fn figures(text: &mut String, results: &Results) {
+    let cells = results.cells();
+    let mut head = "| |".to_owned();
+    let mut rule = "|---|".to_owned();
+    for cell in &cells {
+        head.push_str(&match cell.is_bulk() {
+            true => format!(" {cell}, Gbit/s | CPU s/GB |"),
+            false => format!(" {cell}, new/s | CPU us |"),
+        });
+        rule.push_str("---:|---:|");
+    }
+    let _ = writeln!(text, "{head}\n{rule}");
+    for peer in CHAINS {
+        let values = cells.iter().map(|cell| row(results, *cell, peer.name));
+        let values: Vec<_> = values.collect();
+        if values.iter().any(|value| value != " - | - |") {
+            let _ = writeln!(text, "| {} |{}", peer.name, values.concat());
+        }
+    }
+    text.push('\n');
+    for missing in results.missing() {
+        let _ = writeln!(text, "- {missing}");
+    }
+    text.push('\n');
+}
+
+fn row(results: &Results, cell: Cell, peer: &str) -> String {
+    let Some(speed) = results.spread(cell, peer, speed(cell)) else { return " - | - |".to_owned() };
+    let cost = results.spread(cell, peer, |sample| sample.cost(cell)).map_or(0.0, |cost| cost.median);
+    match cell.is_bulk() {
+        true => format!(" {:.2} | {cost:.2} |", speed.median),
+        false => format!(" {:.0} | {cost:.1} |", speed.median),
+    }
+}
+
+/// Each further function inside us, and each container, in each cell that was measured.
+#[must_use]
+pub fn judge(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for cell in results.cells() {
+        let inside: Vec<_> = CHAINS.iter().filter(|peer| peer.name.starts_with("chain of ")).collect();
+        let measured: Vec<_> =
+            inside.iter().filter(|peer| results.spread(cell, peer.name, speed(cell)).is_some()).collect();
+        for pair in measured.windows(2) {
+            let [before, after] = pair else { continue };
+            let further = length(after.name).saturating_sub(length(before.name));
+            let each = if cell.is_bulk() { BULK_AT_LEAST } else { NEW_AT_LEAST };
+            bars.push(Bar {
+                what: format!("{} / {}, {cell}, speed", after.name, before.name),
+                measured: ratio(results, cell, (after.name, before.name), speed(cell)),
+                bound: each.powi(i32::try_from(further).unwrap_or(1)),
+                at_least: true,
+                unit: "",
+            });
+        }
+        for (row, containers) in [("1 container", 1.0), ("2 containers", 2.0)] {
+            if results.spread(cell, row, speed(cell)).is_none() && results.why_missing(cell, row).is_none() {
+                continue;
+            }
+            bars.push(Bar {
+                what: format!("{row} / none, {cell}, CPU of the node: one relay each"),
+                measured: ratio(results, cell, (row, "chain of 0"), |sample| sample.cost(cell)),
+                bound: 1.0 + containers,
+                at_least: false,
+                unit: "",
+            });
+        }
+    }
+    bars
+}
+
+fn length(name: &str) -> usize {
+    name.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+fn ratio(
+    results: &Results,
+    cell: Cell,
+    (ours, theirs): (&str, &str),
+    value: impl Fn(&Sample) -> Option<f64>,
+) -> Result<Spread, String> {
+    let missing = || {
+        let missing = [ours, theirs].into_iter().find_map(|row| results.why_missing(cell, row));
+        missing.map_or_else(|| "every round was disturbed".to_owned(), ToString::to_string)
+    };
+    results.ratio(cell, ours, theirs, value).ok_or_else(missing)
+}
+
+/// The bars as a table.
+pub fn render(text: &mut String, bars: &[Bar]) {
+    let _ = writeln!(text, "| bar | measured (quartiles) | wanted | |\n|---|---|---|---|");
+    for bar in bars {
+        let unit = bar.unit;
+        let measured = match &bar.measured {
+            Ok(spread) => format!("{:.2} ({:.2} to {:.2}){unit}", spread.median, spread.low, spread.high),
+            Err(why) => format!("not measured: {why}"),
+        };
+        let wanted = if bar.at_least { "at least" } else { "at most" };
+        let result = if bar.holds() { "ok" } else { "**FAIL**" };
+        let _ = writeln!(text, "| {} | {measured} | {wanted} {:.2}{unit} | {result} |", bar.what, bar.bound);
+    }
+    let failed = bars.iter().filter(|bar| !bar.holds()).count();
+    let _ = writeln!(text, "\n{} bars, {failed} failed.", bars.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Report;
+    use crate::machine::{Disturbance, Machine};
+
+    fn results(rows: &[(&'static str, u64, u64)]) -> Results {
+        let mut results = Results::new(Machine::probe(), 1, super::super::Timing::QUICK);
+        for (name, requests, cpu_us) in rows {
+            let report = Report { requests: *requests, window_ns: 1_000_000_000, ..Report::default() };
+            let cpu_ns = Some(cpu_us * 1000 * requests);
+            let sample = Sample { report, cpu_ns, disturbance: Disturbance::default() };
+            results.add(Cell::New(32), name, 0, Some(sample));
+        }
+        results
+    }
+
+    #[test]
+    fn each_further_function_has_its_share_and_a_gap_the_shares_of_all() {
+        let rows = [("chain of 0", 10_000, 50), ("chain of 1", 9_800, 51), ("chain of 4", 9_000, 60)];
+        let bars = judge(&results(&rows));
+        assert_eq!(bars.len(), 2);
+        assert!(bars[0].holds() && (bars[0].bound - 0.97).abs() < 1e-9);
+        assert!(bars[1].holds() && (bars[1].bound - 0.97_f64.powi(3)).abs() < 1e-9);
+        let bars = judge(&results(&[("chain of 0", 10_000, 50), ("chain of 1", 9_600, 51)]));
+        assert!(!bars[0].holds());
+    }
+
+    #[test]
+    fn a_container_may_cost_the_node_one_relay_more() {
+        let cost = |us| judge(&results(&[("chain of 0", 10_000, 50), ("1 container", 5_000, us)]));
+        assert!(cost(100)[0].holds() && !cost(101)[0].holds());
+    }
+}

@@ -1,0 +1,115 @@
+//! The encrypting pair beside OpenSSL: the same cipher, the same length of records, one core.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::peers::ours;
+use crate::site::Site;
+
+/// Bytes of one record of ours, and of one block of OpenSSL's.
+const RECORD_BYTES: &str = "16384";
+
+/// Gigabytes (10^9) a second of one core.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pair {
+    /// Ours, records and rekeying included.
+    pub encrypt: f64,
+    /// The same back.
+    pub decrypt: f64,
+    /// The bare cipher in OpenSSL.
+    pub openssl: f64,
+    /// Which OpenSSL.
+    pub version: String,
+}
+
+/// Measures all three on the proxy's core, one after the other.
+///
+/// # Errors
+/// Our program or `openssl` is not there.
+pub fn measure(site: &Site, bytes: u64) -> Result<Pair> {
+    let config = site.directory.path().join("crypt.toml");
+    let key = site.directory.path().join("crypt.key");
+    std::fs::write(&key, "5a".repeat(32))?;
+    let key = key.display();
+    let text = format!(
+        "version = 1\ndefault = \"deny\"\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n[[rule]]\nname = \"all\"\n\
+         carrier = \"direct\"\nchain = [\"seal\", \"open\"]\n[function.seal]\nkind = \"encrypt\"\nkey_file = \"{key}\"\n\
+         [function.open]\nkind = \"decrypt\"\nkey_file = \"{key}\"\n"
+    );
+    std::fs::write(&config, text)?;
+    let program = ours::program().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let mut tried = site.proxy.command_at(&program.to_string_lossy(), &site.proxy_placement());
+    tried.args(["chain", "try", "all", "--bytes", &bytes.to_string(), "-c"]).arg(&config);
+    let tried = said(tried)?;
+    let mut openssl = site.proxy.command_at("openssl", &site.proxy_placement());
+    openssl.args([
+        "speed",
+        "-elapsed",
+        "-mr",
+        "-seconds",
+        "2",
+        "-bytes",
+        RECORD_BYTES,
+        "-evp",
+        "chacha20-poly1305",
+    ]);
+    let openssl = said(openssl)?;
+    let mut version = site.proxy.command_at("openssl", &site.proxy_placement());
+    version.arg("version");
+    Ok(Pair {
+        encrypt: speed(&tried, "encrypt").context("no line of encrypt")?,
+        decrypt: speed(&tried, "decrypt").context("no line of decrypt")?,
+        openssl: openssl_speed(&openssl).context("openssl speed says no speed")?,
+        version: said(version)?.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
+    })
+}
+
+fn said(mut command: std::process::Command) -> Result<String> {
+    let output = command.output()?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// GB/s out of the column of microseconds a megabyte.
+fn speed(table: &str, kind: &str) -> Option<f64> {
+    let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(kind))?;
+    let us: f64 = line.split_whitespace().nth(3)?.parse().ok()?;
+    (us > 0.0).then(|| 1e3 / us)
+}
+
+/// `+F:number:name:bytes a second`.
+fn openssl_speed(text: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.starts_with("+F:"))?;
+    let bytes: f64 = line.rsplit(':').next()?.parse().ok()?;
+    Some(bytes / 1e9)
+}
+
+/// As a table.
+pub fn render(text: &mut String, pair: &Pair) {
+    let share = |ours: f64| ours / pair.openssl;
+    let _ = write!(
+        text,
+        "| ChaCha20-Poly1305, records of 16 KiB | GB a CPU second | of OpenSSL's |\n|---|---:|---:|\n| encrypt | {:.2} | {:.2} |\n\
+         | decrypt | {:.2} | {:.2} |\n| {} (`openssl speed`), the cipher alone | {:.2} | 1 |\n\n",
+        pair.encrypt,
+        share(pair.encrypt),
+        pair.decrypt,
+        share(pair.decrypt),
+        pair.version,
+        pair.openssl,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_programs_speak_of_gigabytes_in_the_end() {
+        let table = "function kind bytes out us/MB waits ms connect ms\nseal encrypt 100 500.0 0 -\nopen decrypt 90 250.0 0 -\n";
+        assert_eq!((speed(table, "encrypt"), speed(table, "decrypt")), (Some(2.0), Some(4.0)));
+        assert_eq!(openssl_speed("+R:1:x\n+F:26:ChaCha20-Poly1305:1500000000.00\n"), Some(1.5));
+        assert_eq!(openssl_speed(""), None);
+    }
+}

@@ -1,0 +1,152 @@
+//! `chain`: what functions cost, inside us and in containers, and how fast a chain changes under live flows.
+
+mod bars;
+mod crypt;
+mod swap;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use super::relay::{Cell, Results, STEAL_LIMIT_PERCENT, Timing, take};
+use crate::machine::{self, Machine};
+use crate::peers::Peer;
+use crate::peers::chains::CHAINS;
+use crate::progress::Progress;
+use crate::site::Site;
+
+/// Options of `sidetrack-lab chain`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Within 90 seconds: fewer rows, short slices, three rounds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds per cell [default: 5, with --quick 3].
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Only this part; may be given several times.
+    #[arg(long, value_name = "PART", value_parser = ["cost", "crypt", "swap"])]
+    pub part: Vec<String>,
+    /// Write the table there, too.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+impl Options {
+    fn wants(&self, part: &str) -> bool {
+        self.part.is_empty() || self.part.iter().any(|wanted| wanted == part)
+    }
+}
+
+/// Measures, prints the tables and says whether all bars hold.
+///
+/// # Errors
+/// The site cannot be built (root and nginx are needed), or a file cannot be written.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let machine = Machine::probe();
+    let site = Site::new()?;
+    let progress = Progress::new();
+    let mut text = String::new();
+    let mut bars = Vec::new();
+    if options.wants("cost") {
+        let results = costs(options, machine.clone(), &site, &progress);
+        heading(&mut text, &results);
+        bars::figures(&mut text, &results);
+        bars.extend(bars::judge(&results));
+    }
+    if options.wants("crypt") {
+        progress.now("encryption");
+        let pair = crypt::measure(&site, if options.quick { 64 } else { 512 } << 20)?;
+        crypt::render(&mut text, &pair);
+    }
+    if options.wants("swap") {
+        progress.now("a chain changes");
+        let swaps = swap::measure(&site, if options.quick { 3 } else { 20 })?;
+        bars.extend(swap::render(&mut text, &swaps));
+    }
+    bars::render(&mut text, &bars);
+    print!("{text}");
+    if let Some(path) = &options.markdown {
+        fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(if bars.iter().all(bars::Bar::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn heading(text: &mut String, results: &Results) {
+    let machine = &results.machine;
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "## Chains, {}\n\nKernel {}, {}, congestion control {}, load {:.1} before and {:.1} after. {} rounds of {} ms after {} ms of \
+         warm-up, rows in turn, order reversed every round; medians. Samples dropped for more than 2 % steal: {}. Client and server share \
+         one core, the node has the other, and so have containers. CPU is that of the node alone, without what is in containers. Functions \
+         in the order in which longer chains have more of them: count, limit, filter (words), replace, and the same again.\n\n",
+        machine.date,
+        machine.kernel,
+        machine.cpu,
+        machine.congestion_control,
+        machine.load,
+        results.load_at_end,
+        results.rounds,
+        results.timing.window_ms,
+        results.timing.warmup_ms,
+        results.dropped,
+    );
+}
+
+fn rows(quick: bool) -> Vec<Peer> {
+    let short = [
+        "chain of 0",
+        "chain of 1",
+        "chain of 2",
+        "chain of 4",
+        "chain of 8",
+        "1 container",
+        "1 further relay",
+    ];
+    CHAINS.iter().filter(|peer| !quick || short.contains(&peer.name)).copied().collect()
+}
+
+fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) -> Results {
+    let quick = options.quick;
+    let timing = if quick { Timing { warmup_ms: 100, window_ms: 300 } } else { Timing::FULL };
+    let rounds = options.rounds.unwrap_or(if quick { 3 } else { 5 }).max(1);
+    let mut results = Results::new(machine, rounds, timing);
+    let cells = if quick {
+        &[Cell::New(32), Cell::Bulk(1)][..]
+    } else {
+        &[Cell::New(32), Cell::New(64), Cell::Bulk(1), Cell::Bulk(8)]
+    };
+    for cell in cells {
+        for round in 0..rounds {
+            let mut order = rows(quick);
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for peer in order {
+                sample(site, peer, (*cell, round), &mut results, progress);
+            }
+        }
+        progress.say(&format!("{cell}: done"));
+    }
+    results.load_at_end = machine::load_average();
+    results
+}
+
+/// One sample; a disturbed one is dropped.
+fn sample(site: &Site, peer: Peer, (cell, round): (Cell, u32), results: &mut Results, progress: &Progress) {
+    if results.why_missing(cell, peer.name).is_some() {
+        return;
+    }
+    progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
+    match take(site, peer, cell, results.timing) {
+        Ok(sample) if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT => {
+            results.add(cell, peer.name, round, Some(sample));
+        }
+        Ok(_) => results.dropped += 1,
+        Err(reason) => progress.say(&results.unavailable(peer.name, cell, &reason)),
+    }
+}

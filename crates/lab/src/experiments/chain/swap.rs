@@ -1,0 +1,182 @@
+//! A chain changes while flows pass it: none is cut, and new flows take the new chain soon.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::super::relay::Spread;
+use super::bars::Bar;
+use crate::peers::ours;
+use crate::service::Service;
+use crate::site::Site;
+
+/// Live flows.
+const FLOWS: usize = 500;
+/// New flows have to pass the new chain within this, milliseconds.
+const WITHIN_MS: f64 = 10.0;
+/// Where the node listens.
+const PORT: u16 = 9090;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What was seen.
+#[derive(Debug, Clone, Default)]
+pub struct Swaps {
+    /// From the request to change until a new flow passed the new chain, milliseconds.
+    pub after_ms: Vec<f64>,
+    /// Live flows that were cut, of all changes.
+    pub cut: usize,
+}
+
+/// Changes the chain of a rule so many times under live flows.
+///
+/// # Errors
+/// Our program does not start, or a change is refused.
+pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
+    // In the proxy's own network, like the node: what is timed is the change and not a link.
+    let network = site.proxy.namespace()?;
+    let echo = network.run(|| TcpListener::bind("127.0.0.1:0"))?;
+    let server = echo.local_addr()?;
+    std::thread::spawn(move || serve(&echo));
+    let node = Node::start(site, server)?;
+    let connect = || network.run(|| dial(SocketAddr::from(([127, 0, 0, 1], PORT))));
+    let mut live = Vec::with_capacity(FLOWS);
+    for _ in 0..FLOWS {
+        live.push(connect()?);
+    }
+    let mut swaps = Swaps::default();
+    for time in 1..=times {
+        let word = format!("chain{time}");
+        node.write(&word)?;
+        let began = Instant::now();
+        node.reload()?;
+        while talk(&mut connect()?)? != word.as_bytes() {
+            ensure!(began.elapsed() < PATIENCE, "new flows never pass the new chain");
+        }
+        swaps.after_ms.push(began.elapsed().as_secs_f64() * 1e3);
+        swaps.cut += live.iter_mut().map(talk).filter(Result::is_err).count();
+    }
+    Ok(swaps)
+}
+
+/// Answers what comes.
+fn serve(listener: &TcpListener) {
+    for stream in listener.incoming().map_while(Result::ok) {
+        let echo = move || {
+            let mut stream = stream;
+            let mut bytes = [0; 64];
+            while let Ok(n @ 1..) = stream.read(&mut bytes) {
+                if stream.write_all(&bytes[..n]).is_err() {
+                    return;
+                }
+            }
+        };
+        // One that cannot be served is one that is cut, and counted.
+        drop(std::thread::Builder::new().stack_size(64 << 10).spawn(echo));
+    }
+}
+
+fn dial(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(to)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Says a word of its own, which the chain replaces; gives what comes back.
+fn talk(stream: &mut TcpStream) -> Result<Vec<u8>> {
+    stream.write_all(b"PLACE\n")?;
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte)? == 1 {
+        if byte == *b"\n" {
+            return Ok(answer);
+        }
+        answer.push(byte[0]);
+    }
+    anyhow::bail!("cut")
+}
+
+/// Our program with an admin socket.
+struct Node {
+    _service: Service,
+    config: std::path::PathBuf,
+    admin: std::path::PathBuf,
+    server: SocketAddr,
+}
+
+impl Node {
+    fn start(site: &Site, server: SocketAddr) -> Result<Self> {
+        let folder = site.directory.path();
+        let (config, admin) = (folder.join("swap.toml"), folder.join("swap.sock"));
+        let program = ours::program().map_err(|error| anyhow::anyhow!("{error}"))?;
+        let mut command = site.proxy.command_at(&program.to_string_lossy(), &site.proxy_placement());
+        command.args(["up", "-c"]).arg(&config);
+        write(&config, &admin, server, "chain0")?;
+        let mut service = Service::start("swap", command, folder)?;
+        service.wait_listening(&site.proxy, PORT)?;
+        Ok(Self { _service: service, config, admin, server })
+    }
+
+    fn write(&self, word: &str) -> Result<()> {
+        write(&self.config, &self.admin, self.server, word)
+    }
+
+    /// Asks for the change, and waits until it is done.
+    fn reload(&self) -> Result<()> {
+        let mut stream = UnixStream::connect(&self.admin).context("the admin socket")?;
+        stream.write_all(
+            b"POST /v1/reload HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+        Ok(())
+    }
+}
+
+/// The configuration with a chain that replaces the word by another.
+fn write(config: &Path, admin: &Path, server: SocketAddr, word: &str) -> Result<()> {
+    let text = format!(
+        "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{}\"\n[record]\nto = \"none\"\n[[listen]]\nkind = \"reverse\"\n\
+         address = \"127.0.0.1:{PORT}\"\nto = \"{server}\"\n[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n\
+         chain = [\"count\", \"{word}\"]\n[function.count]\nkind = \"count\"\n[function.{word}]\nkind = \"replace\"\ndirection = \"up\"\n\
+         replace = [{{ find = \"PLACE\", with = \"{word}\" }}]\n",
+        admin.display()
+    );
+    let fresh = config.with_extension("fresh");
+    std::fs::write(&fresh, text)?;
+    Ok(std::fs::rename(fresh, config)?)
+}
+
+/// As words, and the bars.
+pub fn render(text: &mut String, swaps: &Swaps) -> Vec<Bar> {
+    let _ = writeln!(
+        text,
+        "A chain changed {} times under {FLOWS} live flows: {} of them were cut.\n",
+        swaps.after_ms.len(),
+        swaps.cut
+    );
+    let none = || "no change".to_owned();
+    let cut = swaps.cut as f64;
+    vec![
+        Bar {
+            what: "flows cut when a chain changes".to_owned(),
+            measured: Ok(Spread { low: cut, median: cut, high: cut }),
+            bound: 0.0,
+            at_least: false,
+            unit: "",
+        },
+        Bar {
+            what: "from the request to a new flow on the new chain".to_owned(),
+            measured: Spread::of(swaps.after_ms.clone()).ok_or_else(none),
+            bound: WITHIN_MS,
+            at_least: false,
+            unit: " ms",
+        },
+    ]
+}
