@@ -7,12 +7,18 @@ use anyhow::Context;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use sidetrack_sys::{process, scm};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Sockets that come along with a container that was just started.
 const FIRST_SOCKETS: u16 = 32;
+
+/// How often an engine that lags behind what has happened is asked again, and how long after the time before.
+const LOOKS: u32 = 50;
+const LOOK_AGAIN: Duration = Duration::from_millis(40);
 
 /// A container; removed when dropped.
 struct Held<'a> {
@@ -22,7 +28,16 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.engine.remove(&self.id) {
+        // An engine that is just finding out that the container has ended may refuse for a moment.
+        let removed = (0..LOOKS).find_map(|look| match self.engine.remove(&self.id) {
+            Err(error) if look + 1 < LOOKS => {
+                tracing::debug!("{error}; once more");
+                std::thread::park_timeout(LOOK_AGAIN);
+                None
+            }
+            result => Some(result),
+        });
+        if let Some(Err(error)) = removed {
             tracing::error!("a container could not be removed: {error}; `sidetrack cleanup` tries again");
         }
     }
@@ -58,7 +73,10 @@ fn start<'a>(engine: &'a Engine, order: &Order) -> anyhow::Result<(Held<'a>, Str
         anyhow::bail!("{}", why(engine, &held.id));
     }
     let alive = process::watch(state.pid).map_err(|_| anyhow::anyhow!("{}", why(engine, &held.id)))?;
-    let network = NetNs::of_process(state.pid).context("cannot look into its network")?;
+    let network = match NetNs::of_process(state.pid) {
+        Err(error) if error.kind() == ErrorKind::NotFound => anyhow::bail!("{}", why(engine, &held.id)),
+        network => network.context("cannot look into its network")?,
+    };
     network.enter().context(
         "cannot enter its network: functions in containers need root (CAP_SYS_ADMIN), and an engine that is not rootless",
     )?;
@@ -96,12 +114,20 @@ fn send(end: &OwnedFd, told: &Told, fds: Vec<OwnedFd>) -> anyhow::Result<()> {
 
 /// How a container has ended, in words.
 fn why(engine: &Engine, id: &str) -> String {
-    let state = match engine.state(id) {
-        Ok(state) => state,
-        Err(error) => return format!("it is gone ({error})"),
+    let mut looks = 0;
+    let state = loop {
+        match engine.state(id) {
+            // The kernel has told us that it has ended; the engine is yet to hear of it.
+            Ok(state) if state.pid != 0 && looks < LOOKS => {
+                looks += 1;
+                std::thread::park_timeout(LOOK_AGAIN);
+            }
+            Ok(state) => break state,
+            Err(error) => return format!("it is gone ({error})"),
+        }
     };
     if state.pid != 0 {
-        return "it runs, but its network is gone".to_owned();
+        return "its program has ended, which the container engine does not notice".to_owned();
     }
     let memory = if state.out_of_memory { ", out of memory (memory_bytes)" } else { "" };
     let words = engine.last_words(id).unwrap_or_default();
