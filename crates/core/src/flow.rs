@@ -324,6 +324,8 @@ pub enum EndReason {
     FunctionRefused,
     /// A function of the chain is down, or could not do its work.
     FunctionFailed,
+    /// The agreement that its rule asks does not allow it any more, or asks for functions that it does not pass.
+    PolicyRevoked,
     /// A reload changed the chain of its rule, and the rule says that its flows are cut then.
     ChainChanged,
     /// A limit (descriptors, flows) was reached: shed.
@@ -342,7 +344,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Ok,
         Self::ClientReset,
         Self::ServerReset,
@@ -363,6 +365,7 @@ impl EndReason {
         Self::ClientGone,
         Self::FunctionRefused,
         Self::FunctionFailed,
+        Self::PolicyRevoked,
         Self::ChainChanged,
         Self::Limit,
         Self::Loop,
@@ -395,6 +398,7 @@ impl EndReason {
             Self::ClientGone => "client_gone",
             Self::FunctionRefused => "function_refused",
             Self::FunctionFailed => "function_failed",
+            Self::PolicyRevoked => "policy_revoked",
             Self::ChainChanged => "chain_changed",
             Self::Limit => "limit",
             Self::Loop => "loop",

@@ -5,6 +5,7 @@
 //! convention, not a trait. See `ARCHITECTURE.md`.
 #![forbid(unsafe_code)]
 
+pub mod agreement;
 pub mod area;
 pub mod carrier;
 pub mod chain;

@@ -1,5 +1,6 @@
 //! Wires everything; the only file that knows all modules.
 
+mod agreement;
 mod chains;
 mod containers;
 mod control;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod agreement;
 pub mod app;
 pub mod carry;
 pub mod cleanup;

@@ -30,6 +30,11 @@ impl Decided {
         self.verdict.as_ref()?.rule.as_ref()
     }
 
+    /// What the data-flow agreement said, if its rule asks it.
+    pub fn agreement(&self) -> Option<&str> {
+        self.verdict.as_ref()?.agreement.as_deref()
+    }
+
     /// What happens to the flow, once that is decided.
     pub fn action(&self) -> Option<&Action> {
         Some(&self.verdict.as_ref()?.action)

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
+    ca, check, cleanup, doctor, explain, flows, functions, overlay, plan, policy, run, schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
 use std::io::Write;
@@ -52,6 +52,8 @@ enum Command {
     Overlay(overlay::OverlayArgs),
     /// Prints every privileged action that a configuration leads to; does none
     Plan(plan::PlanArgs),
+    /// What a data-flow agreement allows, what that passes, and another one in its place
+    Policy(policy::PolicyArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
     /// Shows and changes which flows take the fast path
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Command::Flows(args) => flows::run(&args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Policy(args) => policy::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
         Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),

@@ -202,7 +202,7 @@ impl Reloader {
 }
 
 /// Waits until nothing has changed for a while.
-async fn settle(changes: &mut mpsc::Receiver<()>) {
+pub async fn settle(changes: &mut mpsc::Receiver<()>) {
     let latest = Instant::now() + QUIET_MAX;
     loop {
         let quiet = (Instant::now() + QUIET).min(latest);
@@ -214,8 +214,12 @@ async fn settle(changes: &mut mpsc::Receiver<()>) {
     }
 }
 
-/// Watches the folders of the file and of what it links to, not the file: editors put a new one in its place.
-fn watch(path: &Path, told: mpsc::Sender<()>) -> notify::Result<RecommendedWatcher> {
+/// Watches the folders of the file and of what it links to, not the file: editors put a new one in its place. Tells of
+/// what may have changed it, until the watcher is dropped.
+///
+/// # Errors
+/// The folders cannot be watched.
+pub fn watch(path: &Path, told: mpsc::Sender<()>) -> notify::Result<RecommendedWatcher> {
     let name = path.file_name().map(ToOwned::to_owned);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
         let ours = |path: &PathBuf| path.file_name() == name.as_deref();

@@ -6,19 +6,21 @@ mod far;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
 
+use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
 use crate::carry::warm::{Room, Warm};
 use crate::carry::{Dialing, Stream};
 use crate::config::Config;
 use crate::function::Library;
 use crate::intercept::{Catches, Listening};
-use crate::live::{Clock, Ledger};
+use crate::live::{Clock, Decided, Ledger, LiveFlow};
 use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
 use crate::session;
 use arc_swap::ArcSwap;
-use sidetrack_core::flow::FlowId;
+use sidetrack_core::flow::{Flow, FlowId};
 use sidetrack_core::limit::{Budget, SourceLimit, TokenBucket};
+use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::future::poll_fn;
 use std::io;
@@ -61,6 +63,8 @@ pub struct Shared {
     pub owners: Owners,
     /// The functions that rules lead flows through.
     pub functions: Library,
+    /// The data-flow agreement in force.
+    pub agreement: ArcSwap<InForce>,
     budget: Mutex<Budget>,
     per_client: Option<Mutex<SourceLimit>>,
     next_flow: AtomicU64,
@@ -86,6 +90,7 @@ impl Shared {
             dialing: ArcSwap::from_pointee(dialing),
             owners,
             functions: Library::new(clock),
+            agreement: ArcSwap::default(),
             budget: Mutex::new(budget),
             per_client,
             next_flow: AtomicU64::new(1),
@@ -166,6 +171,20 @@ impl Worker {
     /// The functions that rules lead flows through.
     pub fn functions(&self) -> &Library {
         &self.shared.functions
+    }
+
+    /// Notes what policy says about a flow, after the agreement was asked where its rule asks one. Gives the verdict.
+    pub fn judge(&self, config: &Config, live: &LiveFlow, flow: &Flow, verdict: &Verdict) -> Verdict {
+        loop {
+            let in_force = self.shared.agreement.load_full();
+            let judged = in_force.judge(config, flow, verdict.clone());
+            live.decide(Decided { flow: flow.clone(), verdict: Some(judged.clone()) });
+            // Whoever changes the agreement looks at all flows that are decided by then: this is one of them, or the
+            // change is seen here.
+            if Arc::ptr_eq(&in_force, &self.shared.agreement.load()) {
+                return judged;
+            }
+        }
     }
 
     /// The number of the next flow.

@@ -74,7 +74,8 @@ fn rendered(root: &Value, path: &str) -> String {
         .collect();
     let mut out = String::from("| key | value | meaning |\n|---|---|---|\n");
     let keys: &Map<String, Value> = table["properties"].as_object().unwrap();
-    for (key, value) in keys {
+    let sorted: std::collections::BTreeMap<_, _> = keys.iter().collect();
+    for (key, value) in sorted {
         let meaning = value.get("description").or_else(|| followed(root, value).get("description"));
         let meaning =
             meaning.and_then(Value::as_str).unwrap_or_else(|| panic!("{path}.{key} is not described"));
@@ -125,6 +126,7 @@ fn the_tables_are_those_of_the_program() {
         "shunt",
         "shunt.port",
         "containers",
+        "policy",
         "function",
         "function.replace",
         "listen",
@@ -138,6 +140,7 @@ fn the_tables_are_those_of_the_program() {
         "overlay.node",
         "overlay.deliver",
         "rule",
+        "rule.agreement",
         "rule.match",
         "test",
         "test.flow",
@@ -169,6 +172,7 @@ fn every_key_tells_its_default_and_its_unit() {
         "limits",
         "shunt",
         "containers",
+        "policy",
         "set",
         "function",
         "listen",

@@ -46,6 +46,8 @@ pub struct Verdict {
     pub action: Action,
     /// The reason in words: `rule 'x'`, or `no rule matched; default deny`.
     pub why: Arc<str>,
+    /// What the data-flow agreement said, in words; none if the rule does not ask it, or it was not asked yet.
+    pub agreement: Option<Arc<str>>,
 }
 
 /// One rule's part in a decision.
@@ -88,7 +90,10 @@ impl Verdict {
                 let chain =
                     if names.is_empty() { String::new() } else { format!(" through {}", names.join(" -> ")) };
                 let to = carry.to.as_ref().map(|to| format!(" to {to}")).unwrap_or_default();
-                format!("carried {}{to}{chain} ({})", carry.carrier, self.why)
+                let asked = carry.agreement.as_ref().filter(|_| self.agreement.is_none());
+                let asked =
+                    asked.map(|clause| format!(", if the agreement allows it: {clause}")).unwrap_or_default();
+                format!("carried {}{to}{chain} ({}){asked}", carry.carrier, self.why)
             }
         }
     }
@@ -162,6 +167,7 @@ impl Policy {
                         index: Some(index),
                         action: rule.action.clone(),
                         why: self.whys.get(index).unwrap_or(&rule.name).clone(),
+                        agreement: None,
                     });
                 }
             }
@@ -170,7 +176,8 @@ impl Policy {
     }
 
     fn default_verdict(&self) -> Verdict {
-        Verdict { rule: None, index: None, action: self.default.clone(), why: self.default_why.clone() }
+        let (action, why) = (self.default.clone(), self.default_why.clone());
+        Verdict { rule: None, index: None, action, why, agreement: None }
     }
 
     /// What became of every rule, for `explain`.

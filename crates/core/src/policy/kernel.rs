@@ -280,6 +280,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         warm,
         kernel,
         chain,
+        agreement,
         metadata: _,
     } = carry;
     *carrier == Carrier::Direct
@@ -292,6 +293,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         && !mptcp
         && warm.is_none()
         && chain.is_none()
+        && agreement.is_none()
         && *kernel == KernelPath::Auto
 }
 

@@ -9,6 +9,7 @@ pub use condition::{Condition, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
 pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
 
+use crate::agreement::Clause;
 use crate::carrier::Carrier;
 use crate::flow::Destination;
 use crate::function::ChainSpec;
@@ -79,6 +80,8 @@ pub struct Carry {
     pub kernel: KernelPath,
     /// The functions the flow passes; none = no function.
     pub chain: Option<Arc<ChainSpec>>,
+    /// What the data-flow agreement is asked about each flow; none = it is not asked.
+    pub agreement: Option<Arc<Clause>>,
     /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
     pub metadata: Vec<(u16, String)>,
 }

@@ -14,6 +14,8 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("live", &["reactor"]),
     ("tls", &[]),
     ("config", &["tls"]),
+    // The data-flow agreement: a file with places for its mistakes as the configuration has, and what it says.
+    ("agreement", &["config"]),
     ("dns", &[]),
     ("process", &[]),
     // The event loop knows no flow.
@@ -36,7 +38,18 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ),
     (
         "worker",
-        &["carry", "config", "function", "http", "intercept", "live", "process", "reactor", "session"],
+        &[
+            "agreement",
+            "carry",
+            "config",
+            "function",
+            "http",
+            "intercept",
+            "live",
+            "process",
+            "reactor",
+            "session",
+        ],
     ),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
     ("overlay", &["carry", "config", "live", "tls"]),
@@ -47,7 +60,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
-    ("admin", &["config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
+    ("admin", &["agreement", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -58,6 +71,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
         "cli",
         &[
             "admin",
+            "agreement",
             "app",
             "cleanup",
             "config",

@@ -81,7 +81,21 @@ impl Client {
         path: &str,
         query: &[(&str, &str)],
     ) -> Result<T, ClientError> {
-        let answer = self.request(method, path, query).await?;
+        self.send(method, path, query, Bytes::new()).await
+    }
+
+    /// Sends a body, and asks for JSON.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Result<T, ClientError> {
+        let answer = self.request(method, path, query, body.into()).await?;
         let body = self.whole(answer).await?;
         serde_json::from_slice(&body).map_err(|error| self.broken(error))
     }
@@ -91,7 +105,7 @@ impl Client {
     /// # Errors
     /// When nobody answers, or when the answer is no.
     pub async fn lines(&self, path: &str, query: &[(&str, &str)]) -> Result<Lines, ClientError> {
-        let answer = self.request(Method::GET, path, query).await?;
+        let answer = self.request(Method::GET, path, query, Bytes::new()).await?;
         Ok(Lines { body: answer.into_body(), held: Vec::new(), path: self.path.clone() })
     }
 
@@ -100,6 +114,7 @@ impl Client {
         method: Method,
         path: &str,
         query: &[(&str, &str)],
+        body: Bytes,
     ) -> Result<Response<Incoming>, ClientError> {
         let stream = UnixStream::connect(&self.path).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) =
@@ -110,7 +125,7 @@ impl Client {
             .method(method)
             .uri(uri(path, query))
             .header("host", "sidetrack")
-            .body(Body::empty())
+            .body(Body::from(body))
             .map_err(|error| self.broken(error))?;
         let answer = sender.send_request(request).await.map_err(|error| self.broken(error))?;
         if answer.status().is_success() {

@@ -9,6 +9,8 @@
 //! | `GET /v1/functions` | the functions in force, and what has passed them |
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
+//! | `GET /v1/policy` | the data-flow agreement in force: what may move, and what it passes |
+//! | `PUT /v1/policy?dry_run=` | another one, as text; says which flows end |
 //! | `GET /v1/shunt` | the flows of the shunt |
 //! | `POST /v1/shunt?client=&server=&transport=&action=` | treats a flow as said: `shunt`, `block` or `ignore` |
 //! | `DELETE /v1/shunt?client=&server=&transport=` | withdraws that, or an entry: the packet filter is asked again |
@@ -26,12 +28,14 @@ mod error;
 mod flows;
 mod overlay;
 mod places;
+mod policy;
 mod shunt;
 mod socket;
 mod status;
 
 pub use client::{Client, ClientError, Killed, Lines};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
+pub use policy::{AgreementStatus, Applied, Movement, Movements, Way};
 pub use shunt::{Done, ShuntFlows};
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
@@ -73,6 +77,17 @@ pub trait Control: Send + Sync + 'static {
     }
     /// Brings what is known of flows that the kernel carries alone up to date. It may block.
     fn look_at_kernel_flows(&self) {}
+    /// The data-flow agreement in force.
+    fn agreement(&self) -> AgreementStatus {
+        AgreementStatus::default()
+    }
+    /// Puts another data-flow agreement in force, or says what that would do. It may block.
+    ///
+    /// # Errors
+    /// What is wrong with the text; nothing has changed then.
+    fn apply_agreement(&self, _text: &str, _dry_run: bool) -> Result<Applied, String> {
+        Err("there is no [policy] here".to_owned())
+    }
     /// Asks the shunt. It may block.
     ///
     /// # Errors
@@ -145,6 +160,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/rules", get(status::rules))
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))
+        .route("/v1/policy", get(policy::show).put(policy::put))
         .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))

@@ -2,7 +2,7 @@
 
 use super::node::Node;
 use super::shunt::ShuntFlows;
-use crate::admin::{ConfigStatus, Control, ListenerStatus};
+use crate::admin::{AgreementStatus, Applied, ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
 use crate::function::Function;
 use crate::metrics::FunctionCounts;
@@ -66,6 +66,15 @@ impl Control for ControlOf {
 
     fn overlay(&self) -> Option<Arc<overlay::Entry>> {
         self.node.overlay()
+    }
+
+    fn agreement(&self) -> AgreementStatus {
+        self.node.agreement_status()
+    }
+
+    fn apply_agreement(&self, text: &str, dry_run: bool) -> Result<Applied, String> {
+        let config = self.reload.current().load_full();
+        self.node.apply_agreement(&config, text, dry_run).map_err(|error| format!("{error:#}"))
     }
 
     fn look_at_kernel_flows(&self) {

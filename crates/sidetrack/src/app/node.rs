@@ -1,8 +1,10 @@
 //! What a node is made of, and how a new configuration takes the place of the old one.
 
+use super::agreement;
 use super::kernel::{KernelFlows, Paths};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
+use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
 use crate::carry::warm::Room;
@@ -53,6 +55,7 @@ pub struct Prepared {
     overlay: Option<overlay::Bound>,
     engines: engine::Opened,
     containers: Option<Arc<Containers>>,
+    agreement: Arc<InForce>,
 }
 
 /// A node at work.
@@ -91,6 +94,7 @@ impl Prepared {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
         };
+        let agreement = agreement::read(config, &InForce::default())?;
         let may_steer = may_steer(config)?;
         let bound = config
             .listeners
@@ -116,7 +120,19 @@ impl Prepared {
         }
         let name = name.to_owned();
         let containers = super::containers::start(config)?;
-        Ok(Self { name, workers, bound, steered, steer, steered_since, events, overlay, engines, containers })
+        Ok(Self {
+            name,
+            workers,
+            bound,
+            steered,
+            steer,
+            steered_since,
+            events,
+            overlay,
+            engines,
+            containers,
+            agreement,
+        })
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
@@ -147,6 +163,7 @@ impl Prepared {
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
         let shared = Arc::new(shared);
         super::containers::first(&shared, self.containers)?;
+        shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
         let served = self.bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
@@ -198,6 +215,11 @@ impl Node {
         self.shared.functions.functions()
     }
 
+    /// The data-flow agreement in force.
+    pub(super) fn agreement(&self) -> &ArcSwap<InForce> {
+        &self.shared.agreement
+    }
+
     /// The number of a flow that somebody else carries.
     pub fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
@@ -234,6 +256,7 @@ impl Node {
             engine_listeners(change.old).eq(engine_listeners(new)),
             "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
         );
+        let in_force = agreement::read(new, &self.shared.agreement.load())?;
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
         let mut served = lock(&self.served);
@@ -268,6 +291,7 @@ impl Node {
         }
         self.set_dialing(&served);
         self.shared.functions.take(functions);
+        self.put_agreement(new, in_force);
         super::chains::cut_changed(&new.policy, &self.ledgers);
         // New ones are at work before the old ones go: where both have an address, it is served at every moment.
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);

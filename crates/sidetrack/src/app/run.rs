@@ -6,6 +6,7 @@ use super::sockets::Bound;
 use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
 use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
+use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::tap::{ROOT_FILE, authority};
 use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, Tap};
@@ -109,6 +110,7 @@ impl TapCommand {
 /// What could not be set up. The command did not run then, or could not be watched.
 pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let config = configuration(&command)?;
+    let agreement = super::agreement::read(&config, &InForce::default())?;
     let writer_target = match &config.record.to {
         RecordTo::File(path) => Some(Target::File(path.clone())),
         _ => None,
@@ -131,7 +133,8 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();
-    control_runtime()?.block_on(watch_over(launched, Watch { command, config, nofile, http, writer, window }))
+    let watch = Watch { command, config, agreement, nofile, http, writer, window };
+    control_runtime()?.block_on(watch_over(launched, watch))
 }
 
 /// What serves the requests of the command, where its connections are opened.
@@ -157,6 +160,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             engine: None,
             overlay: None,
             tunnels: Vec::new(),
+            agreement: None,
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),
@@ -186,6 +190,7 @@ fn window() -> Option<AdminSocket> {
 struct Watch {
     command: RunCommand,
     config: Config,
+    agreement: Arc<InForce>,
     nofile: u64,
     http: Option<Arc<Proxy>>,
     writer: Option<RecordWriter>,
@@ -201,6 +206,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let shared = Shared::new(config.clone(), Dialing::default(), owners, budget, clock);
     let shared = Arc::new(shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)));
     shared.functions.keep(&shared.config.load().functions);
+    shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
     let serving = catch(&mut launched, &fleet, watch.http)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));

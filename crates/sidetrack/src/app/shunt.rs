@@ -132,7 +132,8 @@ fn flow(client: SocketAddr, server: SocketAddr) -> Flow {
 }
 
 fn verdict() -> Verdict {
-    Verdict { rule: None, index: None, action: Action::default(), why: "the packet filter's mark".into() }
+    let (action, why) = (Action::default(), "the packet filter's mark".into());
+    Verdict { rule: None, index: None, action, why, agreement: None }
 }
 
 /// What the fields of a record have no room for.

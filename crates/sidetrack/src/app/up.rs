@@ -127,6 +127,7 @@ async fn run(
     let records = tokio::spawn(recorder.run(records_stopped));
     node.record_kernel_flows();
     let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
+    let following = tokio::spawn(super::agreement::follow(node.clone(), handle.clone()));
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
     let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), &stopped);
     let (ready, watching) = oneshot::channel();
@@ -145,6 +146,7 @@ async fn run(
         tracing::error!("{gone}; stopping");
     }
     reloads.abort();
+    following.abort();
     let _ = stop.send(true);
     tokio::task::spawn_blocking({
         let node = node.clone();

@@ -9,6 +9,7 @@ pub mod flows;
 pub mod functions;
 pub mod overlay;
 pub mod plan;
+pub mod policy;
 pub mod run;
 pub mod schema;
 pub mod shunt;

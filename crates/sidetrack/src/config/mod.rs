@@ -5,6 +5,7 @@ mod at;
 mod check;
 mod engine;
 mod parse;
+mod policy;
 mod problem;
 mod question;
 pub mod raw;
@@ -16,6 +17,9 @@ pub mod tap;
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener};
+pub(crate) use parse::parse;
+pub use policy::{AgreementFile, PolicyMode};
+pub(crate) use problem::nearest;
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
 pub use shunt::{Shunt, ShuntPath};
@@ -64,6 +68,8 @@ pub struct Config {
     pub overlay: Option<Overlay>,
     /// Connections held open to far sides, by name.
     pub tunnels: Vec<Arc<Tunnel>>,
+    /// The data-flow agreement that rules ask.
+    pub agreement: Option<AgreementFile>,
     /// The rules.
     pub policy: Arc<Policy>,
     /// Decision tests of the file; all of them hold.
@@ -557,7 +563,8 @@ impl Config {
         text: &str,
         surroundings: &dyn Surroundings,
     ) -> Result<Self, ConfigError> {
-        let raw = parse::parse(text).map_err(|problems| ConfigError::new(name, text, problems))?;
+        let raw = parse::<raw::File>(text, "`sidetrack schema`")
+            .map_err(|problems| ConfigError::new(name, text, problems))?;
         let mut problems = Vec::new();
         let config = check::check(&raw, surroundings, &mut problems);
         let (errors, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(Problem::is_error);

@@ -1,9 +1,7 @@
-//! From text to [`raw::File`]: every error of shape in one go, in words of the file.
+//! From text to what a file holds as it is written: every error of shape in one go, in words of the file.
 
 use super::problem::{Problem, nearest};
-use super::raw::File;
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
@@ -12,22 +10,22 @@ type Table<'i> = DeTable<'i>;
 /// Most errors of shape reported in one go.
 const ERRORS_MAX: usize = 50;
 
-/// Reads the text. On an error of shape the offending entry is taken out and the rest is read again, so that one
+/// Reads the text; `keys` is what lists the keys of such files, for messages. On an error of shape the offending entry is taken out and the rest is read again, so that one
 /// run reports them all.
-pub(super) fn parse(text: &str) -> Result<File, Vec<Problem>> {
+pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
     let (mut document, syntax) = Table::parse_recoverable(text);
     if !syntax.is_empty() {
         return Err(syntax.iter().take(ERRORS_MAX).map(|error| syntax_problem(text, error)).collect());
     }
     let mut problems = Vec::new();
     loop {
-        match File::deserialize(document.clone().into_deserializer()) {
+        match F::deserialize(document.clone().into_deserializer()) {
             Ok(file) if problems.is_empty() => return Ok(file),
             Ok(_) => return Err(problems),
             Err(error) => {
                 let span = error.span().unwrap_or(0..0);
                 let within = remove(document.get_mut(), &span);
-                problems.push(shape_problem(error.message(), span, within.as_deref()));
+                problems.push(shape_problem(error.message(), span, within.as_deref(), keys));
                 if within.is_none() || problems.len() == ERRORS_MAX {
                     return Err(problems);
                 }
@@ -107,7 +105,7 @@ fn holds_deep(value: &DeValue<'_>, span: &Range<usize>) -> bool {
 /// Keys that stand at the top of a file; one that is met inside a table was meant to stand above it.
 const TOP_KEYS: [&str; 4] = ["version", "workers", "on_crash", "default"];
 
-fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>) -> Problem {
+fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>, keys: &str) -> Problem {
     let place = place(within.unwrap_or_default());
     if let Some((key, known)) = unknown(message, "unknown field `") {
         if TOP_KEYS.contains(&key) && !within.unwrap_or_default().is_empty() {
@@ -121,20 +119,23 @@ fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>) -> Pro
         return Problem::error(span, text, choices(word, &known, "words"));
     }
     let message = message.lines().next().unwrap_or(message);
-    Problem::error(span, plain(message), format!("`sidetrack schema` lists every key and its type ({place})"))
+    Problem::error(span, plain(message), format!("{keys} lists every key and its type ({place})"))
 }
+
+/// Tables of tables, each under a name of its own.
+const NAMED: [&str; 4] = ["data", "function", "node", "party"];
 
 /// Where a path of keys leads, in words: `rule.match` is the `match` of a [[rule]].
 fn place(path: &str) -> String {
     let (table, keys) = path.split_once('.').unwrap_or((path, ""));
-    if table == "function" {
+    if NAMED.contains(&table) {
         let (name, keys) = keys.split_once('.').unwrap_or((keys, ""));
-        let table = format!("[function.{name}]");
+        let table = format!("[{table}.{name}]");
         return if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") };
     }
     let table = match table {
         "" => return "at the top of the file".to_owned(),
-        "listen" | "rule" | "test" => format!("[[{table}]]"),
+        "agreement" | "listen" | "rule" | "test" => format!("[[{table}]]"),
         table => format!("[{table}]"),
     };
     if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") }

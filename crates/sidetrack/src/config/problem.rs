@@ -104,7 +104,7 @@ pub struct ConfigError {
 
 impl ConfigError {
     /// Errors (and warnings) of the file `name`, whose places are in `text`.
-    pub(super) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+    pub(crate) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         let shown = redact(text);
         problems.sort_by_key(|problem| {
             (!problem.is_error(), problem.labels.first().map_or(0, |(span, _)| span.start))
@@ -119,7 +119,7 @@ impl ConfigError {
     }
 
     /// The file cannot be read.
-    pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
+    pub(crate) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
         let name = path.display().to_string();
         let help = match error.kind() {
             std::io::ErrorKind::NotFound => {
@@ -218,7 +218,7 @@ impl Diagnostic for Shown<'_> {
 }
 
 /// The known word that `word` was probably meant to be.
-pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).clamp(1, 3);
     known
         .into_iter()

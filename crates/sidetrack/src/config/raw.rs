@@ -4,6 +4,7 @@
 mod engine;
 pub mod function;
 mod overlay;
+mod policy;
 mod shunt;
 mod tap;
 mod tunnel;
@@ -11,6 +12,7 @@ mod tunnel;
 pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
 pub use overlay::{Deliver, Overlay, OverlayNode};
+pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
@@ -55,6 +57,8 @@ pub struct File {
     /// How functions in containers are started.
     #[serde(default)]
     pub containers: Containers,
+    /// The data-flow agreement that rules ask. Default: none.
+    pub policy: Option<At<Policy>>,
     /// Functions by name, for `chain` of rules.
     #[serde(default)]
     pub function: BTreeMap<String, At<Function>>,
@@ -354,6 +358,9 @@ pub struct Rule {
     /// What happens to new flows while a container of the chain is down: "deny" refuses them, "skip" leads them past it.
     /// Default: none, it has to be written where there is a container in the chain.
     pub on_function_down: Option<At<OnFunctionDown>>,
+    /// What the agreement of [policy] is asked about each flow: { purpose = "research" }. It decides, and its functions go
+    /// behind those of `chain`. Default: it is not asked.
+    pub agreement: Option<At<Clause>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }

@@ -6,7 +6,7 @@ use super::duplex::Duplex;
 use super::open::Inside;
 use super::pool::Route;
 use crate::intercept::Listening;
-use crate::live::{Decided, LiveFlow};
+use crate::live::LiveFlow;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::http::basic::{credentials, same};
@@ -213,7 +213,7 @@ impl Desk<'_> {
     ) -> Result<Wish, Box<Answer>> {
         let mut flow = self.flow(&resource, user);
         let verdict = self.decide(&mut flow);
-        live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
+        let verdict = self.worker.judge(&self.worker.config(), live, &flow, &verdict);
         let carry = match verdict.action {
             // Nothing may pass a chain by, and what the functions of one see of a flow are not requests.
             Action::Carry(carry) if carry.chain.is_some() => {
@@ -291,6 +291,7 @@ impl Desk<'_> {
                         index: None,
                         action: Action::Deny,
                         why: "a rule asks for what a request cannot tell".into(),
+                        agreement: None,
                     };
                 }
             }

@@ -76,6 +76,10 @@ pub struct FlowRecord<'a> {
     /// side, `warm ADDRESS` of a server to which a connection stood already.
     #[serde(default)]
     pub path: Option<Cow<'a, str>>,
+    /// What the data-flow agreement said, if the rule asks it: `allow: NAMES`, `deny: why`, `would deny: why`, or
+    /// `revoked: why`.
+    #[serde(default)]
+    pub agreement: Option<Cow<'a, str>>,
 }
 
 /// Seconds, exact to the microsecond and no longer than that when written.
@@ -123,6 +127,7 @@ impl<'a> FlowRecord<'a> {
             shunted: known.is_some_and(|known| known.intercept == Intercept::Kernel),
             reason: None,
             detail: None,
+            agreement: decided.and_then(Decided::agreement).map(Cow::Borrowed),
             path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
         }
     }

@@ -86,7 +86,12 @@ impl Lines {
 impl Up {
     /// Starts with this configuration and waits until it is ready. `{top}` keys stand before the tables.
     pub fn start(top: &str, tables: &str) -> Self {
-        let mut up = Self::spawn(top, tables);
+        Self::start_with(top, tables, |_| {})
+    }
+
+    /// As [`Up::start`], with more files in its folder.
+    pub fn start_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
+        let mut up = Self::spawn_with(top, tables, files);
         assert!(
             up.log.until("readiness", |line| line.ends_with(": ready")).is_some(),
             "it ended:\n{}",
@@ -97,7 +102,12 @@ impl Up {
 
     /// Starts it and waits for nothing.
     pub fn spawn(top: &str, tables: &str) -> Self {
+        Self::spawn_with(top, tables, |_| {})
+    }
+
+    fn spawn_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        files(folder.path());
         write_config(&folder, top, tables);
         let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
             .args(["up", "-c"])

@@ -34,7 +34,8 @@ pub fn denied(rule: Option<&str>) -> Verdict {
 }
 
 fn verdict(rule: Option<&str>, action: Action) -> Verdict {
-    Verdict { rule: rule.map(Into::into), index: rule.map(|_| 0), action, why: "a test".into() }
+    let (index, why) = (rule.map(|_| 0), "a test".into());
+    Verdict { rule: rule.map(Into::into), index, action, why, agreement: None }
 }
 
 /// A flow in flight that policy has decided on.

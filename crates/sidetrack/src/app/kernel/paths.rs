@@ -63,5 +63,6 @@ fn verdict(path: &Path, config: &Config) -> Verdict {
         index: path.index,
         action: rule.map_or_else(|| config.policy.default_action().clone(), |rule| rule.action.clone()),
         why: name.map_or_else(|| "default".into(), |rule| format!("rule '{rule}'").into()),
+        agreement: None,
     }
 }

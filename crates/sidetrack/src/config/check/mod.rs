@@ -7,6 +7,7 @@ mod functions;
 mod http;
 mod listen;
 mod overlay;
+mod policy;
 mod relations;
 mod rules;
 mod shunt;
@@ -35,6 +36,8 @@ struct Check<'a> {
     functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
     /// The names of the overlay's nodes; none: there is no overlay.
     overlay_names: Option<Vec<Arc<str>>>,
+    /// Whether there is a [policy], right or wrong.
+    has_agreement: bool,
     /// Names of tunnels; also of those that are wrong in themselves.
     tunnels: Vec<Arc<str>>,
     /// There is a table [tap], right or wrong.
@@ -81,8 +84,18 @@ pub(super) fn check(
 ) -> Option<Config> {
     let (overlay_names, tunnels) = (None, Vec::new());
     let (sets, functions) = (BTreeMap::new(), BTreeMap::new());
-    let (has_tap, tap) = (false, None);
-    let mut check = Check { surroundings, problems, sets, functions, overlay_names, tunnels, has_tap, tap };
+    let (has_agreement, has_tap, tap) = (file.policy.is_some(), false, None);
+    let mut check = Check {
+        surroundings,
+        problems,
+        sets,
+        functions,
+        overlay_names,
+        has_agreement,
+        tunnels,
+        has_tap,
+        tap,
+    };
     let version = check.version(file.version.as_ref())?;
     check.read_sets(&file.set);
     check.read_functions(&file.function);
@@ -99,6 +112,7 @@ pub(super) fn check(
     let listeners = check.listeners(&file.listen);
     check.tap_is_used(file.tap.as_ref(), &listeners);
     let tunnels = check.tunnels(&file.tunnel, &listeners);
+    let agreement = check.agreement_file(file.policy.as_ref());
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
@@ -124,6 +138,7 @@ pub(super) fn check(
         listeners: listeners.into_iter().flatten().collect(),
         overlay,
         tunnels,
+        agreement,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),
         engine,

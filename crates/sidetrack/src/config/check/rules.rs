@@ -129,6 +129,7 @@ impl Check<'_> {
             ("metadata", at(&rule.metadata)),
             ("on_chain_change", at(&rule.on_chain_change)),
             ("on_function_down", at(&rule.on_function_down)),
+            ("agreement", at(&rule.agreement)),
             ("chain", rule.chain.as_ref().map(List::span)),
         ];
         for (key, span) in options {
@@ -168,6 +169,7 @@ impl Check<'_> {
                 Some(raw::Kernel::Never) => KernelPath::Never,
             },
             chain: self.chain(rule),
+            agreement: self.clause(rule),
             metadata: rule.metadata.as_ref().map(|metadata| self.metadata(metadata)).unwrap_or_default(),
             carrier: carrier?,
         };

@@ -1,0 +1,164 @@
+//! What an agreement is about.
+
+use crate::area::{AttributeSet, Catalogue};
+use crate::flow::{Destination, Host};
+use crate::net::{IpNet, IpSet, PortSet};
+use crate::policy::HostPattern;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// A node n_j of a party, with its attributes A_j (Eqs. 1 to 3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, unique.
+    pub name: Arc<str>,
+    /// Whose it is.
+    pub party: Arc<str>,
+    /// Its addresses; none of another node is the same network.
+    pub addresses: IpSet,
+    /// The attributes it has.
+    pub attributes: AttributeSet,
+}
+
+/// Data that a node has and serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataSet {
+    /// Its name, unique.
+    pub name: Arc<str>,
+    /// The place of its node in [`Facts::nodes`].
+    pub node: usize,
+    /// The TCP ports of the service that has it.
+    pub ports: PortSet,
+    /// Names by which clients call that service, where they give a name in place of an address.
+    pub hosts: Vec<HostPattern>,
+}
+
+/// How a bridging function is made of functions of the proxies at both ends of the path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Functions at the client's end, in the order in which a client's bytes pass them.
+    pub client: Vec<Arc<str>>,
+    /// Functions at the end of the data, in the order in which a client's bytes pass them.
+    pub server: Vec<Arc<str>>,
+}
+
+/// The facts before they are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FactsParts {
+    /// Attributes and bridging functions.
+    pub catalogue: Catalogue,
+    /// By the name of a bridging function of the catalogue.
+    pub steps: BTreeMap<Arc<str>, Steps>,
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// The data sets.
+    pub data: Vec<DataSet>,
+}
+
+/// Why facts contradict each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FactsError {
+    /// Nobody could tell which of two nodes an address is.
+    #[error("the nodes '{first}' and '{second}' have the same address {net}: an address is one node's")]
+    SameAddress {
+        /// The node declared first.
+        first: Arc<str>,
+        /// The other.
+        second: Arc<str>,
+        /// What both have.
+        net: IpNet,
+    },
+    /// A data set is on a node that is not there.
+    #[error("the data set '{0}' is on a node that is not declared")]
+    NoNode(Arc<str>),
+}
+
+/// What an agreement is about, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    parts: FactsParts,
+    /// The narrowest networks first, each with its node.
+    networks: Vec<(IpNet, usize)>,
+}
+
+impl Facts {
+    /// Checks the facts against each other.
+    ///
+    /// # Errors
+    /// Which of them contradict each other.
+    pub fn new(parts: FactsParts) -> Result<Self, FactsError> {
+        let mut owners: BTreeMap<IpNet, usize> = BTreeMap::new();
+        for (place, node) in parts.nodes.iter().enumerate() {
+            for net in node.addresses.nets() {
+                if let Some(first) = owners.insert(*net, place).filter(|first| *first != place) {
+                    let first = parts.nodes[first].name.clone();
+                    return Err(FactsError::SameAddress { first, second: node.name.clone(), net: *net });
+                }
+            }
+        }
+        if let Some(lost) = parts.data.iter().find(|data| data.node >= parts.nodes.len()) {
+            return Err(FactsError::NoNode(lost.name.clone()));
+        }
+        let mut networks: Vec<_> = owners.into_iter().collect();
+        networks.sort_by_key(|(net, place)| (std::cmp::Reverse(net.prefix_len()), *place));
+        Ok(Self { parts, networks })
+    }
+
+    /// Attributes and bridging functions.
+    pub const fn catalogue(&self) -> &Catalogue {
+        &self.parts.catalogue
+    }
+
+    /// The nodes, in the order of their declaration.
+    pub fn nodes(&self) -> &[Node] {
+        &self.parts.nodes
+    }
+
+    /// The data sets, in the order of their declaration.
+    pub fn data(&self) -> &[DataSet] {
+        &self.parts.data
+    }
+
+    /// How a bridging function is made.
+    pub fn steps(&self, function: &str) -> Option<&Steps> {
+        self.parts.steps.get(function)
+    }
+
+    /// All bridging functions, and how each is made.
+    pub fn steps_of_all(&self) -> impl Iterator<Item = (&Arc<str>, &Steps)> {
+        self.parts.steps.iter()
+    }
+
+    /// The node with this address: of several whose networks hold it the one with the narrowest.
+    pub fn node_at(&self, address: IpAddr) -> Option<usize> {
+        let address = address.to_canonical();
+        self.networks.iter().find(|(net, _)| net.contains(address)).map(|(_, place)| *place)
+    }
+
+    /// The data sets that a connection to this destination may move. A service may have several: nobody can tell from
+    /// outside which one is meant.
+    pub fn data_at(&self, destination: &Destination) -> Vec<usize> {
+        let node = match &destination.host {
+            Host::Ip(ip) => match self.node_at(*ip) {
+                Some(node) => Some(node),
+                None => return Vec::new(),
+            },
+            Host::Name(_) => None,
+        };
+        let is_there = |data: &DataSet| {
+            data.ports.contains(destination.port)
+                && match &destination.host {
+                    Host::Ip(_) => node == Some(data.node),
+                    Host::Name(name) => data.hosts.iter().any(|pattern| pattern.matches(name)),
+                }
+        };
+        self.parts
+            .data
+            .iter()
+            .enumerate()
+            .filter(|(_, data)| is_there(data))
+            .map(|(place, _)| place)
+            .collect()
+    }
+}

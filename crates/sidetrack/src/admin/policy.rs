@@ -1,0 +1,167 @@
+//! Routes about the data-flow agreement: for `sidetrack policy`, and for the agent of a domain.
+
+use super::AdminState;
+use super::error::ApiError;
+use crate::agreement::Book;
+use crate::config::PolicyMode;
+use crate::record::Timestamp;
+use axum::Json;
+use axum::extract::{Query, State};
+use serde::{Deserialize, Serialize};
+use sidetrack_core::agreement::{Access, Plan, Ruling};
+use std::sync::Arc;
+
+/// The data-flow agreement in force.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgreementStatus {
+    /// Whether what it does not allow is denied; `null` if there is none.
+    pub mode: Option<PolicyMode>,
+    /// The names of the agreements that hold now.
+    pub agreements: Vec<String>,
+    /// When one begins or ends next.
+    pub next_change: Option<Timestamp>,
+    /// What may move, and what it passes.
+    #[serde(flatten)]
+    pub movements: Movements,
+}
+
+/// What may move between nodes, for each purpose.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Movements {
+    /// Every pair of a node and data of another, for every purpose and access; at most [`Movements::MAX`].
+    pub movements: Vec<Movement>,
+    /// The share of pairs that the area logic cannot bridge, whatever the parties agree to, 0 to 1.
+    pub unfeasibility_ratio: f64,
+}
+
+/// Whether, and how, data may move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Movement {
+    /// What the data is wanted for.
+    pub purpose: String,
+    /// What is done with it.
+    pub access: Access,
+    /// The node that asks.
+    pub client: String,
+    /// The data.
+    pub data: String,
+    /// The node that the data leaves.
+    pub from: String,
+    /// The node that it comes to.
+    pub to: String,
+    /// Whether there is a channel (Eq. 4).
+    pub channel: bool,
+    /// The attributes that have to be applied.
+    pub missing: Vec<String>,
+    /// Whether it may move: what is said against it, or how.
+    #[serde(flatten)]
+    pub way: Way,
+}
+
+/// Whether data may move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "decision", rename_all = "lowercase")]
+pub enum Way {
+    /// It may.
+    Allow {
+        /// The agreements that allow it.
+        by: Vec<String>,
+        /// The functions at the client's end.
+        functions_client: Vec<String>,
+        /// The functions at the end of the data.
+        functions_server: Vec<String>,
+    },
+    /// It may not.
+    Deny {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Movements {
+    /// Most pairs that are listed.
+    pub const MAX: usize = 10_000;
+
+    /// Those of an agreement.
+    pub fn of(book: &Book) -> Self {
+        let agreement = book.agreement();
+        let asked = book.purposes().iter().flat_map(|purpose| Access::ALL.map(|access| (purpose, access)));
+        let all = asked.flat_map(|(purpose, access)| {
+            agreement.plans(purpose, access).map(move |plan| Movement::of(plan, purpose, access))
+        });
+        let facts = agreement.facts();
+        let mut areas = sidetrack_core::area::Areas::new(facts.catalogue().clone());
+        for node in facts.nodes() {
+            areas.set_node(node.name.clone(), node.attributes);
+        }
+        let unfeasibility_ratio = areas.counts().unfeasibility_ratio();
+        Self { movements: all.take(Self::MAX).collect(), unfeasibility_ratio }
+    }
+}
+
+impl Movement {
+    fn of(plan: Plan, purpose: &str, access: Access) -> Self {
+        let texts = |names: &[Arc<str>]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let way = match &plan.ruling {
+            Ruling::Allow(bridging) => Way::Allow {
+                by: texts(&bridging.by),
+                functions_client: texts(&bridging.client),
+                functions_server: texts(&bridging.server),
+            },
+            Ruling::Deny(why) => Way::Deny { why: why.to_string() },
+        };
+        Self {
+            purpose: purpose.to_owned(),
+            access,
+            client: plan.client.to_string(),
+            data: plan.data.to_string(),
+            from: plan.from.to_string(),
+            to: plan.to.to_string(),
+            channel: plan.channel,
+            missing: texts(&plan.missing),
+            way,
+        }
+    }
+}
+
+/// What came of a new agreement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Applied {
+    /// Nothing was changed: this is what would happen.
+    pub dry_run: bool,
+    /// The numbers of the flows that end with `policy_revoked`.
+    pub revoked: Vec<u64>,
+    /// What is in force now, or would be.
+    #[serde(flatten)]
+    pub status: AgreementStatus,
+}
+
+/// How a new agreement is to be treated.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wish {
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// `GET /v1/policy`
+pub(super) async fn show(State(state): State<AdminState>) -> Json<AgreementStatus> {
+    Json(state.control.agreement())
+}
+
+/// `PUT /v1/policy`
+pub(super) async fn put(
+    State(state): State<AdminState>,
+    Query(wish): Query<Wish>,
+    text: String,
+) -> Result<Json<Applied>, ApiError> {
+    let control = state.control.clone();
+    let applied = tokio::task::spawn_blocking(move || control.apply_agreement(&text, wish.dry_run)).await;
+    match applied {
+        Ok(Ok(applied)) => Ok(Json(applied)),
+        Ok(Err(error)) => {
+            Err(ApiError::conflict(error, "docs/control.md describes the file of an agreement"))
+        }
+        Err(error) => Err(ApiError::internal(format!("the change ended early: {error}"))),
+    }
+}

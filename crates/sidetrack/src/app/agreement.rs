@@ -1,0 +1,191 @@
+//! The data-flow agreement of a node: read with the configuration, put in force, and applied to flows that run.
+
+use super::node::Node;
+use crate::admin::{AgreementStatus, Applied, Movements};
+use crate::agreement::{Book, InForce};
+use crate::config::Config;
+use crate::live::{Decided, Ledger};
+use crate::reload::{ReloadHandle, settle, watch};
+use anyhow::Context;
+use sidetrack_core::agreement::End;
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::policy::{Action, Verdict};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc;
+
+/// A clock that was set is noticed after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+/// Reads the agreement that a configuration names; keeps what `now` has where nothing changed.
+///
+/// # Errors
+/// All that is wrong with the file, each with its place; or a function that the configuration lacks.
+pub(super) fn read(config: &Config, current: &InForce) -> anyhow::Result<Arc<InForce>> {
+    let Some(file) = &config.agreement else { return Ok(Arc::default()) };
+    let text = std::fs::read_to_string(&file.path)
+        .with_context(|| format!("[policy] agreement: cannot read {}", file.path.display()))?;
+    let now = SystemTime::now();
+    let due = |book: &Arc<Book>| book.next_change().is_some_and(|turn| turn <= now);
+    let same = current.book.iter().find(|book| **book.text() == *text && !due(book));
+    let book = match same {
+        Some(book) => book.clone(),
+        None => Arc::new(book(&file.path, &text, now)?),
+    };
+    lacking(config, &book)?;
+    Ok(Arc::new(InForce { book: Some(book), mode: file.mode }))
+}
+
+fn book(path: &Path, text: &str, now: SystemTime) -> anyhow::Result<Book> {
+    Book::read(&path.display().to_string(), text, now)
+        .map_err(|error| anyhow::anyhow!("{}", error.render(false)))
+}
+
+/// Refuses an agreement that asks for functions which this node lacks at an end where its rules stand.
+fn lacking(config: &Config, book: &Book) -> anyhow::Result<()> {
+    let stands_at = |end: End| {
+        config.policy.rules().iter().any(|rule| match &rule.action {
+            Action::Carry(carry) => carry.agreement.as_ref().is_some_and(|clause| clause.at == end),
+            Action::Deny => false,
+        })
+    };
+    let facts = book.agreement().facts();
+    for (name, steps) in facts.steps_of_all() {
+        for (end, functions) in [(End::Client, &steps.client), (End::Server, &steps.server)] {
+            let lacks = |function: &&Arc<str>| !config.functions.iter().any(|spec| spec.name == **function);
+            if let Some(function) = functions.iter().find(lacks).filter(|_| stands_at(end)) {
+                anyhow::bail!(
+                    "the agreement's bridging function '{name}' asks for the function '{function}', which this node lacks: \
+                     add [function.{function}] to its configuration"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Flows that may not go on, and why.
+fn revoked(
+    in_force: &InForce,
+    config: &Config,
+    ledgers: &[Arc<Ledger>],
+) -> Vec<(Arc<crate::live::LiveFlow>, Decided)> {
+    let mut found = Vec::new();
+    for live in ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
+        let Some(decided) = live.decided() else { continue };
+        let Some(verdict) = &decided.verdict else { continue };
+        if let Some(why) = in_force.revokes(config, &decided.flow, verdict) {
+            let agreement = Some(format!("revoked: {why}").into());
+            let verdict = Some(Verdict { agreement, ..verdict.clone() });
+            found.push((live, Decided { flow: decided.flow.clone(), verdict }));
+        }
+    }
+    found
+}
+
+impl Node {
+    /// Puts an agreement in force and ends the flows that it does not allow. Gives their numbers.
+    pub(super) fn put_agreement(&self, config: &Config, in_force: Arc<InForce>) -> Vec<u64> {
+        self.agreement().store(in_force.clone());
+        let revoked = revoked(&in_force, config, &self.ledgers());
+        for (live, decided) in &revoked {
+            let why = decided.agreement().unwrap_or_default();
+            tracing::debug!(flow = live.id.0, client = %decided.flow.client, to = %decided.flow.orig_dst, why, "policy_revoked");
+            live.decide(decided.clone());
+            live.end(EndReason::PolicyRevoked);
+        }
+        revoked.iter().map(|(live, _)| live.id.0).collect()
+    }
+
+    /// Reads the agreement anew, where the file or the time has changed what holds.
+    fn look_at_agreement(&self, config: &Config) {
+        let current = self.agreement().load_full();
+        match read(config, &current) {
+            Ok(new) if same(&new, &current) => {}
+            Ok(new) => {
+                let revoked = self.put_agreement(config, new).len();
+                tracing::info!(revoked, "the agreement was read anew");
+            }
+            Err(error) => tracing::error!("the agreement is not taken; nothing changes\n{error:#}"),
+        }
+    }
+
+    /// Checks a text and says what it would do to the flows that run; unless it is tried only, it becomes the file and is
+    /// in force.
+    ///
+    /// # Errors
+    /// What is wrong with it, or with writing the file; nothing has changed then.
+    pub fn apply_agreement(&self, config: &Config, text: &str, dry_run: bool) -> anyhow::Result<Applied> {
+        let file =
+            config.agreement.as_ref().context("the configuration has no [policy] that names an agreement")?;
+        let book = Arc::new(book(&file.path, text, SystemTime::now())?);
+        lacking(config, &book)?;
+        let in_force = Arc::new(InForce { book: Some(book), mode: file.mode });
+        if dry_run {
+            let revoked = revoked(&in_force, config, &self.ledgers());
+            let revoked = revoked.iter().map(|(live, _)| live.id.0).collect();
+            return Ok(Applied { dry_run, revoked, status: status(&in_force) });
+        }
+        replace(&file.path, text).with_context(|| format!("cannot write {}", file.path.display()))?;
+        let revoked = self.put_agreement(config, in_force.clone());
+        Ok(Applied { dry_run, revoked, status: status(&in_force) })
+    }
+
+    /// What is in force.
+    pub fn agreement_status(&self) -> AgreementStatus {
+        status(&self.agreement().load())
+    }
+}
+
+fn same(a: &InForce, b: &InForce) -> bool {
+    let book = |in_force: &InForce| in_force.book.as_ref().map(Arc::as_ptr);
+    a.mode == b.mode && book(a) == book(b)
+}
+
+fn status(in_force: &InForce) -> AgreementStatus {
+    let Some(book) = &in_force.book else { return AgreementStatus::default() };
+    AgreementStatus {
+        mode: Some(in_force.mode),
+        agreements: book.agreements().iter().map(ToString::to_string).collect(),
+        next_change: book.next_change().map(Into::into),
+        movements: Movements::of(book),
+    }
+}
+
+/// Puts a text in the place of a file: whoever reads it has the old one or the new one.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    let mut file = std::fs::File::create(&beside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path)
+}
+
+/// Sees to it that the agreement in force is that of the file and of the time, for ever.
+pub(super) async fn follow(node: Arc<Node>, handle: ReloadHandle) {
+    let (told, mut changes) = mpsc::channel(1);
+    let mut watched = None;
+    let mut watcher = None;
+    loop {
+        let config = handle.current().load_full();
+        let path = config.agreement.as_ref().map(|file| file.path.clone());
+        if watched != path {
+            watcher = path.as_ref().map(|path| watch(path, told.clone()));
+            if let Some(Err(error)) = &watcher {
+                tracing::warn!(%error, "cannot watch the agreement for changes: reload, or `sidetrack policy apply`");
+            }
+            watched = path;
+        }
+        let next = node.agreement().load().book.as_ref().and_then(|book| book.next_change());
+        let next = next.map(|turn| turn.duration_since(SystemTime::now()).unwrap_or_default());
+        tokio::select! {
+            Some(()) = changes.recv(), if watcher.is_some() => settle(&mut changes).await,
+            () = tokio::time::sleep(next.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)) => {}
+        }
+        node.look_at_agreement(&handle.current().load());
+    }
+}

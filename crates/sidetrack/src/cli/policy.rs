@@ -1,0 +1,194 @@
+//! `sidetrack policy`: what a data-flow agreement allows, and what that takes.
+
+use super::Printed;
+use crate::admin::{AgreementStatus, Applied, Client, Movement, Movements, Way, default_socket};
+use crate::agreement::Book;
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use hyper::Method;
+use sidetrack_core::agreement::Access;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// What a data-flow agreement allows, what that passes, and another one in its place
+#[derive(Clone, Debug, Args)]
+pub struct PolicyArgs {
+    #[command(subcommand)]
+    command: PolicyCommand,
+    /// The socket of the sidetrack that is asked
+    #[arg(long, value_name = "PATH", global = true)]
+    admin: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum PolicyCommand {
+    /// For each pair of a node and data of another: what is missing, which functions are inserted, feasible or not. Asks
+    /// nobody
+    Plan(PlanArgs),
+    /// Puts an agreement in force; flows that it does not allow end with policy_revoked
+    Apply(ApplyArgs),
+    /// Shows what is in force
+    Show {
+        /// JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What `policy plan` is to do.
+#[derive(Clone, Debug, Args)]
+pub struct PlanArgs {
+    /// The agreement
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Only this purpose
+    #[arg(long)]
+    pub purpose: Option<String>,
+    /// Only this access: read or write
+    #[arg(long, value_parser = access)]
+    pub access: Option<Access>,
+    /// Only what is allowed
+    #[arg(long)]
+    pub allowed: bool,
+    /// JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `policy apply` is to do.
+#[derive(Clone, Debug, Args)]
+struct ApplyArgs {
+    /// The agreement
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Says what would happen, and changes nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn access(text: &str) -> Result<Access, String> {
+    let known = Access::ALL.into_iter().find(|access| access.as_str() == text);
+    known.ok_or_else(|| "write read or write".to_owned())
+}
+
+/// Runs the sub-command.
+///
+/// # Errors
+/// What a person can do something about, in words.
+pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
+    let client = || Client::new(args.admin.clone().unwrap_or_else(default_socket));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let printed = match &args.command {
+        PolicyCommand::Plan(args) => plan(args, super::colours())?,
+        PolicyCommand::Apply(args) => runtime.block_on(apply(&client(), args))?,
+        PolicyCommand::Show { json } => {
+            let status: AgreementStatus = runtime.block_on(client().ask(Method::GET, "/v1/policy", &[]))?;
+            let out = if *json { line(&status)? } else { standing(&status) };
+            Printed { out, ..Printed::default() }
+        }
+    };
+    Ok(printed.print())
+}
+
+/// `policy plan`. Exit code 2: the file is wrong.
+///
+/// # Errors
+/// None in memory.
+pub fn plan(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
+    let book = match Book::load(&args.file, SystemTime::now()) {
+        Ok(book) => book,
+        Err(error) => return Ok(Printed { err: error.render(colours), code: 2, ..Printed::default() }),
+    };
+    if let Some(purpose) =
+        args.purpose.as_ref().filter(|purpose| !book.purposes().iter().any(|one| **one == ***purpose))
+    {
+        let known: Vec<_> = book.purposes().iter().map(|one| &**one).collect();
+        let err = format!("there is no purpose '{purpose}'; there are: {}\n", known.join(", "));
+        return Ok(Printed { err, code: 2, ..Printed::default() });
+    }
+    let mut movements = Movements::of(&book);
+    movements.movements.retain(|movement| {
+        args.purpose.as_ref().is_none_or(|purpose| *purpose == movement.purpose)
+            && args.access.is_none_or(|access| access == movement.access)
+            && (!args.allowed || matches!(movement.way, Way::Allow { .. }))
+    });
+    let out = if args.json { line(&movements)? } else { table(&movements) };
+    Ok(Printed { out, ..Printed::default() })
+}
+
+async fn apply(client: &Client, args: &ApplyArgs) -> anyhow::Result<Printed> {
+    let text = read(&args.file)?;
+    let dry_run = if args.dry_run { "true" } else { "false" };
+    let applied: Applied = client.send(Method::PUT, "/v1/policy", &[("dry_run", dry_run)], text).await?;
+    if args.json {
+        return Ok(Printed { out: line(&applied)?, ..Printed::default() });
+    }
+    let (what, verb) =
+        if applied.dry_run { ("nothing was changed", "would end") } else { ("in force", "ended") };
+    let flows: Vec<_> = applied.revoked.iter().map(ToString::to_string).collect();
+    let flows = if flows.is_empty() { String::new() } else { format!(": {}", flows.join(" ")) };
+    let mut out = format!("{what}; {} flows {verb} with policy_revoked{flows}\n\n", applied.revoked.len());
+    out.push_str(&standing(&applied.status));
+    Ok(Printed { out, ..Printed::default() })
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn line(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
+}
+
+fn standing(status: &AgreementStatus) -> String {
+    let Some(mode) = status.mode else {
+        return "no agreement is in force: rules that ask one deny\n".to_owned();
+    };
+    let mode = match mode {
+        crate::config::PolicyMode::Enforce => "enforced",
+        crate::config::PolicyMode::Audit => "audited only: what would be denied is carried",
+    };
+    let next = status.next_change.map(|next| format!(", changes at {next}")).unwrap_or_default();
+    let agreements = match status.agreements.is_empty() {
+        true => "none".to_owned(),
+        false => status.agreements.join(", "),
+    };
+    format!("agreements: {agreements} ({mode}{next})\n\n{}", table(&status.movements))
+}
+
+/// One block a movement that is allowed or could be, one line for each that is refused.
+fn table(movements: &Movements) -> String {
+    let mut out = String::new();
+    for movement in &movements.movements {
+        let Movement { purpose, access, client, data, from, to, channel, missing, .. } = movement;
+        let channel = if *channel { "channel" } else { "no channel" };
+        let missing = if missing.is_empty() {
+            "nothing missing".to_owned()
+        } else {
+            format!("missing {}", missing.join(", "))
+        };
+        // Writing to a text cannot fail.
+        let _ =
+            writeln!(out, "{client}: {access} {data} for {purpose}\n  {from} -> {to}: {channel}, {missing}");
+        let _ = match &movement.way {
+            Way::Deny { why } => writeln!(out, "  deny: {why}"),
+            Way::Allow { by, functions_client, functions_server } => {
+                let all: Vec<_> =
+                    functions_client.iter().chain(functions_server).map(String::as_str).collect();
+                let through = if all.is_empty() {
+                    "as it is".to_owned()
+                } else {
+                    format!("through {}", all.join(" -> "))
+                };
+                writeln!(out, "  allow: by {}, {through}", by.join(", "))
+            }
+        };
+    }
+    let _ = writeln!(out, "unfeasibility ratio {:.2}", movements.unfeasibility_ratio);
+    out
+}
