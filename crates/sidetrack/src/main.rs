@@ -3,7 +3,8 @@
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, check, cleanup, doctor, explain, flows, functions, overlay, plan, policy, run, schema, shunt, tunnel,
+    ca, check, cleanup, doctor, domain, explain, flows, functions, orchestrate, overlay, plan, policy, run,
+    schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
 use std::io::Write;
@@ -42,12 +43,16 @@ enum Command {
     Cleanup(cleanup::CleanupArgs),
     /// Says what this kernel, user and machine lack, and how to mend it
     Doctor(doctor::DoctorArgs),
+    /// A party's agent: grants access, offers nodes, configures the party's proxies
+    Domain(domain::DomainArgs),
     /// Says which rule a flow would meet, and why; sends no packet
     Explain(explain::ExplainArgs),
     /// Tries one function of a configuration on bytes at hand
     Fn(functions::FnArgs),
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
+    /// Sets applications up across domains
+    Orchestrate(orchestrate::OrchestrateArgs),
     /// Keys, links and paths of the overlay
     Overlay(overlay::OverlayArgs),
     /// Prints every privileged action that a configuration leads to; does none
@@ -87,8 +92,10 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Domain(args) => domain::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
+        Command::Orchestrate(args) => orchestrate::run(&args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Policy(args) => policy::run(&args),

@@ -174,7 +174,11 @@ impl Worker {
     }
 
     /// Notes what policy says about a flow, after the agreement was asked where its rule asks one. Gives the verdict.
-    pub fn judge(&self, config: &Config, live: &LiveFlow, flow: &Flow, verdict: &Verdict) -> Verdict {
+    pub fn judge(&self, config: &Config, live: &LiveFlow, flow: &Flow, verdict: Verdict) -> Verdict {
+        if !verdict.asks_agreement() {
+            live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
+            return verdict;
+        }
         loop {
             let in_force = self.shared.agreement.load_full();
             let judged = in_force.judge(config, flow, verdict.clone());

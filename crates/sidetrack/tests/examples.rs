@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 6] =
-    ["chain-of-three", "main-job", "reverse-proxy", "router-tproxy", "run-one-command", "tunnel"];
+const TESTED: [&str; 7] =
+    ["chain-of-three", "hospital", "main-job", "reverse-proxy", "router-tproxy", "run-one-command", "tunnel"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -117,6 +117,11 @@ fn chain_of_three() {
 #[test]
 fn tunnel() {
     passes("tunnel");
+}
+
+#[test]
+fn hospital() {
+    passes("hospital");
 }
 
 #[test]

@@ -80,6 +80,11 @@ pub enum TraceOutcome {
 }
 
 impl Verdict {
+    /// Whether the data-flow agreement has to be asked before this is final.
+    pub fn asks_agreement(&self) -> bool {
+        matches!(&self.action, Action::Carry(carry) if carry.agreement.is_some())
+    }
+
     /// What happens and why, in one line: `carried direct (rule 'x')`.
     pub fn summary(&self) -> String {
         match &self.action {

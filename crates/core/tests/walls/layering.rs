@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 27] = [
+const MAY_USE: [(&str, &[&str]); 29] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("tls", &[]),
@@ -61,6 +61,8 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
     ("admin", &["agreement", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
+    // Orchestrators and domains' agents: processes of their own, which speak to nodes by their admin interface.
+    ("control", &["admin", "agreement", "config", "tls"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -75,6 +77,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
             "app",
             "cleanup",
             "config",
+            "control",
             "doctor",
             "explain",
             "function",

@@ -107,7 +107,7 @@ impl Check<'_> {
 
     fn catalogue(&mut self) -> Option<Catalogue> {
         let attributes: Vec<Arc<str>> = items(&self.file.attributes).map(|at| at.as_str().into()).collect();
-        for (_, function) in &self.file.function {
+        for function in self.file.function.values() {
             self.known(&function.applies, "attribute", attributes.iter().map(|name| &**name));
             for order in [&function.before, &function.after] {
                 self.known(order, "function", self.file.function.keys().map(String::as_str));

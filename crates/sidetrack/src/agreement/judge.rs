@@ -3,7 +3,7 @@
 use crate::config::{Config, PolicyMode};
 use sidetrack_core::agreement::{Agreement, Clause, Movement, Ruling};
 use sidetrack_core::flow::Flow;
-use sidetrack_core::function::{ChainSpec, FunctionSpec, OnChange};
+use sidetrack_core::function::{ChainSpec, FunctionSpec, OnChange, OnDown};
 use sidetrack_core::policy::{Action, Carry, Verdict};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -88,6 +88,15 @@ pub struct InForce {
     pub mode: PolicyMode,
 }
 
+/// What a flow that is allowed has to pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// The functions, in the order in which a client's bytes pass them.
+    pub functions: Vec<Arc<FunctionSpec>>,
+    /// What the agreement said, for the record.
+    pub said: Arc<str>,
+}
+
 /// The functions of a configuration that a flow has to pass by what the agreement says about it.
 ///
 /// # Errors
@@ -97,7 +106,7 @@ pub fn needs(
     config: &Config,
     flow: &Flow,
     clause: &Arc<Clause>,
-) -> Result<(Vec<Arc<FunctionSpec>>, Arc<str>), Arc<str>> {
+) -> Result<Needs, Arc<str>> {
     let book = in_force.book.as_ref().ok_or("no agreement is in force")?;
     let bridging = match book.ask(flow, clause) {
         Ruling::Allow(bridging) => bridging,
@@ -110,7 +119,7 @@ pub fn needs(
             .ok_or_else(|| format!("the agreement asks for the function '{name}', which this node lacks"))
     };
     let functions = bridging.at(clause.at).iter().map(spec).collect::<Result<_, _>>()?;
-    Ok((functions, format!("allow: {}", bridging.by.join(", ")).into()))
+    Ok(Needs { functions, said: format!("allow: {}", bridging.by.join(", ")).into() })
 }
 
 impl InForce {
@@ -119,12 +128,12 @@ impl InForce {
         let Action::Carry(carry) = &verdict.action else { return verdict };
         let Some(clause) = &carry.agreement else { return verdict };
         match needs(self, config, flow, clause) {
-            Ok((functions, why)) => {
+            Ok(Needs { functions, said }) => {
                 let action = match functions.is_empty() {
                     true => verdict.action.clone(),
                     false => Action::Carry(Arc::new(through(carry, functions))),
                 };
-                Verdict { action, agreement: Some(why), ..verdict }
+                Verdict { action, agreement: Some(said), ..verdict }
             }
             Err(why) if self.mode == PolicyMode::Audit => {
                 Verdict { agreement: Some(format!("would deny: {why}").into()), ..verdict }
@@ -146,7 +155,7 @@ impl InForce {
             return None;
         }
         let functions = match needs(self, config, flow, clause) {
-            Ok((functions, _)) => functions,
+            Ok(needs) => needs.functions,
             Err(why) => return Some(why),
         };
         let mut passed = carry.chain.iter().flat_map(|chain| &chain.functions);
@@ -158,12 +167,15 @@ impl InForce {
     }
 }
 
-/// The same way, and then through these functions.
+/// The same way, and then through these functions. None of the chain is ever skipped: what is agreed on is applied.
 fn through(carry: &Carry, functions: Vec<Arc<FunctionSpec>>) -> Carry {
     let (mut all, on_change) = match &carry.chain {
         Some(chain) => (chain.functions.clone(), chain.on_change),
         None => (Vec::new(), OnChange::default()),
     };
     all.extend(functions);
-    Carry { chain: Some(Arc::new(ChainSpec { functions: all, on_change })), ..carry.clone() }
+    Carry {
+        chain: Some(Arc::new(ChainSpec { functions: all, on_change, on_down: OnDown::Deny })),
+        ..carry.clone()
+    }
 }

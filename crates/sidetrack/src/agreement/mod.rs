@@ -6,7 +6,7 @@ mod check;
 mod judge;
 mod raw;
 
-pub use judge::{Book, InForce, needs};
+pub use judge::{Book, InForce, Needs, needs};
 
 use crate::config::{ConfigError, Problem, parse};
 use cedar::Cedar;

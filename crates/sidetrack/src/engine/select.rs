@@ -154,6 +154,7 @@ impl Select {
 fn beyond(carry: &Carry) -> Option<&'static str> {
     [
         (carry.carrier != Carrier::Direct, "carrier but direct"),
+        (carry.agreement.is_some(), "data-flow agreement"),
         (
             carry.chain.as_ref().is_some_and(|chain| !chain.functions.iter().all(fits)),
             "function that holds bytes back",

@@ -93,14 +93,14 @@ impl Connection {
         None
     }
 
-    /// Whether policy lets requests to this server be seen at all: what it denies, or leads through functions that see
-    /// bytes, is not opened.
+    /// Whether policy lets requests to this server be seen at all: what it denies, leads through functions that see
+    /// bytes, or asks an agreement about, is not opened.
     pub fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
         let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
         let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
         let verdict = desk.decide(&mut flow);
-        let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
+        let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none() && carry.agreement.is_none());
         (may, Decided { flow, verdict: Some(verdict) })
     }
 

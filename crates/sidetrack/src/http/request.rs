@@ -213,7 +213,7 @@ impl Desk<'_> {
     ) -> Result<Wish, Box<Answer>> {
         let mut flow = self.flow(&resource, user);
         let verdict = self.decide(&mut flow);
-        let verdict = self.worker.judge(&self.worker.config(), live, &flow, &verdict);
+        let verdict = self.worker.judge(&self.worker.config(), live, &flow, verdict);
         let carry = match verdict.action {
             // Nothing may pass a chain by, and what the functions of one see of a flow are not requests.
             Action::Carry(carry) if carry.chain.is_some() => {

@@ -168,7 +168,7 @@ impl<'a> Setup<'a> {
         let limits = &self.config.limits;
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
         let (mut caught, verdict) = self.watched(self.catch(client)).await??;
-        let verdict = self.worker.judge(&self.config, self.live, &caught.flow, &verdict);
+        let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),

@@ -6,7 +6,7 @@ use sidetrack_core::agreement::Access;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Two hospitals and a research centre, the example of docs/control.md.
-const HOSPITALS: &str = include_str!("hospitals.toml");
+const HOSPITALS: &str = include_str!("../../../../examples/hospital/control/agreement.toml");
 
 fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(1_780_000_000)

@@ -1,0 +1,225 @@
+//! `sidetrack orchestrate`: the infrastructure orchestrator, and a small application orchestrator that speaks to one.
+
+use crate::control::api::{Agreed, Application, ApplicationStatus, Phase, Progress};
+use crate::control::link::{ALPN, Link, LinkError};
+use crate::control::{self, openapi};
+use crate::tls::{Mutual, Pin, Trust};
+use anyhow::Context;
+use axum::body::Body;
+use clap::{Args, Subcommand};
+use hyper::Method;
+use hyper::body::Body as _;
+use std::path::{Path, PathBuf};
+use std::pin::Pin as Pinned;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long an answer may take that is no set-up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest line of progress, bytes.
+const LINE_MAX: usize = 1 << 20;
+
+/// Sets applications up across domains
+#[derive(Clone, Debug, Args)]
+pub struct OrchestrateArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Runs the orchestrator
+    Serve {
+        /// Its file
+        #[arg(short, long, value_name = "FILE", default_value = "orchestrator.toml")]
+        config: PathBuf,
+    },
+    /// Submits an application and shows the eight steps. Exit code 1: it is not ready, and nothing of it is left
+    Submit {
+        /// The application: a TOML file with name, purpose, access and [[flows]] of client and data
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        to: To,
+        /// The lines as the orchestrator sends them
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists the applications
+    Ls {
+        #[command(flatten)]
+        to: To,
+        /// JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Ends an application; what was done for it is taken back
+    End {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        to: To,
+    },
+    /// Prints the OpenAPI document of the orchestrator
+    Openapi,
+}
+
+/// Whom to ask, and as whom.
+#[derive(Clone, Debug, Args)]
+pub struct To {
+    /// Where it listens
+    #[arg(long, value_name = "HOST:PORT")]
+    pub at: String,
+    /// The name in its certificate [default: the host of --at]
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Option<String>,
+    /// The file with our certificate and key
+    #[arg(long, value_name = "FILE")]
+    pub identity: PathBuf,
+    /// The authority that signed its certificate
+    #[arg(long, value_name = "FILE", required_unless_present = "pin")]
+    pub ca: Option<PathBuf>,
+    /// Or its key
+    #[arg(long, value_name = "PIN", conflicts_with = "ca")]
+    pub pin: Option<Pin>,
+}
+
+impl To {
+    /// The way there; `name` is for messages.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is not what it should be.
+    pub fn link(&self, name: &str) -> anyhow::Result<Link> {
+        let read = |path: &Path| {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let trust = match (&self.ca, self.pin) {
+            (Some(ca), _) => Trust::Authority(read(ca)?.into()),
+            (None, pin) => Trust::Pins(pin.into_iter().collect()),
+        };
+        let mutual = Mutual::new(&read(&self.identity)?, trust, ALPN)?;
+        let host = self.at.rsplit_once(':').map_or(self.at.as_str(), |(host, _)| host);
+        let server_name = self.server_name.as_deref().unwrap_or(host);
+        Ok(Link::new(name, &self.at, server_name, mutual))
+    }
+}
+
+/// Runs the sub-command.
+///
+/// # Errors
+/// What a person can do something about, in words.
+pub fn run(args: &OrchestrateArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match &args.command {
+            Command::Serve { config } => control::orchestrate(config).await?,
+            Command::Submit { file, to, json } => return submit(file, to, *json).await,
+            Command::Ls { to, json } => ls(to, *json).await?,
+            Command::End { name, to } => {
+                let path = format!("/v1/applications/{name}");
+                orchestrator(to)?.ask::<()>(Method::DELETE, &path, &(), PATIENCE).await?;
+                println!("{name}: ended");
+            }
+            Command::Openapi => println!("{:#}", openapi::orchestrator()),
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn orchestrator(to: &To) -> anyhow::Result<Link> {
+    to.link("the orchestrator")
+}
+
+async fn submit(file: &Path, to: &To, json: bool) -> anyhow::Result<ExitCode> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let application: Application = toml::from_str(&text).with_context(|| file.display().to_string())?;
+    let body = serde_json::to_vec(&application)?;
+    let answer = orchestrator(to)?.send(Method::POST, "/v1/applications", body).await?;
+    let mut lines = Lines { body: answer.into_body(), held: Vec::new() };
+    let mut last = None;
+    while let Some(line) = lines.next().await? {
+        let progress: Progress =
+            serde_json::from_slice(&line).context("the orchestrator answers something else")?;
+        if json {
+            println!("{}", String::from_utf8_lossy(&line));
+        } else {
+            println!("{}", words(&progress));
+        }
+        last = Some(progress);
+    }
+    match last {
+        Some(Progress::Done { number: 8, .. }) => Ok(ExitCode::SUCCESS),
+        Some(Progress::Failed { .. }) => Ok(ExitCode::FAILURE),
+        _ => anyhow::bail!(
+            "the orchestrator went away: `sidetrack orchestrate ls` tells how the application stands"
+        ),
+    }
+}
+
+/// One line of progress for people.
+fn words(progress: &Progress) -> String {
+    match progress {
+        Progress::Done { step, number, seconds, detail } => {
+            format!("{number}. {:<15} {:>7.1} ms  {detail}", step.to_string(), seconds * 1000.0)
+        }
+        Progress::Failed { step, domain, error } => {
+            let domain = domain.as_ref().map(|domain| format!(" ({domain})")).unwrap_or_default();
+            format!("{}. {step}{domain}: refused: {error}", step.number())
+        }
+    }
+}
+
+async fn ls(to: &To, json: bool) -> anyhow::Result<()> {
+    let link = orchestrator(to)?;
+    let all: Vec<ApplicationStatus> = link.ask(Method::GET, "/v1/applications", &(), PATIENCE).await?;
+    if json {
+        println!("{}", serde_json::to_string(&all)?);
+        return Ok(());
+    }
+    for status in &all {
+        let phase = match status.phase {
+            Phase::Preparing => "preparing",
+            Phase::Ready => "ready",
+            Phase::Ending => "ending",
+        };
+        println!(
+            "{} ({}): {phase}, {}",
+            status.application.name,
+            status.application.purpose,
+            status.domains.join(", ")
+        );
+        for Agreed { wanted, functions_client, functions_server, .. } in &status.movements {
+            let all: Vec<_> = functions_client.iter().chain(functions_server).map(String::as_str).collect();
+            println!("  {} at {}: {}", wanted.data, wanted.client, all.join(" -> "));
+        }
+    }
+    Ok(())
+}
+
+/// Lines of an answer as they come.
+struct Lines {
+    body: Body,
+    held: Vec<u8>,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, LinkError> {
+        let broken = |why: String| LinkError::Broken("the orchestrator".to_owned(), why);
+        loop {
+            if let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
+                let rest = self.held.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.held, rest);
+                line.pop();
+                return Ok(Some(line));
+            }
+            if self.held.len() > LINE_MAX {
+                return Err(broken("a line without an end".to_owned()));
+            }
+            match std::future::poll_fn(|cx| Pinned::new(&mut self.body).poll_frame(cx)).await {
+                Some(Ok(frame)) => self.held.extend(frame.into_data().unwrap_or_default()),
+                Some(Err(error)) => return Err(broken(error.to_string())),
+                None => return Ok(None),
+            }
+        }
+    }
+}

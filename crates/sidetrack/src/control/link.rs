@@ -1,0 +1,233 @@
+//! HTTP/2 over TLS 1.3, both ends known by certificate or pinned key: how orchestrators and domains talk.
+
+use super::api::Refusal;
+use crate::tls::{self, Mutual};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper::server::conn::http2;
+use hyper::{Method, Request};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::ServerName;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The application protocol of TLS.
+pub const ALPN: &[u8] = b"h2";
+/// How long a connection and its handshake may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Longest body that is read, bytes: an agreement.
+pub const BODY_MAX: usize = crate::agreement::FILE_MAX as usize;
+/// Most connections at a time; more wait.
+const CONNECTIONS_MAX: usize = 256;
+/// Requests that one connection may have open.
+const STREAMS_MAX: u32 = 64;
+
+/// Who is at the other end of a connection: the name in its certificate, else its pin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer(pub String);
+
+/// Why a request was not done.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Nobody is there, or it is not who it should be.
+    #[error("{0} cannot be reached: {1}")]
+    Unreachable(String, String),
+    /// It said no.
+    #[error("{error}")]
+    Refused {
+        /// The status.
+        status: u16,
+        /// Why.
+        error: String,
+    },
+    /// It does not speak as it should.
+    #[error("{0} does not answer as it should: {1}")]
+    Broken(String, String),
+}
+
+/// An answer that says no.
+#[derive(Clone, Debug)]
+pub struct No(pub StatusCode, pub Refusal);
+
+impl No {
+    /// A refusal with this status.
+    pub fn new(status: StatusCode, error: impl ToString, help: &str) -> Self {
+        Self(status, Refusal { error: error.to_string(), help: help.to_owned() })
+    }
+}
+
+impl IntoResponse for No {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.1)).into_response()
+    }
+}
+
+/// Serves a router until `stop` becomes true or its sender goes. Every request has its [`Peer`] as an extension.
+///
+/// # Errors
+/// Accepting fails for good.
+pub async fn serve(
+    listener: TcpListener,
+    mutual: Mutual,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let acceptor = TlsAcceptor::from(mutual.server());
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else { return Ok(()) };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept; resting");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (acceptor, router, mut stop) = (acceptor.clone(), router.clone(), stop.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            tokio::select! {
+                () = connection(stream, acceptor, router) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        });
+    }
+}
+
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
+    let _ = stream.set_nodelay(true);
+    let stream = match timeout(CONNECT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::info!(%error, "a stranger was not let in"),
+        Err(_) => return,
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let Some(peer) = certificate.map(|certificate| Peer(tls::peer_name(certificate))) else { return };
+    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let mut server = http2::Builder::new(TokioExecutor::new());
+    server.max_concurrent_streams(STREAMS_MAX);
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// Another end that requests go to; one connection, made anew when it breaks.
+pub struct Link {
+    name: String,
+    address: String,
+    server_name: String,
+    mutual: Mutual,
+    held: Mutex<Option<SendRequest<Body>>>,
+}
+
+impl Link {
+    /// `name` is for messages, `server_name` that in the other end's certificate.
+    pub fn new(name: &str, address: &str, server_name: &str, mutual: Mutual) -> Self {
+        let (name, address, server_name) = (name.to_owned(), address.to_owned(), server_name.to_owned());
+        Self { name, address, server_name, mutual, held: Mutex::default() }
+    }
+
+    /// Whom requests go to.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends JSON and reads JSON, within a time.
+    ///
+    /// # Errors
+    /// Nobody is there, the answer is no, or it is something else.
+    pub async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        within: Duration,
+    ) -> Result<T, LinkError> {
+        let body = serde_json::to_vec(body).map_err(|error| self.broken(error))?;
+        let asked = async {
+            let answer = self.send(method, path, body).await?;
+            let bytes = self.whole(answer).await?;
+            serde_json::from_slice(&bytes).map_err(|error| self.broken(error))
+        };
+        timeout(within, asked)
+            .await
+            .unwrap_or_else(|_| Err(self.unreachable(format!("no answer in {within:?}"))))
+    }
+
+    /// Sends a body and gives the answer as it begins, if it is a yes.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Body>, LinkError> {
+        let mut sender = self.sender().await?;
+        let request = Request::builder().method(method).uri(format!("https://{}{path}", self.server_name));
+        let request = request.header("content-type", "application/json").body(Body::from(body));
+        let answer = sender.send_request(request.map_err(|error| self.broken(error))?).await;
+        let answer = answer.map_err(|error| {
+            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.unreachable(error)
+        })?;
+        let status = answer.status();
+        let answer = answer.map(Body::new);
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let bytes = self.whole(answer).await?;
+        let error = serde_json::from_slice(&bytes)
+            .map_or_else(|_| format!("status {status}"), |no: Refusal| no.error);
+        Err(LinkError::Refused { status: status.as_u16(), error })
+    }
+
+    async fn whole(&self, answer: Response<Body>) -> Result<Bytes, LinkError> {
+        axum::body::to_bytes(answer.into_body(), BODY_MAX).await.map_err(|error| self.unreachable(error))
+    }
+
+    async fn sender(&self) -> Result<SendRequest<Body>, LinkError> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(held) = held.filter(|held| !held.is_closed()) {
+            return Ok(held);
+        }
+        let made = timeout(CONNECT, self.connect()).await;
+        let sender =
+            made.map_err(|_| self.unreachable("no answer"))?.map_err(|error| self.unreachable(error))?;
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> io::Result<SendRequest<Body>> {
+        let stream = TcpStream::connect(&self.address).await?;
+        stream.set_nodelay(true)?;
+        let name = ServerName::try_from(self.server_name.clone()).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(self.mutual.client()).connect(name, stream).await?;
+        let shaken = handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+        let (sender, connection) = shaken.map_err(io::Error::other)?;
+        // Ends with the last sender, or with the other end.
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    fn unreachable(&self, why: impl ToString) -> LinkError {
+        LinkError::Unreachable(format!("{} at {}", self.name, self.address), why.to_string())
+    }
+
+    fn broken(&self, why: impl ToString) -> LinkError {
+        LinkError::Broken(self.name.clone(), why.to_string())
+    }
+}

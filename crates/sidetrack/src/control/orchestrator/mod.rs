@@ -1,0 +1,250 @@
+//! The infrastructure orchestrator (seed 000, Sec. II-A.1): takes applications, asks the domains they touch, plans the
+//! bridging functions and has them configured. It moves no byte: when it is gone, what is ready goes on.
+
+mod master;
+mod routes;
+mod setup;
+
+pub use routes::router;
+
+use super::api::{Agreed, Application, ApplicationStatus, Configuration, Configured, Consent, Phase};
+use super::link::{Link, LinkError};
+use super::settings::OrchestratorSettings;
+use super::store::{If, Revision, Store, StoreError};
+use hyper::Method;
+use master::Master;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// How long a domain may take for one request.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A set-up that is not ready within so long is forgotten by the domains, seconds.
+const LEASE_SECONDS: u32 = 60;
+/// What could not be done is tried again after so long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Where applications are in the store.
+const APPLICATIONS: &str = "application/";
+/// Where changed consent is in the store.
+const CONSENT: &str = "consent/";
+
+/// See the module.
+pub struct Orchestrator {
+    settings: OrchestratorSettings,
+    store: Arc<dyn Store>,
+    links: BTreeMap<String, Link>,
+    master: Mutex<Arc<Master>>,
+    /// Ready applications whose domain has not heard of the latest agreement.
+    untold: Mutex<BTreeSet<(String, String)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Orchestrator {
+    /// Reads the agreement and the state. Nobody is asked yet.
+    ///
+    /// # Errors
+    /// What is wrong with the agreement, with its place, or with the state.
+    pub fn new(settings: OrchestratorSettings, store: Arc<dyn Store>) -> anyhow::Result<Self> {
+        let mutual = &settings.mutual;
+        let link = |(party, end): (&String, &super::settings::End)| {
+            let name = format!("the domain '{party}'");
+            (party.clone(), Link::new(&name, &end.address, &end.name, mutual.clone()))
+        };
+        let links = settings.domains.iter().map(link).collect();
+        let master = Arc::new(Master::read(&settings.agreement, &withdrawn(&*store)?)?);
+        let orchestrator =
+            Self { settings, store, links, master: Mutex::new(master), untold: Mutex::default() };
+        for (_, status) in orchestrator.applications()? {
+            match status.phase {
+                // Whoever asked for it is gone with the orchestrator that was at it.
+                Phase::Preparing => {
+                    orchestrator.set(&ApplicationStatus { phase: Phase::Ending, ..status })?
+                }
+                Phase::Ready => orchestrator.tell_later(&status),
+                Phase::Ending => {}
+            }
+        }
+        Ok(orchestrator)
+    }
+
+    /// What it was told.
+    pub const fn settings(&self) -> &OrchestratorSettings {
+        &self.settings
+    }
+
+    /// The agreement in force.
+    fn master(&self) -> Arc<Master> {
+        lock(&self.master).clone()
+    }
+
+    /// The applications with the revisions of their state, by name.
+    fn applications(&self) -> Result<Vec<(u64, ApplicationStatus)>, StoreError> {
+        let list = self.store.list(APPLICATIONS)?;
+        list.into_iter().map(|(_, entry)| Ok((entry.revision, parse(&entry.value)?))).collect()
+    }
+
+    fn application(&self, name: &str) -> Result<Option<ApplicationStatus>, StoreError> {
+        let entry = self.store.get(&format!("{APPLICATIONS}{name}"))?;
+        entry.map(|entry| parse(&entry.value)).transpose()
+    }
+
+    fn set(&self, status: &ApplicationStatus) -> Result<(), StoreError> {
+        self.put(status, If::Always).map(drop)
+    }
+
+    fn put(&self, status: &ApplicationStatus, when: If) -> Result<Revision, StoreError> {
+        let value = serde_json::to_vec(status).map_err(|error| StoreError::Failed(error.to_string()))?;
+        self.store.put(&format!("{APPLICATIONS}{}", status.application.name), &value, when, None)
+    }
+
+    fn link(&self, party: &str) -> Result<&Link, LinkError> {
+        let missing =
+            || LinkError::Unreachable(format!("the domain '{party}'"), "it has no [domain] here".to_owned());
+        self.links.get(party).ok_or_else(missing)
+    }
+
+    /// Has everything that was done for an application taken back; false: there is none. Domains that cannot be reached now
+    /// are asked again until they answer.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn end(&self, name: &str) -> Result<bool, StoreError> {
+        let Some(status) = self.application(name)? else { return Ok(false) };
+        self.set(&ApplicationStatus { phase: Phase::Ending, ..status.clone() })?;
+        self.take_back(status).await?;
+        Ok(true)
+    }
+
+    async fn take_back(&self, mut status: ApplicationStatus) -> Result<(), StoreError> {
+        let name = status.application.name.clone();
+        let mut left = Vec::new();
+        for party in &status.domains {
+            let asked: Result<Configured, LinkError> = match self.link(party) {
+                Ok(link) => {
+                    link.ask(Method::DELETE, &format!("/v1/applications/{name}"), &(), PATIENCE).await
+                }
+                // It is not one of ours any more: nobody can ask it.
+                Err(_) => Ok(Configured::default()),
+            };
+            if let Err(error) = asked {
+                tracing::warn!(application = %name, domain = %party, %error, "cannot take back; trying again");
+                left.push(party.clone());
+            }
+        }
+        if left.is_empty() {
+            self.store.delete(&format!("{APPLICATIONS}{name}"))?;
+            tracing::info!(application = %name, "ended; nothing of it is left");
+            return Ok(());
+        }
+        (status.domains, status.phase) = (left, Phase::Ending);
+        self.set(&status)
+    }
+
+    fn tell_later(&self, status: &ApplicationStatus) {
+        let name = &status.application.name;
+        lock(&self.untold).extend(status.domains.iter().map(|party| (name.clone(), party.clone())));
+    }
+
+    /// Reads the agreement anew, and applies what follows to the applications that run.
+    ///
+    /// # Errors
+    /// What is wrong with the agreement; nothing changes then.
+    pub fn reconsider(&self) -> anyhow::Result<()> {
+        let master = Arc::new(Master::read(&self.settings.agreement, &withdrawn(&*self.store)?)?);
+        *lock(&self.master) = master.clone();
+        for (_, status) in self.applications()?.into_iter().filter(|(_, status)| status.phase == Phase::Ready)
+        {
+            let movements = master.allowed(&status.application);
+            if movements != status.movements {
+                let (before, now) = (status.movements.len(), movements.len());
+                tracing::info!(application = %status.application.name, before, now, "movements changed");
+            }
+            let status = ApplicationStatus { movements, ..status };
+            self.set(&status)?;
+            self.tell_later(&status);
+        }
+        Ok(())
+    }
+
+    /// Notes consent that a domain has changed.
+    ///
+    /// # Errors
+    /// The data is not this domain's, or the store fails.
+    pub fn consent(&self, peer: &str, data: &str, consent: Consent) -> anyhow::Result<()> {
+        let owner = self.master().owner(data);
+        let owner = owner.ok_or_else(|| anyhow::anyhow!("there is no data set '{data}' in the agreement"))?;
+        let name = self.settings.domains.get(&owner).map(|end| end.name.as_str());
+        anyhow::ensure!(name == Some(peer), "'{data}' is data of '{owner}', and '{peer}' is not its agent");
+        let value = serde_json::to_vec(&consent)?;
+        self.store.put(&format!("{CONSENT}{data}"), &value, If::Always, None)?;
+        tracing::info!(%data, domain = %owner, ?consent, "consent changed");
+        self.reconsider()
+    }
+
+    /// What a domain's proxies are to let through for an application.
+    fn configuration(&self, movements: &[Agreed], party: &str) -> Configuration {
+        let master = self.master();
+        let movements = movements.iter().filter(|agreed| master.touches(&agreed.wanted, party)).cloned();
+        Configuration { facts: master.facts().to_owned(), movements: movements.collect() }
+    }
+
+    async fn tell(
+        &self,
+        application: &Application,
+        movements: &[Agreed],
+        party: &str,
+    ) -> Result<Configured, LinkError> {
+        let path = format!("/v1/applications/{}/policy", application.name);
+        self.link(party)?.ask(Method::PUT, &path, &self.configuration(movements, party), PATIENCE).await
+    }
+
+    /// Does what could not be done so far, once.
+    pub async fn work(&self) {
+        let due: Vec<_> = std::mem::take(&mut *lock(&self.untold)).into_iter().collect();
+        for (name, party) in due {
+            let Ok(Some(status)) = self.application(&name) else { continue };
+            if status.phase != Phase::Ready {
+                continue;
+            }
+            if let Err(error) = self.tell(&status.application, &status.movements, &party).await {
+                tracing::warn!(application = %name, domain = %party, %error, "cannot be told; trying again");
+                lock(&self.untold).insert((name, party));
+            }
+        }
+        let ending = self.applications().unwrap_or_default();
+        for (_, status) in ending.into_iter().filter(|(_, status)| status.phase == Phase::Ending) {
+            if let Err(error) = self.take_back(status).await {
+                tracing::error!(%error, "cannot end an application");
+            }
+        }
+    }
+
+    /// Works for ever: what could not be done is tried again, and the agreement is read anew when the time or the file has
+    /// changed it.
+    pub async fn follow(self: Arc<Self>) {
+        loop {
+            self.work().await;
+            tokio::time::sleep(AGAIN).await;
+            if self.master().is_outdated(&self.settings.agreement, SystemTime::now())
+                && let Err(error) = self.reconsider()
+            {
+                tracing::error!("the agreement is not taken; nothing changes\n{error:#}");
+                tokio::time::sleep(AGAIN * 4).await;
+            }
+        }
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> {
+    serde_json::from_slice(value).map_err(|error| StoreError::Failed(error.to_string()))
+}
+
+/// The data sets whose consent was withdrawn, and those for which it was given, whatever the file says.
+fn withdrawn(store: &dyn Store) -> Result<BTreeMap<String, Consent>, StoreError> {
+    let list = store.list(CONSENT)?;
+    let data = |key: String| key.trim_start_matches(CONSENT).to_owned();
+    list.into_iter().map(|(key, entry)| Ok((data(key), parse(&entry.value)?))).collect()
+}

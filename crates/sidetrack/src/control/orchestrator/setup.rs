@@ -1,0 +1,282 @@
+//! The eight steps of Fig. 1, one after the other. Whatever fails, everything done so far is taken back.
+
+use super::{LEASE_SECONDS, Orchestrator, PATIENCE};
+use crate::control::api::{
+    AccessRequest, Agreed, Application, ApplicationStatus, Offer, Phase, Progress, Shipment, Step,
+};
+use crate::control::link::LinkError;
+use crate::control::store::{If, Revision, StoreError};
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Why a step could not be done.
+struct Stop {
+    domain: Option<String>,
+    error: String,
+}
+
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Conflict(_) => stop("it was ended while it was set up"),
+            other => stop(other.to_string()),
+        }
+    }
+}
+
+fn taken(error: StoreError) -> Stop {
+    match error {
+        StoreError::Conflict(_) => {
+            stop("there is an application of this name already: end it, or choose another name")
+        }
+        other => stop(other.to_string()),
+    }
+}
+
+fn stop(error: impl Into<String>) -> Stop {
+    Stop { domain: None, error: error.into() }
+}
+
+fn at(domain: &str, error: impl ToString) -> Stop {
+    Stop { domain: Some(domain.to_owned()), error: error.to_string() }
+}
+
+/// One set-up on its way.
+struct Setup<'a> {
+    orchestrator: &'a Orchestrator,
+    status: ApplicationStatus,
+    /// Of the status as it was put last: somebody may end the application meanwhile.
+    revision: Revision,
+    /// Domains that refuse access, and why.
+    refusals: Vec<(String, String)>,
+    /// What the domains offer, by party.
+    offers: BTreeMap<String, Offer>,
+    began: Instant,
+    told: &'a mpsc::Sender<Progress>,
+}
+
+impl Orchestrator {
+    /// Sets an application up, and tells of each step. Gives whether it is ready; if not, nothing of it is left, or will
+    /// be as soon as the domains can be reached.
+    pub async fn submit(&self, application: Application, told: mpsc::Sender<Progress>) -> bool {
+        let name = application.name.clone();
+        let status = ApplicationStatus {
+            application,
+            phase: Phase::Preparing,
+            domains: Vec::new(),
+            movements: Vec::new(),
+        };
+        let mut setup = Setup {
+            orchestrator: self,
+            status,
+            revision: 0,
+            refusals: Vec::new(),
+            offers: BTreeMap::new(),
+            began: Instant::now(),
+            told: &told,
+        };
+        let (mut entered, mut failed) = (false, None);
+        for step in Step::ALL {
+            match setup.take(step).await {
+                Ok(detail) => setup.done(step, detail).await,
+                Err(stop) => {
+                    failed = Some((step, stop));
+                    break;
+                }
+            }
+            entered = true;
+        }
+        let Some((step, Stop { domain, error })) = failed else {
+            tracing::info!(application = %name, seconds = setup.began.elapsed().as_secs_f64(), "ready");
+            return true;
+        };
+        tracing::warn!(application = %name, %step, ?domain, %error, "not set up");
+        if entered && let Err(error) = self.end(&name).await {
+            tracing::error!(%error, "cannot take back what was done; trying again at the next start");
+        }
+        // Who asked may have gone.
+        let _ = told.send(Progress::Failed { step, domain, error }).await;
+        false
+    }
+}
+
+impl Setup<'_> {
+    async fn done(&self, step: Step, detail: String) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let _ = self.told.send(Progress::Done { step, number: step.number(), seconds, detail }).await;
+    }
+
+    async fn take(&mut self, step: Step) -> Result<String, Stop> {
+        match step {
+            Step::Submit => self.enter(),
+            Step::RequestAccess => self.request_access().await,
+            Step::Grants => self.grants(),
+            Step::RequestNodes => self.request_nodes().await,
+            Step::Plan => self.plan(),
+            Step::Ship => self.ship().await,
+            Step::Configure => self.configure().await,
+            Step::Ready => self.ready().await,
+        }
+    }
+
+    /// The application is known from here on.
+    fn enter(&mut self) -> Result<String, Stop> {
+        let application = &self.status.application;
+        application.check().map_err(stop)?;
+        let master = self.orchestrator.master();
+        let mut domains = BTreeSet::new();
+        for wanted in &application.flows {
+            master.agreed(application, wanted).map_err(stop)?;
+            let (client, data) = master.parties(wanted).ok_or_else(|| stop("a party is not known"))?;
+            for party in [client, data] {
+                self.orchestrator.link(&party).map_err(|error| at(&party, error))?;
+                domains.insert(party);
+            }
+        }
+        self.status.domains = domains.into_iter().collect();
+        self.revision = self.orchestrator.put(&self.status, If::Absent).map_err(taken)?;
+        Ok(format!("agreed on; touches {}", self.status.domains.join(", ")))
+    }
+
+    async fn request_access(&mut self) -> Result<String, Stop> {
+        for party in &self.status.domains {
+            let master = self.orchestrator.master();
+            let mut application = self.status.application.clone();
+            application.flows.retain(|wanted| master.touches(wanted, party));
+            let request = AccessRequest { application, lease_seconds: LEASE_SECONDS };
+            let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
+            match link.ask::<Value>(Method::POST, "/v1/applications", &request, PATIENCE).await {
+                Ok(_) => {}
+                Err(LinkError::Refused { error, .. }) => self.refusals.push((party.clone(), error)),
+                Err(error) => return Err(at(party, error)),
+            }
+        }
+        Ok(format!("asked {}", self.status.domains.join(", ")))
+    }
+
+    fn grants(&self) -> Result<String, Stop> {
+        match self.refusals.first() {
+            Some((party, error)) => Err(at(party, error)),
+            None => Ok(format!("granted by {}", self.status.domains.join(", "))),
+        }
+    }
+
+    async fn request_nodes(&mut self) -> Result<String, Stop> {
+        for party in &self.status.domains {
+            let offer: Offer = self.ask(party, Method::GET, "/v1/nodes", &()).await?;
+            self.offers.insert(party.clone(), offer);
+        }
+        let mut nodes = BTreeSet::new();
+        let master = self.orchestrator.master();
+        for wanted in &self.status.application.flows {
+            let (Some(parties), Some(ends)) = (master.parties(wanted), master.nodes(wanted)) else {
+                return Err(stop("the agreement has changed meanwhile; try again"));
+            };
+            for (party, node) in [(parties.0, ends.0), (parties.1, ends.1)] {
+                if !self.offers.get(&party).is_some_and(|offer| offer.nodes.contains(&node)) {
+                    return Err(at(&party, format!("it does not offer the node '{node}'")));
+                }
+                nodes.insert(node);
+            }
+        }
+        Ok(format!("offered {}", nodes.into_iter().collect::<Vec<_>>().join(", ")))
+    }
+
+    /// The area logic, once more: the agreement may have changed since the submission.
+    fn plan(&mut self) -> Result<String, Stop> {
+        let (master, application) = (self.orchestrator.master(), &self.status.application);
+        let plan = |wanted| master.agreed(application, wanted).map_err(stop);
+        let movements = application.flows.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        let mut words = Vec::new();
+        for agreed in &movements {
+            let all: Vec<_> =
+                agreed.functions_client.iter().chain(&agreed.functions_server).map(String::as_str).collect();
+            let through =
+                if all.is_empty() { "as it is".to_owned() } else { format!("through {}", all.join(" -> ")) };
+            words.push(format!("{} at {} {through}", agreed.wanted.data, agreed.wanted.client));
+        }
+        self.status.movements = movements;
+        self.note()?;
+        Ok(words.join("; "))
+    }
+
+    /// The functions that a party's proxies have to have.
+    fn functions_of(&self, party: &str) -> Vec<String> {
+        let master = self.orchestrator.master();
+        let mut functions = BTreeSet::new();
+        for Agreed { wanted, functions_client, functions_server, .. } in &self.status.movements {
+            let Some((client, data)) = master.parties(wanted) else { continue };
+            functions.extend(functions_client.iter().filter(|_| client == party).cloned());
+            functions.extend(functions_server.iter().filter(|_| data == party).cloned());
+        }
+        functions.into_iter().collect()
+    }
+
+    async fn ship(&self) -> Result<String, Stop> {
+        let mut shipped = Vec::new();
+        for party in &self.status.domains {
+            let functions = self.functions_of(party);
+            if functions.is_empty() {
+                continue;
+            }
+            shipped.push(format!("{} at {party}", functions.join(", ")));
+            self.ask::<Value>(party, Method::PUT, &self.path("/functions"), &Shipment { functions }).await?;
+        }
+        Ok(if shipped.is_empty() { "no function is needed".to_owned() } else { shipped.join("; ") })
+    }
+
+    /// First where the data is, then where the clients are: whoever is let out finds the other end open.
+    async fn configure(&self) -> Result<String, Stop> {
+        let master = self.orchestrator.master();
+        let has_data = |party: &&String| {
+            let parties = self.status.movements.iter().filter_map(|agreed| master.parties(&agreed.wanted));
+            parties.into_iter().any(|(_, data)| data == **party)
+        };
+        let (data, clients): (Vec<_>, Vec<_>) = self.status.domains.iter().partition(has_data);
+        for party in data.iter().chain(&clients) {
+            let told = self.orchestrator.tell(&self.status.application, &self.status.movements, party).await;
+            told.map_err(|error| at(party, error))?;
+        }
+        Ok(format!("configured {}", self.status.domains.join(", ")))
+    }
+
+    async fn ready(&mut self) -> Result<String, Stop> {
+        for party in &self.status.domains {
+            self.ask::<Value>(party, Method::POST, &self.path("/ready"), &()).await?;
+        }
+        // The agreement may have changed since the plan: what holds now is what is told.
+        let movements = self.orchestrator.master().allowed(&self.status.application);
+        let changed = movements != self.status.movements;
+        (self.status.phase, self.status.movements) = (Phase::Ready, movements);
+        self.note()?;
+        if changed {
+            self.orchestrator.tell_later(&self.status);
+        }
+        Ok("the application may begin".to_owned())
+    }
+
+    fn note(&mut self) -> Result<(), Stop> {
+        self.revision = self.orchestrator.put(&self.status, If::Revision(self.revision))?;
+        Ok(())
+    }
+
+    fn path(&self, end: &str) -> String {
+        format!("/v1/applications/{}{end}", self.status.application.name)
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        party: &str,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Stop> {
+        let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
+        link.ask(method, path, body, PATIENCE).await.map_err(|error: LinkError| at(party, error))
+    }
+}

@@ -1,0 +1,353 @@
+//! The files of orchestrators and domains.
+
+use super::link::ALPN;
+use crate::config::{At, ConfigError, List, Problem, parse};
+use crate::tls::{Mutual, Pin, Trust};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What lists the keys, for messages.
+const KEYS: &str = "docs/control.md";
+
+/// Who we are and whom we believe, as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTls {
+    /// The file with our certificate and key.
+    pub identity: Option<At<String>>,
+    /// The file of the authority that signed the others' certificates.
+    pub ca: Option<At<String>>,
+    /// Or their keys.
+    pub pins: Option<List<String>>,
+}
+
+/// Another end, as it is written.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawEnd {
+    /// `host:port`.
+    pub address: Option<At<String>>,
+    /// The name in its certificate. Default: the host of the address.
+    pub name: Option<At<String>>,
+}
+
+/// Another end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// `host:port`.
+    pub address: String,
+    /// The name in its certificate.
+    pub name: String,
+}
+
+/// The file of an orchestrator, as it is written.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOrchestrator {
+    version: Option<At<u32>>,
+    listen: Option<At<String>>,
+    agreement: Option<At<String>>,
+    state: Option<At<String>>,
+    #[serde(default)]
+    tls: RawTls,
+    /// Names of those who may submit applications.
+    applications: Option<List<String>>,
+    /// By party.
+    #[serde(default)]
+    domain: BTreeMap<String, At<RawEnd>>,
+}
+
+/// The file of a domain, as it is written.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDomain {
+    version: Option<At<u32>>,
+    party: Option<At<String>>,
+    listen: Option<At<String>>,
+    state: Option<At<String>>,
+    #[serde(default)]
+    tls: RawTls,
+    orchestrator: Option<At<RawEnd>>,
+    operators: Option<List<String>>,
+    nodes: Option<List<String>>,
+    proxies: Option<List<String>>,
+    #[serde(default)]
+    grant: Vec<At<RawGrant>>,
+    reasoner: Option<At<RawReasoner>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawGrant {
+    purpose: Option<List<String>>,
+    data: Option<List<String>>,
+    client: Option<List<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawReasoner {
+    address: Option<At<String>>,
+    use_case: Option<At<String>>,
+    token_file: Option<At<String>>,
+}
+
+/// What an orchestrator is told.
+#[derive(Clone, Debug)]
+pub struct OrchestratorSettings {
+    /// Where it listens.
+    pub listen: String,
+    /// The file of the agreement.
+    pub agreement: PathBuf,
+    /// The file of its state.
+    pub state: PathBuf,
+    /// Who it is and whom it believes.
+    pub mutual: Mutual,
+    /// Who may submit applications.
+    pub applications: Vec<String>,
+    /// The agents of the domains, by party.
+    pub domains: BTreeMap<String, End>,
+}
+
+/// What a domain's agent is told.
+#[derive(Clone, Debug)]
+pub struct DomainSettings {
+    /// Whose agent it is.
+    pub party: String,
+    /// Where it listens.
+    pub listen: String,
+    /// The file of its state.
+    pub state: PathBuf,
+    /// Who it is and whom it believes.
+    pub mutual: Mutual,
+    /// The orchestrator it serves, and tells of consent.
+    pub orchestrator: End,
+    /// Who may change consent.
+    pub operators: Vec<String>,
+    /// The nodes it offers.
+    pub nodes: Vec<String>,
+    /// The admin sockets of its proxies and redirectors.
+    pub proxies: Vec<PathBuf>,
+    /// What it grants; anything else is refused.
+    pub grants: Vec<Grant>,
+    /// Somebody whose verdict is asked as well.
+    pub reasoner: Option<ReasonerAt>,
+}
+
+/// What a domain grants. Empty lists do not restrict.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// What for.
+    pub purpose: Vec<String>,
+    /// Which data.
+    pub data: Vec<String>,
+    /// Which clients.
+    pub client: Vec<String>,
+}
+
+/// A policy reasoner that is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReasonerAt {
+    /// `host:port`, HTTP.
+    pub address: String,
+    /// The use case it is asked about.
+    pub use_case: String,
+    /// The bearer token.
+    pub token: Option<String>,
+}
+
+struct Check<'a> {
+    folder: &'a Path,
+    problems: Vec<Problem>,
+}
+
+impl Check<'_> {
+    fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: &str) {
+        self.problems.push(Problem::error(span, message, help));
+    }
+
+    fn version(&mut self, at: Option<&At<u32>>) {
+        if at.is_none_or(|at| **at != 1) {
+            self.error(
+                at.map_or(0..0, At::span),
+                "the version of the format is missing or unknown",
+                "write `version = 1`",
+            );
+        }
+    }
+
+    fn needed(&mut self, at: Option<&At<String>>, key: &str, what: &str) -> String {
+        match at {
+            Some(at) => at.to_string(),
+            None => {
+                self.error(0..0, format!("`{key}` is missing: {what}"), &format!("write `{key} = \"…\"`"));
+                String::new()
+            }
+        }
+    }
+
+    fn path(&mut self, at: Option<&At<String>>, key: &str, what: &str) -> PathBuf {
+        self.folder.join(self.needed(at, key, what))
+    }
+
+    fn text(&mut self, at: &At<String>) -> Option<String> {
+        let path = self.folder.join(at.as_str());
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Some(text),
+            Err(error) => {
+                let help = "a relative path starts from the folder of this file";
+                self.error(at.span(), format!("cannot read {}: {error}", path.display()), help);
+                None
+            }
+        }
+    }
+
+    fn mutual(&mut self, raw: &RawTls) -> Option<Mutual> {
+        let Some(identity) = &raw.identity else {
+            let help = "[tls] needs `identity = \"NAME.pem\"`: `sidetrack tunnel key --name NAME` makes one";
+            self.error(0..0, "nothing says who this is", help);
+            return None;
+        };
+        let pem = self.text(identity)?;
+        let trust = match (&raw.ca, &raw.pins) {
+            (Some(ca), None) => Trust::Authority(self.text(ca)?.into()),
+            (None, Some(pins)) => Trust::Pins(self.pins(pins)),
+            _ => {
+                let help = "[tls] needs either `ca = \"ca.pem\"` or `pins = [\"sha256//…\"]`";
+                self.error(identity.span(), "nothing says who is believed", help);
+                return None;
+            }
+        };
+        Mutual::new(&pem, trust, ALPN)
+            .map_err(|error| self.error(identity.span(), error.to_string(), "see docs/tunnel.md"))
+            .ok()
+    }
+
+    fn pins(&mut self, list: &List<String>) -> Vec<Pin> {
+        let mut pins = Vec::new();
+        for at in list.items() {
+            match at.parse() {
+                Ok(pin) => pins.push(pin),
+                Err(error) => {
+                    let error: crate::tls::PinError = error;
+                    self.error(at.span(), error.to_string(), "`sidetrack tunnel pin FILE` prints it");
+                }
+            }
+        }
+        pins
+    }
+
+    fn end(&mut self, raw: &At<RawEnd>) -> Option<End> {
+        let Some(address) = &raw.address else {
+            self.error(raw.span(), "nobody knows where it listens", "write `address = \"host:port\"`");
+            return None;
+        };
+        let Some((host, _)) = address.rsplit_once(':') else {
+            self.error(address.span(), format!("'{}' lacks a port", address.as_str()), "write host:port");
+            return None;
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = raw.name.as_ref().map_or_else(|| host.to_owned(), |name| name.to_string());
+        Some(End { address: address.to_string(), name })
+    }
+}
+
+fn texts(list: &Option<List<String>>) -> Vec<String> {
+    list.iter().flat_map(List::items).map(|at| at.to_string()).collect()
+}
+
+fn read<F: serde::de::DeserializeOwned, T>(
+    path: &Path,
+    check: impl FnOnce(&F, &mut Check<'_>) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
+    let name = path.display().to_string();
+    let refused = |problems| ConfigError::new(&name, &text, problems);
+    let raw: F = parse(&text, KEYS).map_err(refused)?;
+    let mut checking = Check { folder: path.parent().unwrap_or(Path::new("")), problems: Vec::new() };
+    let checked = check(&raw, &mut checking);
+    match checked {
+        Some(checked) if checking.problems.is_empty() => Ok(checked),
+        _ => Err(refused(checking.problems)),
+    }
+}
+
+impl OrchestratorSettings {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// All that is wrong with it, each with its place.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        read(path, |raw: &RawOrchestrator, check| {
+            check.version(raw.version.as_ref());
+            let listen =
+                check.needed(raw.listen.as_ref(), "listen", "where domains and applications reach it");
+            let agreement = check.path(raw.agreement.as_ref(), "agreement", "the file of the agreement");
+            let state = check.path(raw.state.as_ref(), "state", "the file that keeps its state");
+            let mutual = check.mutual(&raw.tls);
+            let mut domains = BTreeMap::new();
+            for (party, end) in &raw.domain {
+                domains.extend(check.end(end).map(|end| (party.clone(), end)));
+            }
+            if domains.is_empty() {
+                check.error(0..0, "there is no domain", "add [domain.PARTY] with `address`");
+            }
+            Some(Self {
+                listen,
+                agreement,
+                state,
+                mutual: mutual?,
+                applications: texts(&raw.applications),
+                domains,
+            })
+        })
+    }
+}
+
+impl DomainSettings {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// All that is wrong with it, each with its place.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        read(path, |raw: &RawDomain, check| {
+            check.version(raw.version.as_ref());
+            let party = check.needed(raw.party.as_ref(), "party", "whose agent this is");
+            let listen = check.needed(raw.listen.as_ref(), "listen", "where the orchestrator reaches it");
+            let state = check.path(raw.state.as_ref(), "state", "the file that keeps its state");
+            let mutual = check.mutual(&raw.tls);
+            let orchestrator = raw.orchestrator.as_ref().and_then(|end| check.end(end));
+            if raw.orchestrator.is_none() {
+                check.error(0..0, "nobody knows whom it serves", "add [orchestrator] with `address`");
+            }
+            let reasoner = raw.reasoner.as_ref().map(|raw| ReasonerAt {
+                address: check.needed(raw.address.as_ref(), "address", "where the reasoner listens"),
+                use_case: check.needed(raw.use_case.as_ref(), "use_case", "what the reasoner is asked about"),
+                token: raw
+                    .token_file
+                    .as_ref()
+                    .and_then(|at| check.text(at))
+                    .map(|text| text.trim().to_owned()),
+            });
+            let grant = |raw: &At<RawGrant>| Grant {
+                purpose: texts(&raw.purpose),
+                data: texts(&raw.data),
+                client: texts(&raw.client),
+            };
+            Some(Self {
+                party,
+                listen,
+                state,
+                mutual: mutual?,
+                orchestrator: orchestrator?,
+                operators: texts(&raw.operators),
+                nodes: texts(&raw.nodes),
+                proxies: texts(&raw.proxies).iter().map(|path| check.folder.join(path)).collect(),
+                grants: raw.grant.iter().map(grant).collect(),
+                reasoner,
+            })
+        })
+    }
+}

@@ -1,0 +1,259 @@
+//! A store in one redb file: every change is a transaction that is on disk when the call returns.
+
+use super::{Entry, Event, If, LeaseId, Revision, Store, StoreError, WATCH_MAX};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+
+/// Key to revision, lease (0 = none), value.
+const ENTRIES: TableDefinition<'_, &str, (u64, u64, &[u8])> = TableDefinition::new("entries");
+/// Lease to its time to live and its end, milliseconds, the end since 1970.
+const LEASES: TableDefinition<'_, u64, (u64, u64)> = TableDefinition::new("leases");
+/// The last revision and the last lease.
+const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
+
+/// See the module.
+pub struct FileStore {
+    database: Database,
+    watchers: Mutex<Vec<(String, mpsc::Sender<Event>)>>,
+}
+
+fn failed(error: impl ToString) -> StoreError {
+    StoreError::Failed(error.to_string())
+}
+
+fn millis(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn next(transaction: &WriteTransaction, counter: &str) -> Result<u64, StoreError> {
+    let mut counters = transaction.open_table(COUNTERS).map_err(failed)?;
+    let number = counters.get(counter).map_err(failed)?.map_or(0, |number| number.value()) + 1;
+    counters.insert(counter, number).map_err(failed)?;
+    Ok(number)
+}
+
+impl FileStore {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// It is in use by somebody else, is no such file, or cannot be made.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let database =
+            Database::create(path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
+        let transaction = database.begin_write().map_err(failed)?;
+        transaction.open_table(ENTRIES).map_err(failed)?;
+        transaction.open_table(LEASES).map_err(failed)?;
+        transaction.open_table(COUNTERS).map_err(failed)?;
+        transaction.commit().map_err(failed)?;
+        Ok(Self { database, watchers: Mutex::default() })
+    }
+
+    /// A change as a whole, and then those who watch.
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&WriteTransaction) -> Result<(T, Vec<Event>), StoreError>,
+    ) -> Result<T, StoreError> {
+        let transaction = self.database.begin_write().map_err(failed)?;
+        // What is not committed is taken back when the transaction is dropped.
+        let (result, events) = change(&transaction)?;
+        transaction.commit().map_err(failed)?;
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|(prefix, told)| {
+            let theirs = events.iter().filter(|event| event.key.starts_with(prefix));
+            theirs.into_iter().all(|event| told.try_send(event.clone()).is_ok()) && !told.is_closed()
+        });
+        Ok(result)
+    }
+}
+
+impl Store for FileStore {
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        let entries = self.database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
+        let found = entries.get(key).map_err(failed)?;
+        Ok(found.map(|found| entry(found.value())))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<(String, Entry)>, StoreError> {
+        let entries = self.database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
+        let mut found = Vec::new();
+        for row in entries.range(prefix..).map_err(failed)? {
+            let (key, value) = row.map_err(failed)?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            found.push((key.value().to_owned(), entry(value.value())));
+        }
+        Ok(found)
+    }
+
+    fn put(&self, key: &str, value: &[u8], when: If, lease: Option<LeaseId>) -> Result<Revision, StoreError> {
+        self.change(|transaction| {
+            if let Some(lease) = lease {
+                let leases = transaction.open_table(LEASES).map_err(failed)?;
+                leases.get(lease).map_err(failed)?.ok_or(StoreError::NoLease(lease))?;
+            }
+            let revision = next(transaction, "revision")?;
+            let mut entries = transaction.open_table(ENTRIES).map_err(failed)?;
+            let old = entries.get(key).map_err(failed)?.map(|old| old.value().0);
+            let holds = match when {
+                If::Always => true,
+                If::Absent => old.is_none(),
+                If::Revision(expected) => old == Some(expected),
+            };
+            if !holds {
+                return Err(StoreError::Conflict(key.to_owned()));
+            }
+            entries.insert(key, (revision, lease.unwrap_or(0), value)).map_err(failed)?;
+            let entry = Entry { value: value.to_vec(), revision, lease };
+            Ok((revision, vec![Event { key: key.to_owned(), entry: Some(entry) }]))
+        })
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        self.change(|transaction| {
+            let mut entries = transaction.open_table(ENTRIES).map_err(failed)?;
+            let there = entries.remove(key).map_err(failed)?.is_some();
+            let event = Event { key: key.to_owned(), entry: None };
+            Ok((there, if there { vec![event] } else { Vec::new() }))
+        })
+    }
+
+    fn grant(&self, ttl: Duration, now: SystemTime) -> Result<LeaseId, StoreError> {
+        self.change(|transaction| {
+            let lease = next(transaction, "lease")?;
+            let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+            let mut leases = transaction.open_table(LEASES).map_err(failed)?;
+            leases.insert(lease, (ttl, millis(now).saturating_add(ttl))).map_err(failed)?;
+            Ok((lease, Vec::new()))
+        })
+    }
+
+    fn keep_alive(&self, lease: LeaseId, now: SystemTime) -> Result<(), StoreError> {
+        self.change(|transaction| {
+            let mut leases = transaction.open_table(LEASES).map_err(failed)?;
+            let held = leases.get(lease).map_err(failed)?.map(|held| held.value());
+            let (ttl, end) = held.ok_or(StoreError::NoLease(lease))?;
+            if end <= millis(now) {
+                return Err(StoreError::NoLease(lease));
+            }
+            leases.insert(lease, (ttl, millis(now).saturating_add(ttl))).map_err(failed)?;
+            Ok(((), Vec::new()))
+        })
+    }
+
+    fn expire(&self, now: SystemTime) -> Result<Vec<String>, StoreError> {
+        if self.none_is_over(now)? {
+            return Ok(Vec::new());
+        }
+        self.change(|transaction| {
+            let mut leases = transaction.open_table(LEASES).map_err(failed)?;
+            let mut over = Vec::new();
+            for row in leases.iter().map_err(failed)? {
+                let (lease, times) = row.map_err(failed)?;
+                if times.value().1 <= millis(now) {
+                    over.push(lease.value());
+                }
+            }
+            for lease in &over {
+                leases.remove(lease).map_err(failed)?;
+            }
+            let mut entries = transaction.open_table(ENTRIES).map_err(failed)?;
+            let mut keys = Vec::new();
+            for row in entries.iter().map_err(failed)? {
+                let (key, value) = row.map_err(failed)?;
+                if over.contains(&value.value().1) {
+                    keys.push(key.value().to_owned());
+                }
+            }
+            for key in &keys {
+                entries.remove(key.as_str()).map_err(failed)?;
+            }
+            let events = keys.iter().map(|key| Event { key: key.clone(), entry: None }).collect();
+            Ok((keys, events))
+        })
+    }
+
+    fn watch(&self, prefix: &str) -> mpsc::Receiver<Event> {
+        let (told, changes) = mpsc::channel(WATCH_MAX);
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner).push((prefix.to_owned(), told));
+        changes
+    }
+}
+
+impl FileStore {
+    /// Whether no lease is over: nothing has to be written then.
+    fn none_is_over(&self, now: SystemTime) -> Result<bool, StoreError> {
+        let leases = self.database.begin_read().map_err(failed)?.open_table(LEASES).map_err(failed)?;
+        for row in leases.iter().map_err(failed)? {
+            if row.map_err(failed)?.1.value().1 <= millis(now) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn entry((revision, lease, value): (u64, u64, &[u8])) -> Entry {
+    Entry { value: value.to_vec(), revision, lease: Some(lease).filter(|lease| *lease != 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, FileStore) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = FileStore::open(&folder.path().join("state.redb")).expect("a store");
+        (folder, store)
+    }
+
+    #[test]
+    fn values_have_revisions_and_conditions() {
+        let (folder, store) = store();
+        let first = store.put("a/1", b"one", If::Absent, None).expect("put");
+        assert!(matches!(store.put("a/1", b"two", If::Absent, None), Err(StoreError::Conflict(_))));
+        let second = store.put("a/1", b"two", If::Revision(first), None).expect("put");
+        assert!(second > first);
+        assert!(store.put("a/1", b"three", If::Revision(first), None).is_err());
+        store.put("a/2", b"other", If::Always, None).expect("put");
+        store.put("b", b"", If::Always, None).expect("put");
+        let keys = |store: &FileStore| {
+            store.list("a/").expect("a list").into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&store), ["a/1", "a/2"]);
+        assert!(store.delete("a/2").expect("deleted") && !store.delete("a/2").expect("nothing"));
+        drop(store);
+        let again = FileStore::open(&folder.path().join("state.redb")).expect("the same");
+        assert_eq!(
+            again.get("a/1").expect("read").map(|entry| (entry.value, entry.revision)),
+            Some((b"two".to_vec(), second))
+        );
+        assert!(FileStore::open(&folder.path().join("state.redb")).is_err(), "one at a time");
+    }
+
+    #[test]
+    fn what_is_under_a_lease_goes_with_it_and_watchers_are_told() {
+        let (_folder, store) = store();
+        let (start, second) = (UNIX_EPOCH, Duration::from_secs(1));
+        let mut watch = store.watch("app/");
+        let lease = store.grant(second * 10, start).expect("a lease");
+        store.put("app/1", b"x", If::Always, Some(lease)).expect("put");
+        store.put("other", b"x", If::Always, Some(lease)).expect("put");
+        store.put("app/2", b"x", If::Always, Some(lease)).expect("put");
+        // Put anew without a lease: it stays.
+        store.put("app/2", b"y", If::Always, None).expect("put");
+        store.keep_alive(lease, start + second * 5).expect("kept");
+        assert!(store.expire(start + second * 14).expect("nothing").is_empty());
+        assert_eq!(store.expire(start + second * 15).expect("over"), ["app/1", "other"]);
+        assert!(matches!(store.keep_alive(lease, start), Err(StoreError::NoLease(_))));
+        assert!(matches!(store.put("app/3", b"", If::Always, Some(lease)), Err(StoreError::NoLease(_))));
+        let told: Vec<_> = std::iter::from_fn(|| watch.try_recv().ok())
+            .map(|event| (event.key, event.entry.is_some()))
+            .collect();
+        let expected = [("app/1", true), ("app/2", true), ("app/2", true), ("app/1", false)];
+        assert_eq!(told, expected.map(|(key, there)| (key.to_owned(), there)));
+    }
+}

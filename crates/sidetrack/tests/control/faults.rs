@@ -1,0 +1,67 @@
+//! Parts that are killed at each of the eight steps: the application is ready everywhere in the end, or nothing of it is
+//! left; never a flow without its function.
+
+use crate::node::admin::flows;
+use crate::node::peers::Client;
+use crate::plane::{Part, Plane};
+use rustix::process::Signal;
+use serde_json::json;
+use sidetrack::control::api::{Progress, Step};
+
+/// No flow that is carried lacks the function that was agreed on, and whether flows are carried is as it should be.
+fn flows_are_as(plane: &mut Plane, ready: bool) {
+    let client = Client::connect(plane.entry());
+    assert_eq!(client.is_ok(), ready, "a flow is carried exactly if the application is ready");
+    for flow in flows(&plane.lab) {
+        assert_eq!(flow.0["chain"], json!(["count"]), "{flow:?}");
+    }
+}
+
+/// Kills a part after each number of steps, starts it again, and looks at what is left.
+fn killed_at_each_step(part: fn(&mut Plane) -> &mut Part) {
+    let mut plane = Plane::start("[[grant]]\n");
+    for step in 0..=Step::ALL.len() {
+        let name = format!("trial-{step}");
+        let lines = plane.submit(&name, step, |plane| part(plane).kill());
+        part(&mut plane).restart();
+        let ready = plane.settled();
+        let told_ready = matches!(lines.last(), Some(Progress::Done { step: Step::Ready, .. }));
+        assert!(ready || !told_ready, "it was told to be ready: {lines:?}");
+        flows_are_as(&mut plane, ready);
+        if ready {
+            plane.end(&name);
+            assert!(!plane.settled());
+        }
+        flows_are_as(&mut plane, false);
+    }
+}
+
+#[test]
+fn the_orchestrator() {
+    killed_at_each_step(|plane| &mut plane.orchestrator);
+}
+
+#[test]
+fn the_agent_of_the_data() {
+    killed_at_each_step(|plane| &mut plane.hospital);
+}
+
+#[test]
+fn the_agent_of_the_client() {
+    killed_at_each_step(|plane| &mut plane.centre);
+}
+
+#[test]
+fn a_proxy_that_is_gone_is_said_and_nothing_is_left_elsewhere() {
+    let mut plane = Plane::start("[[grant]]\n");
+    plane.ward.signal(Signal::KILL);
+    plane.ward.gone();
+    let lines = plane.submit("trial-1", 0, |_| {});
+    let Some(Progress::Failed { domain, error, .. }) = lines.last() else { panic!("{lines:?}") };
+    assert_eq!(domain.as_deref(), Some("hospital"));
+    assert!(error.contains("no sidetrack runs at"), "{error}");
+    crate::node::eventually("the other domain holds nothing", || {
+        plane.held(1).is_some_and(|held| held.is_empty())
+    });
+    assert!(Client::connect(plane.entry()).is_err());
+}

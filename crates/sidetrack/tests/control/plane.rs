@@ -1,0 +1,301 @@
+//! A control plane on loopback, each part a process that can be killed and started again.
+
+use crate::node::peers::Server;
+use crate::node::{LIMIT, Up, eventually, send};
+use axum::body::Body;
+use hyper::Method;
+use hyper::body::Body as _;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sidetrack::control::api::{ApplicationStatus, Phase, Progress};
+use sidetrack::control::domain::Held;
+use sidetrack::control::link::{ALPN, Link};
+use sidetrack::tls::{Mutual, Trust, authority, signed};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const AGREEMENT: &str = r#"
+version = 1
+attributes = ["counted"]
+purposes = ["research"]
+[party.hospital]
+[party.centre]
+[node.ward]
+party = "hospital"
+address = "127.0.0.2"
+[node.lab]
+party = "centre"
+address = "127.0.0.1"
+[data.pulse]
+node = "ward"
+port = @port
+consent = "given"
+[function.count]
+applies = "counted"
+[[agreement]]
+name = "trial"
+parties = "centre"
+data = "pulse"
+purpose = "research"
+access = "read"
+requires = "counted"
+"#;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A process of the control plane.
+pub struct Part {
+    command: &'static str,
+    file: PathBuf,
+    child: Child,
+}
+
+impl Part {
+    fn start(command: &'static str, file: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
+            .args([command, "serve", "-c"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary");
+        let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut seen = Vec::new();
+        loop {
+            match log.next() {
+                Some(Ok(line)) if line.ends_with(": ready") => break,
+                Some(Ok(line)) => seen.push(line),
+                _ => panic!("{command} ended:\n{}", seen.join("\n")),
+            }
+        }
+        // The pipe is read to its end, so that nobody waits for room in it.
+        std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
+        Self { command, file: file.to_owned(), child }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        send(self.child.id(), Signal::KILL);
+        self.child.wait().expect("a child");
+    }
+
+    /// After a kill: the same again.
+    pub fn restart(&mut self) {
+        *self = Self::start(self.command, &self.file);
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.kill();
+        }
+    }
+}
+
+/// All of it.
+pub struct Plane {
+    pub runtime: Runtime,
+    pub folder: tempfile::TempDir,
+    /// Serves until the plane goes.
+    _server: Server,
+    /// The proxy in the client's network: its listener `in` leads to the data.
+    pub lab: Up,
+    /// The proxy in front of the data; here only to be configured.
+    pub ward: Up,
+    pub hospital: Part,
+    pub centre: Part,
+    pub orchestrator: Part,
+    app: Link,
+    operator: [Link; 2],
+}
+
+/// So many addresses that nobody has: a part that is started again has to find its own free, so each plane has a host of
+/// its own on loopback.
+fn addresses() -> [SocketAddr; 3] {
+    static PLANES: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = Ipv4Addr::new(127, 64 | high >> 2, low, PLANES.fetch_add(1, Relaxed));
+    let listeners = [0; 3].map(|_| TcpListener::bind((host, 0)).expect("bound"));
+    listeners.map(|listener| listener.local_addr().expect("an address"))
+}
+
+fn proxy(server: &Server, end: &str) -> Up {
+    let rules = format!(
+        "[policy]\nagreement = \"@/agreement.toml\"\n[function.count]\nkind = \"count\"\n\
+         [[listen]]\nname = \"in\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
+         [[rule]]\nname = \"research\"\ncarrier = \"direct\"\nagreement = {{ purpose = \"research\", at = \"{end}\" }}\n",
+        server.address
+    );
+    let nothing =
+        |folder: &Path| std::fs::write(folder.join("agreement.toml"), "version = 1\n").expect("written");
+    Up::start_with("default = \"deny\"\n", &rules, nothing)
+}
+
+impl Plane {
+    /// Everything runs; no application is there. `grants` of the hospital, in TOML.
+    pub fn start(grants: &str) -> Self {
+        let server = Server::start("127.0.0.2");
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let ca = authority(1).expect("an authority");
+        let ca_private = ca.identity_pem();
+        std::fs::write(at("ca.pem"), &ca.certificate_pem).expect("written");
+        for name in ["orchestrator", "hospital", "centre", "app", "stranger"] {
+            let made = signed(&format!("{name}.example"), 1, &ca_private).expect("a key");
+            std::fs::write(at(&format!("{name}.pem")), made.identity_pem()).expect("written");
+        }
+        let port = server.address.port().to_string();
+        std::fs::write(at("agreement.toml"), AGREEMENT.replace("@port", &port)).expect("written");
+        let [main, one, two] = addresses();
+        let (lab, ward) = (proxy(&server, "client"), proxy(&server, "server"));
+        let tls = |name: &str| format!("[tls]\nidentity = \"{name}.pem\"\nca = \"ca.pem\"\n");
+        std::fs::write(
+            at("orchestrator.toml"),
+            format!(
+                "version = 1\nlisten = \"{main}\"\nagreement = \"agreement.toml\"\nstate = \"orchestrator.redb\"\n\
+                 applications = [\"app.example\"]\n{}[domain.hospital]\naddress = \"{one}\"\nname = \"hospital.example\"\n\
+                 [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n",
+                tls("orchestrator")
+            ),
+        )
+        .expect("written");
+        let domain = |party: &str, listen: SocketAddr, node: &str, proxy: &Up, grants: &str| {
+            let text = format!(
+                "version = 1\nparty = \"{party}\"\nlisten = \"{listen}\"\nstate = \"{party}.redb\"\noperators = [\"app.example\"]\n\
+                 nodes = [\"{node}\"]\nproxies = [\"{}\"]\n{}[orchestrator]\naddress = \"{main}\"\n\
+                 name = \"orchestrator.example\"\n{grants}\n",
+                proxy.folder().join("admin.sock").display(),
+                tls(party)
+            );
+            let file = at(&format!("{party}.toml"));
+            std::fs::write(&file, text).expect("written");
+            Part::start("domain", &file)
+        };
+        let hospital = domain("hospital", one, "ward", &ward, grants);
+        let centre = domain("centre", two, "lab", &lab, "[[grant]]\n");
+        let orchestrator = Part::start("orchestrate", &at("orchestrator.toml"));
+        let link = |to: SocketAddr, name: &str, who: &str| link(folder.path(), to, name, who);
+        let app = link(main, "orchestrator.example", "app");
+        let operator = [link(one, "hospital.example", "app"), link(two, "centre.example", "app")];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { runtime, _server: server, lab, ward, hospital, centre, orchestrator, app, operator, folder }
+    }
+
+    /// The orchestrator, or the agent of a party, asked by somebody whom nobody knows.
+    pub fn stranger(&self, whom: &str) -> Link {
+        let text =
+            std::fs::read_to_string(self.folder.path().join(format!("{whom}.toml"))).expect("the file");
+        let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
+        let listen = listen.expect("an address").parse().expect("an address");
+        link(self.folder.path(), listen, &format!("{whom}.example"), "stranger")
+    }
+
+    /// Where clients reach the data.
+    pub fn entry(&self) -> SocketAddr {
+        self.lab.addresses("in")[0]
+    }
+
+    /// Submits an application; after so many lines of progress `then` is done. Gives the lines that came.
+    pub fn submit(&mut self, name: &str, after: usize, then: impl FnOnce(&mut Self)) -> Vec<Progress> {
+        let application =
+            json!({ "name": name, "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });
+        let body = serde_json::to_vec(&application).expect("JSON");
+        let answer =
+            self.runtime.block_on(self.app.send(Method::POST, "/v1/applications", body)).expect("submitted");
+        let mut lines = Lines { body: answer.into_body(), held: Vec::new() };
+        let mut told = Vec::new();
+        let mut then = Some(then);
+        loop {
+            if told.len() == after
+                && let Some(then) = then.take()
+            {
+                then(self);
+            }
+            let next = async { tokio::time::timeout(LIMIT, lines.next()).await };
+            match self.runtime.block_on(next).expect("in time") {
+                Some(line) => told.push(serde_json::from_slice(&line).expect("a line of progress")),
+                None => break,
+            }
+        }
+        if let Some(then) = then {
+            then(self);
+        }
+        told
+    }
+
+    /// The applications of the orchestrator; none if it cannot be asked.
+    pub fn applications(&self) -> Option<Vec<ApplicationStatus>> {
+        self.runtime.block_on(self.app.ask(Method::GET, "/v1/applications", &(), PATIENCE)).ok()
+    }
+
+    /// Ends an application.
+    pub fn end(&self, name: &str) {
+        let path = format!("/v1/applications/{name}");
+        self.runtime.block_on(self.app.ask::<()>(Method::DELETE, &path, &(), PATIENCE)).expect("ended");
+    }
+
+    /// What the hospital (0) or the centre (1) holds; none if it cannot be asked.
+    pub fn held(&self, domain: usize) -> Option<Vec<Held>> {
+        self.runtime.block_on(self.operator[domain].ask(Method::GET, "/v1/applications", &(), PATIENCE)).ok()
+    }
+
+    /// Has the hospital say whether consent holds.
+    pub fn consent(&self, word: &str) -> Value {
+        let change = json!({ "consent": word });
+        let asked = self.operator[0].ask(Method::PUT, "/v1/consent/pulse", &change, PATIENCE);
+        self.runtime.block_on(asked).expect("changed")
+    }
+
+    /// Waits until nothing is in between: each application is ready everywhere, or nowhere. Gives whether one is ready.
+    pub fn settled(&self) -> bool {
+        let mut ready = false;
+        eventually("each application is ready everywhere or gone", || {
+            let (Some(all), Some(one), Some(two)) = (self.applications(), self.held(0), self.held(1)) else {
+                return false;
+            };
+            ready = !all.is_empty();
+            let everywhere = |held: &[Held]| {
+                held.len() == all.len()
+                    && held.iter().all(|held| held.lease.is_none() && held.configuration.is_some())
+            };
+            all.iter().all(|status| status.phase == Phase::Ready) && everywhere(&one) && everywhere(&two)
+        });
+        ready
+    }
+}
+
+fn link(folder: &Path, to: SocketAddr, name: &str, who: &str) -> Link {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a key");
+    let mutual = Mutual::new(&read(&format!("{who}.pem")), Trust::Authority(read("ca.pem").into()), ALPN);
+    Link::new(name, &to.to_string(), name, mutual.expect("a key"))
+}
+
+/// Lines of a body as they come.
+struct Lines {
+    body: Body,
+    held: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line; none at the end, in order or not.
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            if let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
+                let rest = self.held.split_off(end + 1);
+                return Some(std::mem::replace(&mut self.held, rest));
+            }
+            match std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
+                Some(Ok(frame)) => self.held.extend(frame.into_data().expect("data")),
+                _ => return None,
+            }
+        }
+    }
+}
