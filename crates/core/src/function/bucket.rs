@@ -123,6 +123,7 @@ impl<T: Tokens> Stage for Throttle<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::function::LimitSpec;
 
     fn at(ms: u64) -> Instant {
         Instant::from_millis(ms)
@@ -152,6 +153,39 @@ mod tests {
             }
         }
         assert!((10_000_000..=10_010_000).contains(&moved), "{moved} in ten seconds");
+    }
+
+    /// What a flow that always has more to send moves by this bucket from 0 to `end`: when, and how much.
+    fn greedy(rate: u64, end: Instant) -> Vec<(Instant, u64)> {
+        let mut bucket = ByteBucket::new(rate, LimitSpec::usual_burst_bytes(rate), at(0));
+        let (mut now, mut moved) = (at(0), Vec::new());
+        while now < end {
+            match Tokens::available(&mut bucket, now) {
+                Ok(bytes) => {
+                    Tokens::take(&mut bucket, now, bytes);
+                    moved.push((now, bytes));
+                }
+                Err(later) => now = later,
+            }
+        }
+        moved
+    }
+
+    #[test]
+    fn ten_seconds_are_within_a_hundredth_and_no_tenth_of_a_second_bursts() {
+        // 64 kbit/s to 1 Gbit/s.
+        for rate in [8_000, 31_250, 125_000, 1_250_000, 12_500_000, 125_000_000] {
+            let moved = greedy(rate, at(11_000));
+            let since = |from: Instant| moved.iter().filter(move |(when, _)| *when >= from);
+            let ten: u64 = since(at(1000)).map(|(_, bytes)| bytes).sum();
+            assert!(ten.abs_diff(10 * rate) * 100 <= 10 * rate, "{ten} bytes in ten seconds at {rate}");
+            let most = (rate / 10 + rate / 100).max(rate / 10 + 1460);
+            for (start, _) in &moved {
+                let end = *start + Duration::from_millis(100);
+                let window: u64 = since(*start).take_while(|(when, _)| *when < end).map(|(_, n)| n).sum();
+                assert!(window <= most, "{window} bytes in 100 ms at {rate}: at most {most}");
+            }
+        }
     }
 
     #[test]

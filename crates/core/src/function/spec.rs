@@ -119,12 +119,24 @@ pub struct LimitSpec {
     pub share: Share,
 }
 
+impl LimitSpec {
+    /// The burst where none is said: a hundredth of a second's bytes, so that no tenth of a second has more than 1.1 of its
+    /// own, and at least one segment (TCP over Ethernet).
+    pub const fn usual_burst_bytes(bytes_per_second: u64) -> u64 {
+        const SEGMENT: u64 = 1460;
+        let bytes = bytes_per_second / 100;
+        if bytes > SEGMENT { bytes } else { SEGMENT }
+    }
+}
+
 /// Who shares a bandwidth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Share {
     /// Each flow has its own.
     #[default]
     Flow,
+    /// All flows of one client address that pass the function have one together.
+    Client,
     /// All flows that pass the function have one together.
     Function,
 }

@@ -1,4 +1,4 @@
-//! What a flow's bytes go over on one side: a socket of the kernel, a stream inside a tunnel, or TLS over either.
+//! What a flow's bytes go over on one side: a socket of the kernel, a stream inside a tunnel, TLS over either, or memory.
 
 use super::tls::Tls;
 use super::tunnel;
@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
 /// What the moving of bytes needs of each side. Written once for sockets, which the compiler then sees nothing else
 /// beside, and once for [`Stream`].
@@ -119,6 +119,8 @@ pub enum Stream {
     Tunnel(Box<tunnel::Stream>),
     /// TLS that ends here.
     Tls(Box<Tls>),
+    /// A connection in memory, whose other end a task of ours has.
+    Memory(DuplexStream),
 }
 
 impl Stream {
@@ -129,7 +131,7 @@ impl Stream {
     pub fn tcp(&self) -> io::Result<&TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
-            Self::Tunnel(_) | Self::Tls(_) => Err(not_a_socket()),
+            Self::Tunnel(_) | Self::Tls(_) | Self::Memory(_) => Err(not_a_socket()),
         }
     }
 
@@ -140,7 +142,7 @@ impl Stream {
     pub fn tcp_mut(&mut self) -> io::Result<&mut TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
-            Self::Tunnel(_) | Self::Tls(_) => Err(not_a_socket()),
+            Self::Tunnel(_) | Self::Tls(_) | Self::Memory(_) => Err(not_a_socket()),
         }
     }
 
@@ -175,10 +177,12 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.poll_send_slices(cx, slices),
             Self::Tls(tls) => tls.poll_send_slices(cx, slices),
-            stream @ Self::Tunnel(_) => match slices.iter().find(|slice| !slice.is_empty()) {
-                Some(first) => stream.poll_send(cx, first),
-                None => Poll::Ready(Ok(0)),
-            },
+            stream @ (Self::Tunnel(_) | Self::Memory(_)) => {
+                match slices.iter().find(|slice| !slice.is_empty()) {
+                    Some(first) => stream.poll_send(cx, first),
+                    None => Poll::Ready(Ok(0)),
+                }
+            }
         }
     }
 
@@ -190,6 +194,8 @@ impl Stream {
             }
             Self::Tunnel(stream) => stream.lost().await,
             Self::Tls(tls) => Box::pin(tls.below().lost()).await,
+            // Its end is read.
+            Self::Memory(_) => std::future::pending().await,
         }
     }
 }
@@ -218,6 +224,7 @@ impl AsyncRead for Stream {
                 buffer.advance(read);
                 Poll::Ready(Ok(()))
             }
+            Self::Memory(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -228,6 +235,7 @@ impl AsyncWrite for Stream {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Tls(tls) => tls.poll_send_slices(cx, &[IoSlice::new(bytes)]),
+            Self::Memory(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -236,6 +244,7 @@ impl AsyncWrite for Stream {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tunnel(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tls(tls) => tls.poll_flush(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -244,6 +253,7 @@ impl AsyncWrite for Stream {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tls(tls) => tls.poll_shutdown(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
@@ -257,6 +267,10 @@ impl Wire for Stream {
                 Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
             }
             Self::Tls(tls) => tls.poll_recv(cx, buffer),
+            Self::Memory(stream) => {
+                let mut buffer = ReadBuf::new(buffer);
+                Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+            }
         }
     }
 
@@ -265,6 +279,7 @@ impl Wire for Stream {
             Self::Tcp(stream) => TcpStream::poll_send(stream, cx, bytes),
             Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Tls(tls) => tls.poll_send_slices(cx, &[IoSlice::new(bytes)]),
+            Self::Memory(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -277,6 +292,10 @@ impl Wire for Stream {
                 Poll::Pending => Ok(()),
             },
             Self::Tls(tls) => tls.finish(cx),
+            Self::Memory(stream) => match Pin::new(stream).poll_shutdown(cx) {
+                Poll::Ready(done) => done,
+                Poll::Pending => Ok(()),
+            },
         }
     }
 
@@ -289,6 +308,7 @@ impl Wire for Stream {
             Self::Tcp(stream) => Wire::take_error(stream),
             Self::Tunnel(stream) => stream.take_error(),
             Self::Tls(tls) => tls.take_error(),
+            Self::Memory(_) => None,
         }
     }
 
@@ -297,12 +317,13 @@ impl Wire for Stream {
             Self::Tcp(stream) => stream.unsent_bytes(),
             Self::Tunnel(stream) => stream.unsent_bytes(),
             Self::Tls(tls) => tls.unsent_bytes(),
+            Self::Memory(_) => 0,
         }
     }
 
     fn tend(&mut self, cx: &mut Context<'_>) {
         match self {
-            Self::Tcp(_) => {}
+            Self::Tcp(_) | Self::Memory(_) => {}
             Self::Tunnel(stream) => stream.tend(cx),
             Self::Tls(tls) => tls.tend(cx),
         }
@@ -313,6 +334,7 @@ impl Wire for Stream {
             Self::Tcp(stream) => stream.close(reset),
             Self::Tunnel(stream) => stream.close(reset),
             Self::Tls(tls) => tls.close(reset),
+            Self::Memory(stream) => drop(stream),
         }
     }
 }

@@ -317,6 +317,8 @@ pub struct CacheSettings {
     pub rules: Rules,
     /// What is left out of keys.
     pub keys: KeyRules,
+    /// Other caches that are asked before the server is.
+    pub siblings: Vec<Destination>,
 }
 
 impl CacheSettings {

@@ -233,6 +233,11 @@ pub struct Cache {
     pub ignore_parameters: Option<List<String>>,
     /// Whether the order of query parameters makes no other resource. Default false.
     pub sort_query: Option<At<bool>>,
+    /// Other caches that are asked for what is not stored here, "host:port" of their http listeners, at most 16. Default:
+    /// none.
+    pub siblings: Option<List<String>>,
+    /// A file with more of them, "[host:port]" a line. Default: none.
+    pub siblings_file: Option<At<String>>,
 }
 
 /// How a listener catches flows.

@@ -13,7 +13,7 @@ use crate::live::Clock;
 use arc_swap::ArcSwap;
 use container::{Containers, Pool};
 use crypt::RingSuite;
-use shared::{Counter, SharedBucket};
+use shared::{ClientBuckets, Counter, SharedBucket};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{
@@ -22,7 +22,7 @@ use sidetrack_core::function::{
 };
 use sidetrack_core::time::Instant;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// All functions of a process, by name. A function whose definition a reload does not change goes on with what it has.
 #[derive(Debug)]
@@ -41,10 +41,20 @@ pub struct Function {
     work: Work,
 }
 
+/// Whose a bandwidth is.
+enum Bandwidth {
+    /// Each flow has its own.
+    Own,
+    /// Each client has one.
+    Clients(ClientBuckets),
+    /// All have it together.
+    Shared(SharedBucket),
+}
+
 /// What a stage is made of.
 enum Work {
     Count,
-    Limit(LimitSpec, Option<SharedBucket>),
+    Limit(LimitSpec, Bandwidth),
     Filter(Arc<FilterSpec>, Arc<Words>),
     Replace(Replacements),
     Records(Arc<dyn Suite>, End),
@@ -155,10 +165,12 @@ impl Function {
         let work = match &spec.kind {
             FunctionKind::Count => Work::Count,
             FunctionKind::Limit(limit) => {
-                let bucket = || ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now);
-                let shared =
-                    (limit.share == Share::Function).then(|| SharedBucket(Arc::new(Mutex::new(bucket()))));
-                Work::Limit(*limit, shared)
+                let bandwidth = match limit.share {
+                    Share::Flow => Bandwidth::Own,
+                    Share::Client => Bandwidth::Clients(ClientBuckets::default()),
+                    Share::Function => Bandwidth::Shared(SharedBucket::new(limit, now)),
+                };
+                Work::Limit(*limit, bandwidth)
             }
             FunctionKind::Filter(filter) => {
                 // The configuration was refused if they cannot be compiled.
@@ -198,11 +210,17 @@ impl Function {
         self.tally.flow();
         Ok(match &self.work {
             Work::Count => Box::new(Counter(self.tally.clone())),
-            Work::Limit(limit, None) => {
+            Work::Limit(limit, Bandwidth::Own) => {
                 let bucket = ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now);
                 Box::new(Throttle::new(bucket, limit.directions))
             }
-            Work::Limit(limit, Some(bucket)) => Box::new(Throttle::new(bucket.clone(), limit.directions)),
+            Work::Limit(limit, Bandwidth::Clients(clients)) => {
+                let bucket = clients.of(flow.client.ip(), limit, now);
+                Box::new(Throttle::new(bucket, limit.directions))
+            }
+            Work::Limit(limit, Bandwidth::Shared(bucket)) => {
+                Box::new(Throttle::new(bucket.clone(), limit.directions))
+            }
             Work::Filter(spec, words) => {
                 Box::new(Filter::new(spec.clone(), words.clone(), flow.host.as_ref())?)
             }

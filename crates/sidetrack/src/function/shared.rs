@@ -1,8 +1,10 @@
 //! What flows of all workers share of a function.
 
 use sidetrack_core::flow::Side;
-use sidetrack_core::function::{ByteBucket, Interest, Stage, Tokens};
+use sidetrack_core::function::{ByteBucket, Interest, LimitSpec, Stage, Tokens};
 use sidetrack_core::time::Instant;
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,6 +53,31 @@ impl Stage for Counter {
 /// A bandwidth that all flows of a function have together.
 #[derive(Clone, Debug)]
 pub(super) struct SharedBucket(pub Arc<Mutex<ByteBucket>>);
+
+/// Most clients whose bandwidth is known at a time; those that nobody uses go first.
+const CLIENTS_MAX: usize = 65_536;
+
+/// Bandwidths by client address. One lives as long as a flow of it, and then as long as there is room.
+#[derive(Debug, Default)]
+pub(super) struct ClientBuckets(Mutex<HashMap<IpAddr, SharedBucket>>);
+
+impl ClientBuckets {
+    /// The bandwidth of a client.
+    pub fn of(&self, client: IpAddr, limit: &LimitSpec, now: Instant) -> SharedBucket {
+        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if clients.len() >= CLIENTS_MAX && !clients.contains_key(&client) {
+            clients.retain(|_, bucket| Arc::strong_count(&bucket.0) > 1);
+        }
+        clients.entry(client).or_insert_with(|| SharedBucket::new(limit, now)).clone()
+    }
+}
+
+impl SharedBucket {
+    /// A full one.
+    pub fn new(limit: &LimitSpec, now: Instant) -> Self {
+        Self(Arc::new(Mutex::new(ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now))))
+    }
+}
 
 impl Tokens for SharedBucket {
     fn available(&mut self, now: Instant) -> Result<u64, Instant> {

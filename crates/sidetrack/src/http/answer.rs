@@ -160,6 +160,8 @@ pub fn refusal(proxy: &Proxy, what: &str, failure: &Failure) -> Vec<u8> {
 /// Status and Proxy-Status error (RFC 9209 Sec. 2.3) of a reason.
 const fn status_of(reason: EndReason) -> (u16, &'static str) {
     match reason {
+        EndReason::FunctionRefused => (403, "http_request_denied"),
+        EndReason::FunctionFailed => (502, "proxy_internal_error"),
         EndReason::Certificate => (502, "tls_certificate_error"),
         EndReason::TlsFailed => (502, "tls_protocol_error"),
         EndReason::Refused => (502, "connection_refused"),

@@ -9,7 +9,7 @@ use super::relay::{Outgoing, Progress, Stopped, Tee};
 use super::request::name_of;
 use super::store::{Claim, Content, End, Fetching, Object, Store};
 use crate::carry::Failure;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::cache::{
     Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
     invalidated, lookup, may_serve_stale, may_store, refresh, reply,
@@ -66,6 +66,11 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
             Lookup::Miss { why } | Lookup::Validate { why, .. } => return cached.fetch(why, None).await,
         }
     }
+}
+
+/// What Cache-Status says of a request that went to the server.
+fn forwarded(why: Forward) -> String {
+    format!("fwd={}", why.as_str())
 }
 
 /// Whether what one request fetches may be good for another that waits.
@@ -152,7 +157,7 @@ impl Cached<'_, '_> {
                     None => self.fetch_plain(why, fetching).await,
                 }
             }
-            _ => self.receive(server, fetched, why, requested_s, fetching).await,
+            _ => self.receive(server, fetched, forwarded(why), requested_s, fetching).await,
         }
     }
 
@@ -162,11 +167,29 @@ impl Cached<'_, '_> {
         fetching: Option<Fetching>,
     ) -> Result<Outcome, Box<Answer>> {
         let requested_s = super::now_s();
+        if let Some((server, fetched)) = self.ask_siblings(why).await {
+            let note = format!("fwd={}; detail=sibling", why.as_str());
+            return self.receive(server, fetched, note, requested_s, fetching).await;
+        }
         let request = &self.turn.asked.request;
         match self.send(request).await {
-            Ok((server, fetched)) => self.receive(server, fetched, why, requested_s, fetching).await,
+            Ok((server, fetched)) => {
+                self.receive(server, fetched, forwarded(why), requested_s, fetching).await
+            }
             Err(failure) => self.stale_or(Trouble::Unreachable, &failure).await,
         }
+    }
+
+    /// Asks the siblings for what nobody has asked for yet, where any client's answer would do.
+    async fn ask_siblings(&self, why: Forward) -> Option<(Server, Fetched)> {
+        let asked = self.turn.asked;
+        let may = why == Forward::UriMiss
+            && asked.request.method == Method::Get
+            && asked.unproven.is_none()
+            && is_shareable(&asked.request.fields);
+        let siblings = may.then_some(&self.cache.siblings)?;
+        let (worker, pseudonym) = (self.turn.worker, &self.turn.proxy.pseudonym);
+        siblings.ask(worker, &asked.flow, &asked.resource, pseudonym).await
     }
 
     async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
@@ -217,7 +240,7 @@ impl Cached<'_, '_> {
         &mut self,
         server: Server,
         mut fetched: Fetched,
-        why: Forward,
+        from: String,
         requested_s: u64,
         fetching: Option<Fetching>,
     ) -> Result<Outcome, Box<Answer>> {
@@ -231,7 +254,7 @@ impl Cached<'_, '_> {
                 .await);
         }
         add_date(&mut fetched.response.fields);
-        let note = format!("fwd={}; fwd-status={status}", why.as_str());
+        let note = format!("{from}; fwd-status={status}");
         let request = &self.turn.asked.request;
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
         let extent = keeps
@@ -333,7 +356,8 @@ impl Cached<'_, '_> {
         *self.turn.head_sent = true;
         let progress = self.turn.progress();
         progress.mark();
-        let mut out = Outgoing::new(self.turn.stream, bytes, length);
+        let out = Outgoing::new(self.turn.stream, bytes, length);
+        let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
         let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
         progress.live.count(0, out.written);
         let name = name_of(&asked.request.method, &asked.resource);

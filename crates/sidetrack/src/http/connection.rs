@@ -7,16 +7,19 @@ use super::exchange::{Next, Outcome, Turn, finish};
 use super::open::Inside;
 use super::relay::write_all;
 use super::request::{Desk, Wish};
-use super::{Proxy, cached};
+use super::{Proxy, cached, h2};
 use crate::carry::Wire;
 use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{timeout, timeout_at};
 use crate::session::{Client, Entry, Watched, undecided, upgraded};
 use crate::worker::{Admission, Worker};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
 use sidetrack_core::http::framing::Length;
 use sidetrack_core::http::message::{MessageError, Method, Request, Response, Scan, Sender, Version};
+use sidetrack_core::http::sibling;
+use sidetrack_core::http::uri::Resource;
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -43,6 +46,8 @@ pub struct Connection {
     pub buffer: Buffer,
     /// The one server that its requests are for; none = each says for itself.
     pub inside: Option<Inside>,
+    /// Its client speaks HTTP/2 from now on.
+    pub is_multiplexed: bool,
     /// The final head of an answer to the request at hand went out, at least in part.
     pub head_sent: bool,
 }
@@ -77,6 +82,15 @@ pub async fn serve(
         connection.serve_all().await;
     }
     drop(admission);
+}
+
+/// A sibling's question as the request it is: for what is stored, and nothing else.
+fn sibling_asks(resource: Resource) -> Request {
+    let fields =
+        Fields::from([("Host", resource.host_field().as_str()), ("Cache-Control", "only-if-cached")]);
+    let start = format!("{}://{}", resource.scheme.as_str(), resource.host_field());
+    let target = [start.as_bytes(), &resource.path].concat();
+    Request { method: Method::Get, target, version: Version::Http11, fields }
 }
 
 /// Reads the PROXY protocol header, where one is sent.
@@ -120,20 +134,47 @@ impl Connection {
     ) -> Self {
         let buffer = Buffer::holding(client.take_held());
         let stream = Duplex::from(client.stream);
-        Self { worker, listening, proxy, peer, stream, buffer, inside: None, head_sent: false }
+        Self {
+            worker,
+            listening,
+            proxy,
+            peer,
+            stream,
+            buffer,
+            inside: None,
+            is_multiplexed: false,
+            head_sent: false,
+        }
+    }
+
+    /// The same connection, made for one server.
+    pub fn within(self, inside: Inside) -> Self {
+        Self { inside: Some(inside), ..self }
     }
 
     /// Serves requests until there are no more.
     pub async fn serve_all(self) {
         let mut connection = self;
+        if connection.is_multiplexed {
+            return connection.serve_streams().await;
+        }
         let mut is_first = true;
         loop {
             let came = connection.next(is_first).await;
             is_first = false;
             match connection.serve_one(came).await {
+                Some(same) if same.is_multiplexed => return same.serve_streams().await,
                 Some(same) => connection = same,
                 None => break,
             }
+        }
+    }
+
+    /// Serves what comes over HTTP/2.
+    async fn serve_streams(mut self) {
+        if let Some(inside) = self.inside.take() {
+            // Boxed: connections of the other version need not have room for it.
+            Box::pin(h2::accept::serve(self, inside)).await;
         }
     }
 
@@ -154,7 +195,8 @@ impl Connection {
             match scan.advance(self.buffer.data(), Sender::Client) {
                 Ok(Some(length)) => {
                     let head = self.buffer.data().get(..length).unwrap_or_default();
-                    let parsed = Request::parse(head);
+                    let parsed = sibling::question(head)
+                        .map_or_else(|| Request::parse(head), |question| question.map(sibling_asks));
                     self.buffer.consume(length);
                     return parsed.map_or_else(Came::Broken, Came::Request);
                 }
@@ -265,6 +307,10 @@ impl Connection {
                 };
                 let result = match &proxy.cache {
                     Some(cache) => cached::serve(&mut turn, cache).await,
+                    // A sibling's question, above all: who is asked asks nobody else.
+                    None if asked.request.fields.has_member("cache-control", "only-if-cached") => {
+                        Err(Box::new(Answer::not_cached(proxy)))
+                    }
                     None => turn.pass(None).await.map(|(outcome, _)| outcome),
                 };
                 match result {

@@ -11,7 +11,7 @@ use super::request::{Asked, name_of};
 use crate::carry::Failure;
 use crate::live::LiveFlow;
 use crate::worker::Worker;
-use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
 use sidetrack_core::http::message::{Response, Version};
@@ -228,7 +228,8 @@ async fn both(
     asked.request.write_to(&mut head);
     let mut upload = pin!(async {
         let mut decoder = Decoder::new(asked.length);
-        let mut out = Outgoing::new(stream, head, asked.length);
+        let out = Outgoing::new(stream, head, asked.length);
+        let mut out = out.metered(asked.meter.as_deref(), Side::Client, progress.clock);
         let result = relay((client, held), &mut decoder, &mut out, None, progress).await;
         progress.live.count(out.written, 0);
         result
@@ -283,7 +284,8 @@ async fn deliver(
     };
     let mut bytes = Vec::with_capacity(512);
     head.write_to(&mut bytes);
-    let mut out = Outgoing::new(to, bytes, length);
+    let out = Outgoing::new(to, bytes, length);
+    let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
     let stopped = relay(from, &mut decoder, &mut out, tee, progress).await.err();
     progress.live.count(0, out.written);

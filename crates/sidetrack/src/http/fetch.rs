@@ -2,6 +2,7 @@
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
+use super::h2::ask;
 use super::pool::{Route, Server};
 use super::relay::{Progress, write_all};
 use crate::carry::{self, Failure, FirstBytes, Order, Stream};
@@ -45,7 +46,7 @@ pub struct Fetched {
 }
 
 /// Nobody's first bytes: a request is written when the path stands.
-struct NoBytes;
+pub struct NoBytes;
 
 impl FirstBytes for NoBytes {
     fn held(&mut self) -> &[u8] {
@@ -65,6 +66,9 @@ impl Way<'_> {
     pub async fn connect(&self, may_reuse: bool) -> Result<Server, Failure> {
         if may_reuse && let Some(server) = self.route.take() {
             self.progress.mark();
+            return Ok(server);
+        }
+        if may_reuse && let Some(server) = self.stream_of_shared().await {
             return Ok(server);
         }
         let carry = &*self.route.carry;
@@ -97,11 +101,33 @@ impl Way<'_> {
             let (below, peeked) = stream.into_stream();
             early.extend(peeked);
             let tls = secure.shake_hands(below, std::mem::take(&mut early), self.progress.clock).await?;
-            stream = Duplex::from(Stream::Tls(Box::new(tls)));
+            stream = if tls.protocol() == Some(b"h2") {
+                let requests = ask::begin(Stream::Tls(Box::new(tls))).await?;
+                self.route.put_shared(Some(requests.clone()));
+                ask::connection(requests)
+            } else {
+                Duplex::from(Stream::Tls(Box::new(tls)))
+            };
         }
         self.progress.live.connected(self.progress.live.opened.elapsed());
         self.progress.mark();
-        Ok(Server { stream, buffer: Buffer::holding(early), is_reused: false })
+        Ok(Server { stream, buffer: Buffer::holding(early), is_reused: false, home: None })
+    }
+
+    /// One more request on a connection of HTTP/2 that stands.
+    async fn stream_of_shared(&self) -> Option<Server> {
+        let requests = self.route.shared()?;
+        match requests.ready().await {
+            Ok(requests) => {
+                self.progress.mark();
+                let stream = ask::connection(requests);
+                Some(Server { stream, buffer: Buffer::default(), is_reused: true, home: None })
+            }
+            Err(_) => {
+                self.route.put_shared(None);
+                None
+            }
+        }
     }
 
     /// Sends a request without a body and reads the final head. A connection that was idle may have ended just now:

@@ -11,13 +11,16 @@ mod connection;
 mod duplex;
 mod exchange;
 mod fetch;
+mod h2;
 mod intercepted;
 mod keylog;
+mod meter;
 mod open;
 mod pool;
 mod refresh;
 mod relay;
 mod request;
+mod sibling;
 mod store;
 mod tap;
 
@@ -29,6 +32,7 @@ pub use store::{Content, Object, Store};
 pub use tap::Tap;
 
 use crate::config::{CacheSettings, HttpListener};
+use sibling::Siblings;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::uri::KeyRules;
 use std::sync::Arc;
@@ -58,6 +62,8 @@ pub struct Cache {
     pub keys: KeyRules,
     /// Most bytes of one response's content.
     pub object_max: u64,
+    /// Who is asked before the server is.
+    pub siblings: Siblings,
 }
 
 impl Proxy {
@@ -81,6 +87,7 @@ impl Cache {
             rules: settings.rules.clone(),
             keys: settings.keys.clone(),
             object_max: settings.object_bytes,
+            siblings: Siblings::new(&settings.siblings),
         }
     }
 }

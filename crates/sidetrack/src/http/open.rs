@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What all requests have in common that come over a connection made for one server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Inside {
     /// Where the connection was to go.
     pub destination: Destination,
@@ -127,10 +127,11 @@ impl Connection {
             Stream::Tls(Box::new(tls)).close(false);
             return Opened::Over(EndReason::TlsFailed, told);
         }
-        let secure = Some(Secure { tap: tap.clone(), host });
+        let secure = Some(Secure { tap: tap.clone(), host, is_alone: false });
+        let is_multiplexed = tls.protocol() == Some(b"h2");
         let stream = Duplex::from(Stream::Tls(Box::new(tls)));
         let inside = Some(Inside { destination: to.clone(), user, secure });
-        Opened::Requests(Self { stream, inside, ..self }, told)
+        Opened::Requests(Self { stream, inside, is_multiplexed, ..self }, told)
     }
 
     /// The client's first bytes, until they are a hello or cannot become one.

@@ -3,6 +3,7 @@
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
+use super::h2::ask::Requests;
 use super::relay::STALL;
 use super::tap::Secure;
 use sidetrack_core::flow::{Destination, Host};
@@ -47,16 +48,28 @@ pub struct Server {
     pub buffer: Buffer,
     /// It has served a request before.
     pub is_reused: bool,
+    /// The way it came by, where that is not the request's own: a sibling's.
+    pub home: Option<Route>,
 }
 
 /// What has to be the same: the rule, the server, and who it has proved to be.
-type Key = (usize, Destination, Option<Host>);
+type Key = (usize, Destination, Option<(Host, bool)>);
 
 #[derive(Default)]
 struct Pool {
     idle: HashMap<Key, Vec<Idle>>,
+    /// Connections that serve any number of requests at a time.
+    shared: HashMap<Key, Shared>,
     count: usize,
     tended: Option<Instant>,
+}
+
+/// A connection of HTTP/2.
+struct Shared {
+    requests: Requests,
+    used: Instant,
+    /// As in [`Idle`].
+    _carry: Arc<Carry>,
 }
 
 struct Idle {
@@ -68,7 +81,7 @@ struct Idle {
 
 impl Route {
     fn key(&self) -> Key {
-        let host = self.secure.as_ref().map(|secure| secure.host.clone());
+        let host = self.secure.as_ref().map(|secure| (secure.host.clone(), secure.is_alone));
         (Arc::as_ptr(&self.carry).addr(), self.destination.clone(), host)
     }
 
@@ -94,7 +107,12 @@ impl Route {
                 let Some(idle) = list.pop() else { break None };
                 pool.count -= 1;
                 if idle.stream.is_quiet() {
-                    break Some(Server { stream: idle.stream, buffer: Buffer::default(), is_reused: true });
+                    break Some(Server {
+                        stream: idle.stream,
+                        buffer: Buffer::default(),
+                        is_reused: true,
+                        home: None,
+                    });
                 }
             };
             if list.is_empty() {
@@ -104,8 +122,37 @@ impl Route {
         })
     }
 
+    /// What opens streams on a connection that stands, if there is one.
+    pub fn shared(&self) -> Option<Requests> {
+        if !self.is_shared() {
+            return None;
+        }
+        POOL.with_borrow_mut(|pool| {
+            let shared = pool.shared.get_mut(&self.key())?;
+            shared.used = Instant::now();
+            Some(shared.requests.clone())
+        })
+    }
+
+    /// Keeps a connection that serves any number of requests, or forgets the one there was.
+    pub fn put_shared(&self, requests: Option<Requests>) {
+        POOL.with_borrow_mut(|pool| match requests {
+            Some(requests) if self.is_shared() && pool.shared.len() < IDLE_MAX => {
+                let shared = Shared { requests, used: Instant::now(), _carry: self.carry.clone() };
+                pool.shared.insert(self.key(), shared);
+            }
+            _ => drop(pool.shared.remove(&self.key())),
+        });
+    }
+
     /// Keeps a connection on which nothing is under way.
     pub fn put(&self, server: Server) {
+        if let Some(home) = &server.home
+            && home.key() != self.key()
+        {
+            let home = home.clone();
+            return home.put(Server { home: None, ..server });
+        }
         if !self.is_shared() || !server.buffer.is_empty() {
             return;
         }
@@ -125,10 +172,13 @@ impl Route {
 /// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
 pub fn tend() {
     POOL.with_borrow_mut(|pool| {
-        if pool.count == 0 || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
+        let is_empty = pool.count == 0 && pool.shared.is_empty();
+        if is_empty || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
             return;
         }
         pool.tended = Some(Instant::now());
+        // Those with requests under way have other owners, too.
+        pool.shared.retain(|_, shared| shared.used.elapsed() < IDLE);
         for list in pool.idle.values_mut() {
             list.retain(|idle| idle.since.elapsed() < IDLE && idle.stream.is_quiet());
         }

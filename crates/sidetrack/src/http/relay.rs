@@ -2,8 +2,9 @@
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
+use super::meter::Meter;
 use crate::live::{Clock, LiveFlow};
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
 use std::future::poll_fn;
@@ -68,6 +69,8 @@ pub struct Outgoing<'a> {
     /// Written before the next content: a head, a chunk's size.
     pending: Vec<u8>,
     is_chunked: bool,
+    /// Functions that content passes, with the side it comes from.
+    meter: Option<(&'a Meter, Side, Clock)>,
     /// Bytes written so far.
     pub written: u64,
 }
@@ -75,12 +78,18 @@ pub struct Outgoing<'a> {
 impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head, which leaves with the first of it.
     pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
-        Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, written: 0 }
+        Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, meter: None, written: 0 }
     }
 
     /// Content that goes nowhere.
     pub const fn nowhere() -> Self {
-        Self { to: None, pending: Vec::new(), is_chunked: false, written: 0 }
+        Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, written: 0 }
+    }
+
+    /// The same, through functions that count; the content is that of this side.
+    #[must_use]
+    pub fn metered(self, meter: Option<&'a Meter>, from: Side, clock: Clock) -> Self {
+        Self { meter: meter.map(|meter| (meter, from, clock)), ..self }
     }
 
     /// Takes content; small pieces wait for [`Self::flush`].
@@ -88,6 +97,21 @@ impl<'a> Outgoing<'a> {
     /// # Errors
     /// As the socket says.
     pub async fn push(&mut self, data: &[u8]) -> io::Result<()> {
+        let Some((meter, from, clock)) = self.meter else { return self.take(data).await };
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(meter.room(clock, from, rest.len()).await.min(rest.len()));
+            self.take(now).await?;
+            if !later.is_empty() {
+                // What may move moves before the rest is waited for.
+                self.flush().await?;
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, data: &[u8]) -> io::Result<()> {
         let Some(to) = self.to.filter(|_| !data.is_empty()) else { return Ok(()) };
         if self.is_chunked {
             write_chunk_size(&mut self.pending, data.len());

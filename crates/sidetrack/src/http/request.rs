@@ -3,8 +3,11 @@
 use super::Proxy;
 use super::answer::Answer;
 use super::duplex::Duplex;
+use super::meter::Meter;
 use super::open::Inside;
 use super::pool::Route;
+use super::tap::Secure;
+use crate::carry::Failure;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::worker::Worker;
@@ -17,6 +20,7 @@ use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 /// A request that is to go to a server.
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub struct Asked {
     pub route: Route,
     /// The server's address, where the client alone says that it is the host's.
     pub unproven: Option<Destination>,
+    /// Functions that its content passes.
+    pub meter: Option<Rc<Meter>>,
 }
 
 impl Asked {
@@ -51,6 +57,8 @@ impl Asked {
             flow: self.flow.clone(),
             route: self.route.clone(),
             unproven: self.unproven.clone(),
+            // Nobody waits for what is fetched once more.
+            meter: None,
         }
     }
 
@@ -137,6 +145,10 @@ impl Desk<'_> {
                 "this is a proxy: ask it for a whole URL (http://host/path), or set it as the proxy of your program",
             )),
             Target::Resource(resource) if form == Form::Absolute && resource.scheme.as_str() == "https" => {
+                if request.fields.has_member("cache-control", "only-if-cached") {
+                    // A sibling's question, say: what came over TLS is not sent in clear.
+                    return Err(Box::new(Answer::not_cached(self.proxy)));
+                }
                 let why = "https is carried in a tunnel: ask for it with CONNECT";
                 Err(self.not_served(why))
             }
@@ -215,17 +227,12 @@ impl Desk<'_> {
         let verdict = self.decide(&mut flow);
         let verdict = self.worker.judge(&self.worker.config(), live, &flow, verdict);
         let carry = match verdict.action {
-            // Nothing may pass a chain by, and what the functions of one see of a flow are not requests.
-            Action::Carry(carry) if carry.chain.is_some() => {
-                let why = "the rule leads its flows through functions, which requests of an http listener cannot \
-                           pass: ask by CONNECT, or use another kind of listener";
-                return Err(Box::new(Answer::refused(self.proxy, 501, EndReason::FunctionFailed, why)));
-            }
             Action::Carry(carry) => carry,
             Action::Deny => {
                 return Err(Box::new(Answer::denied(self.proxy, &resource.host_field(), &verdict.why)));
             }
         };
+        let meter = self.meter(&carry, &flow)?;
         let version = request.version;
         let before = matches!(request.method, Method::Trace | Method::Options).then(|| request.clone());
         let hop =
@@ -240,11 +247,28 @@ impl Desk<'_> {
                 }
             })?;
         let destination = destination(&carry, &flow);
+        let is_alone = hop.upgrade.is_some();
         let secure = self.inside.and_then(|inside| inside.secure.clone());
+        let secure = secure.map(|secure| Secure { is_alone, ..secure });
         let unproven = self.unproven(&resource);
         let route = Route { carry, destination, secure };
-        let asked = Asked { request, length, hop, version, resource, flow, route, unproven };
+        let asked = Asked { request, length, hop, version, resource, flow, route, unproven, meter };
         Ok(Wish::Resource(Box::new(asked)))
+    }
+
+    /// The functions of a rule, where they only count: nothing may pass a chain by, and what functions see of a flow are
+    /// not requests.
+    fn meter(&self, carry: &Carry, flow: &Flow) -> Result<Option<Rc<Meter>>, Box<Answer>> {
+        let Some(spec) = &carry.chain else { return Ok(None) };
+        let chain = self.worker.functions().chain(spec, flow).map_err(|stop| {
+            let failure = Failure::new(stop.reason, stop.detail);
+            Box::new(Answer::failed(self.proxy, &flow.orig_dst.to_string(), &failure))
+        })?;
+        Meter::new(chain).map(|meter| Some(Rc::new(meter))).ok_or_else(|| {
+            let why = "the rule leads its flows through functions that see bytes, which requests of an http listener \
+                       cannot pass: ask by CONNECT, or use another kind of listener";
+            Box::new(Answer::refused(self.proxy, 501, EndReason::FunctionFailed, why))
+        })
     }
 
     fn flow(&self, resource: &Resource, user: Option<String>) -> Flow {
@@ -280,7 +304,12 @@ impl Desk<'_> {
         let name = flow.host.clone();
         loop {
             match config.policy.decide(flow, Seen::FirstBytes(name.as_ref())) {
-                Decision::Verdict(verdict) => return verdict,
+                Decision::Verdict(verdict) => {
+                    if self.listening.names_programs() && flow.process.is_none() {
+                        flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
+                    }
+                    return verdict;
+                }
                 // Only asked for once: the answer is put into the flow.
                 Decision::NeedProcess { .. } if flow.process.is_none() => {
                     flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));

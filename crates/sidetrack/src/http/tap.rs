@@ -45,13 +45,13 @@ impl Tap {
     /// The file for secrets cannot be written, or the system has no authorities.
     pub fn new(settings: Arc<config::Tap>) -> Result<Self, TlsError> {
         let mut servers = settings.roots.client()?;
-        servers.alpn_protocols = vec![b"http/1.1".to_vec()];
+        servers.alpn_protocols = protocols();
         servers.resumption = rustls::client::Resumption::in_memory_sessions(SESSIONS_MAX);
         let mut clients = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(NoLeaf));
-        clients.alpn_protocols = vec![b"http/1.1".to_vec()];
+        clients.alpn_protocols = protocols();
         clients.ticketer = rustls::crypto::ring::Ticketer::new()?;
         clients.send_tls13_tickets = 1;
         if let Some(path) = &settings.keylog {
@@ -117,6 +117,11 @@ impl Tap {
     }
 }
 
+/// What is spoken inside, the better first.
+fn protocols() -> Vec<Vec<u8>> {
+    vec![b"h2".to_vec(), b"http/1.1".to_vec()]
+}
+
 /// What leads from a connection to a server to TLS with it.
 #[derive(Clone, Debug)]
 pub struct Secure {
@@ -124,6 +129,8 @@ pub struct Secure {
     pub tap: Arc<Tap>,
     /// The host that has to prove who it is.
     pub host: Host,
+    /// The connection is for one request that changes its protocol: HTTP/1.1 alone.
+    pub is_alone: bool,
 }
 
 impl Secure {
@@ -139,6 +146,9 @@ impl Secure {
         let wants = Arc::new(AtomicBool::new(false));
         let mut config = self.tap.servers.clone();
         config.client_auth_cert_resolver = Arc::new(NoCertificate(wants.clone()));
+        if self.is_alone {
+            config.alpn_protocols.retain(|protocol| protocol != b"h2");
+        }
         let made = Tls::client(stream, Arc::new(config), name, early);
         let shaken = match made {
             Ok(mut tls) => tls.handshake().await.map(|()| tls),

@@ -65,7 +65,7 @@ impl Client {
     pub fn peer(&self) -> Option<&str> {
         match &self.stream {
             Stream::Tunnel(stream) => Some(stream.peer()),
-            Stream::Tcp(_) | Stream::Tls(_) => None,
+            Stream::Tcp(_) | Stream::Tls(_) | Stream::Memory(_) => None,
         }
     }
 
@@ -168,7 +168,7 @@ impl Client {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
                 result => result?,
             },
-            Stream::Tunnel(_) | Stream::Tls(_) => 0,
+            Stream::Tunnel(_) | Stream::Tls(_) | Stream::Memory(_) => 0,
         };
         self.answer(&bytes[sent..]).await
     }

@@ -4,6 +4,8 @@
 
 mod cache;
 mod client;
+mod h2;
+mod limit;
 #[path = "../datapath/node.rs"]
 #[allow(dead_code)] // shared with the tests of the data path, which use more of it
 mod node;
@@ -11,6 +13,7 @@ mod origin;
 mod programs;
 mod proxy;
 mod seed;
+mod sibling;
 mod tap;
 mod tapped_programs;
 mod tls_origin;

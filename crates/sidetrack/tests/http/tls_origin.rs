@@ -42,7 +42,7 @@ pub fn roots(pem: &str) -> RootCertStore {
     roots
 }
 
-fn chain(made: &Made) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+pub fn chain(made: &Made) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let certificates = CertificateDer::pem_slice_iter(made.certificate_pem.as_bytes());
     let key = PrivateKeyDer::from_pem_slice(made.key_pem.as_bytes()).unwrap();
     (certificates.map(Result::unwrap).collect(), key)

@@ -106,10 +106,11 @@ impl Check<'_> {
         let burst = self.number(function.burst_bytes.as_ref(), 1..=BYTES_MAX, " bytes");
         Some(LimitSpec {
             bytes_per_second,
-            burst_bytes: burst.unwrap_or((bytes_per_second / 10).max(65_536)),
+            burst_bytes: burst.unwrap_or(LimitSpec::usual_burst_bytes(bytes_per_second)),
             directions: directions(function),
             share: match function.share.as_deref() {
                 None | Some(RawShare::Flow) => Share::Flow,
+                Some(RawShare::Client) => Share::Client,
                 Some(RawShare::Function) => Share::Function,
             },
         })

@@ -2,13 +2,18 @@
 
 use super::super::{At, CacheSettings, HttpListener, List, raw};
 use super::Check;
+use sidetrack_core::flow::Destination;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::fields::is_token;
+use sidetrack_core::http::sibling::{sibling, siblings};
 use sidetrack_core::http::uri::KeyRules;
 use std::ops::RangeInclusive;
 
 /// Sizes a cache may be set to: a MiB to a TiB.
 const SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+/// Most siblings of a cache: each miss asks them all.
+const SIBLINGS_MAX: usize = 16;
 
 impl Check<'_> {
     pub(super) fn http(&mut self, listen: &raw::Listen) -> HttpListener {
@@ -51,7 +56,42 @@ impl Check<'_> {
             ignored_parameters: ignored.unwrap_or_default(),
             sort_query: cache.sort_query.as_deref().copied().unwrap_or(false),
         };
-        CacheSettings { memory_bytes, object_bytes, rules, keys }
+        let siblings = self.siblings(cache);
+        CacheSettings { memory_bytes, object_bytes, rules, keys, siblings }
+    }
+
+    /// Other caches, of the list and of the file.
+    fn siblings(&mut self, cache: &raw::Cache) -> Vec<Destination> {
+        let mut found = Vec::new();
+        for item in cache.siblings.iter().flat_map(List::items) {
+            match sibling(item) {
+                Some(sibling) => found.push(sibling),
+                None => {
+                    let message = format!("'{}' is no sibling", item.as_str());
+                    self.error(item.span(), message, "write \"host:port\", where its http listener listens");
+                }
+            }
+        }
+        if let Some(at) = &cache.siblings_file {
+            let help = "a relative path starts from the folder of this file";
+            match std::fs::read_to_string(self.surroundings.resolve(at)) {
+                Err(error) => self.error(at.span(), format!("cannot read '{}': {error}", at.as_str()), help),
+                Ok(text) => match siblings(&text) {
+                    Ok(more) => found.extend(more),
+                    Err(error) => {
+                        let message = format!("'{}', {error}", at.as_str());
+                        self.error(at.span(), message, "write [host:port] on each line");
+                    }
+                },
+            }
+        }
+        if found.len() > SIBLINGS_MAX {
+            let span = cache.siblings_file.as_ref().map(At::span);
+            let span = span.or(cache.siblings.as_ref().map(List::span)).unwrap_or_default();
+            let message = format!("{} siblings are asked for every miss", found.len());
+            self.error(span, message, format!("name at most {SIBLINGS_MAX}"));
+        }
+        found
     }
 
     fn size(&mut self, given: Option<&At<u64>>, allowed: RangeInclusive<u64>, default: u64) -> u64 {

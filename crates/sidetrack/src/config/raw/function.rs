@@ -16,10 +16,11 @@ pub struct Function {
     pub direction: Option<At<Direction>>,
     /// limit: bytes a second, 1 to 1000000000000. Required.
     pub bytes_per_second: Option<At<u64>>,
-    /// limit: bytes that may move at once after a pause, 1 to 1000000000000. Default: those of a tenth of a second, at
-    /// least 65536.
+    /// limit: bytes that may move at once after a pause, 1 to 1000000000000. Default: those of a hundredth of a second,
+    /// at least 1460: no tenth of a second then has more than 1.1 of its bytes, or one segment more.
     pub burst_bytes: Option<At<u64>>,
-    /// limit: "flow" gives each flow the bandwidth, "function" shares it among all. Default "flow".
+    /// limit: "flow" gives each flow the bandwidth, "client" shares it among the flows of one client address, "function"
+    /// among all. Default "flow".
     pub share: Option<At<Share>>,
     /// filter: only flows to these hosts pass; "*.example" stands for all names below. Default: no such list.
     pub allow_hosts: Option<List<String>>,
@@ -157,6 +158,8 @@ pub enum Direction {
 pub enum Share {
     /// Each flow has its own.
     Flow,
+    /// The flows of one client address together.
+    Client,
     /// All flows together.
     Function,
 }

@@ -1,0 +1,180 @@
+//! HTTP/2 messages as HTTP/1.1 ones (RFC 9113 Sec. 8.2 to 8.3), so that one strict reading decides about both. Whoever
+//! reads the frames (and their field compression) has checked what belongs to them; here is what belongs to messages.
+
+use super::fields::{Fields, trim};
+use super::message::{Method, Request, Version};
+
+/// Fields of one connection: not allowed in HTTP/2 (RFC 9113 Sec. 8.2.2).
+const OF_CONNECTIONS: [&str; 6] =
+    ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "http2-settings"];
+
+/// Why an HTTP/2 request cannot be one of HTTP/1.1: a stream error, nothing of it is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The method is no token.
+    #[error("the method is no token")]
+    Method,
+    /// The path is neither `*` nor begins with a slash, or holds white space or controls.
+    #[error("the path is malformed")]
+    Path,
+    /// There is no authority, or Host says another.
+    #[error("the authority is missing, or Host contradicts it")]
+    Authority,
+    /// A field of a connection, TE other than trailers, or a value with controls or white space at its ends.
+    #[error("a field is malformed or belongs to a connection")]
+    Field,
+}
+
+/// The pseudo-fields of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Pseudo<'a> {
+    /// `:method`
+    pub method: &'a [u8],
+    /// `:authority`
+    pub authority: Option<&'a [u8]>,
+    /// `:path`
+    pub path: &'a [u8],
+}
+
+/// The HTTP/1.1 head of a request. `has_body`: content follows its fields; without Content-Length it is sent in chunks.
+///
+/// # Errors
+/// It is malformed.
+pub fn request<'a>(
+    pseudo: Pseudo<'_>,
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    has_body: bool,
+) -> Result<Request, Malformed> {
+    let method = Method::parse(pseudo.method).map_err(|_| Malformed::Method)?;
+    let is_clean = pseudo.path.iter().all(|byte| !matches!(byte, 0..=b' ' | 0x7f));
+    if method == Method::Connect || !is_clean || !(pseudo.path.first() == Some(&b'/') || pseudo.path == b"*")
+    {
+        return Err(Malformed::Path);
+    }
+    let mut others = Fields::new();
+    let (mut host, mut cookies) = (pseudo.authority.map(<[u8]>::to_vec), Vec::new());
+    for (name, value) in fields {
+        check(name, value)?;
+        match name {
+            b"host" if host.as_deref().is_some_and(|host| host != value) => return Err(Malformed::Authority),
+            b"host" => host = Some(value.to_vec()),
+            // May be split for better compression (RFC 9113 Sec. 8.2.3).
+            b"cookie" => cookies.push(value.to_vec()),
+            _ => others.push(name, value),
+        }
+    }
+    let mut head = Fields::new();
+    head.push("Host", host.ok_or(Malformed::Authority)?);
+    for (name, value) in others.iter() {
+        head.push(name, value);
+    }
+    if !cookies.is_empty() {
+        head.push("Cookie", cookies.join(&b"; "[..]));
+    }
+    if has_body && !head.has("content-length") {
+        head.push("Transfer-Encoding", "chunked");
+    }
+    if head.has_member("te", "trailers") {
+        head.push("Connection", "TE");
+    }
+    Ok(Request { method, target: pseudo.path.to_vec(), version: Version::Http11, fields: head })
+}
+
+fn check(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
+    let of_connection = OF_CONNECTIONS.iter().any(|other| name == other.as_bytes());
+    let other_te = name == b"te" && value != b"trailers";
+    let bad_name =
+        name.is_empty() || name.iter().any(|byte| matches!(byte, 0..=b' ' | b'A'..=b'Z' | b':' | 0x7f..));
+    let bad_value =
+        value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) || trim(value).len() != value.len();
+    if of_connection || other_te || bad_name || bad_value { Err(Malformed::Field) } else { Ok(()) }
+}
+
+/// The fields of an HTTP/1.1 message that go on in HTTP/2, names in lower case: all but those of its connection, and
+/// Host, which is `:authority` there.
+pub fn fields(head: &Fields) -> impl Iterator<Item = (Vec<u8>, &[u8])> {
+    head.iter().filter_map(|(name, value)| {
+        let name = name.to_ascii_lowercase();
+        let stays = !OF_CONNECTIONS.iter().any(|other| name == other.as_bytes()) && name != b"host";
+        let is_te = name == b"te";
+        (stays && (!is_te || value.eq_ignore_ascii_case(b"trailers"))).then_some((name, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(
+        path: &str,
+        authority: Option<&str>,
+        fields: &[(&str, &str)],
+        has_body: bool,
+    ) -> Result<String, Malformed> {
+        let pseudo =
+            Pseudo { method: b"GET", authority: authority.map(str::as_bytes), path: path.as_bytes() };
+        let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        let mut out = Vec::new();
+        request(pseudo, fields, has_body)?.write_to(&mut out);
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_request_becomes_one_of_http_1() {
+        let fields = [("cookie", "a=1"), ("accept", "*/*"), ("te", "trailers"), ("cookie", "b=2")];
+        assert_eq!(
+            pass("/x?y", Some("web.example"), &fields, false).unwrap(),
+            "GET /x?y HTTP/1.1\r\nHost: web.example\r\naccept: */*\r\nte: trailers\r\nCookie: a=1; b=2\r\n\
+             Connection: TE\r\n\r\n"
+        );
+        let body = pass("/", None, &[("host", "h")], true).unwrap();
+        assert!(
+            body.starts_with("GET / HTTP/1.1\r\nHost: h\r\n") && body.contains("Transfer-Encoding: chunked")
+        );
+        let known = pass("/", Some("h"), &[("host", "h"), ("content-length", "3")], true).unwrap();
+        assert_eq!(known, "GET / HTTP/1.1\r\nHost: h\r\ncontent-length: 3\r\n\r\n");
+    }
+
+    #[test]
+    fn what_would_be_read_differently_is_malformed() {
+        for path in ["", "x", "http://h/", "/ HTTP/1.1\r\nX: ", "/\0", "/a b", "/\x7f"] {
+            assert_eq!(pass(path, Some("h"), &[], false), Err(Malformed::Path), "{path:?}");
+        }
+        assert_eq!(pass("/", None, &[], false), Err(Malformed::Authority));
+        assert_eq!(pass("/", Some("h"), &[("host", "other")], false), Err(Malformed::Authority));
+        for field in [
+            ("connection", "close"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("te", "gzip"),
+            ("X-Upper", "1"),
+            ("a:b", "1"),
+            ("a b", "1"),
+            ("", "1"),
+            ("x", "a\r\nb: c"),
+            ("x", "a\nb"),
+            ("x", " a"),
+            ("x", "a\t"),
+            ("x", "\0"),
+        ] {
+            assert_eq!(pass("/", Some("h"), &[field], false), Err(Malformed::Field), "{field:?}");
+        }
+        let pseudo = Pseudo { method: b"CONNECT", authority: Some(b"h:1"), path: b"/" };
+        assert_eq!(request(pseudo, std::iter::empty(), false), Err(Malformed::Path));
+        let pseudo = Pseudo { method: b"GE T", authority: Some(b"h"), path: b"/" };
+        assert_eq!(request(pseudo, std::iter::empty(), false), Err(Malformed::Method));
+    }
+
+    #[test]
+    fn fields_of_a_connection_stay_on_it() {
+        let head = Fields::from([
+            ("Host", "h"),
+            ("Connection", "TE"),
+            ("TE", "trailers"),
+            ("Transfer-Encoding", "chunked"),
+            ("X-Kept", "1"),
+        ]);
+        let kept: Vec<_> = fields(&head).map(|(name, _)| String::from_utf8(name).unwrap()).collect();
+        assert_eq!(kept, ["te", "x-kept"]);
+    }
+}

@@ -1,0 +1,159 @@
+//! HTTP/2 towards clients: each stream is served as a connection of its own.
+
+use super::super::Proxy;
+use super::super::buffer::Buffer;
+use super::super::connection::Connection;
+use super::super::duplex::Duplex;
+use super::super::open::Inside;
+use super::super::relay::{Outgoing, Stopped};
+use super::{
+    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,
+};
+use crate::carry::Stream;
+use crate::intercept::Listening;
+use crate::reactor::{self, timeout};
+use crate::session::Client;
+use crate::worker::Worker;
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::StatusCode;
+use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
+use sidetrack_core::http::h2::{Malformed, Pseudo, request};
+use sidetrack_core::http::message::{Method, Request, Response, Sender};
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a connection may be without streams.
+const IDLE: Duration = Duration::from_secs(75);
+/// How long the last frames may take to leave.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What all streams of a connection share.
+#[derive(Clone)]
+struct Place {
+    worker: Arc<Worker>,
+    listening: Arc<Listening>,
+    proxy: Arc<Proxy>,
+    peer: SocketAddr,
+    inside: Inside,
+}
+
+/// Serves a connection on which the client and we have agreed on HTTP/2, to its end.
+pub async fn serve(connection: Connection, inside: Inside) {
+    let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
+    let Connection { worker, listening, proxy, peer, stream, .. } = connection;
+    let place = Place { worker, listening, proxy, peer, inside };
+    let mut builder = h2::server::Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(header_list_max())
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    let (stream, _) = stream.into_stream();
+    let Ok(Ok(mut connection)) = timeout(patience, builder.handshake::<Stream, Bytes>(stream)).await else {
+        return;
+    };
+    // As many as there are streams at work, and this one.
+    let at_work = Arc::new(());
+    loop {
+        match timeout(IDLE, connection.accept()).await {
+            Ok(Some(Ok((request, respond)))) => {
+                let (place, at_work) = (place.clone(), at_work.clone());
+                reactor::spawn(async move {
+                    serve_stream(place, request, respond).await;
+                    drop(at_work);
+                });
+            }
+            Ok(Some(Err(_)) | None) => return,
+            Err(_) if Arc::strong_count(&at_work) == 1 => break,
+            Err(_) => {}
+        }
+    }
+    connection.graceful_shutdown();
+    // Whoever is too slow for the last frames sees the connection end.
+    let _ = timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await;
+}
+
+/// Serves one stream.
+async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let (parts, body) = asked.into_parts();
+    let (request, length) = match head_of(&parts, !body.is_end_stream()) {
+        Ok(read) => read,
+        Err(_) => return respond.send_reset(Reason::PROTOCOL_ERROR),
+    };
+    let (pipe, other) = pipe();
+    let client = Client::new(other);
+    let Place { worker, listening, proxy, peer, inside } = place;
+    let served = Connection::new(worker, listening, proxy, client, peer).within(inside);
+    reactor::spawn(served.serve_all());
+    let mut bytes = Vec::with_capacity(512);
+    request.write_to(&mut bytes);
+    let reason = {
+        let mut upload = pin!(async {
+            let mut out = Outgoing::new(&pipe, bytes, length);
+            drain(body, &mut out).await
+        });
+        let mut download = pin!(answer(&pipe, &request.method, &mut respond));
+        let mut uploaded = false;
+        loop {
+            tokio::select! {
+                biased;
+                sent = &mut upload, if !uploaded => match sent {
+                    // An answer may come before all of the body was read.
+                    Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
+                    Err(Stopped::Source(_)) => break Some(Reason::CANCEL),
+                },
+                answered = &mut download => break match answered {
+                    Ok(()) if uploaded => None,
+                    // The rest of the body is of no use to anybody (RFC 9113 Sec. 8.1).
+                    Ok(()) => Some(Reason::NO_ERROR),
+                    Err(_) => Some(Reason::INTERNAL_ERROR),
+                },
+            }
+        }
+    };
+    if let Some(reason) = reason {
+        respond.send_reset(reason);
+    }
+}
+
+/// The request as HTTP/1.1 has it, and how its body is framed there.
+fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Length), Malformed> {
+    let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let path = parts.uri.path_and_query().map_or(&b"/"[..], |path| path.as_str().as_bytes());
+    let pseudo = Pseudo { method: parts.method.as_str().as_bytes(), authority, path };
+    let fields = parts.headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
+    let request = request(pseudo, fields, has_body)?;
+    let length = request_length(&request).map_err(|_| Malformed::Field)?;
+    Ok((request, length))
+}
+
+/// Sends what comes out of the connection in memory.
+async fn answer(from: &Duplex, method: &Method, respond: &mut SendResponse<Bytes>) -> Result<(), Stopped> {
+    let lost = |what: &str| Stopped::Source(what.to_owned());
+    let mut buffer = Buffer::default();
+    loop {
+        let read = head(from, &mut buffer, Sender::Server).await.map_err(|error| lost(&error.to_string()))?;
+        let bytes = read.ok_or_else(|| lost("no answer"))?;
+        let response = Response::parse(&bytes).map_err(|error| lost(&error.to_string()))?;
+        let length = response_length(method, &response).map_err(|error| lost(&error.to_string()))?.length;
+        let mut head = http::Response::new(());
+        *head.status_mut() = StatusCode::from_u16(response.status).map_err(|_| lost("no status"))?;
+        *head.headers_mut() = headers(&response.fields);
+        let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
+        if response.is_interim() {
+            respond.send_informational(head).map_err(gone)?;
+            continue;
+        }
+        let mut decoder = Decoder::new(length);
+        let mut stream = respond.send_response(head, decoder.is_done()).map_err(gone)?;
+        if decoder.is_done() {
+            return Ok(());
+        }
+        return pour((from, &mut buffer), &mut decoder, &mut stream).await;
+    }
+}

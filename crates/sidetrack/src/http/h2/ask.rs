@@ -1,0 +1,142 @@
+//! HTTP/2 towards servers: requests share a connection, each by a connection in memory of its own.
+
+use super::super::buffer::Buffer;
+use super::super::duplex::Duplex;
+use super::super::relay::{Outgoing, Stopped};
+use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour};
+use crate::carry::{Failure, Stream};
+use crate::reactor;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use h2::{RecvStream, SendStream};
+use http::{Method as H2Method, Uri, Version as H2Version};
+use sidetrack_core::flow::EndReason;
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
+use sidetrack_core::http::message::{Method, Request, Response, Sender};
+use std::pin::pin;
+
+/// What opens streams on a connection to a server.
+pub type Requests = SendRequest<Bytes>;
+
+/// Begins HTTP/2 on a connection on which that was agreed.
+///
+/// # Errors
+/// The server does not speak it.
+pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
+    let mut builder = h2::client::Builder::new();
+    builder
+        .enable_push(false)
+        .max_header_list_size(header_list_max())
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    let begun = builder.handshake::<Stream, Bytes>(stream).await;
+    let (requests, connection) =
+        begun.map_err(|error| Failure::new(EndReason::HopFailed, format!("HTTP/2: {error}")))?;
+    reactor::spawn(async move {
+        // Whoever has a request under way is told by its stream.
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "an HTTP/2 connection to a server ended");
+        }
+    });
+    Ok(requests)
+}
+
+/// A connection in memory whose requests go by streams; it serves them one after the other.
+pub fn connection(requests: Requests) -> Duplex {
+    let (ours, other) = pipe();
+    reactor::spawn(serve(Duplex::from(other), requests));
+    ours
+}
+
+/// Passes requests on until there are no more, or one is cut: then the connection ends, and with it the answer.
+async fn serve(from: Duplex, requests: Requests) {
+    let mut buffer = Buffer::default();
+    loop {
+        let Ok(Some(bytes)) = head(&from, &mut buffer, Sender::Client).await else { return };
+        let Ok(request) = Request::parse(&bytes) else { return };
+        let Ok(length) = request_length(&request) else { return };
+        let passed = pass((&from, &mut buffer), &request, length, requests.clone()).await;
+        if let Err(stopped) = passed {
+            tracing::debug!(?stopped, "an HTTP/2 request was cut");
+            return;
+        }
+    }
+}
+
+/// Passes one request and its answer on.
+async fn pass(
+    (from, buffer): (&Duplex, &mut Buffer),
+    request: &Request,
+    length: Length,
+    requests: Requests,
+) -> Result<(), Stopped> {
+    let gone = |error: h2::Error| Stopped::Source(error.to_string());
+    let mut requests = requests.ready().await.map_err(gone)?;
+    let asked = asked(request).ok_or_else(|| Stopped::Source("it is no HTTP/2 request".to_owned()))?;
+    let mut decoder = Decoder::new(length);
+    let (answer, mut body) = requests.send_request(asked, decoder.is_done()).map_err(gone)?;
+    let mut uploaded = decoder.is_done();
+    let mut upload = pin!(upload((from, buffer), &mut decoder, &mut body));
+    let mut download = pin!(async {
+        let answer = answer.await.map_err(gone)?;
+        download(answer, &request.method, from).await
+    });
+    loop {
+        tokio::select! {
+            biased;
+            sent = &mut upload, if !uploaded => match sent {
+                // The server may have answered before it stopped reading.
+                Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
+                Err(source) => return Err(source),
+            },
+            answered = &mut download => {
+                // What is left of the body has no place on this connection any more.
+                let whole = if uploaded { Ok(()) } else { Err(Stopped::Source("answered early".to_owned())) };
+                return answered.and(whole);
+            }
+        }
+    }
+}
+
+async fn upload(
+    from: (&Duplex, &mut Buffer),
+    decoder: &mut Decoder,
+    body: &mut SendStream<Bytes>,
+) -> Result<(), Stopped> {
+    if decoder.is_done() { Ok(()) } else { pour(from, decoder, body).await }
+}
+
+/// The head as HTTP/2 has it.
+fn asked(request: &Request) -> Option<http::Request<()>> {
+    let host = std::str::from_utf8(request.fields.first("host")?).ok()?;
+    let target = std::str::from_utf8(&request.target).ok()?;
+    let uri = Uri::builder().scheme("https").authority(host).path_and_query(target).build().ok()?;
+    let mut asked = http::Request::new(());
+    *asked.method_mut() = H2Method::from_bytes(request.method.as_bytes()).ok()?;
+    *asked.uri_mut() = uri;
+    *asked.version_mut() = H2Version::HTTP_2;
+    *asked.headers_mut() = headers(&request.fields);
+    Some(asked)
+}
+
+/// Writes an answer as HTTP/1.1.
+async fn download(answer: http::Response<RecvStream>, method: &Method, to: &Duplex) -> Result<(), Stopped> {
+    let (parts, body) = answer.into_parts();
+    let mut fields = Fields::new();
+    for (name, value) in &parts.headers {
+        fields.push(name.as_str(), value.as_bytes());
+    }
+    let mut response = Response::new(parts.status.as_u16(), fields);
+    let has_content = *method != Method::Head && !matches!(response.status, 204 | 304);
+    if has_content && body.is_end_stream() {
+        response.fields.set("Content-Length", "0");
+    } else if has_content && !response.fields.has("content-length") {
+        response.fields.push("Transfer-Encoding", "chunked");
+    }
+    let length =
+        response_length(method, &response).map_err(|error| Stopped::Source(error.to_string()))?.length;
+    let mut bytes = Vec::with_capacity(512);
+    response.write_to(&mut bytes);
+    drain(body, &mut Outgoing::new(to, bytes, length)).await
+}

@@ -1,0 +1,145 @@
+//! HTTP/2 at both ends of opened connections: curl as the client, nginx as the server, and a server of the test's own.
+
+use crate::origin::ok;
+use crate::tap::{Authority, NAME, node};
+use crate::tls_origin::{Asks, TlsOrigin, World};
+use bytes::Bytes;
+use sidetrack::tls::{Made, provider};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+/// Runs curl through the proxy, trusting the authority.
+fn curl(node: &crate::node::Node, authority: &Authority, arguments: &[&str]) -> String {
+    let proxy = format!("http://{}", node.entry());
+    let root = authority.path("ca/root.pem");
+    let output = Command::new("curl")
+        .args(["-sS", "--max-time", "60", "-x", &proxy, "--noproxy", "", "--cacert", root.to_str().unwrap()])
+        .args(arguments)
+        .output()
+        .expect("curl: apt-get install curl");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    out.into_owned()
+}
+
+/// A server that speaks HTTP/2 alone and answers with what it was sent, or with its path; and how many connections it had.
+fn h2_origin(identity: &Made) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (certificates, key) = crate::tls_origin::chain(identity);
+    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let Ok(stream) = acceptor.accept(socket).await else { continue };
+                count.fetch_add(1, SeqCst);
+                tokio::spawn(async move {
+                    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+                    while let Some(Ok((request, respond))) = connection.accept().await {
+                        tokio::spawn(echo(request, respond));
+                    }
+                });
+            }
+        });
+    });
+    (address, connections)
+}
+
+async fn echo(request: http::Request<h2::RecvStream>, mut respond: h2::server::SendResponse<Bytes>) {
+    let path = request.uri().path().to_owned();
+    let mut body = request.into_body();
+    let mut content = Vec::new();
+    while let Some(Ok(data)) = body.data().await {
+        content.extend_from_slice(&data);
+        let _ = body.flow_control().release_capacity(data.len());
+    }
+    if path == "/reset" {
+        return respond.send_reset(h2::Reason::INTERNAL_ERROR);
+    }
+    if content.is_empty() {
+        content = path.into_bytes();
+    }
+    let response = http::Response::builder().header("cache-control", "max-age=60").body(()).unwrap();
+    let Ok(mut stream) = respond.send_response(response, false) else { return };
+    let mut rest = Bytes::from(content);
+    while !rest.is_empty() {
+        stream.reserve_capacity(rest.len());
+        let Some(Ok(room)) = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await else { return };
+        if stream.send_data(rest.split_to(room.min(rest.len())), false).is_err() {
+            return;
+        }
+    }
+    let _ = stream.send_data(Bytes::new(), true);
+}
+
+#[test]
+fn each_side_speaks_the_version_it_can() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let (modern, connections) = h2_origin(&world.identity(NAME, 30));
+    let old = TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, |request| {
+        let content = String::from_utf8_lossy(&request.content).into_owned();
+        ok("", if content.is_empty() { request.path() } else { &content })
+    });
+    let big = "0123456789abcdef".repeat(20_000);
+    let file = authority.path("big");
+    std::fs::write(&file, &big).unwrap();
+    let upload = format!("@{}", file.display());
+    for server in [modern, old.address] {
+        let node = node(&authority, server, "", "");
+        for (version, shown) in [("--http2", "2"), ("--http1.1", "1.1")] {
+            let url = format!("https://{NAME}/page");
+            let got = curl(&node, &authority, &[version, "-w", " %{http_version}", &url]);
+            assert_eq!(got, format!("/page {shown}"));
+            let got = curl(&node, &authority, &[version, "--data-binary", &upload, &url]);
+            assert!(got == big, "{version} {server}: {} bytes", got.len());
+            let head = curl(&node, &authority, &[version, "-I", &url]);
+            assert!(head.contains("200"), "{head}");
+        }
+    }
+    assert_eq!(connections.load(SeqCst), 1, "requests to a server share its connection");
+}
+
+#[test]
+fn many_streams_share_a_connection_and_the_cache() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let (server, _) = h2_origin(&world.identity(NAME, 30));
+    let node = node(&authority, server, "cache = {}", "");
+    let url = format!("https://{NAME}/[1-40]");
+    let write = ["-o", "/dev/null", "-w", "%{http_version} %{http_code} %{num_connects}\n"];
+    let out =
+        curl(&node, &authority, &[&["--http2", "-Z", "--parallel-max", "20"], &write[..], &[&url]].concat());
+    assert_eq!(out.lines().filter(|line| line.starts_with("2 200 ")).count(), 40, "{out}");
+    let again = format!("https://{NAME}/7");
+    let out = curl(&node, &authority, &["--http2", "-D", "-", &again]);
+    assert!(out.contains("; hit") && out.ends_with("/7"), "{out}");
+}
+
+#[test]
+fn a_stream_that_is_reset_ends_its_own_request_only() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let (server, _) = h2_origin(&world.identity(NAME, 30));
+    let node = node(&authority, server, "", "");
+    let (bad, good) = (format!("https://{NAME}/reset"), format!("https://{NAME}/good"));
+    let write = ["-o", "/dev/null", "-w", "%{http_code}\n"];
+    let out =
+        curl(&node, &authority, &[&["--http2"], &write[..], &[&bad, "-o", "/dev/null", &good]].concat());
+    assert_eq!(out, "502\n200\n");
+}
