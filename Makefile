@@ -12,7 +12,7 @@ DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq
 DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd \
 	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
-	/usr/sbin/slapd:slapd ldapsearch:ldap-utils podman:podman runc:runc strip:binutils
+	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils podman:podman runc:runc strip:binutils
 
 # Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run
 # through sudo; without sudo they say "skipped" and are counted.

@@ -125,6 +125,7 @@ fn the_tables_are_those_of_the_program() {
         "limits",
         "shunt",
         "shunt.port",
+        "shunt.openflow",
         "containers",
         "policy",
         "function",
@@ -155,6 +156,7 @@ fn every_key_tells_its_default_and_its_unit() {
     // A table, a list of tables, or one of several keys of which one is needed.
     let no_default = [
         "shunt.port",
+        "shunt.openflow",
         "listen.to",
         "listen.names",
         "listen.identity",
@@ -190,6 +192,7 @@ fn every_key_tells_its_default_and_its_unit() {
         "limits",
         "shunt",
         "shunt.port",
+        "shunt.openflow",
         "containers",
         "listen",
         "tap",

@@ -85,7 +85,7 @@ pub struct Pattern {
     pub ports: Option<(u16, u16)>,
     /// Packets without VLAN tag only.
     pub untagged: bool,
-    /// TCP without FIN, SYN and RST, and no fragment: 1.3 with Nicira's extension only.
+    /// No fragments, and of TCP nothing with FIN, SYN or RST: 1.3 with Nicira's extension only.
     pub established: bool,
 }
 
@@ -205,7 +205,9 @@ impl Pattern {
         }
         if self.established {
             // Flags 0 of FIN, SYN and RST; no bit of the fragment field.
-            field(oxm::NXM_1, oxm::NXM_TCP_FLAGS, &[0, 0], &[0, 7]);
+            if self.protocol == Some(Protocol::Tcp) {
+                field(oxm::NXM_1, oxm::NXM_TCP_FLAGS, &[0, 0], &[0, 7]);
+            }
             field(oxm::NXM_1, oxm::NXM_FRAGMENT, &[0], &[3]);
         }
         let length = u16::try_from(4 + fields.len()).unwrap_or(u16::MAX);
@@ -245,7 +247,7 @@ impl Pattern {
         ends: &mut Ends,
     ) -> Result<(), Malformed> {
         if class == oxm::NXM_1 {
-            self.established |= number == oxm::NXM_TCP_FLAGS;
+            self.established |= number == oxm::NXM_FRAGMENT;
             return Ok(());
         }
         if class != oxm::BASIC {

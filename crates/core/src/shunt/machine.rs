@@ -136,6 +136,7 @@ impl Shunt {
             Input::Failed(entry, why) => self.failed(now, entry, why),
             Input::Counted(entry, traffic) => self.counted(entry, traffic),
             Input::Gone(entry, cause, traffic) => self.gone(now, entry, cause, traffic),
+            Input::PathBack => self.path_back(now),
             Input::RulesChanged => self.remove_all(Cause::RulesChanged),
             Input::Withdraw(tuple) => self.withdraw(now, &tuple),
             Input::Shutdown => {
@@ -440,6 +441,18 @@ impl Shunt {
             }
             self.connection(now, connection, None);
         }
+    }
+
+    /// What could not be asked for can be, now.
+    fn path_back(&mut self, now: Instant) {
+        let mut again = Vec::new();
+        for flow in self.flows.values_mut() {
+            if let Standing::Failed { why: Obstacle::Unreachable, until } = &mut flow.standing {
+                *until = now;
+                again.push(flow.tuple);
+            }
+        }
+        again.iter().for_each(|tuple| self.decide(now, tuple));
     }
 
     /// Confirmations that do not come, refused ones that may be tried again, connections that conntrack is to keep.

@@ -312,6 +312,8 @@ pub enum Input<'a> {
     Counted(EntryId, Both),
     /// The entry is no longer there, why, and all that passed on the fast path.
     Gone(EntryId, Cause, Both),
+    /// The fast path can be reached again.
+    PathBack,
     /// The rules have changed.
     RulesChanged,
     /// A connection that somebody wants to be treated like this whatever policy says.

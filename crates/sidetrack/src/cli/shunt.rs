@@ -133,6 +133,11 @@ fn rules(path: &PathBuf, iptables: bool) -> anyhow::Result<String> {
     let config = Config::load(path).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
     let shunt =
         config.shunt.with_context(|| format!("{} has no [shunt]: see docs/shunt.md", path.display()))?;
+    anyhow::ensure!(
+        !shunt.ports.is_empty(),
+        "the ports in {} have no interface: give each [[shunt.port]] one; NFShunt's own configuration goes with its own rule set",
+        path.display()
+    );
     Ok(shunt.with_rules(|rules| if iptables { rules.iptables() } else { rules.nft() }))
 }
 

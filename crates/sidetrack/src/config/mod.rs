@@ -4,6 +4,7 @@
 mod at;
 mod check;
 mod engine;
+mod nfshunt;
 mod parse;
 mod policy;
 mod problem;
@@ -22,7 +23,7 @@ pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
-pub use shunt::{Shunt, ShuntPath};
+pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
 pub use surroundings::{SecretFile, Surroundings, System};
 pub use tap::Tap;
 
@@ -565,6 +566,11 @@ impl Config {
         text: &str,
         surroundings: &dyn Surroundings,
     ) -> Result<Self, ConfigError> {
+        if nfshunt::is_nfshunt(text) {
+            let ours =
+                nfshunt::translated(text).map_err(|problems| ConfigError::new(name, text, problems))?;
+            return Self::from_text_in(&format!("{name} (as TOML)"), &ours, surroundings);
+        }
         let raw = parse::<raw::File>(text, "`sidetrack schema`")
             .map_err(|problems| ConfigError::new(name, text, problems))?;
         let mut problems = Vec::new();

@@ -13,7 +13,7 @@ pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
 pub use overlay::{Deliver, Overlay, OverlayNode};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
-pub use shunt::{FastPath, Forwarding, Shunt, ShuntAction, ShuntPort};
+pub use shunt::{FastPath, Forwarding, OpenFlow, OpenFlowVersion, Shunt, ShuntAction, ShuntPort};
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 

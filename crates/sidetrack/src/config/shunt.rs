@@ -1,10 +1,12 @@
 //! `[shunt]`, checked.
 
+use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::shunt::{MarkActions, PortNumber, RuleSet};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 /// Which fast path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShuntPath {
     /// tc.
     Tc,
@@ -12,6 +14,27 @@ pub enum ShuntPath {
     Xdp,
     /// XDP behind the driver.
     XdpGeneric,
+    /// A switch.
+    OpenFlow(ShuntSwitch),
+}
+
+/// A switch that is controlled by OpenFlow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShuntSwitch {
+    /// Where it connects to.
+    pub listen: Vec<SocketAddr>,
+    /// Its address; none: any.
+    pub from: Option<IpAddr>,
+    /// Versions that may be spoken.
+    pub versions: BTreeSet<Version>,
+    /// Its ports, by the number in marks.
+    pub ports: BTreeMap<PortNumber, SwitchPorts>,
+    /// Everything that it has is deleted when it first connects.
+    pub clear_at_start: bool,
+    /// Everything that it has is deleted at the end.
+    pub clear_at_end: bool,
+    /// Entries that lead from fast to slow ports and back are ours to install.
+    pub pairs: bool,
 }
 
 /// The shunt.
@@ -31,7 +54,7 @@ pub struct Shunt {
     pub entries_max_per_client: usize,
     /// What the numbers in marks mean.
     pub actions: MarkActions,
-    /// The interfaces, by their number in marks.
+    /// The interfaces, by their number in marks; with a switch not every port has one.
     pub ports: BTreeMap<PortNumber, String>,
 }
 

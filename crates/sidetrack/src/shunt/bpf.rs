@@ -92,13 +92,13 @@ impl BpfPath {
     ///
     /// # Errors
     /// Without CAP_BPF and CAP_NET_ADMIN, on kernels without the hook, or where an interface is not there.
-    pub fn start(settings: &Settings) -> Result<Self, BpfPathError> {
+    pub fn start(kind: PathKind, settings: &Settings) -> Result<Self, BpfPathError> {
         let entries = u32::try_from(settings.core.entries_max * 2).unwrap_or(u32::MAX);
-        let mut table = bpf::FastPath::new(settings.path.program(), settings.forwarding, entries)?;
+        let mut table = bpf::FastPath::new(kind.program(), settings.forwarding, entries)?;
         let mut ports = BTreeMap::new();
         for (number, name) in &settings.ports {
             let interface = link::interface(name).map_err(|error| BpfPathError::Port(*number, error))?;
-            table.attach(interface.index, settings.path.hook())?;
+            table.attach(interface.index, kind.hook())?;
             ports.insert(*number, (name.clone(), interface));
         }
         let path = Self {

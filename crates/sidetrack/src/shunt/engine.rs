@@ -3,7 +3,7 @@
 use super::bpf::{BpfPath, BpfPathError};
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
 use super::record::{FlowView, ShuntRecord};
-use super::{FastPath, Settings};
+use super::{FastPath, Path, Settings, SwitchPath};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::shunt::{Connection, Identity, Input, Output, Shunt, ShuntAction, Tuple};
 use sidetrack_core::time::Instant;
@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// Receive buffer of the conntrack reports, bytes: none was lost at 28,000 connections a second.
 const EVENTS_BUFFER: usize = 16 << 20;
+
+/// How long a fast path may take to give everything back at the end.
+const STOP: Duration = Duration::from_secs(3);
 
 /// Why a shunt cannot work, or goes on no longer.
 #[derive(Debug, thiserror::Error)]
@@ -66,9 +69,15 @@ impl Engine {
         let events = Events::open(&groups, EVENTS_BUFFER).map_err(EngineError::Conntrack)?;
         let rules = RuleChanges::open().map_err(EngineError::Rules)?;
         let table = Conntrack::open().map_err(EngineError::Conntrack)?;
-        let path = Box::new(BpfPath::start(settings)?);
+        let path: Box<dyn FastPath> = match &settings.path {
+            Path::Bpf(kind) => Box::new(BpfPath::start(*kind, settings)?),
+            Path::OpenFlow(switch) => Box::new(SwitchPath::start(switch)?),
+        };
         let mut core = settings.core.clone();
-        core.ports = settings.ports.keys().copied().collect();
+        core.ports = match &settings.path {
+            Path::Bpf(_) => settings.ports.keys().copied().collect(),
+            Path::OpenFlow(switch) => switch.ports.keys().copied().collect(),
+        };
         let shunt = Shunt::new(core, now());
         let mut engine = Self { shunt, events, table, rules, path, records: Vec::new(), changed };
         engine.obey()?;
@@ -241,6 +250,14 @@ impl Engine {
     /// # Errors
     /// As [`Engine::turn`].
     pub fn stop(&mut self) -> Result<(), EngineError> {
-        self.tell(Input::Shutdown)
+        self.tell(Input::Shutdown)?;
+        let begun = now();
+        while !self.shunt.is_empty() && now() - begun < STOP {
+            let tend = self.path.tend()?;
+            self.reports()?;
+            self.wait(tend.min(STOP), None)?;
+        }
+        self.path.finish();
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! | `engine.rs` | one thread: waits for reports, rules, the fast path and the clock, and feeds `core::shunt` |
 //! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
+//! | `openflow.rs` | the fast path of a switch, by OpenFlow |
 //! | `process.rs` | all of that in a process of its own, and how it is asked |
 //! | `record.rs` | what is told of a flow that was shunted |
 //!
@@ -13,11 +14,13 @@
 mod bpf;
 mod conntrack;
 mod engine;
+mod openflow;
 mod process;
 mod record;
 
 pub use bpf::{BpfPath, PathKind};
 pub use engine::{Engine, EngineError};
+pub use openflow::{SwitchPath, SwitchSettings};
 pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
 pub use record::{FlowView, ShuntRecord};
 
@@ -35,13 +38,28 @@ const KEEP_EVERY: Duration = Duration::from_secs(conntrack::KEEP.as_secs() / 3);
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Which fast path.
-    pub path: PathKind,
+    pub path: Path,
     /// How packets get from one port to the other.
     pub forwarding: Forwarding,
     /// The interfaces of the ports that marks name.
     pub ports: BTreeMap<PortNumber, String>,
     /// What `core::shunt` is told, but for the ports.
     pub core: sidetrack_core::shunt::Config,
+}
+
+/// Which fast path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// A program in this host's kernel.
+    Bpf(PathKind),
+    /// A switch.
+    OpenFlow(SwitchSettings),
+}
+
+impl From<PathKind> for Path {
+    fn from(kind: PathKind) -> Self {
+        Self::Bpf(kind)
+    }
 }
 
 /// What a fast path reports.
@@ -55,6 +73,8 @@ pub enum Report {
     Counted(EntryId, Both),
     /// The entry is gone, and all that passed.
     Gone(EntryId, Cause, Both),
+    /// It can be reached again.
+    Back,
 }
 
 impl From<Report> for Input<'static> {
@@ -64,6 +84,7 @@ impl From<Report> for Input<'static> {
             Report::Failed(id, why) => Self::Failed(id, why),
             Report::Counted(id, traffic) => Self::Counted(id, traffic),
             Report::Gone(id, cause, traffic) => Self::Gone(id, cause, traffic),
+            Report::Back => Self::PathBack,
         }
     }
 }
@@ -89,9 +110,12 @@ pub trait FastPath: Send {
     /// # Errors
     /// If it is broken for good.
     fn count(&mut self) -> io::Result<()>;
+    /// Does what is to be done at the very end, when every entry is gone.
+    fn finish(&mut self) {}
     /// The next report.
     fn report(&mut self) -> Option<Report>;
-    /// Whether a RST that does not fit the connection is kept from conntrack.
+    /// Whether a RST that reaches conntrack is to be believed: the fast path keeps back those that do not fit, or shows every
+    /// one.
     fn judges_resets(&self) -> bool;
     /// Descriptors that make it worth tending when they are readable.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

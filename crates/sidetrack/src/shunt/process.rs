@@ -82,10 +82,19 @@ pub enum Told {
 impl Settings {
     /// What a configuration says.
     pub fn of(config: &config::Shunt) -> Self {
-        let path = match config.fast_path {
-            config::ShuntPath::Tc => super::PathKind::Tc,
-            config::ShuntPath::Xdp => super::PathKind::Xdp,
-            config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric,
+        let path = match &config.fast_path {
+            config::ShuntPath::Tc => super::PathKind::Tc.into(),
+            config::ShuntPath::Xdp => super::PathKind::Xdp.into(),
+            config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric.into(),
+            config::ShuntPath::OpenFlow(switch) => super::Path::OpenFlow(super::SwitchSettings {
+                listen: switch.listen.clone(),
+                from: switch.from,
+                versions: switch.versions.clone(),
+                ports: switch.ports.clone(),
+                clear_at_start: switch.clear_at_start,
+                clear_at_end: switch.clear_at_end,
+                pairs: switch.pairs,
+            }),
         };
         Self {
             path,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{Both, Cause, Flow, Obstacle, ShuntAction, Transport};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Packets and bytes of both directions, on one path. Bytes are those of IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +96,10 @@ pub struct FlowView {
     pub cause: Option<Cause>,
     /// How often it was put on the fast path.
     pub installs: u32,
+    /// When its entry was asked for, nanoseconds since 1970.
+    pub requested_ns: Option<u64>,
+    /// When its entry was confirmed, nanoseconds since 1970.
+    pub installed_ns: Option<u64>,
     /// Seconds since its entry was asked for.
     pub requested_seconds: Option<f64>,
     /// Seconds since its entry was confirmed.
@@ -111,6 +116,11 @@ impl FlowView {
     /// A flow as it is now.
     pub fn new(flow: &Flow, obstacle: Option<Obstacle>, now: Instant) -> Self {
         let ago = |at: Option<Instant>| at.map(|at| (now - at).as_micros() as f64 / 1e6);
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let date = |at: Option<Instant>| {
+            let since = wall.saturating_sub(now - at?);
+            u64::try_from(since.as_nanos()).ok()
+        };
         Self {
             entry: flow.entry.map(|entry| entry.0),
             client: flow.tuple.client,
@@ -124,6 +134,8 @@ impl FlowView {
             obstacle,
             cause: flow.cause,
             installs: flow.installs,
+            requested_ns: date(flow.times.requested),
+            installed_ns: date(flow.times.installed),
             requested_seconds: ago(flow.times.requested),
             installed_seconds: ago(flow.times.installed),
             gone_seconds: ago(flow.times.gone),

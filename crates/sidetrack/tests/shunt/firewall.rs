@@ -3,7 +3,7 @@
 //! The rule set is the one that `sidetrack shunt rules --iptables` prints, in NFShunt's mark layout.
 
 use crate::hosts::{LIMIT, Line, Node};
-use sidetrack::shunt::{Engine, FlowView, PathKind, Settings, ShuntRecord};
+use sidetrack::shunt::{Engine, FlowView, Path, PathKind, Settings, ShuntRecord};
 use sidetrack_core::shunt::{Config, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
@@ -25,7 +25,7 @@ pub const IDLE: Duration = Duration::from_secs(4);
 const NEVER_IDLE: Duration = Duration::from_secs(600);
 
 /// The rules that the product prints, in the original's form, with this policy.
-fn rule_set(bridged: bool) -> String {
+pub fn rule_set(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
     let rules = RuleSet { ports: &ports, bridged, actions: MarkActions::default() };
@@ -107,6 +107,17 @@ impl Network {
         Self { client, firewall, server, server_addresses, forwarding: Forwarding::Bridged }
     }
 
+    /// Makes the hosts send what this fast path takes: XDP on a veth loses checksums that are still to be made, and hands
+    /// frames only to a peer that polls.
+    pub fn prepare(&self, path: PathKind) {
+        if path == PathKind::Tc {
+            return;
+        }
+        for host in [&self.client, &self.server] {
+            host.run(|| tool("ethtool", "-K eth0 tx off gro on", ""));
+        }
+    }
+
     /// Loads rules of both IP versions.
     pub fn load(&self, rules: &str) {
         for program in ["iptables-restore", "ip6tables-restore"] {
@@ -121,11 +132,11 @@ impl Network {
         self.firewall.run(move || tool(program, &arguments, ""))
     }
 
-    fn settings(&self, path: PathKind, idle: Duration) -> Settings {
+    pub fn settings(&self, path: impl Into<Path>, idle: Duration) -> Settings {
         let names = ["to-client", "to-server"];
         let port = |number| PortNumber::new(number).expect("a number");
         Settings {
-            path,
+            path: path.into(),
             forwarding: self.forwarding,
             ports: BTreeMap::from([(port(1), names[0].to_owned()), (port(2), names[1].to_owned())]),
             core: Config {
@@ -141,12 +152,12 @@ impl Network {
     }
 
     /// Starts a shunt on the firewall.
-    pub fn start(&self, path: PathKind) -> Running {
+    pub fn start(&self, path: impl Into<Path>) -> Running {
         self.start_with(path, NEVER_IDLE)
     }
 
     /// The same; flows that stand still so long leave the fast path.
-    pub fn start_with(&self, path: PathKind, idle: Duration) -> Running {
+    pub fn start_with(&self, path: impl Into<Path>, idle: Duration) -> Running {
         let settings = self.settings(path, idle);
         self.firewall.run(move || Running::start(settings))
     }

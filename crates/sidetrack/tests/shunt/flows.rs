@@ -72,6 +72,7 @@ fn both_ways(forwarding: Forwarding, path: PathKind) {
         return;
     }
     let network = Network::new(forwarding);
+    network.prepare(path);
     let shunt = network.start(path);
     for address in network.server_addresses {
         let mut pair = connect(&network, address, SHUNT);
@@ -119,6 +120,21 @@ fn bridged_by_tc() {
 #[test]
 fn routed_by_tc() {
     both_ways(Forwarding::Routed, PathKind::Tc);
+}
+
+#[test]
+fn bridged_by_xdp() {
+    both_ways(Forwarding::Bridged, PathKind::Xdp);
+}
+
+#[test]
+fn routed_by_xdp() {
+    both_ways(Forwarding::Routed, PathKind::Xdp);
+}
+
+#[test]
+fn bridged_by_xdp_behind_the_driver() {
+    both_ways(Forwarding::Bridged, PathKind::XdpGeneric);
 }
 
 #[test]

@@ -8,6 +8,10 @@ mod node;
 mod firewall;
 
 mod binary;
+mod cycles;
 mod ends;
 mod flows;
+mod frames;
+mod openflow;
 mod rules;
+mod switch;

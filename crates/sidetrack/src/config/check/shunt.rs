@@ -1,9 +1,11 @@
 //! `[shunt]`.
 
-use super::super::{At, Shunt, ShuntPath, raw};
+use super::super::{At, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
+use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::shunt::{MarkActions, PortNumber, ShuntAction};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Longest name of an interface (`IFNAMSIZ` less its NUL).
 const INTERFACE_MAX: usize = 15;
@@ -18,11 +20,7 @@ impl Check<'_> {
         };
         let entries_max = self.entries(at.entries_max.as_ref(), entries.clone(), Shunt::ENTRIES_MAX);
         let shunt = Shunt {
-            fast_path: match at.fast_path.as_deref() {
-                None | Some(raw::FastPath::Tc) => ShuntPath::Tc,
-                Some(raw::FastPath::Xdp) => ShuntPath::Xdp,
-                Some(raw::FastPath::XdpGeneric) => ShuntPath::XdpGeneric,
-            },
+            fast_path: self.fast_path(at)?,
             bridged: at.forwarding.as_deref() == Some(&raw::Forwarding::Bridged),
             idle_timeout_ms: idle_ms(self, at.idle_timeout_ms.as_ref()),
             block_idle_timeout_ms: idle_ms(self, at.block_idle_timeout_ms.as_ref()),
@@ -33,7 +31,7 @@ impl Check<'_> {
                 entries_max,
             ),
             actions: self.mark_actions(at.actions.as_ref()),
-            ports: self.shunt_ports(&at.port),
+            ports: self.shunt_ports(&at.port, at.fast_path.as_deref() == Some(&raw::FastPath::OpenFlow)),
         };
         if at.forwarding.is_none() {
             self.error(
@@ -47,6 +45,90 @@ impl Check<'_> {
             self.error(at.span(), "a shunt has at least two ports", help);
         }
         Some(shunt)
+    }
+
+    fn fast_path(&mut self, at: &At<raw::Shunt>) -> Option<ShuntPath> {
+        let word = at.fast_path.as_deref().copied().unwrap_or(raw::FastPath::Tc);
+        if word != raw::FastPath::OpenFlow {
+            let of_switch = |port: &At<raw::ShuntPort>| port.fast_port.is_some() || port.slow_port.is_some();
+            let stray = at.port.iter().find(|port| of_switch(port)).map(At::span);
+            if let Some(span) = at.openflow.as_ref().map(At::span).or(stray) {
+                let help = "write `fast_path = \"openflow\"` below [shunt], or leave this out";
+                self.error(span, "this is about a switch, and the fast path is none", help);
+            }
+        }
+        match word {
+            raw::FastPath::Tc => Some(ShuntPath::Tc),
+            raw::FastPath::Xdp => Some(ShuntPath::Xdp),
+            raw::FastPath::XdpGeneric => Some(ShuntPath::XdpGeneric),
+            raw::FastPath::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
+        }
+    }
+
+    fn switch(&mut self, at: &At<raw::Shunt>) -> Option<ShuntSwitch> {
+        let Some(openflow) = &at.openflow else {
+            let help = "write [shunt.openflow] with listen = [\"192.0.2.1:6653\"]";
+            self.error(at.span(), "nothing says where the switch connects to", help);
+            return None;
+        };
+        if at.forwarding.as_deref() == Some(&raw::Forwarding::Routed) {
+            let help = "use fast_path = \"tc\" or \"xdp\", or write `forwarding = \"bridged\"`";
+            self.error(at.span(), "a switch does not route: it passes frames on as they are", help);
+        }
+        let listen = openflow.listen.as_ref().map(|list| self.addresses(list)).unwrap_or_default();
+        if openflow.listen.is_none() {
+            let help = "such as listen = [\"192.0.2.1:6653\"]";
+            self.error(openflow.span(), "nothing says where the switch connects to", help);
+        }
+        let from = openflow.switch.as_ref().and_then(|text| {
+            let address = text.parse().ok();
+            if address.is_none() {
+                let help = "such as switch = \"192.0.2.2\"";
+                self.error(text.span(), format!("'{}' is no address", text.as_str()), help);
+            }
+            address
+        });
+        let flag = |key: &Option<At<bool>>, default| key.as_deref().copied().unwrap_or(default);
+        Some(ShuntSwitch {
+            listen,
+            from,
+            versions: versions(openflow),
+            ports: self.switch_ports(&at.port),
+            clear_at_start: flag(&openflow.delete_flows_on_startup, false),
+            clear_at_end: flag(&openflow.delete_flows_on_shutdown, false),
+            pairs: flag(&openflow.install_pairs, true),
+        })
+    }
+
+    fn switch_ports(&mut self, list: &[At<raw::ShuntPort>]) -> BTreeMap<PortNumber, SwitchPorts> {
+        // `OFPPP_MAX` of 1.3; those of 1.0 end at 0xff00, which the controller says when it comes to that.
+        let range = 1..=0xffff_ff00;
+        let mut taken: Vec<(u64, Range<usize>)> = Vec::new();
+        let mut ports = BTreeMap::new();
+        for port in list {
+            let (Some(fast), Some(slow)) = (&port.fast_port, &port.slow_port) else {
+                let help = "such as fast_port = 49, slow_port = 10";
+                self.error(
+                    port.span(),
+                    "a port has two places on the switch: where the hosts are, and here",
+                    help,
+                );
+                continue;
+            };
+            for key in [fast, slow] {
+                let Some(number) = self.number(Some(key), range.clone(), "") else { continue };
+                if taken.iter().any(|(other, _)| *other == number) {
+                    let help = "each port of the switch is fast or slow for one port of the shunt";
+                    self.error(key.span(), format!("the switch's port {number} is named twice"), help);
+                }
+                taken.push((number, key.span()));
+            }
+            let number = port.number.as_deref().and_then(|number| u8::try_from(*number).ok());
+            if let Some(number) = number.and_then(PortNumber::new) {
+                ports.insert(number, SwitchPorts { fast: **fast, slow: **slow });
+            }
+        }
+        ports
     }
 
     fn entries(
@@ -76,9 +158,13 @@ impl Check<'_> {
         actions
     }
 
-    fn shunt_ports(&mut self, list: &[At<raw::ShuntPort>]) -> BTreeMap<PortNumber, String> {
+    fn shunt_ports(&mut self, list: &[At<raw::ShuntPort>], switch: bool) -> BTreeMap<PortNumber, String> {
         let mut ports = BTreeMap::new();
         for port in list {
+            if switch && port.number.is_some() && port.interface.is_none() {
+                self.number(port.number.as_ref(), 0..=u64::from(PortNumber::COUNT - 1), "");
+                continue;
+            }
             let (Some(number), Some(interface)) = (&port.number, &port.interface) else {
                 let help = "such as number = 1, interface = \"eth0\"";
                 self.error(port.span(), "a port of the shunt has a number and an interface", help);
@@ -100,4 +186,13 @@ impl Check<'_> {
         }
         ports
     }
+}
+
+fn versions(openflow: &raw::OpenFlow) -> BTreeSet<Version> {
+    let Some(list) = &openflow.versions else { return Version::ALL.into() };
+    let version = |at: &At<raw::OpenFlowVersion>| match **at {
+        raw::OpenFlowVersion::V1_0 => Version::V1_0,
+        raw::OpenFlowVersion::V1_3 => Version::V1_3,
+    };
+    list.items().iter().map(version).collect()
 }

@@ -1,6 +1,6 @@
 //! `[shunt]` as it is written.
 
-use crate::config::At;
+use crate::config::{At, List};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Shunt {
-    /// Which fast path: "tc" (every interface), "xdp" (in the driver) or "xdp-generic" (every interface, slow). Default "tc".
+    /// Which fast path: "tc" (every interface), "xdp" (in the driver), "xdp-generic" (every interface, slow) or "openflow"
+    /// (a switch). Default "tc".
     pub fast_path: Option<At<FastPath>>,
     /// How this host forwards between the ports.
     #[schemars(required)]
@@ -24,6 +25,8 @@ pub struct Shunt {
     pub entries_max_per_client: Option<At<u32>>,
     /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block" }.
     pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
+    /// The switch of `fast_path = "openflow"`.
+    pub openflow: Option<At<OpenFlow>>,
     /// The interfaces that flows come in by and leave by, at least two.
     #[schemars(required)]
     #[serde(default)]
@@ -37,9 +40,43 @@ pub struct ShuntPort {
     /// Its number in marks, 0 to 15.
     #[schemars(required)]
     pub number: Option<At<u32>>,
-    /// Its interface.
-    #[schemars(required)]
+    /// Its interface. Needed but for `fast_path = "openflow"`, where it is only for `sidetrack shunt rules`. Default: none.
     pub interface: Option<At<String>>,
+    /// The switch's port where the hosts are; only for "openflow". Default: none.
+    pub fast_port: Option<At<u32>>,
+    /// The switch's port that leads to this interface; only for "openflow". Default: none.
+    pub slow_port: Option<At<u32>>,
+}
+
+/// A switch that connects to us and is told its entries by OpenFlow.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenFlow {
+    /// Where it connects to: addresses of this host, with ports (6653; of old 6633).
+    #[schemars(required)]
+    pub listen: Option<List<String>>,
+    /// The switch's address: connections from others are refused. Default: any.
+    pub switch: Option<At<String>>,
+    /// Versions that may be spoken, "1.0" and "1.3"; the highest that the switch speaks is. Default both.
+    pub versions: Option<List<OpenFlowVersion>>,
+    /// Everything that the switch has is deleted when it first connects. Default false: what an earlier run left is taken over.
+    pub delete_flows_on_startup: Option<At<bool>>,
+    /// Everything that it has is deleted at the end, so that it passes nothing at all. Default false: everything goes to the
+    /// firewall.
+    pub delete_flows_on_shutdown: Option<At<bool>>,
+    /// The entries that lead from each fast port to its slow one and back are installed. Default true.
+    pub install_pairs: Option<At<bool>>,
+}
+
+/// A version of OpenFlow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+pub enum OpenFlowVersion {
+    /// 1.0.
+    #[serde(rename = "1.0")]
+    V1_0,
+    /// 1.3.
+    #[serde(rename = "1.3")]
+    V1_3,
 }
 
 /// Which fast path.
@@ -52,6 +89,9 @@ pub enum FastPath {
     Xdp,
     /// BPF behind the driver, without its help.
     XdpGeneric,
+    /// A switch.
+    #[serde(rename = "openflow")]
+    OpenFlow,
 }
 
 /// How this host forwards between the ports of the shunt.

@@ -1,0 +1,212 @@
+//! What a controller knows of each entry it has said to a switch, and the numbers by which it knows them again.
+
+use super::pattern::{Pattern, Protocol};
+use crate::shunt::{Both, Cause, Entry, EntryId, Obstacle, Traffic};
+use crate::time::Instant;
+use std::net::IpAddr;
+
+/// A direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    ToServer,
+    ToClient,
+}
+
+impl Way {
+    pub(super) const BOTH: [Self; 2] = [Self::ToServer, Self::ToClient];
+}
+
+/// What the cookie of an entry of a flow says: 16 bits that make it ours, 16 of the run of the program, 31 of the entry, 1 of
+/// the direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cookie {
+    pub(super) run: u16,
+    pub(super) id: EntryId,
+    pub(super) way: Way,
+}
+
+impl Cookie {
+    /// "ST".
+    const OURS: u64 = 0x5354 << 48;
+    const OURS_MASK: u64 = 0xffff << 48;
+    const RUN_MASK: u64 = 0xffff << 32;
+    const ENTRY_MASK: u64 = 0xffff_ffff;
+
+    /// Of the entries that lead from port to port ("SP").
+    pub(super) const PAIR: u64 = 0x5350 << 48;
+
+    /// Bits and mask that all entries of flows have, of whatever run.
+    pub(super) const fn any() -> (u64, u64) {
+        (Self::OURS, Self::OURS_MASK)
+    }
+
+    /// The same, of one run.
+    pub(super) const fn any_of(run: u16) -> (u64, u64) {
+        (Self::OURS | (run as u64) << 32, Self::OURS_MASK | Self::RUN_MASK)
+    }
+
+    /// The number; an entry's own number keeps its low 31 bits.
+    pub(super) const fn number(self) -> u64 {
+        let way = matches!(self.way, Way::ToClient) as u64;
+        Self::any_of(self.run).0 | (self.id.0 << 1 & Self::ENTRY_MASK) | way
+    }
+
+    /// What a number says; none if it is not ours.
+    pub(super) const fn read(number: u64) -> Option<Self> {
+        if number & Self::OURS_MASK != Self::OURS {
+            return None;
+        }
+        let way = if number & 1 == 0 { Way::ToServer } else { Way::ToClient };
+        let run = ((number & Self::RUN_MASK) >> 32) as u16;
+        Some(Self { run, id: EntryId((number & Self::ENTRY_MASK) >> 1), way })
+    }
+}
+
+/// By what an entry of an earlier run is found again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    in_port: Option<u32>,
+    addresses: Option<(IpAddr, IpAddr)>,
+    protocol: Option<Protocol>,
+    ports: Option<(u16, u16)>,
+}
+
+impl Place {
+    pub(super) const fn of(pattern: &Pattern) -> Self {
+        Self {
+            in_port: pattern.in_port,
+            addresses: pattern.addresses,
+            protocol: pattern.protocol,
+            ports: pattern.ports,
+        }
+    }
+}
+
+/// What is told when an entry is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Gone(Cause),
+    Failed(Obstacle),
+}
+
+/// What a switch has against an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    For(Obstacle),
+    /// The match of TCP flags: it is tried without.
+    Flags,
+}
+
+/// Where an entry is. Without barrier: not said since the switch connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Adding { barrier: Option<u32>, error: Option<Refusal> },
+    Installed,
+    Removing { barrier: Option<u32>, end: End },
+}
+
+/// What one direction has carried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// By entries that were replaced or are gone.
+    before: Traffic,
+    /// By the present one.
+    now: Traffic,
+    /// The present one is gone, and its last count is part of `before`.
+    gone: bool,
+}
+
+/// An entry: both directions.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) entry: Entry,
+    pub(super) state: State,
+    /// When its state was last changed.
+    pub(super) since: Instant,
+    /// TCP flags are part of what it matches.
+    pub(super) flags: bool,
+    /// Transactions that are about it.
+    pub(super) xids: Vec<u32>,
+    carried: [Carried; 2],
+}
+
+impl Row {
+    pub(super) fn new(entry: Entry, now: Instant) -> Self {
+        let state = State::Adding { barrier: None, error: None };
+        Self { entry, state, since: now, flags: false, xids: Vec::new(), carried: [Carried::default(); 2] }
+    }
+
+    const fn carried(&mut self, way: Way) -> &mut Carried {
+        let [to_server, to_client] = &mut self.carried;
+        match way {
+            Way::ToServer => to_server,
+            Way::ToClient => to_client,
+        }
+    }
+
+    /// The switch is not there: it answers nothing that it was asked.
+    pub(super) fn unanswered(&mut self) {
+        self.xids.clear();
+        match &mut self.state {
+            State::Adding { barrier, error } => (*barrier, *error) = (None, None),
+            State::Removing { barrier, .. } => *barrier = None,
+            State::Installed => {}
+        }
+    }
+
+    /// A list shows so much. A count that went back is that of a liar, or of an entry that somebody replaced.
+    pub(super) fn count(&mut self, way: Way, traffic: Traffic) {
+        let carried = self.carried(way);
+        if !carried.gone && traffic.packets >= carried.now.packets && traffic.bytes >= carried.now.bytes {
+            carried.now = traffic;
+        }
+    }
+
+    /// It has carried so much in all, and is gone.
+    pub(super) fn finish(&mut self, way: Way, traffic: Traffic) {
+        self.count(way, traffic);
+        let carried = self.carried(way);
+        carried.before += std::mem::take(&mut carried.now);
+        carried.gone = true;
+    }
+
+    /// An entry that it replaces has carried so much.
+    pub(super) fn inherit(&mut self, way: Way, traffic: Traffic) {
+        self.carried(way).before += traffic;
+    }
+
+    /// It is said anew, and counts from zero.
+    pub(super) fn settle(&mut self) {
+        for carried in &mut self.carried {
+            carried.before += std::mem::take(&mut carried.now);
+            carried.gone = false;
+        }
+    }
+
+    /// What it has carried.
+    pub(super) fn traffic(&self) -> Both {
+        let [to_server, to_client] = self.carried.map(|one| {
+            let mut all = one.before;
+            all += one.now;
+            all
+        });
+        Both { to_server, to_client }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookies_tell_runs_entries_and_directions_apart() {
+        let cookie = Cookie { run: 7, id: EntryId(0x1234), way: Way::ToClient };
+        assert_eq!(cookie.number(), 0x5354_0007_0000_2469);
+        assert_eq!(Cookie::read(cookie.number()), Some(cookie));
+        assert_eq!(Cookie::read(0xdead_beef), None);
+        assert_eq!(Cookie::read(Cookie::PAIR), None, "pairs of ports are no flows");
+        let (bits, mask) = Cookie::any_of(7);
+        assert_eq!(cookie.number() & mask, bits);
+        assert_ne!(Cookie { run: 8, ..cookie }.number() & mask, bits, "another run");
+    }
+}

@@ -1,0 +1,238 @@
+//! Entries of a controller: said to the switch, confirmed, refused, taken back, taken over from an earlier run.
+
+use super::controller::{Controller, ControllerOutput, PRIORITY_FLOW, Stage, SwitchPorts};
+use super::entries::{Cookie, End, Place, Refusal, Row, State, Way};
+use super::message::Request;
+use super::pattern::{Pattern, Protocol};
+use super::wire::Version;
+use super::{Command, FlowMod, Removal};
+use crate::shunt::{Both, Cause, Entry, EntryId, Obstacle, Traffic, Transport};
+use crate::time::Instant;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+impl Controller {
+    pub(super) fn install(&mut self, now: Instant, entry: &Entry) {
+        let id = entry.id;
+        if self.stage != Stage::Ready {
+            return self.outputs.push_back(ControllerOutput::Failed(id, Obstacle::Unreachable));
+        }
+        self.rows.insert(id, Row::new(*entry, now));
+        self.add(now, id);
+    }
+
+    /// Says both directions of an entry to the switch.
+    pub(super) fn add(&mut self, now: Instant, id: EntryId) {
+        self.forget(id);
+        let Some(entry) = self.rows.get(&id).map(|row| row.entry) else { return };
+        let mods = match self.flow_mods(&entry, self.flags) {
+            Ok(mods) => mods,
+            Err(why) => {
+                self.rows.remove(&id);
+                return self.outputs.push_back(ControllerOutput::Failed(id, why));
+            }
+        };
+        self.adopt(id, &mods);
+        let xids = self.transact(id, mods);
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.settle();
+            row.since = now;
+            row.flags = mods.iter().any(|change| change.pattern.established);
+            row.state = State::Adding { barrier: xids.last().copied(), error: None };
+            row.xids = xids;
+        }
+    }
+
+    /// Sends changes and a barrier; the numbers of all of them, the barrier's last.
+    fn transact(&mut self, id: EntryId, mods: [FlowMod; 2]) -> Vec<u32> {
+        let mut xids: Vec<_> = mods.iter().map(|change| self.send(&Request::FlowMod(*change))).collect();
+        xids.push(self.send(&Request::Barrier));
+        self.xids.extend(xids.iter().map(|xid| (*xid, id)));
+        xids
+    }
+
+    pub(super) fn remove(&mut self, now: Instant, id: EntryId, end: End) {
+        let Some(row) = self.rows.get(&id) else { return };
+        if matches!(row.state, State::Removing { barrier: Some(_), .. }) {
+            return;
+        }
+        let (entry, flags) = (row.entry, row.flags);
+        self.forget(id);
+        let mut xids = Vec::new();
+        if self.stage == Stage::Ready
+            && let Ok(mods) = self.flow_mods(&entry, flags)
+        {
+            let mods = mods.map(|change| delete(Command::DeleteStrict, change.pattern, change.priority));
+            xids = self.transact(id, mods);
+        }
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.since = now;
+            row.state = State::Removing { barrier: xids.last().copied(), end };
+            row.xids = xids;
+        }
+    }
+
+    pub(super) fn barrier(&mut self, now: Instant, xid: u32) {
+        let Some(id) = self.xids.get(&xid).copied() else { return };
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        match row.state {
+            State::Adding { barrier: Some(wanted), error: None } if wanted == xid => {
+                row.state = State::Installed;
+                self.outputs.push_back(ControllerOutput::Installed(id));
+            }
+            State::Adding { barrier: Some(wanted), error: Some(Refusal::Flags) } if wanted == xid => {
+                return self.add(now, id);
+            }
+            State::Adding { barrier: Some(wanted), error: Some(Refusal::For(why)) } if wanted == xid => {
+                // The other direction may be there.
+                return self.remove(now, id, End::Failed(why));
+            }
+            State::Removing { barrier: Some(wanted), end } if wanted == xid => {
+                let traffic = row.traffic();
+                self.outputs.push_back(match end {
+                    End::Gone(cause) => ControllerOutput::Gone(id, cause, traffic),
+                    End::Failed(why) if traffic == Both::default() => ControllerOutput::Failed(id, why),
+                    // Half an entry has carried something: that is to be counted.
+                    End::Failed(_) => ControllerOutput::Gone(id, Cause::Unconfirmed, traffic),
+                });
+                self.forget(id);
+                self.rows.remove(&id);
+                return;
+            }
+            _ => return,
+        }
+        self.forget(id);
+    }
+
+    /// The transactions of an entry mean nothing any more.
+    fn forget(&mut self, id: EntryId) {
+        let old = self.rows.get_mut(&id).map(|row| std::mem::take(&mut row.xids)).unwrap_or_default();
+        for xid in old {
+            self.xids.remove(&xid);
+        }
+    }
+
+    pub(super) fn error(&mut self, xid: u32, kind: u16, code: u16) {
+        let id = self.xids.get(&xid);
+        let Some(row) = id.and_then(|id| self.rows.get_mut(id)) else {
+            return self.outputs.push_back(ControllerOutput::Note(format!(
+                "the switch refused something that was no entry of a flow: OpenFlow error {kind},{code}"
+            )));
+        };
+        let State::Adding { error, .. } = &mut row.state else { return };
+        let bad_match = self.version == Version::V1_3 && kind == 4;
+        if bad_match && self.flags {
+            self.flags = false;
+            self.outputs.push_back(ControllerOutput::Note(
+                "the switch does not match TCP flags: it does not see connections end, only stand still"
+                    .into(),
+            ));
+        }
+        *error = Some(match () {
+            () if bad_match && row.flags => Refusal::Flags,
+            () if is_full(self.version, kind, code) => Refusal::For(Obstacle::Full),
+            () => Refusal::For(Obstacle::Refused),
+        });
+    }
+
+    pub(super) fn removed(&mut self, now: Instant, cookie: u64, why: Removal, traffic: Traffic) {
+        let Some(cookie) = Cookie::read(cookie).filter(|cookie| cookie.run == self.config.run) else {
+            return;
+        };
+        let Some(row) = self.rows.get_mut(&cookie.id) else { return };
+        row.finish(cookie.way, traffic);
+        if matches!(row.state, State::Installed | State::Adding { .. }) {
+            let cause = match why {
+                Removal::Idle => Cause::Idle,
+                Removal::Evicted => Cause::Evicted,
+                _ => Cause::Lost,
+            };
+            // Both directions go together: half a shunted connection is watched by nobody.
+            self.remove(now, cookie.id, End::Gone(cause));
+        }
+    }
+
+    pub(super) fn delete_orphans(&mut self) {
+        for (_, old) in std::mem::take(&mut self.orphans) {
+            let change = match self.version {
+                Version::V1_0 => delete(Command::DeleteStrict, old.pattern, old.priority),
+                // By its number: what it matches may be more than we read.
+                Version::V1_3 => FlowMod {
+                    cookie: old.cookie,
+                    cookie_mask: u64::MAX,
+                    ..delete(Command::Delete, Pattern::default(), 0)
+                },
+            };
+            self.send(&Request::FlowMod(change));
+        }
+    }
+
+    /// Counts of an earlier run's entry that the same flow has now become ours: replacing it sets them to zero.
+    fn adopt(&mut self, id: EntryId, mods: &[FlowMod; 2]) {
+        for (way, change) in Way::BOTH.into_iter().zip(mods) {
+            let old = self.orphans.remove(&Place::of(&change.pattern));
+            if let (Some(old), Some(row)) = (old, self.rows.get_mut(&id)) {
+                row.inherit(way, ip_traffic(old.packets, old.bytes));
+            }
+        }
+    }
+
+    /// What both directions of an entry are on this switch.
+    fn flow_mods(&self, entry: &Entry, flags: bool) -> Result<[FlowMod; 2], Obstacle> {
+        let ports = |number| self.config.ports.get(&number).copied().ok_or(Obstacle::UnknownPort);
+        let (client, server) = (ports(entry.client_port)?, ports(entry.server_port)?);
+        // 1.0 has no IPv6, and nothing that keeps fragments of UDP apart.
+        if self.version == Version::V1_0
+            && (entry.tuple.client.is_ipv6() || entry.tuple.transport != Transport::Tcp)
+        {
+            return Err(Obstacle::Unsupported);
+        }
+        let (from, to) = (entry.tuple.client, entry.tuple.server);
+        let row =
+            |way, in_port: SwitchPorts, out: SwitchPorts, source: SocketAddr, destination: SocketAddr| {
+                FlowMod {
+                    command: Command::Add,
+                    pattern: Pattern {
+                        in_port: Some(in_port.fast),
+                        addresses: Some((source.ip(), destination.ip())),
+                        protocol: Some(match entry.tuple.transport {
+                            Transport::Tcp => Protocol::Tcp,
+                            Transport::Udp => Protocol::Udp,
+                        }),
+                        ports: Some((source.port(), destination.port())),
+                        untagged: true,
+                        established: flags && self.version == Version::V1_3 && !entry.block,
+                    },
+                    cookie: Cookie { run: self.config.run, id: entry.id, way }.number(),
+                    cookie_mask: 0,
+                    priority: PRIORITY_FLOW,
+                    idle_timeout_s: idle_seconds(entry.idle),
+                    output: Some(out.fast).filter(|_| !entry.block),
+                }
+            };
+        Ok([row(Way::ToServer, client, server, from, to), row(Way::ToClient, server, client, to, from)])
+    }
+}
+
+/// Removes what it covers.
+pub(super) const fn delete(command: Command, pattern: Pattern, priority: u16) -> FlowMod {
+    FlowMod { command, pattern, cookie: 0, cookie_mask: 0, priority, idle_timeout_s: 0, output: None }
+}
+
+/// `OFPFMFC_ALL_TABLES_FULL`, `OFPFMFC_TABLE_FULL`.
+const fn is_full(version: Version, kind: u16, code: u16) -> bool {
+    match version {
+        Version::V1_0 => kind == 3 && code == 0,
+        Version::V1_3 => kind == 5 && code == 1,
+    }
+}
+
+/// Whole seconds: at least one, for 0 is never.
+fn idle_seconds(idle: Duration) -> u16 {
+    u16::try_from(idle.as_millis().div_ceil(1000).max(1)).unwrap_or(u16::MAX)
+}
+
+/// A switch counts frames, conntrack and our records IP packets. Untagged ones: 14 bytes less each.
+pub(super) fn ip_traffic(packets: u64, bytes: u64) -> Traffic {
+    Traffic { packets, bytes: bytes.saturating_sub(packets.saturating_mul(14)) }
+}

@@ -1,0 +1,194 @@
+//! Open vSwitch with its user-space datapath, on a host of its own between the hosts and the firewall:
+//!
+//! ```text
+//!  client --49-- switch --50-- server
+//!              10 |  | 11
+//!              firewall (bridge)
+//! ```
+
+use crate::firewall::Network;
+use crate::hosts::{LIMIT, Node};
+use sidetrack::shunt::SwitchSettings;
+use sidetrack_core::openflow::{SwitchPorts, Version};
+use sidetrack_core::shunt::PortNumber;
+use sidetrack_sys::bpf::Forwarding;
+use sidetrack_sys::sysctl;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// Where the controller listens, on the firewall's own wire to the switch.
+const CONTROLLER: &str = "192.168.77.1";
+
+/// A running switch.
+pub struct OpenVSwitch {
+    pub node: Node,
+    folder: tempfile::TempDir,
+    daemons: Vec<Child>,
+}
+
+/// Client, firewall, server and the switch that all their wires end in.
+pub fn network() -> (Network, OpenVSwitch) {
+    let (client, firewall, server, node) = (Node::new(), Node::new(), Node::new(), Node::new());
+    firewall.ip("link add br0 type bridge");
+    for (host, number, fast, slow, name) in
+        [(&client, 1, "fast1", "slow1", "to-client"), (&server, 2, "fast2", "slow2", "to-server")]
+    {
+        wire(&node, fast, host, "eth0");
+        wire(&node, slow, &firewall, name);
+        firewall.ip(&format!("link set {name} master br0"));
+        host.ip(&format!("addr add 10.0.0.{number}/24 dev eth0"));
+        host.ip(&format!("addr add fd00::{number}/64 dev eth0 nodad"));
+    }
+    wire(&node, "control", &firewall, "switch");
+    firewall.ip(&format!("addr add {CONTROLLER}/24 dev switch"));
+    node.ip("addr add 192.168.77.2/24 dev control");
+    firewall.ip("link set br0 up");
+    firewall.run(|| {
+        for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+            sysctl::write(&format!("net/bridge/{name}"), "1").expect("br_netfilter");
+        }
+    });
+    let server_addresses = ["10.0.0.2", "fd00::2"];
+    let network = Network { client, firewall, server, server_addresses, forwarding: Forwarding::Bridged };
+    network.load(&crate::firewall::rule_set(true));
+    (network, OpenVSwitch::start(node))
+}
+
+/// A wire between two hosts. The switch reads frames from a packet socket, which knows no checksum that is still to be made.
+fn wire(switch: &Node, here: &str, host: &Node, there: &str) {
+    switch.ip(&format!("link add {here} type veth peer name {there} netns {}", host.thread_id()));
+    for (node, name) in [(switch, here), (host, there)] {
+        let name = name.to_owned();
+        node.run(move || {
+            crate::firewall::tool("ethtool", &format!("-K {name} tx off"), "");
+        });
+    }
+    switch.ip(&format!("link set {here} up"));
+    host.ip(&format!("link set {there} up"));
+}
+
+/// How a shunt is to use the switch.
+pub fn settings(versions: &[Version], port: u16) -> SwitchSettings {
+    let number = |number| PortNumber::new(number).expect("a number");
+    SwitchSettings {
+        listen: vec![SocketAddr::new(CONTROLLER.parse().expect("address"), port)],
+        from: Some("192.168.77.2".parse().expect("address")),
+        versions: versions.iter().copied().collect(),
+        ports: BTreeMap::from([
+            (number(1), SwitchPorts { fast: 49, slow: 10 }),
+            (number(2), SwitchPorts { fast: 50, slow: 11 }),
+        ]),
+        clear_at_start: false,
+        clear_at_end: false,
+        pairs: true,
+    }
+}
+
+impl OpenVSwitch {
+    fn start(node: Node) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_owned();
+        let at = path.clone();
+        let daemons = node.run(move || daemons(&at));
+        let switch = Self { node, folder, daemons };
+        switch.vsctl(
+            "add-br sw -- set bridge sw datapath_type=netdev fail_mode=secure protocols=[OpenFlow10,OpenFlow13]",
+        );
+        for (name, number) in [("fast1", 49), ("fast2", 50), ("slow1", 10), ("slow2", 11)] {
+            switch.vsctl(&format!("add-port sw {name} -- set interface {name} ofport_request={number}"));
+        }
+        switch
+    }
+
+    /// Lets it connect to the controller.
+    pub fn connect(&self, port: u16) {
+        self.vsctl(&format!(
+            "set-controller sw tcp:{CONTROLLER}:{port} -- set controller sw connection_mode=out-of-band max_backoff=1000"
+        ));
+    }
+
+    /// `ovs-vsctl`.
+    pub fn vsctl(&self, arguments: &str) -> String {
+        let socket = self.folder.path().join("db.sock");
+        let arguments = format!("--timeout=50 --db=unix:{} {arguments}", socket.display());
+        self.node.run(move || crate::firewall::tool("ovs-vsctl", &arguments, ""))
+    }
+
+    /// `ovs-ofctl` with its command before the bridge and `more` behind it.
+    pub fn ofctl(&self, command: &str, more: &str) -> String {
+        let bridge = self.folder.path().join("sw.mgmt");
+        let arguments = format!("-O OpenFlow13 {command} unix:{} {more}", bridge.display());
+        self.node.run(move || crate::firewall::tool("ovs-ofctl", &arguments, ""))
+    }
+
+    /// The entries, one a line, once they fit.
+    pub fn wait_for_entries(&self, fits: impl Fn(&str) -> bool) -> String {
+        let begun = Instant::now();
+        let mut seen = String::new();
+        while begun.elapsed() < LIMIT {
+            seen = self.ofctl("dump-flows", "");
+            if fits(&seen) {
+                return seen;
+            }
+        }
+        panic!("they never fit:\n{seen}");
+    }
+}
+
+/// Starts the database and the switch; they live in `folder` alone.
+fn daemons(folder: &Path) -> Vec<Child> {
+    let database = folder.join("conf.db");
+    crate::firewall::tool(
+        "ovsdb-tool",
+        &format!("create {} /usr/share/openvswitch/vswitch.ovsschema", database.display()),
+        "",
+    );
+    let socket = folder.join("db.sock");
+    let start = |program: &str, arguments: &[String], ready: PathBuf| {
+        let log = std::fs::File::create(folder.join(format!("{program}.log"))).expect("a log");
+        let child = Command::new(format!("/usr/sbin/{program}"))
+            .args(arguments)
+            .arg("--no-chdir")
+            .arg(format!("--unixctl={}", folder.join(format!("{program}.ctl")).display()))
+            .env("OVS_RUNDIR", folder)
+            .env("OVS_LOGDIR", folder)
+            .env("OVS_DBDIR", folder)
+            .env("OVS_SYSCONFDIR", folder)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program} (package openvswitch-switch): {error}"));
+        let begun = Instant::now();
+        while !ready.exists() {
+            assert!(begun.elapsed() < LIMIT, "{program} does not start");
+            std::thread::yield_now();
+        }
+        child
+    };
+    let server = start(
+        "ovsdb-server",
+        &[database.display().to_string(), format!("--remote=punix:{}", socket.display())],
+        socket.clone(),
+    );
+    crate::firewall::tool("ovs-vsctl", &format!("--no-wait --db=unix:{} init", socket.display()), "");
+    let switch =
+        start("ovs-vswitchd", &[format!("unix:{}", socket.display())], folder.join("ovs-vswitchd.ctl"));
+    vec![switch, server]
+}
+
+impl Drop for OpenVSwitch {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.folder.path().join("ovs-vswitchd.log"));
+            eprintln!("the switch said:\n{}", log.unwrap_or_default());
+        }
+    }
+}
