@@ -140,6 +140,7 @@ fn the_tables_are_those_of_the_program() {
         "overlay",
         "overlay.node",
         "overlay.deliver",
+        "overlay.packets",
         "rule",
         "rule.agreement",
         "rule.match",

@@ -8,6 +8,8 @@
 //! | conntrack settings ([`conntrack::enable_accounting`]) | CAP_NET_ADMIN | [`undo::Action::RestoreSetting`] | `tests/undo.rs` |
 //! | a conntrack subscription ([`conntrack::Events`]) | CAP_NET_ADMIN to open, none to read on | closing it | `tests/conntrack.rs` |
 //! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
+//! | packets taken from the kernel ([`nfqueue::Queue`]) | CAP_NET_ADMIN for every verdict | closing it: rules with bypass let packets pass | `tests/nfqueue.rs` |
+//! | packets put on their way as they are ([`raw::RoutedSocket`]) | CAP_NET_RAW to open | none: they are sent | `tests/nfqueue.rs` |
 //! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
 //! | the packet engine's packets ([`bpf::Own`], [`raw::PacketSocket`]) | CAP_BPF and CAP_NET_ADMIN to attach, CAP_NET_RAW for sockets | go with their descriptors, even by SIGKILL | `tests/engine.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
@@ -22,6 +24,7 @@ pub mod exec;
 pub mod link;
 pub mod netlink;
 pub mod netns;
+pub mod nfqueue;
 pub mod nft;
 pub mod probe;
 pub mod process;

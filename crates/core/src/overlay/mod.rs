@@ -8,6 +8,7 @@
 //! | [`disseminate`] | who has which links: signed records, flooded, acknowledged, aged |
 //! | [`route`] | paths over the links that both ends vouch for |
 //! | [`node`] | the three above as one machine |
+//! | [`packet`] | IP packets carried whole: whom they are for, which may be delivered |
 //! | [`key`] | what nodes are known by |
 //! | [`session`] | the bytes of one flow: once, in order, over whatever path stands |
 //!
@@ -19,6 +20,7 @@ pub mod frame;
 pub mod hello;
 pub mod key;
 pub mod node;
+pub mod packet;
 pub mod route;
 pub mod session;
 

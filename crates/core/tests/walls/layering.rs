@@ -52,7 +52,8 @@ const MAY_USE: [(&str, &[&str]); 29] = [
         ],
     ),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
-    ("overlay", &["carry", "config", "live", "tls"]),
+    // Packets that it catches know the mark of our own connections.
+    ("overlay", &["carry", "config", "live", "steer", "tls"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["config", "process", "steer"]),
     ("steer", &["config"]),

@@ -101,7 +101,11 @@ impl Prepared {
             .iter()
             .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let overlay = config.overlay.as_ref().map(overlay::Bound::new).transpose()?;
+        let overlay = config
+            .overlay
+            .as_ref()
+            .map(|overlay| overlay::Bound::new(overlay, config.on_crash))
+            .transpose()?;
         let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let host = Host::here();

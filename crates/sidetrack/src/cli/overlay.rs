@@ -142,6 +142,13 @@ fn table(status: &Status) -> String {
         status.sessions_refused
     );
     let _ = writeln!(out, "relayed {} flows, {} bytes", status.relayed, status.relayed_bytes);
+    if let Some(caught) = &status.caught {
+        let _ = writeln!(
+            out,
+            "packets {} sent, {} dropped, {} without a way; {} delivered, {} refused, {} failed",
+            caught.sent, caught.dropped, caught.without_way, caught.delivered, caught.refused, caught.failed
+        );
+    }
     let _ = writeln!(
         out,
         "\n{:<20} {:<5} {:>9} {:>9} {:>9} {:>5}",

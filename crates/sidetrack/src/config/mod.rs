@@ -238,6 +238,21 @@ pub struct Overlay {
     pub deliver: Vec<Deliver>,
     /// Congestion control of the links, by its kernel name.
     pub congestion: Arc<str>,
+    /// Packets that are caught whole.
+    pub packets: Vec<Packets>,
+}
+
+/// Packets that are caught whole, for another node to deliver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packets {
+    /// That node.
+    pub node: Arc<str>,
+    /// To these addresses.
+    pub to: IpSet,
+    /// TCP and UDP with one of these ports at either end; none = with any.
+    pub port: Option<PortSet>,
+    /// Of this host only; else those it forwards, too.
+    pub local: bool,
 }
 
 /// A node of the overlay.

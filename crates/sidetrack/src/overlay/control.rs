@@ -36,14 +36,14 @@ const PINGS_MAX: usize = 1024;
 /// retransmissions in a row a link counts as dead. An end that is gone closes the connection, and is noticed at once; one
 /// that lacks the time to speak is waited for as long as its kernel acknowledges what we say.
 const HELLO: hello::Config = hello::Config {
-    interval: Duration::from_millis(50),
-    missed: 10,
+    interval: Duration::from_millis(65),
+    missed: 8,
     starved: Duration::from_secs(2),
     up_after: 2,
 };
 
 /// An acknowledgement is a sign of life for so long.
-const ACK_FRESH: Duration = Duration::from_millis(100);
+const ACK_FRESH: Duration = Duration::from_millis(130);
 
 /// What the control thread is told.
 pub enum Event {

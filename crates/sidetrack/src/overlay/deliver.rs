@@ -2,12 +2,14 @@
 
 use super::circuit::refuse;
 use super::endpoint::{self, Endpoint};
+use super::packets;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, resolve};
 use crate::config::Deliver;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{Open, Refusal};
+use sidetrack_core::overlay::packet;
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -50,7 +52,7 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
     let Some(_counted) = shared.sessions.count() else {
         return refuse(&shared, stream, Refusal::Limit, "this node has too many sessions").await;
     };
-    let application = match connect(&shared, origin, &open).await {
+    let application = match destination(&shared, origin, &open).await {
         Ok(application) => application,
         Err((reason, detail)) => return refuse(&shared, stream, reason, detail).await,
     };
@@ -66,6 +68,25 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
     shared.sessions.leave(open.session);
     let from = shared.identity.name(origin);
     tracing::debug!(%from, destination = %open.destination, client = %open.client, ?ended, "session delivered");
+}
+
+/// What the session leads to: our own end of packets, or the destination.
+async fn destination(
+    shared: &Arc<Shared>,
+    origin: NodeId,
+    open: &Open,
+) -> Result<TcpStream, (Refusal, String)> {
+    if !packet::is_destination(&open.destination) {
+        return connect(shared, origin, open).await;
+    }
+    let Some(interception) = shared.packets.clone() else {
+        return Err((Refusal::Denied, "this node has no [[overlay.packets]]".to_owned()));
+    };
+    let broken = |error: io::Error| (Refusal::Limit, format!("a socket for packets: {error}"));
+    let (near, leg) = super::pair().map_err(broken)?;
+    let near = TcpStream::from_std(near).map_err(broken)?;
+    tokio::spawn(packets::receive(shared.clone(), interception, origin, near));
+    TcpStream::from_std(leg).map_err(broken)
 }
 
 /// Connects to the destination, if a rule allows it.

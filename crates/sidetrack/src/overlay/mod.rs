@@ -10,6 +10,7 @@ mod deliver;
 mod endpoint;
 pub mod identity;
 mod ingress;
+mod packets;
 mod pool;
 mod sessions;
 mod shared;
@@ -21,13 +22,14 @@ pub use control::Echo;
 pub use status::{LinkView, PathView, PingView, Status};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
-use crate::config;
+use crate::config::{self, OnCrash};
 use anyhow::Context as _;
 use control::Event;
 use ingress::Request;
 use shared::Shared;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::Purpose;
+use sidetrack_core::overlay::packet;
 use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::io;
@@ -59,6 +61,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(10);
 pub struct Bound {
     config: config::Overlay,
     listeners: Vec<TcpListener>,
+    packets: Option<packets::Bound>,
 }
 
 /// An overlay node at work.
@@ -67,6 +70,7 @@ pub struct Overlay {
     addresses: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    catching: Mutex<Option<packets::Catching>>,
 }
 
 /// The way into the overlay, for workers and the admin interface.
@@ -82,17 +86,18 @@ impl std::fmt::Debug for Entry {
 }
 
 impl Bound {
-    /// Binds the sockets.
+    /// Binds the sockets, and has packets caught if there are rules for them.
     ///
     /// # Errors
     /// Which address, and what the system said.
-    pub fn new(config: &config::Overlay) -> anyhow::Result<Self> {
+    pub fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Self> {
         let bind = |address: &SocketAddr| {
             sockopt::listen(*address, &sockopt::ListenOptions::default())
                 .with_context(|| format!("[overlay] listen = \"{address}\""))
         };
         let listeners = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
-        Ok(Self { config: config.clone(), listeners })
+        let packets = packets::Bound::new(config, on_crash)?;
+        Ok(Self { config: config.clone(), listeners, packets })
     }
 
     /// Starts the threads.
@@ -102,15 +107,22 @@ impl Bound {
     pub fn start(self) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let shared = Arc::new(Shared::new(&self.config, events)?);
+        let mut shared = Shared::new(&self.config, events)?;
+        let packets = self.packets.map(|packets| packets.start(&mut shared));
+        let shared = Arc::new(shared);
+        let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();
         let addresses = self.listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
         let (stop, stopped) = watch::channel(false);
         let threads = vec![
             thread("overlay-control", control::run(shared.clone(), inbox, stopped.clone()))?,
-            thread("overlay-flows", serve(shared.clone(), self.listeners, orders, stopped))?,
+            thread(
+                "overlay-flows",
+                serve(shared.clone(), self.listeners, orders, ways.unwrap_or_default(), stopped),
+            )?,
         ];
         let entry = Arc::new(Entry { shared, requests });
-        Ok(Overlay { entry, addresses, stop, threads: Mutex::new(threads) })
+        let catching = Mutex::new(catching);
+        Ok(Overlay { entry, addresses, stop, threads: Mutex::new(threads), catching })
     }
 }
 
@@ -141,6 +153,8 @@ impl Overlay {
 
     /// Ends all links and sessions: their applications are reset.
     pub fn stop(&self) {
+        // First: what is caught from now on would have no way.
+        drop(self.catching.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.stop.send(true);
         let until = Instant::now() + STOP_PATIENCE;
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -189,6 +203,12 @@ impl OverlayEntry for Entry {
     ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
         let requests = self.requests.clone();
         Box::pin(async move {
+            if packet::is_destination(&order.destination) {
+                return Err(Failure::new(
+                    EndReason::PolicyDenied,
+                    "this name stands for whole packets and is no host",
+                ));
+            }
             let internal =
                 |what: &str, error: io::Error| Failure::new(EndReason::Internal, format!("{what}: {error}"));
             let (near, leg) = pair().map_err(|error| internal("a socket to the overlay", error))?;
@@ -225,10 +245,14 @@ async fn serve(
     shared: Arc<Shared>,
     listeners: Vec<TcpListener>,
     mut orders: mpsc::Receiver<Request>,
+    ways: Vec<impl Future<Output = ()> + Send + 'static>,
     mut stop: watch::Receiver<bool>,
 ) {
     for (neighbour, _) in shared.identity.dialled() {
         tokio::spawn(pool::maintain(shared.clone(), neighbour));
+    }
+    for way in ways {
+        tokio::spawn(way);
     }
     for listener in listeners {
         match tokio::net::TcpListener::from_std(listener) {

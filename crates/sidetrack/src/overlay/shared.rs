@@ -2,6 +2,7 @@
 
 use super::control::Event;
 use super::identity::Identity;
+use super::packets::Interception;
 use super::pool::Pool;
 use super::sessions::Sessions;
 use super::stream::Stream;
@@ -80,6 +81,8 @@ pub struct Shared {
     pub clock: Clock,
     /// What happened.
     pub counters: Counters,
+    /// Whole packets, if this node has rules for them.
+    pub packets: Option<Arc<Interception>>,
 }
 
 impl Shared {
@@ -103,6 +106,7 @@ impl Shared {
             control,
             clock: Clock::start(),
             counters: Counters::default(),
+            packets: None,
         })
     }
 

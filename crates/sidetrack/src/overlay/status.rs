@@ -40,6 +40,26 @@ pub struct Status {
     pub records_dropped: u64,
     /// Packets that were dropped.
     pub packets_dropped: u64,
+    /// Whole packets, where this node has rules for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caught: Option<CaughtView>,
+}
+
+/// What became of whole packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaughtView {
+    /// Caught here and sent to the node that delivers them.
+    pub sent: u64,
+    /// Caught while the session to that node took no more.
+    pub dropped: u64,
+    /// Caught while there was none: passed by or dropped, as `on_crash` says.
+    pub without_way: u64,
+    /// Of other nodes, delivered here.
+    pub delivered: u64,
+    /// Of other nodes, against the rules.
+    pub refused: u64,
+    /// Of other nodes, and not taken by the system.
+    pub failed: u64,
 }
 
 /// One link.
@@ -105,6 +125,17 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         },
         None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0 },
     });
+    let caught = shared.packets.as_ref().map(|packets| {
+        let packets = &packets.counters;
+        CaughtView {
+            sent: count(&packets.sent),
+            dropped: count(&packets.dropped),
+            without_way: count(&packets.without_way),
+            delivered: count(&packets.delivered),
+            refused: count(&packets.refused),
+            failed: count(&packets.failed),
+        }
+    });
     let (records, packets) = node.drops();
     let counters = &shared.counters;
     Status {
@@ -122,5 +153,6 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         strangers: count(&counters.strangers),
         records_dropped: records.forged + records.strangers + records.too_fast,
         packets_dropped: packets.no_link + packets.off_path,
+        caught,
     }
 }

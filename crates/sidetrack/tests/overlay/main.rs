@@ -1,8 +1,11 @@
 //! The overlay by the real binary on real traffic: an application at node `a`, a server at node `c`, relays between.
 
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
 mod endings;
+mod packets;
 mod scene;
 mod transfers;

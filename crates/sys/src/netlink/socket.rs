@@ -177,7 +177,7 @@ impl Socket {
     }
 
     /// Sends the requests; returns the sequence number of the first.
-    fn send(&mut self, requests: &Requests) -> Result<u32, Error> {
+    pub(crate) fn send(&mut self, requests: &Requests) -> Result<u32, Error> {
         let first = self.sequence;
         self.sequence = first.wrapping_add(u32::try_from(requests.len()).unwrap_or(u32::MAX)).max(1);
         let bytes = requests.to_bytes(first).ok_or(Error::TooLarge)?;
@@ -296,7 +296,7 @@ impl Socket {
             .map_err(|e| Error::Socket { doing: "make non-blocking", source: e.into() })
     }
 
-    fn set_receive_limit(&self, limit: Duration) -> Result<(), Error> {
+    pub(crate) fn set_receive_limit(&self, limit: Duration) -> Result<(), Error> {
         rustix::net::sockopt::set_socket_timeout(&self.fd, rustix::net::sockopt::Timeout::Recv, Some(limit))
             .map_err(|e| Error::Socket { doing: "set the time limit of", source: e.into() })
     }

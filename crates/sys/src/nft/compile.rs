@@ -373,6 +373,7 @@ impl Known {
                 e::reject_with_reset(w);
             }
             Statement::NoTrack => e::bare(w, "notrack"),
+            Statement::Queue { number, bypass } => e::queue(w, *number, *bypass),
             Statement::VerdictMap(fields, map) => {
                 self.load_all(w, fields);
                 e::lookup(w, REGISTER, map, Lookup::Verdict);

@@ -48,8 +48,8 @@ pub(super) fn load(w: &mut AttributeWriter<'_>, field: Field, register: u32) {
         Field::Ip4Destination => payload(w, NETWORK, 16, 4, register),
         Field::Ip6Source => payload(w, NETWORK, 8, 16, register),
         Field::Ip6Destination => payload(w, NETWORK, 24, 16, register),
-        Field::TcpSource => payload(w, TRANSPORT, 0, 2, register),
-        Field::TcpDestination => payload(w, TRANSPORT, 2, 2, register),
+        Field::TcpSource | Field::TransportSource => payload(w, TRANSPORT, 0, 2, register),
+        Field::TcpDestination | Field::TransportDestination => payload(w, TRANSPORT, 2, 2, register),
         Field::TcpFlags => payload(w, TRANSPORT, 13, 1, register),
         Field::CtState => ct_load(w, 0, register),
         Field::CtMark => ct_load(w, CT_MARK, register),
@@ -238,6 +238,17 @@ pub(super) fn tproxy(w: &mut AttributeWriter<'_>, nfproto: u8, port: u32) {
 /// An expression without attributes: `masq`, `notrack`, `counter`.
 pub(super) fn bare(w: &mut AttributeWriter<'_>, name: &str) {
     expression(w, name, |_| {});
+}
+
+/// Hands the packet to a queue. By the target of xtables (`xt_NFQ_info_v3`): every kernel that has NFQUEUE has that one.
+pub(super) fn queue(w: &mut AttributeWriter<'_>, number: u16, bypass: bool) {
+    const REVISION: u32 = 3;
+    let words = [number, 1, u16::from(bypass), 0];
+    expression(w, "target", |w| {
+        w.text(1, "NFQUEUE");
+        w.u32_be(2, REVISION);
+        w.bytes(3, &words.map(u16::to_ne_bytes).concat());
+    });
 }
 
 /// Answers with a TCP reset.

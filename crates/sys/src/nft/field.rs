@@ -41,6 +41,10 @@ pub enum Field {
     TcpSource,
     /// `tcp dport`.
     TcpDestination,
+    /// `th sport`: the source port of whatever transport the rule has asked for.
+    TransportSource,
+    /// `th dport`.
+    TransportDestination,
     /// `tcp flags`: bits of [`super::tcp_flag`].
     TcpFlags,
     /// `ct state`: bits of [`super::ct_state`].
@@ -160,7 +164,9 @@ impl Field {
             Self::SocketTransparent | Self::SocketWildcard => DataKind::Boolean,
             Self::Ip4Source | Self::Ip4Destination => DataKind::Ipv4,
             Self::Ip6Source | Self::Ip6Destination => DataKind::Ipv6,
-            Self::TcpSource | Self::TcpDestination => DataKind::Port,
+            Self::TcpSource | Self::TcpDestination | Self::TransportSource | Self::TransportDestination => {
+                DataKind::Port
+            }
             Self::TcpFlags => DataKind::TcpFlags,
             Self::CtState => DataKind::CtState,
             Self::DestinationType => DataKind::AddressType,
@@ -200,6 +206,8 @@ impl fmt::Display for Field {
             Self::Ip6Destination => "ip6 daddr",
             Self::TcpSource => "tcp sport",
             Self::TcpDestination => "tcp dport",
+            Self::TransportSource => "th sport",
+            Self::TransportDestination => "th dport",
             Self::TcpFlags => "tcp flags",
             Self::CtState => "ct state",
             Self::CtMark => "ct mark",

@@ -21,8 +21,8 @@ mod watch;
 
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
 pub use build::{
-    CgroupMatch, Except, KernelPath, KernelRoute, MarkBits, NoKernelPath, Redirect, Selector, Steering,
-    TProxy, run_namespace,
+    CgroupMatch, Except, KernelPath, KernelRoute, MarkBits, NoKernelPath, PacketCatch, Packets, Redirect,
+    Selector, Steering, TProxy, run_namespace,
 };
 pub use field::{DataKind, Field, Value};
 pub use interface::InterfaceName;

@@ -242,6 +242,13 @@ pub enum Statement {
     RejectWithReset,
     /// Keeps the connection out of conntrack; chains before priority -200.
     NoTrack,
+    /// Hands the packet to user space (`queue`, by the target of xtables).
+    Queue {
+        /// The number of the queue.
+        number: u16,
+        /// Whether packets pass while nobody reads it; else they are dropped.
+        bypass: bool,
+    },
     /// Does what the verdict map says for these fields.
     VerdictMap(Vec<Field>, String),
     /// Ends the rule so.

@@ -196,6 +196,9 @@ fn write_statement(text: &mut String, family: Family, statement: &Statement) -> 
         Statement::Masquerade => text.write_str("masquerade"),
         Statement::RejectWithReset => text.write_str("reject with tcp reset"),
         Statement::NoTrack => text.write_str("notrack"),
+        Statement::Queue { number, bypass } => {
+            write!(text, "queue {}to {number}", if *bypass { "flags bypass " } else { "" })
+        }
         Statement::VerdictMap(fields, map) => write!(text, "{} vmap @{map}", joined(fields, " . ")),
         Statement::Verdict(to) => text.write_str(&verdict(to)),
     }

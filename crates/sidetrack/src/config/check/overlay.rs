@@ -1,6 +1,6 @@
 //! `[overlay]`.
 
-use super::super::{At, Deliver, Overlay, OverlayNode, raw};
+use super::super::{At, Deliver, Overlay, OverlayNode, Packets, raw};
 use super::Check;
 use sidetrack_core::net::PortSet;
 use sidetrack_core::overlay::NODES_MAX;
@@ -21,8 +21,13 @@ impl Check<'_> {
             self.error(overlay.span(), "this node neither listens nor dials: it would have no links", help);
         }
         let deliver = overlay.deliver.iter().filter_map(|deliver| self.deliver(deliver, &nodes)).collect();
+        let packets = overlay
+            .packets
+            .iter()
+            .filter_map(|packets| self.packets(packets, &nodes, name.as_deref()))
+            .collect();
         let congestion = overlay.congestion.as_ref().map_or("bbr", |name| name.as_str()).into();
-        Some(Overlay { name: name?, key: key?, listen, nodes, deliver, congestion })
+        Some(Overlay { name: name?, key: key?, listen, nodes, deliver, congestion, packets })
     }
 
     fn overlay_nodes(&mut self, overlay: &raw::Overlay) -> Vec<OverlayNode> {
@@ -117,6 +122,34 @@ impl Check<'_> {
         let to = self.networks(to);
         let port: Option<PortSet> = deliver.port.as_ref().map(|ports| self.ports(ports));
         Some(Deliver { from, to, port })
+    }
+
+    fn packets(
+        &mut self,
+        packets: &At<raw::Packets>,
+        nodes: &[OverlayNode],
+        own: Option<&str>,
+    ) -> Option<Packets> {
+        let Some(name) = &packets.node else {
+            let help = "write `node = \"…\"`: the node that delivers them";
+            self.error(packets.span(), "this entry does not say which node delivers the packets", help);
+            return None;
+        };
+        let node = self.overlay_node(name, nodes)?;
+        if own == Some(&*node) {
+            let help = "name the node at the other side; what may come here is in [[overlay.deliver]]";
+            self.error(name.span(), "packets for this node itself need no overlay", help);
+            return None;
+        }
+        let Some(to) = &packets.to else {
+            let help = "write `to = \"192.0.2.0/24\"`: the addresses behind that node";
+            self.error(packets.span(), "this entry does not say which packets it is about", help);
+            return None;
+        };
+        let to = self.networks(to);
+        let port = packets.port.as_ref().map(|ports| self.ports(ports));
+        let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
+        Some(Packets { node, to, port, local })
     }
 
     /// The node that `overlay:NAME` means.

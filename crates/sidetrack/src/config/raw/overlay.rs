@@ -26,6 +26,37 @@ pub struct Overlay {
     /// Flows of other nodes that are delivered here. Default: none are.
     #[serde(default)]
     pub deliver: Vec<At<Deliver>>,
+    /// IP packets that are caught whole and delivered by another node. Default: none are.
+    #[serde(default)]
+    pub packets: Vec<At<Packets>>,
+}
+
+/// IP packets (TCP and UDP) that are caught whole and delivered by another node: the applications' own TCP runs end to end.
+/// The other node has an entry for the way back, and an [[overlay.deliver]] for what may come.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Packets {
+    /// The node that delivers them.
+    #[schemars(required)]
+    pub node: Option<At<String>>,
+    /// To these networks or "@set"s.
+    #[schemars(required)]
+    pub to: Option<List<String>>,
+    /// With one of these ports at either end, numbers or "first-last". Default: any.
+    pub port: Option<List<Number>>,
+    /// Where they are caught: "local" for those of this host, "router" for all that leave it, forwarded ones too. Default
+    /// "local".
+    pub at: Option<At<PacketsAt>>,
+}
+
+/// Where packets are caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PacketsAt {
+    /// Those of this host.
+    Local,
+    /// All that leave it.
+    Router,
 }
 
 /// A node of the overlay.

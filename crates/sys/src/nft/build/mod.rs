@@ -1,12 +1,14 @@
 //! The tables Sidetrack uses, built from what a person configures.
 
 mod except;
+mod packets;
 mod path;
 mod run;
 mod selector;
 mod steering;
 
 pub use except::Except;
+pub use packets::{PacketCatch, Packets};
 pub use path::{KernelPath, KernelRoute, NoKernelPath};
 pub use run::run_namespace;
 pub use selector::{CgroupMatch, MarkBits, Selector};

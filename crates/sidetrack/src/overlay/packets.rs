@@ -1,0 +1,342 @@
+//! Whole packets (seed 001, Secs. 2.1 and 2.2): what rules catch goes to the node that delivers it, as it is; TCP stays
+//! between the applications. One session for each node and direction carries them, recovered hop by hop, so that its opening
+//! is signed and the far side's own rules decide.
+//!
+//! What comes faster than a session takes it is dropped, as by any router: the applications' own congestion control sees it.
+
+use super::deliver::is_allowed;
+use super::ingress::Request;
+use super::pair;
+use super::shared::Shared;
+use crate::carry::OverlayOrder;
+use crate::config::{self, OnCrash};
+use crate::steer::OWN_MARK;
+use anyhow::Context as _;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::packet::{self, Catch, Interceptor, PACKET_MAX};
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::nfqueue::{Queue, Verdict};
+use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, PacketCatch, Packets};
+use sidetrack_sys::raw::RoutedSocket;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+
+/// The mark of packets that are delivered: no rule of ours catches them.
+pub const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
+
+/// Name of the table that catches packets.
+pub const TABLE: &str = "sidetrack-packets";
+
+/// Queues we may take.
+const QUEUES: std::ops::RangeInclusive<u16> = 24_000..=24_063;
+
+/// Packets that wait in the kernel; what comes on top passes us by, or is dropped (`on_crash`).
+const QUEUE_PACKETS: u32 = 8192;
+
+/// Packets that wait for the session to one node.
+const WAITING_MAX: usize = 512;
+
+/// How often the thread looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long to wait before a session that ended, or was refused, is asked for again.
+const REST: Duration = Duration::from_millis(250);
+
+/// What became of packets.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Caught and sent on.
+    pub sent: AtomicU64,
+    /// Caught while the way to their node was full.
+    pub dropped: AtomicU64,
+    /// Caught while there was no way: they passed us by, or were dropped, as `on_crash` says.
+    pub without_way: AtomicU64,
+    /// Delivered.
+    pub delivered: AtomicU64,
+    /// Of other nodes, and not to be delivered.
+    pub refused: AtomicU64,
+    /// That the system did not take.
+    pub failed: AtomicU64,
+}
+
+/// The packets of this node, for all threads.
+pub struct Interception {
+    rules: Mutex<Interceptor>,
+    raw: RoutedSocket,
+    /// What became of them.
+    pub counters: Counters,
+}
+
+/// The way to one node.
+struct Way {
+    packets: mpsc::Sender<Vec<u8>>,
+    stands: Arc<AtomicBool>,
+}
+
+/// What needs rights, taken while there are some.
+pub struct Bound {
+    catches: Vec<config::Packets>,
+    raw: RoutedSocket,
+    thread: JoinHandle<()>,
+    begin: oneshot::Sender<Begin>,
+}
+
+/// What the thread waits for.
+struct Begin {
+    interception: Arc<Interception>,
+    ways: BTreeMap<NodeId, Way>,
+    stopped: Arc<AtomicBool>,
+}
+
+/// Catching, until it is dropped.
+pub struct Catching {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bound {
+    /// Takes a queue, puts the rules in force and starts the thread that answers the kernel: it alone keeps the right to.
+    ///
+    /// # Errors
+    /// Which of them is not to be had.
+    pub fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
+        if config.packets.is_empty() {
+            return Ok(None);
+        }
+        let bypass = on_crash == OnCrash::Open;
+        let queue = Queue::open(QUEUES, QUEUE_PACKETS, bypass, LOOK)
+            .context("[[overlay.packets]] needs a packet queue (root, and NFQUEUE in the kernel)")?;
+        let catch = |packets: &config::Packets| PacketCatch {
+            local: packets.local,
+            to: packets.to.clone(),
+            ports: packets.port.clone(),
+        };
+        let rules = Packets {
+            catches: config.packets.iter().map(catch).collect(),
+            queue: queue.number(),
+            bypass,
+            own: [OWN_MARK, DELIVERED_MARK],
+        };
+        let lifetime = if bypass { Lifetime::Socket } else { Lifetime::SocketThenOrphan };
+        let table = OwnedTable::create(&rules.table(TABLE), lifetime)
+            .context("[[overlay.packets]] cannot catch packets")?;
+        let raw =
+            RoutedSocket::open(DELIVERED_MARK.value).context("[[overlay.packets]] cannot deliver packets")?;
+        let (begin, begun) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("overlay-packets".to_owned()).spawn(move || {
+            // Verdicts need the right at the moment they are given; nothing else does.
+            if let Err(error) = caps::keep_only(CapabilitySet::NET_ADMIN) {
+                tracing::error!(%error, "cannot give up capabilities");
+            }
+            answer_kernel(queue, table, bypass, begun);
+        });
+        let thread = thread.context("cannot start a thread for packets")?;
+        Ok(Some(Self { catches: config.packets.clone(), raw, thread, begin }))
+    }
+
+    /// What the other threads of the overlay need.
+    pub fn start(self, shared: &mut Shared) -> Start {
+        let node = |packets: &config::Packets| {
+            let node = shared.identity.node_named(&packets.node)?;
+            Some(Catch { node, to: packets.to.clone(), ports: packets.port.clone() })
+        };
+        let rules = Interceptor::new(self.catches.iter().filter_map(node).collect());
+        let counters = Counters::default();
+        let interception = Arc::new(Interception { rules: Mutex::new(rules), raw: self.raw, counters });
+        shared.packets = Some(interception.clone());
+        let mut nodes: Vec<_> = self.catches.iter().map(|packets| packets.node.clone()).collect();
+        nodes.sort();
+        nodes.dedup();
+        Start { interception, nodes, thread: self.thread, begin: self.begin }
+    }
+}
+
+/// On its way to [`Catching`].
+pub struct Start {
+    interception: Arc<Interception>,
+    nodes: Vec<Arc<str>>,
+    thread: JoinHandle<()>,
+    begin: oneshot::Sender<Begin>,
+}
+
+impl Start {
+    /// Lets packets go; gives the tasks that carry them, for the thread of flows.
+    pub fn run(
+        self,
+        shared: &Shared,
+        requests: &mpsc::Sender<Request>,
+    ) -> (Catching, Vec<impl Future<Output = ()> + Send + use<>>) {
+        let mut ways = BTreeMap::new();
+        let mut tasks = Vec::new();
+        for name in self.nodes {
+            let Some(node) = shared.identity.node_named(&name) else { continue };
+            let (packets, waiting) = mpsc::channel(WAITING_MAX);
+            let stands = Arc::new(AtomicBool::new(false));
+            ways.insert(node, Way { packets, stands: stands.clone() });
+            tasks.push(carry(name, requests.clone(), waiting, stands));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        // If the thread has ended already, it has said why.
+        let _ = self.begin.send(Begin { interception: self.interception, ways, stopped: stop.clone() });
+        (Catching { stop, thread: Some(self.thread) }, tasks)
+    }
+}
+
+impl Drop for Catching {
+    /// The rules go with the thread.
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of packets ended by a panic");
+        }
+    }
+}
+
+/// The thread that reads the queue; the table lives as long as it does.
+fn answer_kernel(mut queue: Queue, table: OwnedTable, bypass: bool, begun: oneshot::Receiver<Begin>) {
+    let Ok(begin) = begun.blocking_recv() else { return };
+    let without_way = if bypass { Verdict::Accept } else { Verdict::Drop };
+    while !begin.stopped.load(Relaxed) {
+        if let Err(error) = queue.read(|packet| begin.caught(packet, without_way)) {
+            tracing::error!(%error, "the packet queue");
+            break;
+        }
+    }
+    // An orderly end leaves nothing, whatever a crash would.
+    if let Err(error) = table.delete() {
+        tracing::error!(%error, table = TABLE, "cannot take the rules back");
+    }
+}
+
+impl Begin {
+    fn caught(&self, packet: &[u8], without_way: Verdict) -> Verdict {
+        let counters = &self.interception.counters;
+        let node = self.interception.rules().outgoing(packet);
+        let way = node.and_then(|node| self.ways.get(&node)).filter(|way| way.stands.load(Relaxed));
+        let Some(way) = way else {
+            counters.without_way.fetch_add(1, Relaxed);
+            return without_way;
+        };
+        let became = match way.packets.try_send(packet.to_vec()) {
+            Ok(()) => &counters.sent,
+            Err(_) => &counters.dropped,
+        };
+        became.fetch_add(1, Relaxed);
+        Verdict::Drop
+    }
+}
+
+impl Interception {
+    fn rules(&self) -> std::sync::MutexGuard<'_, Interceptor> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers a packet that `from` has sent, if the rules say so.
+    fn deliver(&self, shared: &Shared, from: NodeId, name: &str, packet: &[u8]) {
+        let may_reach = |to: SocketAddr| is_allowed(&shared.deliver, name, to);
+        let became = match self.rules().incoming(from, packet, may_reach) {
+            Ok(ends) => match self.raw.send(packet, ends.destination.ip()) {
+                Ok(()) => &self.counters.delivered,
+                Err(error) => {
+                    tracing::debug!(to = %ends.destination, %error, "a packet cannot be delivered");
+                    &self.counters.failed
+                }
+            },
+            Err(refused) => {
+                tracing::debug!(from = name, ?refused, "a packet is not delivered");
+                &self.counters.refused
+            }
+        };
+        became.fetch_add(1, Relaxed);
+    }
+}
+
+/// Keeps a session to a node and sends it what waits, for ever.
+async fn carry(
+    node: Arc<str>,
+    requests: mpsc::Sender<Request>,
+    mut waiting: mpsc::Receiver<Vec<u8>>,
+    stands: Arc<AtomicBool>,
+) {
+    let mut told = String::new();
+    loop {
+        match open(&node, &requests).await {
+            Ok(session) => {
+                tracing::info!(%node, "packets pass over the overlay");
+                told.clear();
+                stands.store(true, Relaxed);
+                let ended = pass(session, &mut waiting).await;
+                stands.store(false, Relaxed);
+                match ended {
+                    Ok(()) => return,
+                    Err(error) => tracing::info!(%node, %error, "packets pass no more over the overlay"),
+                }
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                if error != told {
+                    tracing::warn!(%node, %error, "packets have no way to a node; trying on");
+                    told = error;
+                }
+            }
+        }
+        // What has waited meanwhile is old.
+        while waiting.try_recv().is_ok() {}
+        sleep(REST).await;
+    }
+}
+
+async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Result<TcpStream> {
+    let (near, leg) = pair()?;
+    let (reply, answer) = oneshot::channel();
+    let destination = packet::destination().context("the name of packets")?;
+    let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let order = OverlayOrder { node: node.clone(), destination, client, host: None };
+    requests.send(Request { order, leg, reply }).await.context("the overlay is stopping")?;
+    answer.await.context("the overlay is stopping")?.map_err(|failure| anyhow::anyhow!(failure.detail))?;
+    Ok(TcpStream::from_std(near)?)
+}
+
+/// Writes packets, each behind its length; `Ok`: nobody has any more. The session says nothing but its end.
+async fn pass(session: TcpStream, waiting: &mut mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    let (mut ended, sending) = session.into_split();
+    let mut sending = BufWriter::with_capacity(65_536, sending);
+    let mut byte = [0];
+    loop {
+        let packet = tokio::select! {
+            packet = waiting.recv() => packet,
+            end = ended.read(&mut byte) => return end.and(Err(io::ErrorKind::UnexpectedEof.into())),
+        };
+        let Some(packet) = packet else { return Ok(()) };
+        let Ok(length) = u16::try_from(packet.len()) else { continue };
+        sending.write_u16(length).await?;
+        sending.write_all(&packet).await?;
+        if waiting.is_empty() {
+            sending.flush().await?;
+        }
+    }
+}
+
+/// The other end: delivers what comes until the session ends.
+pub async fn receive(shared: Arc<Shared>, interception: Arc<Interception>, from: NodeId, session: TcpStream) {
+    let name = shared.identity.name(from);
+    let mut session = BufReader::with_capacity(65_536, session);
+    let mut packet = vec![0; PACKET_MAX];
+    loop {
+        let Ok(length) = session.read_u16().await else { return };
+        let Some(packet) = packet.get_mut(..usize::from(length)) else { return };
+        if session.read_exact(packet).await.is_err() {
+            return;
+        }
+        interception.deliver(&shared, from, &name, packet);
+    }
+}

@@ -1,0 +1,233 @@
+//! Whole packets between two sites: applications' own TCP and UDP, on the nodes themselves and on hosts behind them, and what
+//! is not let in.
+//!
+//! ```text
+//!   left host --10.1.0.0/24-- a --10.9.0.0/24-- b --10.2.0.0/24-- right host      a's own way to 10.2 (and b's to 10.1)
+//! ```                                                                             leads nowhere: only the overlay does.
+
+use crate::hosts::{Node, is_root};
+use crate::node::peers::{Server, visit};
+use crate::node::{LIMIT, Up, at, eventually};
+use crate::scene::{Keys, status, wait_for};
+use sidetrack_sys::netlink::{Protocol, Socket};
+use std::fmt::Write as _;
+use std::net::{SocketAddr, UdpSocket};
+
+/// See the module.
+struct Sites {
+    left: Node,
+    a: Node,
+    b: Node,
+    right: Node,
+    keys: Keys,
+}
+
+/// A node at work, and what it delivers.
+struct Running {
+    a: Up,
+    b: Up,
+}
+
+impl Sites {
+    fn new() -> Self {
+        let [left, a, b, right] = [(); 4].map(|()| Node::new());
+        let sites = Self { left, a, b, right, keys: Keys::new(&["a", "b"]) };
+        sites.join(&sites.a, &sites.b, "9", "mid", ["1", "2"]);
+        for (router, host, net) in [(&sites.a, &sites.left, "1"), (&sites.b, &sites.right, "2")] {
+            sites.join(router, host, net, "in", ["254", "1"]);
+            host.ip(&format!("route add default via 10.{net}.0.254"));
+            host.ip(&format!("route add default via fd00:{net}::254"));
+            router.run(|| {
+                sidetrack_sys::sysctl::write("net/ipv4/ip_forward", "1").expect("forwarding");
+                sidetrack_sys::sysctl::write("net/ipv6/conf/all/forwarding", "1").expect("forwarding");
+            });
+        }
+        for (node, own, far) in [(&sites.a, "1", "2"), (&sites.b, "2", "1")] {
+            // Nobody has this address: what is not caught arrives nowhere.
+            node.ip(&format!("route add 10.{far}.0.0/24 via 10.9.0.77 src 10.{own}.0.254"));
+            node.ip(&format!("route add fd00:{far}::/64 via fd00:9::77 src fd00:{own}::254"));
+            // A forged source is to come as far as our rules.
+            node.run(|| {
+                for name in ["all", "in"] {
+                    let key = format!("net/ipv4/conf/{name}/rp_filter");
+                    sidetrack_sys::sysctl::write(&key, "0").expect("rp_filter");
+                }
+            });
+        }
+        sites
+    }
+
+    fn join(&self, one: &Node, other: &Node, net: &str, name: &str, parts: [&str; 2]) {
+        one.ip(&format!("link add {name} type veth peer name {name} netns {}", other.thread_id()));
+        for (node, part) in [(one, parts[0]), (other, parts[1])] {
+            node.ip(&format!("addr add 10.{net}.0.{part}/24 dev {name}"));
+            node.ip(&format!("addr add fd00:{net}::{part}/64 dev {name} nodad"));
+            node.ip(&format!("link set {name} up"));
+        }
+    }
+
+    /// Both nodes, catching at `place`; b delivers to these ports.
+    fn start(&self, place: &str, ports: &[u16]) -> Running {
+        let packets = |node: &str, net: &str| {
+            format!(
+                "[[overlay.packets]]\nnode = \"{node}\"\nto = [\"10.{net}.0.0/24\", \"fd00:{net}::/64\"]\nat = \"{place}\"\n"
+            )
+        };
+        let listen = "listen = \"10.9.0.2:8100\"\n";
+        let mut b = self.keys.section("b", &[], true).replace("listen = \"127.0.0.1:0\"\n", listen);
+        let _ = write!(
+            b,
+            "{}[[overlay.deliver]]\nfrom = \"a\"\nto = [\"10.2.0.0/24\", \"fd00:2::/64\"]\nport = {ports:?}\n",
+            packets("a", "1")
+        );
+        let a = self.keys.section("a", &[("b", at("10.9.0.2", 8100))], false) + &packets("b", "2");
+        let b = self.b.run(move || Up::start("", &b));
+        let mut a = self.a.run(move || Up::start("", &a));
+        a.log_line("a way for packets", |line| line.contains("packets pass over the overlay"));
+        let mut b = b;
+        b.log_line("a way back", |line| line.contains("packets pass over the overlay"));
+        Running { a, b }
+    }
+}
+
+fn caught(up: &Up, what: &str) -> u64 {
+    status(up)["caught"][what].as_u64().expect("a count")
+}
+
+/// A word there and back by UDP.
+fn echo(client: &UdpSocket, server: &UdpSocket) {
+    let mut buffer = [0; 9000];
+    for socket in [client, server] {
+        socket.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    }
+    for length in [1, 1400, 8000] {
+        let word = vec![0x5a; length];
+        client.send_to(&word, server.local_addr().expect("an address")).expect("sent");
+        let (n, from) = server.recv_from(&mut buffer).expect("the word");
+        assert_eq!((n, from), (length, client.local_addr().expect("an address")), "as it was sent");
+        server.send_to(&buffer[..n], from).expect("sent");
+        assert_eq!(client.recv_from(&mut buffer).expect("its echo").0, length);
+    }
+}
+
+fn udp(node: &Node, ip: &'static str) -> UdpSocket {
+    node.run(move || UdpSocket::bind(at(ip, 0)).expect("a socket"))
+}
+
+/// TCP and UDP from one host to the other, both versions; TCP stays between them.
+fn both_ways(
+    sites: &Sites,
+    place: &str,
+    client: &Node,
+    clients: [&'static str; 2],
+    server: &Node,
+    servers: [&'static str; 2],
+) {
+    let tcp = server.run(move || servers.map(Server::start));
+    let far = servers.map(|ip| udp(server, ip));
+    let mut ports: Vec<u16> = tcp.iter().map(|server| server.address.port()).collect();
+    ports.extend(far.iter().map(|socket| socket.local_addr().expect("an address").port()));
+    let up = sites.start(place, &ports);
+    for (number, server) in tcp.iter().enumerate() {
+        let to = server.address;
+        let (own, seen, _) = client.run(move || visit(to, &[7; 1_000_000]));
+        assert_eq!((own.ip(), own), (at(clients[number], 0).ip(), seen), "the server sees the client itself");
+    }
+    for (ip, far) in clients.into_iter().zip(&far) {
+        let near = udp(client, ip);
+        // Where hosts are behind the routers, what is larger than their links is cut by the sender, and fragments are not
+        // caught; here applications are on the nodes.
+        if place == "local" {
+            echo(&near, far);
+        }
+    }
+    assert!(caught(&up.a, "sent") > 100 && caught(&up.b, "delivered") > 100, "{:#}", status(&up.a));
+    assert!(caught(&up.b, "sent") > 10 && caught(&up.a, "delivered") > 10);
+    assert_eq!((caught(&up.a, "refused"), caught(&up.b, "refused")), (0, 0));
+    let (status, _) = up.a.stop();
+    assert!(status.success());
+    let tables = sites.a.run(|| {
+        let mut socket = Socket::open(Protocol::Netfilter).expect("a socket");
+        sidetrack_sys::nft::list_tables(&mut socket).expect("a list")
+    });
+    assert!(tables.iter().all(|table| !table.name.starts_with("sidetrack")), "left behind: {tables:?}");
+}
+
+#[test]
+fn applications_on_the_nodes_speak_through_the_overlay_as_if_it_were_not_there() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    both_ways(
+        &sites,
+        "local",
+        &sites.a,
+        ["10.1.0.254", "fd00:1::254"],
+        &sites.b,
+        ["10.2.0.254", "fd00:2::254"],
+    );
+}
+
+#[test]
+fn hosts_behind_routers_need_no_software() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    both_ways(
+        &sites,
+        "router",
+        &sites.left,
+        ["10.1.0.1", "fd00:1::1"],
+        &sites.right,
+        ["10.2.0.1", "fd00:2::1"],
+    );
+}
+
+#[test]
+fn nobody_gets_behind_a_firewall_with_packets() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    let open = udp(&sites.right, "10.2.0.1");
+    let closed = udp(&sites.right, "10.2.0.1");
+    let port = |socket: &UdpSocket| socket.local_addr().expect("an address").port();
+    let up = sites.start("router", &[port(&open)]);
+    let refused = |times: u64| {
+        eventually("it is refused", || caught(&up.b, "refused") == times);
+    };
+    let send = |from: &UdpSocket, to: &UdpSocket| {
+        from.send_to(b"knock", to.local_addr().expect("an address")).expect("sent");
+    };
+    let near = udp(&sites.left, "10.1.0.1");
+    // To a port that no entry of b allows.
+    send(&near, &closed);
+    refused(1);
+    // From an address that is not behind a, as a host of the left might forge it.
+    sites.left.ip("addr add 10.66.0.1/32 dev lo");
+    let forger = udp(&sites.left, "10.66.0.1");
+    send(&forger, &open);
+    refused(2);
+    // The right host asks nobody's leave to answer, but may not begin: the left allows nothing.
+    let nosy = udp(&sites.right, "10.2.0.1");
+    send(&nosy, &near);
+    eventually("a refuses it", || caught(&up.a, "refused") == 1);
+    // After all that, what is allowed passes, and is the first thing that arrives anywhere.
+    send(&near, &open);
+    let mut buffer = [0; 64];
+    open.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    let near_address: SocketAddr = near.local_addr().expect("an address");
+    assert_eq!(open.recv_from(&mut buffer).expect("allowed"), (5, near_address));
+    for socket in [&closed, &near] {
+        socket.set_nonblocking(true).expect("nonblocking");
+        assert!(socket.recv_from(&mut buffer).is_err(), "nothing came");
+    }
+    // An answer passes to whom it answers.
+    near.set_nonblocking(false).expect("blocking");
+    near.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    send(&open, &near);
+    assert_eq!(near.recv_from(&mut buffer).expect("the answer").0, 5);
+    wait_for(&up.a, "a count", |status| status["caught"]["delivered"] == 1);
+}

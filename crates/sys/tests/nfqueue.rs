@@ -1,0 +1,81 @@
+//! Packets in the hands of user space: caught, let go, delivered as they are, and what happens without a reader.
+
+mod support;
+
+use std::net::{SocketAddr, UdpSocket};
+
+use sidetrack_core::overlay::packet::Ends;
+use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_sys::nfqueue::{Queue, Verdict};
+use sidetrack_sys::nft::{MarkBits, PacketCatch, Packets};
+use sidetrack_sys::raw::RoutedSocket;
+use sidetrack_sys::{route, sockopt};
+use support::{LIMIT, in_namespace};
+
+const OWN: MarkBits = MarkBits { value: 0x5d00, mask: 0xff00 };
+const DELIVERED: MarkBits = MarkBits { value: 0x5f00, mask: 0xff00 };
+
+fn catch(queue: u16, bypass: bool, name: &str) {
+    let to = ["10.5.0.0/24", "fd05::/64"].iter().map(|net| net.parse().expect("a network")).collect();
+    let catches = vec![PacketCatch { local: true, to, ports: None }];
+    let packets = Packets { catches, queue, bypass, own: [OWN, DELIVERED] };
+    let mut socket = Socket::open(Protocol::Netfilter).expect("a socket");
+    packets.table(name).apply(&mut socket).expect("applied");
+}
+
+fn received(server: &UdpSocket) -> String {
+    let mut buffer = [0; 2000];
+    let (n, _) = server.recv_from(&mut buffer).expect("a datagram");
+    String::from_utf8_lossy(&buffer[..n]).into_owned()
+}
+
+#[test]
+fn what_is_caught_goes_where_its_reader_says() {
+    in_namespace(|| {
+        route::add_local_default("lo").expect("route");
+        let queue = Queue::open(24_000..=24_003, 64, true, LIMIT).expect("a queue");
+        let second = Queue::open(24_000..=24_003, 64, true, LIMIT).expect("another");
+        assert_ne!(queue.number(), second.number());
+        assert!(Queue::open(queue.number()..=queue.number(), 64, true, LIMIT).is_err(), "it is taken");
+        drop(second);
+        let mut queue = queue;
+        catch(queue.number(), true, "caught");
+        let raw = RoutedSocket::open(DELIVERED.value).expect("root");
+        let servers = ["0.0.0.0:0", "[::]:0"].map(|any| UdpSocket::bind(any).expect("a socket"));
+        for (server, ip) in servers.iter().zip(["10.5.0.1", "fd05::1"]) {
+            server.set_read_timeout(Some(LIMIT)).expect("a time-out");
+            let port = server.local_addr().expect("an address").port();
+            let to = SocketAddr::new(ip.parse().expect("an address"), port);
+            let client =
+                UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).expect("a socket");
+            client.send_to(b"stolen", to).expect("sent");
+            let mut packet = Vec::new();
+            let read = queue.read(|caught| {
+                packet = caught.to_vec();
+                Verdict::Drop
+            });
+            assert_eq!(read.expect("a packet").packets, 1);
+            assert_eq!(Ends::of(&packet).expect("it names its ends").destination, to);
+            client.send_to(b"let go", to).expect("sent");
+            queue.read(|_| Verdict::Accept).expect("a packet");
+            assert_eq!(received(server), "let go", "the first was dropped");
+            raw.send(&packet, to.ip()).expect("delivered");
+            assert_eq!(received(server), "stolen");
+        }
+        // Without a reader: packets pass.
+        drop(queue);
+        let to = SocketAddr::new(
+            "10.5.0.1".parse().expect("an address"),
+            servers[0].local_addr().expect("bound").port(),
+        );
+        let client = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        client.send_to(b"passed by", to).expect("sent");
+        assert_eq!(received(&servers[0]), "passed by");
+        // Or they do not, but for our own.
+        catch(24_009, false, "closed");
+        let _ = client.send_to(b"dropped", to);
+        sockopt::set_mark(&client, OWN.value).expect("root");
+        client.send_to(b"our own", to).expect("sent");
+        assert_eq!(received(&servers[0]), "our own");
+    });
+}
