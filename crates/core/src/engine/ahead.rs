@@ -15,12 +15,16 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     keys: [u32; BATCH],
+    /// Slots of answers of servers; [`UNKNOWN`] where the index has to be asked.
+    slots: [u32; BATCH],
     len: usize,
 }
 
+const UNKNOWN: u32 = u32::MAX;
+
 impl Default for Ahead {
     fn default() -> Self {
-        Self { keys: [0; BATCH], len: 0 }
+        Self { keys: [0; BATCH], slots: [UNKNOWN; BATCH], len: 0 }
     }
 }
 
@@ -28,31 +32,34 @@ impl<C: Callbacks> Engine<C> {
     /// Adds a packet to a batch of at most 64; further ones are handled without this.
     pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
         let Ok(ip) = Ip::parse(packet) else { return };
-        let Some(to) = ahead.keys.get_mut(ahead.len) else { return };
-        let ports = u32_at(packet, ip.payload);
-        let key = hash(&self.config.seed, &Tuple { remote: ip.src, local: ip.dst, ports });
-        *to = key;
+        let (Some(key), Some(slot)) = (ahead.keys.get_mut(ahead.len), ahead.slots.get_mut(ahead.len)) else {
+            return;
+        };
+        let tuple = Tuple { remote: ip.src, local: ip.dst, ports: u32_at(packet, ip.payload) };
+        *slot = self.ports.slot(&tuple).unwrap_or(UNKNOWN);
+        *key = hash(&self.config.seed, &tuple);
         ahead.len += 1;
-        black_box(self.index.place(key));
+        black_box(self.index.place(*key));
     }
 
     /// Reads what the packets of the batch will need, and begins a new batch.
     pub fn warm(&self, ahead: &mut Ahead) {
-        let mut slots = [u32::MAX; BATCH];
-        for (key, slot) in ahead.keys.iter().zip(&mut slots).take(ahead.len) {
-            let Some(value) = self.index.probable(*key) else { continue };
-            *slot = value >> 1;
+        let slots = &mut ahead.slots;
+        for (key, slot) in ahead.keys.iter().zip(&mut *slots).take(ahead.len) {
+            if *slot == UNKNOWN {
+                let Some(value) = self.index.probable(*key) else { continue };
+                *slot = value >> 1;
+            }
             if let Some(cold) = self.cold.get(*slot as usize) {
                 black_box((cold.opened, cold.stamps.as_slice().len()));
             }
             if let Some(hot) = self.hot.get(*slot as usize) {
-                black_box((hot.leg[SERVER].next, hot.active));
+                black_box((hot.leg[CLIENT].next, hot.leg[SERVER].next, hot.tuple[CLIENT].ports, hot.active));
             }
             black_box(self.wheel.list_of(*slot));
         }
         for slot in slots.iter().take(ahead.len) {
             let Some(hot) = self.hot.get(*slot as usize) else { continue };
-            black_box((hot.tuple[SERVER].ports, hot.leg[CLIENT].next));
             if let Some(slow) = self.slow.get(hot.slow as usize) {
                 black_box((slow.isn, slow.held.len(), slow.until, slow.sent, slow.fin));
             }

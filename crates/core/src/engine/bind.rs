@@ -115,15 +115,16 @@ impl<C: Callbacks> Engine<C> {
             self.ports.take(target.address.ip()).ok_or(EndReason::Limit)?
         };
         let tuple = Tuple::new(target.address, source);
-        let key = hash(&self.config.seed, &tuple);
-        if self.find(key, &tuple).is_some() {
-            // With the client's own address two of its connections to different listeners may meet at one server.
-            if !target.keep_client_address {
-                self.ports.give(source);
+        if target.keep_client_address {
+            let key = hash(&self.config.seed, &tuple);
+            if self.find(key, &tuple).is_some() {
+                // Two of a client's connections to different listeners may meet at one server.
+                return Err(EndReason::Limit);
             }
-            return Err(EndReason::Limit);
+            self.index.insert(key, (slot as u32) << 1 | 1);
+        } else {
+            self.ports.assign(source, slot as u32);
         }
-        self.index.insert(key, (slot as u32) << 1 | 1);
         let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
         self.remember_target(now, slot, &target, tuple, isn);
         self.state(now, slot, SERVER, State::SynReceived);

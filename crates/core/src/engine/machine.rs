@@ -118,7 +118,8 @@ impl<C: Callbacks> Engine<C> {
         let [seed, ..] = config.seed;
         Self {
             ports: Ports::new(&config.sources, seed),
-            index: Index::new(max * 2),
+            // Two entries only for those that keep their clients' addresses; then it is two thirds full at most.
+            index: Index::new(max + max / 2),
             wheel: Wheel::new(max, now),
             hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
             cold: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
@@ -186,6 +187,12 @@ impl<C: Callbacks> Engine<C> {
 
     /// The connection of a tuple, and the side that sends so.
     pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
+        // Answers of servers are found by our own port, without the index.
+        if let Some(slot) = self.ports.slot(tuple)
+            && self.hot.get(slot as usize).is_some_and(|hot| hot.tuple[SERVER] == *tuple)
+        {
+            return Some((slot as usize, SERVER));
+        }
         let is_it = |value: u32| {
             let hot = self.hot.get((value >> 1) as usize);
             hot.and_then(|hot| hot.tuple.get((value & 1) as usize)).is_some_and(|known| known == tuple)
@@ -390,11 +397,10 @@ impl<C: Callbacks> Engine<C> {
         }
         let entry = (slot as u32) << 1;
         self.index.remove(hash(&self.config.seed, &hot.tuple[CLIENT]), entry);
-        if cold.source != Source::None {
-            self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1);
-        }
-        if cold.source == Source::Ours {
-            self.ports.give(hot.tuple[SERVER].local_addr());
+        match cold.source {
+            Source::None => {}
+            Source::Ours => self.ports.give(hot.tuple[SERVER].local_addr()),
+            Source::Client => self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1),
         }
         self.wheel.disarm(slot as u32);
         hot.phase = Phase::Free;

@@ -3,6 +3,7 @@
 //! Answers of servers have to come to the worker that holds the connection. As in the original's `flow_steering`, each
 //! worker owns either a block of ports of every address (`Port`) or addresses of its own (`Ip`); see [`Steering::share`].
 
+use super::packet::{Address, Tuple};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -67,8 +68,14 @@ impl Steering {
 #[derive(Debug)]
 struct Pool {
     ip: IpAddr,
+    address: Address,
     free: VecDeque<u16>,
+    /// By port, from the first of the range on: whose it is, or [`NOBODY`].
+    slots: Vec<u32>,
 }
+
+/// No connection has the port.
+const NOBODY: u32 = u32::MAX;
 
 /// The free sources of one worker.
 #[derive(Debug)]
@@ -92,7 +99,8 @@ impl Ports {
                 let at = (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % (i + 1);
                 free.swap(i, at);
             }
-            Pool { ip: *ip, free: free.into() }
+            let slots = vec![NOBODY; share.ports.len()];
+            Pool { ip: *ip, address: (*ip).into(), free: free.into(), slots }
         });
         Self { pools: pools.collect(), range: share.ports.clone(), turn: 0 }
     }
@@ -113,8 +121,25 @@ impl Ports {
         None
     }
 
+    /// Says whose a source is that was taken.
+    pub(super) fn assign(&mut self, source: SocketAddr, slot: u32) {
+        let at = usize::from(source.port().wrapping_sub(*self.range.start()));
+        let pool = self.pools.iter_mut().find(|pool| pool.ip == source.ip());
+        if let Some(place) = pool.and_then(|pool| pool.slots.get_mut(at)) {
+            *place = slot;
+        }
+    }
+
+    /// The connection that has the address and port a packet goes to, if one has.
+    pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
+        let at = usize::from(to.local_port().wrapping_sub(*self.range.start()));
+        let pool = self.pools.iter().find(|pool| pool.address == to.local)?;
+        pool.slots.get(at).copied().filter(|slot| *slot != NOBODY)
+    }
+
     /// Takes a source back.
     pub(super) fn give(&mut self, source: SocketAddr) {
+        self.assign(source, NOBODY);
         if let Some(pool) = self.pools.iter_mut().find(|pool| pool.ip == source.ip()) {
             pool.free.push_back(source.port());
         }
@@ -154,6 +179,23 @@ mod tests {
         assert_eq!(Steering::Ip.share(&addresses, 1..=2, 5, 6), None, "an address for each worker is needed");
         assert_eq!(Steering::Port.share(&addresses, 1..=2, 0, 3), None);
         assert_eq!(Steering::Port.share(&addresses, 0xfc00..=0xffff, 1, 1), None);
+    }
+
+    #[test]
+    fn a_source_is_its_connections_until_it_is_given_back() {
+        let share = Share { addresses: vec!["10.0.0.1".parse().unwrap()], ports: 100..=109 };
+        let mut ports = Ports::new(&share, 7);
+        let server: SocketAddr = "10.9.9.9:80".parse().unwrap();
+        let source = ports.take(server.ip()).unwrap();
+        let answer = Tuple::new(server, source);
+        assert_eq!(ports.slot(&answer), None);
+        ports.assign(source, 5);
+        assert_eq!(ports.slot(&answer), Some(5));
+        for other in ["10.0.0.1:99", "10.0.0.1:110", "10.0.0.2:100"] {
+            assert_eq!(ports.slot(&Tuple::new(server, other.parse().unwrap())), None, "{other}");
+        }
+        ports.give(source);
+        assert_eq!(ports.slot(&answer), None);
     }
 
     #[test]

@@ -110,6 +110,8 @@ struct Worker {
     engine: Engine<Select>,
     strays: Strays,
     driver: Box<dyn Driver>,
+    /// No packets can be taken, and the log says so.
+    failing: bool,
     counted: Instant,
 }
 
@@ -152,14 +154,7 @@ impl Worker {
     fn turns(&mut self) {
         while !self.bell.stopped() {
             let now = self.surroundings.clock.now();
-            let taken = match self.driver.receive() {
-                Ok(taken) => taken,
-                Err(error) => {
-                    tracing::warn!(listener = %self.listener.name, %error, "no packets can be taken");
-                    self.rest();
-                    0
-                }
-            };
+            let taken = self.receive();
             self.handle(now, taken);
             if self.bell.heard() {
                 self.end_unwanted(now);
@@ -171,6 +166,23 @@ impl Worker {
             }
             if taken == 0 {
                 self.wait(now);
+            }
+        }
+    }
+
+    /// Takes the packets that wait. Where none can be taken it says so once, and rests.
+    fn receive(&mut self) -> usize {
+        match self.driver.receive() {
+            Ok(taken) => {
+                self.failing &= taken == 0;
+                taken
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!(listener = %self.listener.name, %error, "no packets can be taken");
+                }
+                self.rest();
+                0
             }
         }
     }
@@ -289,6 +301,7 @@ impl Worker {
             engine,
             strays,
             driver,
+            failing: false,
             counted,
         })
     }
@@ -324,4 +337,133 @@ fn fresh(
 
 fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::Arrived;
+    use super::super::strays::Strays;
+    use super::*;
+    use sidetrack_core::engine::checksum::Sum;
+    use sidetrack_core::engine::packet::{Header, Ip, flags};
+    use sidetrack_core::engine::{Checksums, Hop};
+    use sidetrack_core::flow::FlowId;
+    use std::collections::VecDeque;
+    use std::os::fd::BorrowedFd;
+
+    /// What is to come in, and what went out. An empty packet is a fault.
+    #[derive(Debug, Default)]
+    struct Wire {
+        coming: VecDeque<Vec<u8>>,
+        sent: Vec<Vec<u8>>,
+    }
+
+    #[derive(Debug)]
+    struct Faulty {
+        wire: Arc<Mutex<Wire>>,
+        at_hand: Vec<u8>,
+    }
+
+    impl Driver for Faulty {
+        fn receive(&mut self) -> io::Result<usize> {
+            let Some(packet) = self.wire.lock().unwrap().coming.pop_front() else { return Ok(0) };
+            self.at_hand = packet;
+            Ok(1)
+        }
+
+        fn arrived(&mut self, _frame: usize) -> Option<Arrived<'_>> {
+            assert!(!self.at_hand.is_empty(), "the fault of the test");
+            Some(Arrived { packet: &mut self.at_hand, hop: Hop(1), checksums: Checksums::Verified })
+        }
+
+        fn forward(&mut self, _frame: usize, _len: usize, _hop: Hop) {}
+
+        fn send(&mut self, packet: &[u8], _hop: Hop) {
+            self.wire.lock().unwrap().sent.push(packet.to_vec());
+        }
+
+        fn flush(&mut self) {}
+
+        fn lost(&self) -> u64 {
+            0
+        }
+
+        fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+            Vec::new()
+        }
+    }
+
+    fn segment(port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        let sum = Sum::ZERO.bytes(&packet).checksum();
+        packet.splice(10..12, sum.to_be_bytes());
+        packet.extend(port.to_be_bytes());
+        packet.extend(80_u16.to_be_bytes());
+        packet.extend(seq.to_be_bytes());
+        packet.extend(ack.to_be_bytes());
+        packet.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        packet
+    }
+
+    fn worker(wire: &Arc<Mutex<Wire>>) -> (Worker, Arc<Ledger>, Arc<Bell>) {
+        let text = "version = 1\n[[listen]]\nkind = 'engine'\naddress = '10.0.0.2:80'\ninterfaces = ['none']\nto = \
+                    '10.9.9.9:80'\n";
+        let config = Config::from_text("test.toml", text).unwrap();
+        let (ledger, bell) = (Arc::new(Ledger::default()), Arc::new(Bell::new().unwrap()));
+        let share = Share { addresses: vec!["10.0.0.2".parse().unwrap()], ports: 61_000..=61_009 };
+        let strays = Strays::between(vec![share.clone()], &[]).pop().unwrap();
+        let part = Part {
+            listener: config.listeners[0].clone(),
+            share,
+            mtu: 1500,
+            driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
+            strays,
+            bell: bell.clone(),
+        };
+        let surroundings = Surroundings {
+            config: Arc::new(ArcSwap::from_pointee(config)),
+            clock: Clock::start(),
+            next_id: Arc::new(|| FlowId(1)),
+            chains: Arc::new(|_, _| sidetrack_core::chain::Chain::new(Vec::new(), Instant::ZERO)),
+        };
+        let worker = Worker::new(part, &surroundings, ledger.clone(), bell.clone()).unwrap();
+        (worker, ledger, bell)
+    }
+
+    /// Gives the worker a packet and waits until it has sent another one.
+    fn answer(wire: &Arc<Mutex<Wire>>, bell: &Bell, packets: &[Vec<u8>]) -> Vec<u8> {
+        let before = wire.lock().unwrap().sent.len();
+        wire.lock().unwrap().coming.extend(packets.iter().cloned());
+        bell.ring();
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(packet) = wire.lock().unwrap().sent.get(before) {
+                return packet.clone();
+            }
+            assert!(std::time::Instant::now() < until, "no answer");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_fault_ends_the_connections_with_a_reason_and_the_worker_goes_on() {
+        let wire = Arc::new(Mutex::new(Wire::default()));
+        let (mut worker, ledger, bell) = worker(&wire);
+        let thread = std::thread::spawn(move || worker.run());
+        let syn_ack = answer(&wire, &bell, &[segment(4000, flags::SYN, 100, 0)]);
+        let header =
+            |bytes: &[u8]| Header::parse(bytes, &Ip::parse(bytes).unwrap(), Checksums::Verify).unwrap();
+        let ack = header(&syn_ack).seq.0.wrapping_add(1);
+        let syn = answer(&wire, &bell, &[segment(4000, flags::ACK, 101, ack)]);
+        assert_eq!(header(&syn).tuple.local_addr(), "10.9.9.9:80".parse().unwrap(), "the server is asked");
+        assert_eq!(ledger.len(), 1);
+        // The fault, and the next client.
+        let next = answer(&wire, &bell, &[Vec::new(), segment(4001, flags::SYN, 7, 0)]);
+        assert_eq!(header(&next).flags, flags::SYN | flags::ACK, "the next client is served");
+        let (ended, _) = ledger.take_ended();
+        let reasons: Vec<_> = ended.iter().map(|ended| ended.reason).collect();
+        assert_eq!((reasons, ledger.len()), (vec![EndReason::Internal], 0));
+        bell.stop();
+        thread.join().unwrap();
+    }
 }

@@ -98,6 +98,16 @@ impl XdpDriver {
         }
     }
 
+    /// Frames of the last batch that went nowhere are free again.
+    fn reclaim(&mut self) {
+        for (frame, descriptor) in self.taken.iter().enumerate().take(self.count) {
+            if self.gone >> frame & 1 == 0 {
+                self.free.push(whole(descriptor.address));
+            }
+        }
+        (self.count, self.gone) = (0, 0);
+    }
+
     fn route(&mut self, packet: &[u8]) {
         let sent = Ip::parse(packet).ok().map(|ip| self.routed.send(packet, ip.dst.into()));
         if !matches!(sent, Some(Ok(()))) {
@@ -113,9 +123,10 @@ const fn whole(address: u64) -> u64 {
 
 impl Driver for XdpDriver {
     fn receive(&mut self) -> io::Result<usize> {
+        // Whoever had the last batch may have met a fault in the middle of it.
+        self.reclaim();
         self.finished();
         self.refill();
-        (self.count, self.gone) = (0, 0);
         for _ in 0..self.ports.len() {
             self.from = self.turn;
             self.turn = (self.turn + 1) % self.ports.len();
@@ -195,12 +206,7 @@ impl Driver for XdpDriver {
                 tracing::debug!(interface = %port.interface.name, %error, "cannot send");
             }
         }
-        for (frame, descriptor) in self.taken.iter().enumerate().take(self.count) {
-            if self.gone >> frame & 1 == 0 {
-                self.free.push(whole(descriptor.address));
-            }
-        }
-        self.count = 0;
+        self.reclaim();
     }
 
     fn lost(&self) -> u64 {
