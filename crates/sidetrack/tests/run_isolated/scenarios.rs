@@ -66,8 +66,18 @@ pub fn terminal() -> Outcome {
     }
     // `exec`, or the interrupt also ends the shell of `script`, which bash replaces by itself and dash does not.
     let command = format!("exec {} --scenario self 'on a terminal'", exe.display());
-    let mut script = Command::new("script")
-        .args(["--quiet", "--return", "--flush", "--command", &command, "/dev/null"])
+    // Whoever started the tests in the background has made interrupts ignored, which a shell cannot undo.
+    let mut script = Command::new("env")
+        .args([
+            "--default-signal=INT",
+            "script",
+            "--quiet",
+            "--return",
+            "--flush",
+            "--command",
+            &command,
+            "/dev/null",
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
