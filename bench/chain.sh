@@ -3,12 +3,8 @@
 # machine, arguments go to `sidetrack-lab chain` (--quick: 90 seconds). Ends with an error when a bar is missed; the table is
 # written all the same.
 set -euo pipefail
-repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-lab=${CARGO_TARGET_DIR:-$repository/target}/release/sidetrack-lab
-[ -x "$lab" ] || { echo "error: $lab is not there: cargo build --release" >&2; exit 2; }
+. "$(dirname "${BASH_SOURCE[0]}")/table.sh"
 
-results=$(mktemp)
-trap 'rm -f "$results"' EXIT
 cat >"$results" <<'TEXT'
 # Functions and chains
 
@@ -16,7 +12,5 @@ Written by `bench/chain.sh` (`sidetrack-lab chain`). Absolute figures are those 
 between slices of the same round. A bar that failed says so.
 
 TEXT
-status=0
-"$lab" chain "$@" | tee -a "$results" || status=1
-cp "$results" "$repository/bench/CHAIN.md"
-exit "$status"
+measured chain "$@"
+kept CHAIN.md

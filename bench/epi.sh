@@ -3,23 +3,16 @@
 # bench/epi. Needs root; arguments go to `sidetrack-lab epi` (--quick: 90 seconds; else it says how long it will take). Ends
 # with an error when a bar is missed; the tables are written all the same.
 set -euo pipefail
-repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-lab=${CARGO_TARGET_DIR:-$repository/target}/release/sidetrack-lab
-[ -x "$lab" ] || { echo "error: $lab is not there: cargo build --release" >&2; exit 2; }
+. "$(dirname "${BASH_SOURCE[0]}")/table.sh"
 
-results=$(mktemp)
-trap 'rm -f "$results"' EXIT
-cat >"$results" <<'TEXT'
+cat >"$results" <<TEXT
 # The EPI measurements, repeated
 
-Written by `bench/epi.sh`: `sidetrack-lab epi` with the arguments named below. Times are those of the emulated links plus
-what the programs take on the machine named; the plots and every single figure are in `bench/epi/`.
+Written by \`bench/epi.sh\`: \`sidetrack-lab epi\` with the arguments named below. Times are those of the emulated links plus
+what the programs take on the machine named; the plots and every single figure are in \`bench/epi/\`.
+
+Arguments: ${*:-none}
 
 TEXT
-echo "Arguments: ${*:-none}" >>"$results"
-echo >>"$results"
-status=0
-"$lab" epi --out "$repository/bench/epi" "$@" | tee -a "$results" || status=$?
-[ "$status" -le 1 ] || exit "$status"
-cp "$results" "$repository/bench/EPI.md"
-exit "$status"
+measured epi --out "$repository/bench/epi" "$@"
+kept EPI.md

@@ -11,7 +11,7 @@ pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, withou
 
 use crate::agreement::Clause;
 use crate::carrier::Carrier;
-use crate::flow::Destination;
+use crate::flow::{Destination, Flow, Host};
 use crate::function::ChainSpec;
 use std::sync::Arc;
 
@@ -84,6 +84,19 @@ pub struct Carry {
     pub agreement: Option<Arc<Clause>>,
     /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
     pub metadata: Vec<(u16, String)>,
+}
+
+impl Carry {
+    /// Where a flow goes, after all rewriting.
+    pub fn destination(&self, flow: &Flow) -> Destination {
+        match (&self.to, self.dial, &flow.host) {
+            (Some(to), _, _) => to.clone(),
+            (None, Dial::Name, Some(name)) => {
+                Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
+            }
+            _ => flow.orig_dst.clone(),
+        }
+    }
 }
 
 /// Connections to a server that are made before a flow wants them, so that it need not wait for a handshake.

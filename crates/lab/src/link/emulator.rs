@@ -70,6 +70,13 @@ pub struct Lateness {
     pub refused: u64,
 }
 
+impl std::fmt::Display for Lateness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [median, p99] = [self.median_ns, self.p99_ns].map(|ns| ns as f64 / 1e6);
+        write!(f, "Frames left {median:.3} ms late in the median, {p99:.3} ms at most for 99 of 100.")
+    }
+}
+
 /// What the thread is asked for.
 enum Command {
     Add {

@@ -23,7 +23,7 @@ pub enum ShuntPath {
 pub struct ShuntSwitch {
     /// Where it connects to.
     pub listen: Vec<SocketAddr>,
-    /// Its address; none: any.
+    /// Connections from other addresses are refused; none: any.
     pub from: Option<IpAddr>,
     /// Versions that may be spoken.
     pub versions: BTreeSet<Version>,

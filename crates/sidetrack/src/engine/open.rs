@@ -7,7 +7,7 @@ use super::strays::{Ring, Strays};
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
-use sidetrack_sys::bpf::{Hook, Own, OwnError, OwnOn, XdpOn};
+use sidetrack_sys::bpf::{BpfError, Hook, Own, OwnOn, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
 use sidetrack_sys::xsk::{self, Copying, Umem, XskSocket};
@@ -70,7 +70,7 @@ pub enum OpenError {
         /// The listener.
         listener: Arc<str>,
         /// What it said.
-        error: OwnError,
+        error: BpfError,
     },
     /// The interfaces have different numbers of queues.
     #[error(
@@ -217,7 +217,7 @@ impl Opening<'_> {
         OpenError::Socket { listener: self.listener.name.clone(), interface: interface.to_owned(), error }
     }
 
-    fn own_error(&self, error: OwnError) -> OpenError {
+    fn own_error(&self, error: BpfError) -> OpenError {
         OpenError::Own { listener: self.listener.name.clone(), error }
     }
 
@@ -318,7 +318,7 @@ fn shares(listener: &Arc<str>, engine: &EngineListener, workers: usize) -> Resul
 }
 
 /// Tells the kernel's side whose packets are whose.
-fn own(addresses: &[SocketAddr], engine: &EngineListener, shares: &[Share]) -> Result<Own, OwnError> {
+fn own(addresses: &[SocketAddr], engine: &EngineListener, shares: &[Share]) -> Result<Own, BpfError> {
     let block = shares.first().map_or(0, |share| share.ports.end() - share.ports.start() + 1);
     let own = Own::new(u32::try_from(shares.len()).unwrap_or(u32::MAX), block.into())?;
     for address in addresses {

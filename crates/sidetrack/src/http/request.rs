@@ -17,7 +17,7 @@ use sidetrack_core::http::forward::{self, RequestHop, Stop};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
-use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_core::policy::{Action, Carry, Decision, Seen, Verdict};
 use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -246,7 +246,7 @@ impl Desk<'_> {
                     Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
                 }
             })?;
-        let destination = destination(&carry, &flow);
+        let destination = carry.destination(&flow);
         let is_alone = hop.upgrade.is_some();
         let secure = self.inside.and_then(|inside| inside.secure.clone());
         let secure = secure.map(|secure| Secure { is_alone, ..secure });
@@ -332,17 +332,6 @@ const fn name(host: &Host) -> Option<&HostName> {
     match host {
         Host::Name(name) => Some(name),
         Host::Ip(_) => None,
-    }
-}
-
-/// Where a flow goes by its rule.
-fn destination(carry: &Carry, flow: &Flow) -> Destination {
-    match (&carry.to, carry.dial, &flow.host) {
-        (Some(to), _, _) => to.clone(),
-        (None, Dial::Name, Some(name)) => {
-            Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
-        }
-        _ => flow.orig_dst.clone(),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::live::{Decided, LiveFlow};
 use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
-use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
+use sidetrack_core::policy::{Action, Carry, Decision, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, Metadata};
@@ -370,7 +370,7 @@ impl<'a> Setup<'a> {
         };
         let mut order = Order {
             carry,
-            destination: destination(carry, flow),
+            destination: carry.destination(flow),
             client: flow.client,
             stack: &stack::about(asked, Leg::Remote),
             host: flow.host.as_ref(),
@@ -440,17 +440,6 @@ impl<'a> Setup<'a> {
             carried.early = offered(chain, self.worker.clock.now(), Side::Server, early)?;
         }
         Ok(carried)
-    }
-}
-
-/// Where a flow goes, after all rewriting.
-fn destination(carry: &Carry, flow: &Flow) -> Destination {
-    match (&carry.to, carry.dial, &flow.host) {
-        (Some(to), _, _) => to.clone(),
-        (None, Dial::Name, Some(name)) => {
-            Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
-        }
-        _ => flow.orig_dst.clone(),
     }
 }
 

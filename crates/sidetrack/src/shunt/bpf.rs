@@ -3,7 +3,7 @@
 use super::{FastPath, Report, Settings};
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Obstacle, PortNumber, Traffic};
 use sidetrack_sys::bpf::{
-    self, Ended, FastPathError, FlowEntry, FlowKey, FlowState, Hook, ProgramKind, monotonic_ns,
+    self, BpfError, Ended, FlowEntry, FlowKey, FlowState, Hook, ProgramKind, monotonic_ns,
 };
 use sidetrack_sys::link::{self, Interface};
 use std::collections::{BTreeMap, VecDeque};
@@ -55,7 +55,7 @@ pub enum BpfPathError {
     Port(PortNumber, sidetrack_sys::netlink::Error),
     /// The kernel does not take the program.
     #[error(transparent)]
-    Kernel(#[from] FastPathError),
+    Kernel(#[from] BpfError),
     /// The settings could not be written.
     #[error("cannot start the fast path: {0}")]
     Settings(#[source] io::Error),

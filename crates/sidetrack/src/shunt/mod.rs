@@ -20,10 +20,11 @@ mod record;
 
 pub use bpf::{BpfPath, PathKind};
 pub use engine::{Engine, EngineError};
-pub use openflow::{SwitchPath, SwitchSettings};
+pub use openflow::SwitchPath;
 pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
 pub use record::{FlowView, ShuntRecord};
 
+use crate::config::ShuntSwitch;
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Input, Obstacle, PortNumber};
 use sidetrack_sys::bpf::Forwarding;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ pub enum Path {
     /// A program in this host's kernel.
     Bpf(PathKind),
     /// A switch.
-    OpenFlow(SwitchSettings),
+    OpenFlow(ShuntSwitch),
 }
 
 impl From<PathKind> for Path {

@@ -1,13 +1,12 @@
 //! The fast path of a switch: it connects to us and is told its entries by OpenFlow.
 
 use super::{FastPath, Report};
-use sidetrack_core::openflow::{
-    Controller, ControllerConfig, ControllerInput, ControllerOutput, SwitchPorts, Version,
-};
-use sidetrack_core::shunt::{Cause, Entry, EntryId, PortNumber};
+use crate::config::ShuntSwitch;
+use sidetrack_core::openflow::{Controller, ControllerConfig, ControllerInput, ControllerOutput};
+use sidetrack_core::shunt::{Cause, Entry, EntryId};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::monotonic_ns;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,25 +20,6 @@ const WAITING_MAX: usize = 16 << 20;
 const FULL: Duration = Duration::from_millis(2);
 /// How long to be left alone when nothing is due.
 const NOTHING_DUE: Duration = Duration::from_secs(1);
-
-/// A switch that is controlled by OpenFlow.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SwitchSettings {
-    /// Where it connects to.
-    pub listen: Vec<SocketAddr>,
-    /// Connections from other addresses are refused; none: any.
-    pub from: Option<IpAddr>,
-    /// Versions that may be spoken.
-    pub versions: BTreeSet<Version>,
-    /// The switch's ports.
-    pub ports: BTreeMap<PortNumber, SwitchPorts>,
-    /// Everything that the switch has is deleted when it first connects.
-    pub clear_at_start: bool,
-    /// Everything that it has is deleted at the end.
-    pub clear_at_end: bool,
-    /// The entries that lead from fast to slow ports and back are ours to install.
-    pub pairs: bool,
-}
 
 /// A connection and what could not be sent yet.
 #[derive(Debug)]
@@ -69,7 +49,7 @@ impl SwitchPath {
     ///
     /// # Errors
     /// If an address cannot be listened on: which, and why.
-    pub fn start(switch: &SwitchSettings) -> io::Result<Self> {
+    pub fn start(switch: &ShuntSwitch) -> io::Result<Self> {
         let listeners: io::Result<Vec<_>> = switch.listen.iter().map(listen).collect();
         let config = ControllerConfig {
             versions: switch.versions.clone(),

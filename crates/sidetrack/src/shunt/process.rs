@@ -86,15 +86,7 @@ impl Settings {
             config::ShuntPath::Tc => super::PathKind::Tc.into(),
             config::ShuntPath::Xdp => super::PathKind::Xdp.into(),
             config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric.into(),
-            config::ShuntPath::OpenFlow(switch) => super::Path::OpenFlow(super::SwitchSettings {
-                listen: switch.listen.clone(),
-                from: switch.from,
-                versions: switch.versions.clone(),
-                ports: switch.ports.clone(),
-                clear_at_start: switch.clear_at_start,
-                clear_at_end: switch.clear_at_end,
-                pairs: switch.pairs,
-            }),
+            config::ShuntPath::OpenFlow(switch) => super::Path::OpenFlow(switch.clone()),
         };
         Self {
             path,

@@ -8,7 +8,7 @@
 
 use crate::firewall::Network;
 use crate::hosts::{LIMIT, Node};
-use sidetrack::shunt::SwitchSettings;
+use sidetrack::config::ShuntSwitch;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::shunt::PortNumber;
 use sidetrack_sys::bpf::Forwarding;
@@ -71,9 +71,9 @@ fn wire(switch: &Node, here: &str, host: &Node, there: &str) {
 }
 
 /// How a shunt is to use the switch.
-pub fn settings(versions: &[Version], port: u16) -> SwitchSettings {
+pub fn settings(versions: &[Version], port: u16) -> ShuntSwitch {
     let number = |number| PortNumber::new(number).expect("a number");
-    SwitchSettings {
+    ShuntSwitch {
         listen: vec![SocketAddr::new(CONTROLLER.parse().expect("address"), port)],
         from: Some("192.168.77.2".parse().expect("address")),
         versions: versions.iter().copied().collect(),

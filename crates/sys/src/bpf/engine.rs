@@ -1,46 +1,16 @@
 //! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
 
-use super::{
-    ENGINE, Hook, Link, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind,
-};
-use std::collections::BTreeMap;
-use std::io;
+use super::load::{self, BpfError};
+use super::{ENGINE, Hook, Link, Map, MapKind, Program, ProgramKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-
-/// The licence of `bpf/engine.bpf.c`, as the kernel wants to hear it.
-const LICENSE: &str = "Dual MIT/GPL";
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most addresses with a port where clients connect, and most addresses of our own towards servers.
 const ENTRIES_MAX: u32 = 1024;
 
 /// `SHARED` of `bpf/engine.h`.
 const SHARED: u32 = u32::MAX;
-
-/// Why the kernel is not told which packets are the engine's.
-#[derive(Debug, thiserror::Error)]
-pub enum OwnError {
-    /// The object was built wrong.
-    #[error(transparent)]
-    Object(#[from] ObjectError),
-    /// A program was refused.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// A map could not be made or written.
-    #[error("a BPF map: {0}")]
-    Map(#[source] io::Error),
-    /// A program could not be attached.
-    #[error("the interface with index {index} takes no program on {hook:?}: {source}")]
-    Attach {
-        /// The interface.
-        index: u32,
-        /// The hook.
-        hook: Hook,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
 
 /// The engine's addresses and ports, for the programs that look for them.
 #[derive(Debug)]
@@ -80,17 +50,14 @@ impl Own {
     ///
     /// # Errors
     /// EPERM without CAP_BPF.
-    pub fn new(workers: u32, block: u32) -> Result<Self, OwnError> {
-        let map = |name, kind, key_bytes, value_bytes, entries_max| {
-            Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max }).map_err(OwnError::Map)
-        };
+    pub fn new(workers: u32, block: u32) -> Result<Self, BpfError> {
         let own = Self {
-            listens: map("listens", MapKind::Hash, 20, 4, ENTRIES_MAX)?,
-            sources: map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
-            settings: map("settings", MapKind::Array, 4, 8, 1)?,
+            listens: load::map("listens", MapKind::Hash, 20, 4, ENTRIES_MAX)?,
+            sources: load::map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
+            settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
         };
         let value = [workers.to_ne_bytes(), block.to_ne_bytes()].concat();
-        own.settings.put(&[0; 4], &value).map_err(OwnError::Map)?;
+        own.settings.put(&[0; 4], &value).map_err(BpfError::Map)?;
         Ok(own)
     }
 
@@ -98,9 +65,9 @@ impl Own {
     ///
     /// # Errors
     /// E2BIG if there are too many.
-    pub fn listen(&self, ip: Option<IpAddr>, port: u16) -> Result<(), OwnError> {
+    pub fn listen(&self, ip: Option<IpAddr>, port: u16) -> Result<(), BpfError> {
         let key = [&address(ip)[..], &port.to_ne_bytes(), &[0; 2]].concat();
-        self.listens.put(&key, &1_u32.to_ne_bytes()).map_err(OwnError::Map)
+        self.listens.put(&key, &1_u32.to_ne_bytes()).map_err(BpfError::Map)
     }
 
     /// Connections to servers come from these ports of this address: all of one worker, or a block for each.
@@ -112,24 +79,23 @@ impl Own {
         ip: IpAddr,
         ports: &RangeInclusive<u16>,
         worker: Option<u32>,
-    ) -> Result<(), OwnError> {
+    ) -> Result<(), BpfError> {
         let [first, last] = [*ports.start(), *ports.end()].map(u16::to_ne_bytes);
         let value = [&first[..], &last, &worker.unwrap_or(SHARED).to_ne_bytes()].concat();
-        self.sources.put(&address(Some(ip)), &value).map_err(OwnError::Map)
+        self.sources.put(&address(Some(ip)), &value).map_err(BpfError::Map)
     }
 
-    fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, OwnError> {
-        let maps = [&self.listens, &self.sources, &self.settings].into_iter().chain(more);
-        let maps: BTreeMap<_, _> = maps.map(|map| (map.shape().name, AsFd::as_fd(map).as_raw_fd())).collect();
-        let code = Object::parse(ENGINE)?.program(name, &maps)?;
-        Ok(Program::load(name, kind, &code, LICENSE)?)
+    fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
+        let maps: Vec<&Map> =
+            [&self.listens, &self.sources, &self.settings].into_iter().chain(more).collect();
+        load::program(ENGINE, name, kind, &maps)
     }
 
     /// The filter of a packet socket: the engine's packets only.
     ///
     /// # Errors
     /// What the kernel has against it.
-    pub fn socket_filter(&self) -> Result<Program, OwnError> {
+    pub fn socket_filter(&self) -> Result<Program, BpfError> {
         self.load("socket/own", ProgramKind::SocketFilter, None)
     }
 
@@ -137,7 +103,7 @@ impl Own {
     ///
     /// # Errors
     /// What the kernel has against it.
-    pub fn fanout(&self) -> Result<Program, OwnError> {
+    pub fn fanout(&self) -> Result<Program, BpfError> {
         self.load("socket/worker", ProgramKind::SocketFilter, None)
     }
 
@@ -146,10 +112,10 @@ impl Own {
     ///
     /// # Errors
     /// EINVAL before Linux 6.6.
-    pub fn keep_from_kernel(&self, index: u32) -> Result<OwnOn, OwnError> {
+    pub fn keep_from_kernel(&self, index: u32) -> Result<OwnOn, BpfError> {
         let program = self.load("tc/own", ProgramKind::Tc, None)?;
         let hook = Hook::TcxIngress;
-        let link = program.attach(index, hook).map_err(|source| OwnError::Attach { index, hook, source })?;
+        let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
         Ok(OwnOn { _link: link })
     }
 
@@ -157,17 +123,10 @@ impl Own {
     ///
     /// # Errors
     /// EBUSY if another XDP program is there; EOPNOTSUPP if the driver has no XDP: then [`Hook::XdpGeneric`] does it.
-    pub fn take_by_xdp(&self, index: u32, hook: Hook, queues: u32) -> Result<XdpOn, OwnError> {
-        let shape = MapShape {
-            kind: MapKind::Xsk,
-            name: "sockets",
-            key_bytes: 4,
-            value_bytes: 4,
-            entries_max: queues,
-        };
-        let sockets = Map::create(shape).map_err(OwnError::Map)?;
+    pub fn take_by_xdp(&self, index: u32, hook: Hook, queues: u32) -> Result<XdpOn, BpfError> {
+        let sockets = load::map("sockets", MapKind::Xsk, 4, 4, queues)?;
         let program = self.load("xdp/own", ProgramKind::Xdp, Some(&sockets))?;
-        let link = program.attach(index, hook).map_err(|source| OwnError::Attach { index, hook, source })?;
+        let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
         Ok(XdpOn { sockets, _program: program, _link: link })
     }
 }
@@ -177,8 +136,8 @@ impl XdpOn {
     ///
     /// # Errors
     /// EINVAL if there is no such queue.
-    pub fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), OwnError> {
+    pub fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
         let fd = socket.as_raw_fd().to_ne_bytes();
-        self.sockets.put(&queue.to_ne_bytes(), &fd).map_err(OwnError::Map)
+        self.sockets.put(&queue.to_ne_bytes(), &fd).map_err(BpfError::Map)
     }
 }

@@ -6,18 +6,20 @@
 
 mod engine;
 mod flow;
+mod load;
 mod map;
 mod object;
 mod program;
 mod syscall;
 mod table;
 
-pub use engine::{Own, OwnError, OwnOn, XdpOn};
+pub use engine::{Own, OwnOn, XdpOn};
 pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
+pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
-pub use table::{FastPath, FastPathError, Forwarding, PORTS_MAX, Port, monotonic_ns};
+pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
 
 /// The object that `bpf/shunt.bpf.c` was compiled to.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));

@@ -1,20 +1,14 @@
 //! The flow table with the program that looks packets up in it, at work on a set of interfaces.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsRawFd;
 
 use super::flow::{FLOW, FlowEntry, FlowKey, FlowState, KEY4, KEY6, SETTINGS, Settings};
-use super::{
-    Hook, Link, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind, SHUNT,
-};
+use super::load::{self, BpfError};
+use super::{Hook, Link, Map, MapKind, Program, ProgramKind, SHUNT};
 
 /// Most interfaces of one fast path; the mark of the slow path has four bits for their number.
 pub const PORTS_MAX: u32 = 16;
-
-/// The licence of `bpf/shunt.bpf.c`, as the kernel wants to hear it.
-const LICENSE: &str = "Dual MIT/GPL";
 
 /// How packets get from one interface to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,30 +25,6 @@ pub struct Port {
     /// Its index.
     pub index: u32,
     _link: Link,
-}
-
-/// Why there is no fast path.
-#[derive(Debug, thiserror::Error)]
-pub enum FastPathError {
-    /// The object was built wrong.
-    #[error(transparent)]
-    Object(#[from] ObjectError),
-    /// The program was refused.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// A map could not be made or written.
-    #[error("a BPF map: {0}")]
-    Map(#[source] io::Error),
-    /// The program could not be attached.
-    #[error("the interface with index {index} takes no program on {hook:?}: {source}")]
-    Attach {
-        /// The interface.
-        index: u32,
-        /// The hook.
-        hook: Hook,
-        /// What the kernel said.
-        source: io::Error,
-    },
 }
 
 /// A fast path. When it is dropped, or its process ends in any way, every packet takes the slow path again.
@@ -82,26 +52,18 @@ impl FastPath {
     ///
     /// # Errors
     /// Without CAP_BPF and CAP_NET_ADMIN, or if the kernel is too old (Linux 5.8).
-    pub fn new(kind: ProgramKind, forwarding: Forwarding, entries_max: u32) -> Result<Self, FastPathError> {
-        let map = |name, kind, key_bytes, value_bytes, entries_max| {
-            Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max })
-                .map_err(FastPathError::Map)
-        };
-        let flows4 = map("flows4", MapKind::Hash, KEY4, FLOW, entries_max)?;
-        let flows6 = map("flows6", MapKind::Hash, KEY6, FLOW, entries_max)?;
-        let settings = map("settings", MapKind::Array, 4, SETTINGS, 1)?;
-        let devices = map("devices", MapKind::DeviceHash, 4, 4, PORTS_MAX)?;
+    pub fn new(kind: ProgramKind, forwarding: Forwarding, entries_max: u32) -> Result<Self, BpfError> {
+        let flows4 = load::map("flows4", MapKind::Hash, KEY4, FLOW, entries_max)?;
+        let flows6 = load::map("flows6", MapKind::Hash, KEY6, FLOW, entries_max)?;
+        let settings = load::map("settings", MapKind::Array, 4, SETTINGS, 1)?;
+        let devices = load::map("devices", MapKind::DeviceHash, 4, 4, PORTS_MAX)?;
         let name = match (kind, forwarding) {
             (ProgramKind::Tc, Forwarding::Bridged) => "tc/bridge",
             (ProgramKind::Tc, Forwarding::Routed) => "tc/route",
             (_, Forwarding::Bridged) => "xdp/bridge",
             (_, Forwarding::Routed) => "xdp/route",
         };
-        let maps = [&flows4, &flows6, &settings, &devices];
-        let maps: BTreeMap<_, _> =
-            maps.iter().map(|map| (map.shape().name, std::os::fd::AsFd::as_fd(map).as_raw_fd())).collect();
-        let code = Object::parse(SHUNT)?.program(name, &maps)?;
-        let program = Program::load(name, kind, &code, LICENSE)?;
+        let program = load::program(SHUNT, name, kind, &[&flows4, &flows6, &settings, &devices])?;
         Ok(Self { flows4, flows6, settings, devices, program, ports: Vec::new() })
     }
 
@@ -109,8 +71,8 @@ impl FastPath {
     ///
     /// # Errors
     /// If the hook is taken or not there.
-    pub fn attach(&mut self, index: u32, hook: Hook) -> Result<(), FastPathError> {
-        let attach = |source| FastPathError::Attach { index, hook, source };
+    pub fn attach(&mut self, index: u32, hook: Hook) -> Result<(), BpfError> {
+        let attach = |source| BpfError::Attach { index, hook, source };
         let device = index.to_ne_bytes();
         // Needed to send frames there by XDP; the namespace is that of this thread.
         if hook != Hook::TcxIngress {

@@ -146,13 +146,7 @@ fn heading(results: &Results, has_times: bool) -> String {
         true => format!("{} requests a cell in {} rounds", plan.requests * plan.rounds, plan.rounds),
         false => format!("{} windows of {} s a cell", plan.rate_rounds, plan.window_seconds),
     };
-    let late = results.lateness.map_or_else(String::new, |late| {
-        format!(
-            " Frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100.",
-            late.median_ns as f64 / 1e6,
-            late.p99_ns as f64 / 1e6
-        )
-    });
+    let late = results.lateness.map_or_else(String::new, |late| format!(" {late}"));
     format!(
         "## The EPI measurements\n\n{}, Linux {}, {}, {}, load {:.1} to {:.1}, steal {:.1} %. {counts}; links: {}.{late}\n\n",
         machine.date,

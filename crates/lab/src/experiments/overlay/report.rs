@@ -35,13 +35,7 @@ pub fn text(results: &Results) -> String {
 
 fn heading(results: &Results) -> String {
     let machine = &results.machine;
-    let late = results.lateness.map_or_else(String::new, |late| {
-        format!(
-            " Frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100.",
-            late.median_ns as f64 / 1e6,
-            late.p99_ns as f64 / 1e6
-        )
-    });
+    let late = results.lateness.map_or_else(String::new, |late| format!(" {late}"));
     format!(
         "## The overlay\n\n{}, Linux {}, {}, load {:.1} to {:.1}, steal {:.1} %. Three hops of 10 ms and 200 Mb/s (queues of 60 ms) \
          between source and target, loss on wire frames of the middle one, both ways; links: {}.{late} Ours is TLS on every hop, \
