@@ -6,6 +6,7 @@ use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
 use std::future::{Future, poll_fn};
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
@@ -263,13 +264,12 @@ fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>, broken: &AtomicBool) ->
     if room == 0 {
         return Ok(0);
     }
-    let mut buffer = [0; READ_MAX];
-    let buffer = &mut buffer[..room.min(READ_MAX)];
-    let n = stream.try_read(buffer).inspect_err(|error| {
+    let mut buffer = [MaybeUninit::uninit(); READ_MAX];
+    let bytes = stream.try_recv(&mut buffer[..room.min(READ_MAX)]).inspect_err(|error| {
         if error.kind() != io::ErrorKind::WouldBlock {
             broken.store(true, Relaxed);
         }
     })?;
-    held.extend_from_slice(&buffer[..n]);
-    Ok(n)
+    held.extend_from_slice(bytes);
+    Ok(bytes.len())
 }

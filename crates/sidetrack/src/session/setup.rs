@@ -21,7 +21,7 @@ use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -167,7 +167,7 @@ impl<'a> Setup<'a> {
     async fn make(&self, client: &mut Client) -> Result<Ready, Stop> {
         let limits = &self.config.limits;
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
-        let (mut caught, verdict) = self.watched(self.catch(client)).await??;
+        let (mut caught, verdict) = self.watched(pin!(self.catch(client))).await??;
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
         let carried = match &verdict.action {
@@ -177,7 +177,7 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                match self.watched(self.carry(carry, &caught, client, &mut way)).await {
+                match self.watched(pin!(self.carry(carry, &caught, client, &mut way))).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // A client with a protocol of its own is told so in it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -217,9 +217,10 @@ impl<'a> Setup<'a> {
         Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
     }
 
-    /// One stage, until the deadline or somebody's wish ends it.
-    async fn watched<T>(&self, stage: impl Future<Output = T>) -> Result<T, Failure> {
-        let watched = Watched::new(pin!(stage), self.live, self.worker.clock).await;
+    /// One stage, until the deadline or somebody's wish ends it. It is pinned where it is made: a future that is moved
+    /// before it is pinned has room for itself twice.
+    async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
+        let watched = Watched::new(stage, self.live, self.worker.clock).await;
         watched.map_err(|reason| Failure::new(reason, late(reason)))
     }
 
@@ -387,7 +388,8 @@ impl<'a> Setup<'a> {
             self.offer(chain, client)?;
         }
         if !legs.is_empty() {
-            self.pass_containers(legs, flow, (client, way), &mut order).await?;
+            // Boxed: flows without containers need not have room for them.
+            Box::pin(self.pass_containers(legs, flow, (client, way), &mut order)).await?;
         }
         if let Some(version) = carry.proxy_protocol {
             let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
