@@ -141,13 +141,13 @@ fn resident(pid: u32) -> usize {
 fn a_function_that_stalls_is_replaced() {
     in_namespace(|| {
         let server = Echo::start();
-        let mut up = up_with(server.address, "deny", &own("f", "probe_timeout_ms = 300"));
+        let mut up = up_with(server.address, "deny", &own("f", "probe_timeout_ms = 1500"));
         let mut stuck = connect(&up);
         stuck.write_all(b"!stall\n").expect("an open stream");
         assert!(stuck.read(&mut [0; 16]).is_err(), "reset when its container is ended");
         says(&up.record(), "function_failed", &["function 'f'"]);
         up.log_line("the fall", |line| {
-            line.contains("down: took the flow and did not pass it on within 300 ms")
+            line.contains("down: took the flow and did not pass it on within 1500 ms")
         });
         up.log_line("the next one", |line| line.contains("well"));
         assert_eq!(exchange(connect(&up), b"more").expect("new ones go on"), b"morebye\n");
