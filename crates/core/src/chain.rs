@@ -202,6 +202,13 @@ impl Chain {
         &direction.out[start..direction.taken]
     }
 
+    /// As [`Chain::take`], where all that is ready may be had at once and nothing of it was taken: then without a copy.
+    pub fn take_whole(&mut self, from: Side, max: usize) -> Option<Vec<u8>> {
+        let direction = self.direction_mut(from);
+        let is_whole = direction.taken == 0 && (1..=max).contains(&direction.out.len());
+        is_whole.then(|| std::mem::take(&mut direction.out))
+    }
+
     /// Tells stages whose deadline has passed.
     fn due(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
         for at in 0..self.links.len() {

@@ -1,11 +1,13 @@
 //! Wires everything; the only file that knows all modules.
 
 mod agreement;
+mod apply;
 mod chains;
 mod containers;
 mod control;
 mod kernel;
 mod node;
+mod outgoing;
 mod run;
 mod shunt;
 mod sockets;

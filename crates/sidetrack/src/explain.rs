@@ -28,6 +28,34 @@ pub struct Answer {
     pub kernel_path: bool,
     /// Each rule's part in the decision, in order.
     pub trace: Vec<String>,
+    /// How the containers on the way are in a sidetrack that runs; none where the way leads through no container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub containers: Option<Health>,
+}
+
+/// What is known of the containers on the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Nobody could be asked, and why.
+    Unknown(String),
+    /// One line for each function in a container, in the order of the chain.
+    Known(Vec<FunctionHealth>),
+}
+
+/// How the containers of one function are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FunctionHealth {
+    /// The function's name.
+    pub function: String,
+    /// Containers that there are to be.
+    pub wanted: u16,
+    /// Those that are well.
+    pub well: u16,
+    /// How often one that was started has been given up.
+    pub falls: u64,
+    /// What is wrong while fewer are well than there are to be.
+    pub trouble: Option<String>,
 }
 
 /// The flow asked about.
@@ -103,6 +131,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
         kernel_path: kernel_path(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
+        containers: None,
         flow: AskedFlow {
             client: flow.client,
             orig_dst: flow.orig_dst.to_string(),
@@ -170,6 +199,15 @@ impl fmt::Display for Answer {
         if let Some(carry) = &self.carry {
             writeln!(f, "carry    {carry}")?;
         }
+        match &self.containers {
+            None => {}
+            Some(Health::Unknown(why)) => writeln!(f, "well     not known: {why}")?,
+            Some(Health::Known(all)) => {
+                for (index, health) in all.iter().enumerate() {
+                    writeln!(f, "{}{health}", if index == 0 { "well     " } else { "         " })?;
+                }
+            }
+        }
         if let Some(Wait { rule, wait_ms }) = &self.waits_for_first_bytes {
             writeln!(f, "waits    up to {wait_ms} ms for first bytes: rule '{rule}' asks for the host name")?;
         }
@@ -183,6 +221,19 @@ impl fmt::Display for Answer {
             writeln!(f, "{}{line}", if index == 0 { "rules    " } else { "         " })?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for FunctionHealth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { function, wanted, well, falls, trouble } = self;
+        write!(f, "{function}: {well} of {wanted} containers")?;
+        match falls {
+            0 => {}
+            1 => f.write_str(", one fell since it was started")?,
+            more => write!(f, ", {more} fell since it was started")?,
+        }
+        trouble.as_ref().map_or(Ok(()), |trouble| write!(f, "; {trouble}"))
     }
 }
 

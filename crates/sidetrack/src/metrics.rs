@@ -78,6 +78,22 @@ pub struct FunctionCounts {
     pub bytes_up: u64,
     /// Bytes from servers to clients; as `bytes_up`.
     pub bytes_down: u64,
+    /// How its containers are; none for a function inside sidetrack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub containers: Option<ContainersHealth>,
+}
+
+/// How the containers of a function are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ContainersHealth {
+    /// Containers that there are to be.
+    pub wanted: u16,
+    /// Those that are well: started, and a probe came through.
+    pub well: u16,
+    /// How often one that was started has been given up.
+    pub falls: u64,
+    /// While fewer are well than there are to be: what was wrong with the last one that fell; none before its first trouble.
+    pub trouble: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

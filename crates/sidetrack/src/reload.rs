@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use notify::event::ModifyKind;
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -61,9 +61,19 @@ pub struct ReloadHandle {
 pub struct Reloader {
     handle: ReloadHandle,
     requests: mpsc::Receiver<oneshot::Sender<Result<u64, String>>>,
+    work: Arc<Mutex<Work>>,
+}
+
+/// What one reload does, one at a time. It may wait for containers to get well, so it has a thread of its own.
+struct Work {
+    handle: ReloadHandle,
     apply: Apply,
     /// The text that was read last, right or wrong: a change of the file that changes nothing is no reload.
     last_text: Option<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ReloadHandle {
@@ -79,7 +89,7 @@ impl ReloadHandle {
 
     /// How the configuration stands.
     pub fn standing(&self) -> Standing {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.standing).clone()
     }
 
     /// Reloads now; gives the new generation.
@@ -122,7 +132,8 @@ impl Reloader {
         };
         // What was just read: a change nearby is no change of it.
         let last_text = std::fs::read_to_string(path).ok();
-        (Self { handle: handle.clone(), requests, apply, last_text }, handle)
+        let work = Arc::new(Mutex::new(Work { handle: handle.clone(), apply, last_text }));
+        (Self { handle: handle.clone(), requests, work }, handle)
     }
 
     /// Reloads on SIGHUP, on changes of the file and on request, until dropped. `ready` is told once all is watched.
@@ -141,18 +152,21 @@ impl Reloader {
         }
         // Nobody listens any more where the start was given up.
         let _ = ready.send(());
+        let mut unrest = Unrest::default();
         loop {
             tokio::select! {
                 // How it went stands in the log and in `Standing`.
-                Some(()) = hangup.recv() => drop(self.reload("SIGHUP")),
+                Some(()) = hangup.recv() => drop(self.reload("SIGHUP").await),
                 Some(answer) = self.requests.recv() => {
                     // Who asked may have gone.
-                    let _ = answer.send(self.reload("asked to"));
+                    let _ = answer.send(self.reload("asked to").await);
                 }
-                Some(()) = changes.recv(), if watcher.is_ok() => {
-                    settle(&mut changes).await;
+                // Whoever asks meanwhile does not wait for the file to come to rest.
+                Some(()) = changes.recv(), if watcher.is_ok() => unrest.again(),
+                () = unrest.over() => {
+                    unrest = Unrest::default();
                     if self.changed() {
-                        drop(self.reload("the file changed"));
+                        drop(self.reload("the file changed").await);
                     }
                 }
             }
@@ -162,9 +176,18 @@ impl Reloader {
     /// What was read last need not be read again; a file that is gone for a moment will come back.
     fn changed(&self) -> bool {
         let text = std::fs::read_to_string(&*self.handle.path);
-        text.is_ok_and(|text| Some(&text) != self.last_text.as_ref())
+        text.is_ok_and(|text| Some(&text) != lock(&self.work).last_text.as_ref())
     }
 
+    /// One reload, on a thread that may block: whoever looks in meanwhile is answered.
+    async fn reload(&self, reason: &'static str) -> Result<u64, String> {
+        let work = self.work.clone();
+        let done = tokio::task::spawn_blocking(move || lock(&work).reload(reason)).await;
+        done.unwrap_or_else(|error| Err(format!("the reload ended early: {error}")))
+    }
+}
+
+impl Work {
     /// Reads, checks, applies and swaps; logs and remembers how it went.
     fn reload(&mut self, reason: &str) -> Result<u64, String> {
         let path = self.handle.path.clone();
@@ -176,7 +199,7 @@ impl Reloader {
         };
         self.last_text = text.ok();
         let result = result.map_err(|error| error.render(false)).and_then(|config| self.swap(config));
-        let mut standing = self.handle.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut standing = lock(&self.handle.standing);
         match &result {
             Ok(generation) => {
                 let generation = *generation;
@@ -198,6 +221,27 @@ impl Reloader {
         (self.apply)(&Change { old: &old, new: &new, text }).map_err(|error| format!("{error:#}"))?;
         self.handle.current.store(new);
         Ok(self.handle.standing().generation + 1)
+    }
+}
+
+/// A file that changes: since when, and when that is over.
+#[derive(Debug, Default)]
+struct Unrest(Option<(Instant, Instant)>);
+
+impl Unrest {
+    /// It has changed again.
+    fn again(&mut self) {
+        let now = Instant::now();
+        let (latest, _) = self.0.unwrap_or((now + QUIET_MAX, now));
+        self.0 = Some((latest, (now + QUIET).min(latest)));
+    }
+
+    /// Waits until it has come to rest; for ever while it is at rest.
+    async fn over(&self) {
+        match self.0 {
+            Some((_, quiet)) => sleep_until(quiet).await,
+            None => std::future::pending().await,
+        }
     }
 }
 

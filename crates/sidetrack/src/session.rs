@@ -7,6 +7,7 @@ mod client;
 mod containers;
 mod farewell;
 mod lane;
+mod outgoing;
 mod probe;
 pub mod pump;
 mod relay;

@@ -6,6 +6,7 @@ mod make;
 mod pin;
 mod roots;
 mod sign;
+mod towards;
 mod trust;
 
 pub use believe::{Believe, Believing};
@@ -13,6 +14,7 @@ pub use make::{Made, MakeError, authority, self_signed, signed};
 pub use pin::{Pin, PinError};
 pub use roots::{BUNDLES, Roots, certificates_in, system_bundle};
 pub use sign::{MadeAuthority, Scope, Signer, server_name, tap_authority};
+pub use towards::towards;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};

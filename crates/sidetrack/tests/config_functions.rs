@@ -59,6 +59,40 @@ fn chains_name_functions_that_exist() {
     );
 }
 
+/// Found when the file is read, and not by the first flow.
+#[test]
+fn containers_are_refused_where_a_packet_engine_would_have_to_lead_through_them() {
+    let engine = "[[listen]]\nname = 'wire'\nkind = 'engine'\ninterfaces = ['lo']\naddress = '192.0.2.1:80'\nto = '192.0.2.2:80'\n\
+                  engine = { sources = ['192.0.2.1'] }\n";
+    let functions = "[function.audit]\nkind = 'container'\nimage = 'localhost/audit:1'\n[function.count]\nkind = 'count'\n";
+    let rule = |name: &str, rest: &str| format!("[[rule]]\nname = '{name}'\ncarrier = 'direct'\n{rest}\n");
+    let led = "chain = ['count', 'audit']\non_function_down = 'deny'\n";
+    let file = |rules: &str| format!("{engine}{rules}{functions}");
+    let words = [
+        "'audit' is a container",
+        "engine listener 'wire'",
+        "chain = ['count', 'audit']",
+        "no sockets",
+        "add `listener`",
+    ];
+    says(&file(&rule("all", led)), &words);
+    says(&file(&rule("all", &format!("match = {{ listener = ['wire'] }}\n{led}"))), &words);
+    let right = |rules: &str| {
+        let text = format!(
+            "version = 1\ndefault = 'deny'\n[[listen]]\nname = 'socks'\nkind = 'socks'\naddress = '127.0.0.1:1080'\n{}",
+            file(rules)
+        );
+        Config::from_text("test.toml", &text)
+            .map_err(|error| error.render(false))
+            .expect("a right configuration")
+    };
+    right(&rule("all", "chain = ['count']\n"));
+    right(&rule("all", &format!("match = {{ listener = 'socks' }}\n{led}")));
+    right(&rule("all", &format!("match = {{ intercept = 'socks' }}\n{led}")));
+    // An earlier rule takes all of the engine's flows.
+    right(&format!("{}{}", rule("wire", "match = { intercept = 'engine' }\n"), rule("all", led)));
+}
+
 #[test]
 fn a_rule_with_a_chain_is_never_left_to_the_kernel_and_says_so() {
     let text = "version = 1\ndefault = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '192.0.2.1:80'\n\

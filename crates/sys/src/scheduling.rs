@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::time::Duration;
 
 /// Puts the calling thread, and no other, before every ordinary one: SCHED_FIFO with `priority`, 1 to 99. Threads and
 /// processes it starts do not inherit that. Needs CAP_SYS_NICE.
@@ -16,8 +17,31 @@ pub fn become_real_time(priority: u8) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// The processor time that the calling thread has used so far (CLOCK_THREAD_CPUTIME_ID): what a piece of work costs, however often
+/// the thread had to wait for others meanwhile.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `time`, which lives across the call. The clock of the calling thread is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn the_time_of_a_thread_goes_on_while_it_works_alone() {
+        let before = super::thread_cpu_time();
+        let mut rounds = 0_u64;
+        while super::thread_cpu_time() == before && rounds < u64::from(u32::MAX) {
+            rounds += 1;
+        }
+        assert!(super::thread_cpu_time() > before);
+        let fresh = std::thread::spawn(super::thread_cpu_time).join().expect("no panic");
+        assert!(fresh < std::time::Duration::from_secs(10), "a new thread has used hardly any");
+    }
+
     #[test]
     fn a_priority_out_of_range_is_refused() {
         let error = std::thread::spawn(|| super::become_real_time(0)).join().expect("no panic");

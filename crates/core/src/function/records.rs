@@ -233,6 +233,7 @@ impl Records {
     /// Takes sealed bytes and appends the plain ones; gives how many were taken.
     fn opening(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop> {
         let most = out.len() + STAGE_OUT_MAX - RECORD_MAX - TAG;
+        out.reserve(bytes.len().min(STAGE_OUT_MAX));
         let mut taken = 0;
         while taken < bytes.len() && out.len() <= most {
             let rest = &bytes[taken..];
@@ -272,9 +273,11 @@ impl Stage for Records {
         if from != self.end.plain_side() {
             return self.opening(bytes, out).map_or_else(Step::Stop, Step::Taken);
         }
-        let Some(seal) = self.sealing(out) else { return Step::Taken(0) };
         // Three records and their overhead, and a header, stay within what a call may append.
         let taken = bytes.len().min(3 * RECORD_MAX);
+        // At once, so that nothing moves while it grows.
+        out.reserve(Header::BYTES + taken + taken.div_ceil(RECORD_MAX) * (HEAD + TAG));
+        let Some(seal) = self.sealing(out) else { return Step::Taken(0) };
         for plain in bytes[..taken].chunks(RECORD_MAX) {
             seal.seal(DATA, plain, out);
         }

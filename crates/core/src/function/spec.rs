@@ -85,6 +85,11 @@ impl FunctionKind {
             Self::Container(_) => "container",
         }
     }
+
+    /// Whether flows pass it over sockets, and not inside us.
+    pub const fn is_container(&self) -> bool {
+        matches!(self, Self::Container(_))
+    }
 }
 
 /// Which directions of a flow a function is about.

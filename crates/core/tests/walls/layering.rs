@@ -84,6 +84,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
             "function",
             "intercept",
             "live",
+            "metrics",
             "overlay",
             "plan",
             "record",

@@ -28,7 +28,7 @@ const FUNCTIONS: &str = "[function.f1]\nkind = \"count\"\n\
     [function.f8]\nkind = \"replace\"\nreplace = [{ find = \"and a fourth one\", with = \"\" }]\n";
 
 /// Keys of a container: Sidetrack itself as a SOCKS6 proxy, so that the function costs a relay of ours and no more.
-const CONTAINER: &str = "kind = \"container\"\nimage = \"localhost/relay:1\"\nspeaks = \"socks6\"\npids = 4096\n\
+pub const CONTAINER: &str = "kind = \"container\"\nimage = \"localhost/relay:1\"\nspeaks = \"socks6\"\npids = 4096\n\
     memory_bytes = 1073741824\ncpu_percent = 400\ncommand = [\"/program\", \"up\", \"-c\", \"/relay.toml\"]\n";
 
 /// What Sidetrack in the container is told.

@@ -38,7 +38,7 @@ pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run
 pub use policy::{AgreementStatus, Applied, Movement, Movements, Way};
 pub use shunt::{Done, ShuntFlows};
 pub use socket::{AdminSocket, BindError};
-pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
+pub use status::{ActionView, ConfigStatus, Functions, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
 use crate::metrics::{CONTENT_TYPE, FunctionCounts, Metrics, Surroundings};

@@ -1,6 +1,6 @@
 //! The data-flow agreement of a node: read with the configuration, put in force, and applied to flows that run.
 
-use super::node::Node;
+use super::node::{Node, lock};
 use crate::admin::{AgreementStatus, Applied, Movements};
 use crate::agreement::{Book, InForce};
 use crate::config::Config;
@@ -100,6 +100,7 @@ impl Node {
 
     /// Reads the agreement anew, where the file or the time has changed what holds.
     fn look_at_agreement(&self, config: &Config) {
+        let _agreeing = lock(&self.agreeing);
         let current = self.agreement().load_full();
         match read(config, &current) {
             Ok(new) if same(&new, &current) => {}
@@ -127,6 +128,7 @@ impl Node {
             let revoked = revoked.iter().map(|(live, _)| live.id.0).collect();
             return Ok(Applied { dry_run, revoked, status: status(&in_force) });
         }
+        let _agreeing = lock(&self.agreeing);
         replace(&file.path, text).with_context(|| format!("cannot write {}", file.path.display()))?;
         let revoked = self.put_agreement(config, in_force.clone());
         Ok(Applied { dry_run, revoked, status: status(&in_force) })

@@ -5,7 +5,7 @@ use super::shunt::ShuntFlows;
 use crate::admin::{AgreementStatus, Applied, ConfigStatus, Control, ListenerStatus};
 use crate::config::Config;
 use crate::function::Function;
-use crate::metrics::FunctionCounts;
+use crate::metrics::{ContainersHealth, FunctionCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Told};
@@ -59,7 +59,8 @@ impl Control for ControlOf {
             let (bytes_up, bytes_down) = function.tally().bytes();
             let spec = function.spec();
             let (name, kind) = (spec.name.to_string(), spec.kind.as_str().into());
-            FunctionCounts { name, kind, flows: function.tally().flows(), bytes_up, bytes_down }
+            let containers = spec.kind.is_container().then(|| health(&function));
+            FunctionCounts { name, kind, flows: function.tally().flows(), bytes_up, bytes_down, containers }
         };
         self.node.functions().into_iter().map(counts).collect()
     }
@@ -89,6 +90,18 @@ impl Control for ControlOf {
     fn reload(&self) -> Result<(), String> {
         self.runtime.block_on(self.reload.reload()).map(|_| ())
     }
+}
+
+/// How a function's containers are.
+fn health(function: &Function) -> ContainersHealth {
+    let Some(pool) = function.pool() else {
+        let trouble = Some("nothing here starts containers".to_owned());
+        return ContainersHealth { trouble, ..ContainersHealth::default() };
+    };
+    let wanted = pool.spec().instances;
+    let well = u16::try_from(pool.well().len()).unwrap_or(u16::MAX);
+    let trouble = pool.trouble().filter(|_| well < wanted);
+    ContainersHealth { wanted, well, falls: pool.falls(), trouble }
 }
 
 /// A `run`: its rules do not change.

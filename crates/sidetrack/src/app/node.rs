@@ -1,4 +1,4 @@
-//! What a node is made of, and how a new configuration takes the place of the old one.
+//! What a node is made of.
 
 use super::agreement;
 use super::kernel::{KernelFlows, Paths};
@@ -16,18 +16,18 @@ use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
-use crate::reload::Change;
 use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
 use crate::worker::{FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{FlowId, Process};
 use sidetrack_core::limit::Budget;
+use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 use tokio::io::Interest;
@@ -38,9 +38,9 @@ use tokio::task::JoinHandle;
 const DESCRIPTOR_RESERVE: u64 = 128;
 
 /// A listener of the configuration with the addresses that serve it.
-struct Served {
-    listener: Listener,
-    serving: Vec<Serving>,
+pub(super) struct Served {
+    pub listener: Listener,
+    pub serving: Vec<Serving>,
 }
 
 /// Everything that needs rights: made before they are given up.
@@ -60,27 +60,31 @@ pub struct Prepared {
 
 /// A node at work.
 pub struct Node {
-    shared: Arc<Shared>,
-    fleet: Mutex<Option<Fleet>>,
-    ledgers: Vec<Arc<Ledger>>,
-    kernel: Arc<KernelFlows>,
-    served: Mutex<Vec<Served>>,
-    steered: Steered,
-    events: Mutex<Option<Events>>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) fleet: Mutex<Option<Fleet>>,
+    pub(super) ledgers: Vec<Arc<Ledger>>,
+    pub(super) kernel: Arc<KernelFlows>,
+    pub(super) served: Mutex<Vec<Served>>,
+    pub(super) steered: Steered,
+    pub(super) events: Mutex<Option<Events>>,
     recording: Mutex<Option<JoinHandle<()>>>,
-    subscribed: AtomicBool,
-    name: String,
-    workers: usize,
+    pub(super) subscribed: AtomicBool,
+    pub(super) name: String,
+    pub(super) workers: usize,
     overlay: Option<overlay::Overlay>,
     engines: engine::Engines,
+    /// Ports of paths that services asked for.
+    paths: Mutex<Vec<SocketAddr>>,
+    /// Whoever reads an agreement and puts it in force does so alone: what was read last is in force last.
+    pub(super) agreeing: Mutex<()>,
 }
 
 /// Our side of what the kernel does for us.
-struct Steered {
-    keeper: Option<Arc<Keeper>>,
+pub(super) struct Steered {
+    pub keeper: Option<Arc<Keeper>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -188,6 +192,8 @@ impl Prepared {
             workers: self.workers,
             overlay: self.overlay.map(overlay::Bound::start).transpose()?,
             engines,
+            paths: Mutex::default(),
+            agreeing: Mutex::default(),
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -219,6 +225,40 @@ impl Node {
         self.shared.functions.functions()
     }
 
+    /// The clock of flows.
+    pub(super) fn now(&self) -> Instant {
+        self.shared.clock().now()
+    }
+
+    /// Worker threads.
+    pub(super) const fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Whether a flow of the listener of this name is in flight.
+    pub(super) fn has_flow(&self, listener: &str) -> bool {
+        let of = |ledger: &Arc<Ledger>| {
+            let flows = ledger.snapshot();
+            flows.iter().any(|flow| flow.decided().is_some_and(|decided| *decided.flow.listener == *listener))
+        };
+        self.ledgers.iter().any(of)
+    }
+
+    /// Serves a listener that is in no configuration, as long as what it gives is there.
+    ///
+    /// # Errors
+    /// We are shutting down.
+    pub(super) fn serve(&self, bound: Bound) -> anyhow::Result<Serving> {
+        let fleet = lock(&self.fleet);
+        Ok(fleet.as_ref().context("sidetrack is shutting down")?.serve(bound))
+    }
+
+    /// The addresses of such listeners.
+    pub(super) fn set_paths(&self, paths: Vec<SocketAddr>) {
+        *lock(&self.paths) = paths;
+        self.set_dialing(&lock(&self.served));
+    }
+
     /// The data-flow agreement in force.
     pub(super) fn agreement(&self) -> &ArcSwap<InForce> {
         &self.shared.agreement
@@ -242,99 +282,11 @@ impl Node {
         tracing::info!("ready");
     }
 
-    /// Puts a new configuration in force: all of it or nothing. Flows go on under the rules they began with.
-    ///
-    /// # Errors
-    /// What cannot be done; nothing has changed then.
-    pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
-        let new = change.new;
-        anyhow::ensure!(
-            change.old.shunt == new.shunt,
-            "[shunt] is not changed by a reload: restart sidetrack (flows go on, on the slow path meanwhile)"
-        );
-        anyhow::ensure!(
-            change.old.overlay == new.overlay,
-            "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
-        );
-        anyhow::ensure!(
-            engine_listeners(change.old).eq(engine_listeners(new)),
-            "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
-        );
-        let in_force = agreement::read(new, &self.shared.agreement.load())?;
-        let fleet = lock(&self.fleet);
-        let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
-        let mut served = lock(&self.served);
-        let kept = |listener: &Listener| {
-            // The handshake time-out is part of what a SOCKS listener's connections share.
-            let same = change.old.limits.handshake_timeout_ms == new.limits.handshake_timeout_ms;
-            served.iter().any(|served| same && served.listener == *listener)
-        };
-        let fresh = new
-            .listeners
-            .iter()
-            .filter(|listener| !kept(listener))
-            .map(|listener| Ok((listener.clone(), sockets::bind(listener, new, self.workers)?)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        let stays = |served: &Served| {
-            new.listeners.contains(&served.listener)
-                && !fresh.iter().any(|(fresh, _)| *fresh == served.listener)
-        };
-        let old = served.iter().filter(|served| stays(served)).flat_map(|served| &served.serving);
-        let listening = old
-            .map(|serving| &*serving.listening)
-            .chain(fresh.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let addresses = addresses(listening);
-        let functions = super::containers::anew(&self.shared.functions, new)?;
-        self.steer_anew(new, change.text, &addresses)?;
-        // Nothing can fail from here on.
-        let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
-        *served = stay;
-        for (listener, bound) in fresh {
-            let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
-            served.push(Served { listener, serving });
-        }
-        self.set_dialing(&served);
-        self.shared.functions.take(functions);
-        self.put_agreement(new, in_force);
-        super::chains::cut_changed(&new.policy, &self.ledgers);
-        // New ones are at work before the old ones go: where both have an address, it is served at every moment.
-        go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
-        Ok(())
-    }
-
-    fn steer_anew(
-        &self,
-        config: &Config,
-        text: &str,
-        addresses: &[(Arc<str>, SocketAddr)],
-    ) -> anyhow::Result<()> {
-        let mut paths = self.kernel.paths();
-        let host = Host::here();
-        let steer = Steer::new(config, addresses, paths.next(), &host)?;
-        if self.steered.keeper.is_none() {
-            anyhow::ensure!(
-                steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
-                "listeners of kind redirect and tproxy need root (CAP_NET_ADMIN) when sidetrack starts: restart it with \
-                 sudo"
-            );
-            return Ok(());
-        }
-        let since = SystemTime::now();
-        let events = self.steered.steer((&self.name, text), addresses, paths.next(), host.forwards)?;
-        paths.learn(&steer, config, since);
-        drop(paths);
-        // The first subscription serves all later configurations.
-        if let Some(events) = events.filter(|_| !self.subscribed.swap(true, Relaxed)) {
-            *lock(&self.events) = Some(events);
-            self.record_kernel_flows();
-        }
-        Ok(())
-    }
-
-    fn set_dialing(&self, served: &[Served]) {
+    pub(super) fn set_dialing(&self, served: &[Served]) {
         let own = served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let mut dialing = Dialing { mark, own: own.collect(), overlay: None };
+        dialing.own.extend(lock(&self.paths).iter());
         if let Some(overlay) = &self.overlay {
             dialing.own.extend(overlay.addresses());
             overlay.set_dialing(dialing.clone());
@@ -417,7 +369,7 @@ impl Node {
 }
 
 impl Steered {
-    fn steer(
+    pub(super) fn steer(
         &self,
         (name, text): (&str, &str),
         addresses: &[(Arc<str>, SocketAddr)],
@@ -436,7 +388,7 @@ impl Steered {
 }
 
 /// The packet engines of a configuration.
-fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listener> {
+pub(super) fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listener> {
     config.listeners.iter().filter(|listener| matches!(listener.kind, ListenerKind::Engine(_)))
 }
 
@@ -451,7 +403,7 @@ fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engin
     engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
 }
 
-fn addresses<'a>(
+pub(super) fn addresses<'a>(
     listening: impl Iterator<Item = &'a crate::intercept::Listening>,
 ) -> Vec<(Arc<str>, SocketAddr)> {
     listening.map(|listening| (listening.name.clone(), listening.address)).collect()

@@ -160,6 +160,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             engine: None,
             overlay: None,
             tunnels: Vec::new(),
+            outgoing: None,
             agreement: None,
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
@@ -267,6 +268,7 @@ fn catch(launched: &mut Launched, fleet: &Fleet, http: Option<Arc<Proxy>>) -> an
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
                 http: http.clone(),
+                outgoing: None,
             };
             Ok(fleet.serve(Bound {
                 listening: Arc::new(listening),

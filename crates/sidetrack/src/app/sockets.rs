@@ -79,6 +79,7 @@ fn bind_one(
         http: inside(&listener.kind).map(|http| proxy(http, name)).transpose()?,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
+        outgoing: None,
     };
     Ok(Bound { listening: Arc::new(listening), sockets, datagrams })
 }

@@ -1,6 +1,7 @@
 //! `sidetrack up`: a node of listeners and interceptors, until it is told to stop.
 
 use super::node::{Node, Prepared};
+use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, RecordTo};
@@ -77,6 +78,8 @@ fn reloader(path: &Path, config: Arc<Config>, node: Arc<OnceLock<Arc<Node>>>) ->
 struct Windows {
     admin: Option<AdminSocket>,
     metrics: Option<std::net::TcpListener>,
+    /// Where services ask for paths.
+    outgoing: Option<std::net::TcpListener>,
 }
 
 impl Windows {
@@ -94,14 +97,23 @@ impl Windows {
                     .with_context(|| format!("[admin] metrics = \"{address}\""))
             })
             .transpose()?;
-        Ok(Self { admin, metrics })
+        let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
+        Ok(Self { admin, metrics, outgoing })
     }
 
-    fn serve(self, state: AdminState, stop: &watch::Receiver<bool>) -> Vec<JoinHandle<std::io::Result<()>>> {
+    fn serve(
+        self,
+        state: AdminState,
+        paths: Option<Arc<Paths>>,
+        stop: &watch::Receiver<bool>,
+    ) -> Vec<JoinHandle<std::io::Result<()>>> {
         let admin = self.admin.map(|socket| tokio::spawn(admin::serve(state.clone(), socket, stop.clone())));
         let metrics =
             self.metrics.map(|listener| tokio::spawn(admin::serve_metrics(state, listener, stop.clone())));
-        admin.into_iter().chain(metrics).collect()
+        let outgoing = self.outgoing.zip(paths);
+        let outgoing =
+            outgoing.map(|(listener, paths)| tokio::spawn(outgoing::serve(paths, listener, stop.clone())));
+        admin.into_iter().chain(metrics).chain(outgoing).collect()
     }
 }
 
@@ -128,8 +140,10 @@ async fn run(
     node.record_kernel_flows();
     let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
     let following = tokio::spawn(super::agreement::follow(node.clone(), handle.clone()));
+    let current = handle.current().clone();
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
-    let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), &stopped);
+    let paths = config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current));
+    let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), paths, &stopped);
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;

@@ -283,6 +283,21 @@ impl Wire for Stream {
         }
     }
 
+    fn poll_send_more(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => TcpStream::poll_send_more(stream, cx, bytes),
+            Self::Tunnel(_) | Self::Tls(_) | Self::Memory(_) => self.poll_send(cx, bytes),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.tcp().is_ok_and(Wire::has_ended)
+    }
+
+    fn ends_in_order(&self) -> bool {
+        self.tcp().is_ok_and(Wire::ends_in_order)
+    }
+
     fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.shutdown_write(),

@@ -1,9 +1,12 @@
 //! TLS over any stream, as a side of a flow: a server's end towards clients whose connections are opened, and a client's
 //! end towards their servers. Bytes are read, encrypted and written in the calls of the task that owns it.
 
+use super::Failure;
 use super::stream::{Stream, Wire};
+use crate::tls::server_name;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use sidetrack_core::flow::{EndReason, Host};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -242,6 +245,40 @@ impl Tls {
             let _ = self.finish(&mut Context::from_waker(Waker::noop()));
         }
         self.stream.close(reset);
+    }
+}
+
+/// TLS with one server, for flows whose clients speak without.
+#[derive(Debug)]
+pub struct ToServer {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    host: Host,
+}
+
+impl ToServer {
+    /// With this host; `None`: no certificate can be for it.
+    pub fn new(config: ClientConfig, host: Host) -> Option<Self> {
+        let name = server_name(&host)?;
+        Some(Self { config: Arc::new(config), name, host })
+    }
+
+    /// Makes the handshake; `early` are bytes of the server that were read already.
+    ///
+    /// # Errors
+    /// `certificate`: the server does not prove who it is; `tls_failed`: it speaks otherwise than we do.
+    pub async fn shake_hands(&self, stream: Stream, early: Vec<u8>) -> Result<Tls, Failure> {
+        let shaken = match Tls::client(stream, self.config.clone(), self.name.clone(), early) {
+            Ok(mut tls) => tls.handshake().await.map(|()| tls),
+            Err(error) => Err(error),
+        };
+        shaken.map_err(|error| {
+            let why = match reason(&error) {
+                Some(rustls::Error::InvalidCertificate(_)) => EndReason::Certificate,
+                _ => EndReason::TlsFailed,
+            };
+            Failure::new(why, format!("TLS with {}: {error}", self.host))
+        })
     }
 }
 

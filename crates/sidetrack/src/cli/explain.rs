@@ -1,15 +1,24 @@
-//! `sidetrack explain`: which rule decides about a flow and why, without any traffic.
+//! `sidetrack explain`: which rule decides about a flow and why, without any traffic, and how containers on its way are.
 
 use super::Printed;
-use crate::config::{Config, Listener, Question, Surroundings, System};
-use crate::explain::explain;
+use crate::admin::{Client, Functions, default_socket};
+use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System};
+use crate::explain::{Answer, FunctionHealth, Health, explain};
+use crate::metrics::ContainersHealth;
 use anyhow::{Context, bail};
+use hyper::Method;
 use sidetrack_core::flow::{Destination, HostName, Intercept, Process};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+use tokio::time::timeout;
 
-/// Says which rule decides about a flow, why, and what would be done with it. No packet is sent.
+/// How long a sidetrack that runs may take to say how containers are.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Says which rule decides about a flow, why, and what would be done with it. No packet is sent; a sidetrack that runs is asked
+/// how the containers on the way are.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
     /// The configuration.
@@ -36,6 +45,9 @@ pub struct ExplainArgs {
     /// User who authenticated with the socks listener.
     #[arg(long)]
     pub socks_user: Option<String>,
+    /// The admin socket of the sidetrack that is asked how containers on the way are. Default: that of the configuration.
+    #[arg(long, value_name = "PATH")]
+    pub admin: Option<PathBuf>,
     /// Prints JSON.
     #[arg(long)]
     pub json: bool,
@@ -59,11 +71,54 @@ pub fn report(args: &ExplainArgs, colours: bool) -> anyhow::Result<Printed> {
         Err(error) => return Ok(Printed { out: String::new(), err: error.render(colours), code: 2 }),
     };
     let question = question(args, &config)?;
-    let answer = explain(&config, &question).context(
+    let mut answer = explain(&config, &question).context(
         "the flow has no destination: add DST as host:port, or --listener (and --host) of a reverse listener",
     )?;
+    answer.containers = health(args, &config, &answer);
     let out = if args.json { format!("{}\n", serde_json::to_string(&answer)?) } else { answer.to_string() };
     Ok(Printed { out, err: String::new(), code: 0 })
+}
+
+/// How the containers on the way are; none if there is none on it.
+fn health(args: &ExplainArgs, config: &Config, answer: &Answer) -> Option<Health> {
+    let is_container = |name: &&String| {
+        config.functions.iter().any(|spec| *spec.name == ***name && spec.kind.is_container())
+    };
+    let names: Vec<_> =
+        answer.carry.iter().flat_map(|carry| &carry.chain).filter(is_container).cloned().collect();
+    if names.is_empty() {
+        return None;
+    }
+    let socket = match (&args.admin, &config.admin.socket) {
+        (Some(path), _) | (None, AdminAt::Path(path)) => path.clone(),
+        (None, AdminAt::Default) => default_socket(),
+        (None, AdminAt::None) => {
+            return Some(Health::Unknown("the configuration has no admin socket ([admin])".to_owned()));
+        }
+    };
+    Some(asked(&socket, &names).map_or_else(Health::Unknown, Health::Known))
+}
+
+/// What the sidetrack at this socket says of these functions.
+fn asked(socket: &Path, names: &[String]) -> Result<Vec<FunctionHealth>, String> {
+    let first_line = |error: String| error.lines().next().unwrap_or_default().to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let client = Client::new(socket);
+    let asking =
+        async { timeout(PATIENCE, client.ask::<Functions>(Method::GET, "/v1/functions", &[])).await };
+    let answer = runtime.block_on(asking);
+    let answer = answer.map_err(|_| format!("{} does not answer", socket.display()))?;
+    let functions = answer.map_err(|error| first_line(error.to_string()))?.functions;
+    let of = |name: &String| {
+        let known = functions.iter().find(|function| function.name == *name);
+        let health = known.and_then(|function| function.containers.clone());
+        let unlike =
+            || format!("what runs at {} has no such function in a container: {name}", socket.display());
+        let ContainersHealth { wanted, well, falls, trouble } = health.ok_or_else(unlike)?;
+        Ok(FunctionHealth { function: name.clone(), wanted, well, falls, trouble })
+    };
+    names.iter().map(of).collect()
 }
 
 fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Question<'a>> {

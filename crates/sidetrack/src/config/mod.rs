@@ -3,8 +3,10 @@
 
 mod at;
 mod check;
+mod containers;
 mod engine;
 mod nfshunt;
+mod outgoing;
 mod parse;
 mod policy;
 mod problem;
@@ -18,6 +20,7 @@ pub mod tap;
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener};
+pub use outgoing::Outgoing;
 pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
@@ -30,12 +33,12 @@ pub use tap::Tap;
 use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
-use sidetrack_core::function::{FunctionKind, FunctionSpec};
+use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
-use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
+use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,6 +72,8 @@ pub struct Config {
     pub overlay: Option<Overlay>,
     /// Connections held open to far sides, by name.
     pub tunnels: Vec<Arc<Tunnel>>,
+    /// Paths that services ask for, if they may.
+    pub outgoing: Option<Outgoing>,
     /// The data-flow agreement that rules ask.
     pub agreement: Option<AgreementFile>,
     /// The rules.
@@ -77,26 +82,6 @@ pub struct Config {
     pub tests: Vec<DecisionTest>,
     /// What is allowed but hardly meant.
     pub warnings: Vec<Problem>,
-}
-
-impl Config {
-    /// Whether it asks for the process that starts containers.
-    pub fn wants_containers(&self) -> bool {
-        let is_container = |function: &Arc<FunctionSpec>| matches!(function.kind, FunctionKind::Container(_));
-        self.engine.is_some() || self.functions.iter().any(is_container)
-    }
-
-    /// The most containers that a flow of one rule passes.
-    pub fn most_containers(&self) -> usize {
-        let of = |rule: &sidetrack_core::policy::Rule| match &rule.action {
-            Action::Carry(carry) => carry.chain.as_ref().map_or(0, |chain| {
-                let containers = chain.functions.iter();
-                containers.filter(|function| matches!(function.kind, FunctionKind::Container(_))).count()
-            }),
-            Action::Deny => 0,
-        };
-        self.policy.rules().iter().map(of).max().unwrap_or(0)
-    }
 }
 
 /// What happens to captured traffic when the process dies without taking its rules back.

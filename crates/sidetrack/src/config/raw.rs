@@ -3,6 +3,7 @@
 
 mod engine;
 pub mod function;
+mod outgoing;
 mod overlay;
 mod policy;
 mod shunt;
@@ -11,6 +12,7 @@ mod tunnel;
 
 pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
+pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use shunt::{FastPath, Forwarding, OpenFlow, OpenFlowVersion, Shunt, ShuntAction, ShuntPort};
@@ -57,6 +59,8 @@ pub struct File {
     /// How functions in containers are started.
     #[serde(default)]
     pub containers: Containers,
+    /// Paths that services ask for one by one. Default: they cannot.
+    pub outgoing: Option<At<Outgoing>>,
     /// The data-flow agreement that rules ask. Default: none.
     pub policy: Option<At<Policy>>,
     /// Functions by name, for `chain` of rules.

@@ -4,7 +4,7 @@ use super::container::Pool;
 use super::{Function, Library};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
-use sidetrack_core::function::{ChainSpec, FunctionKind, OnDown, Stop};
+use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use std::sync::Arc;
 
 /// See the module.
@@ -43,9 +43,8 @@ impl Library {
     /// # Errors
     /// A function ends the flow at once: a filter that knows its host, say.
     pub fn route(&self, spec: &ChainSpec, flow: &Flow) -> Result<Route, Stop> {
-        let is_container = |kind: &FunctionKind| matches!(kind, FunctionKind::Container(_));
-        let mut groups = spec.functions.split(|function| is_container(&function.kind));
-        let mut containers = spec.functions.iter().filter(|function| is_container(&function.kind));
+        let mut groups = spec.functions.split(|function| function.kind.is_container());
+        let mut containers = spec.functions.iter().filter(|function| function.kind.is_container());
         let mut chain = || match groups.next() {
             Some(group) if !group.is_empty() => Ok(Some(Box::new(self.stages(group, flow)?))),
             _ => Ok(None),

@@ -1,5 +1,6 @@
 //! Interceptors: the ways a flow is caught. Each turns an accepted connection into "where did it want to go".
 
+pub mod outgoing;
 pub mod proxy_header;
 pub mod redirect;
 pub mod reverse;
@@ -30,6 +31,8 @@ pub struct Listening {
     pub proxy_from: IpSet,
     /// What serves requests in connections that the kernel hands over; none = they are carried as they are.
     pub http: Option<Arc<Proxy>>,
+    /// The path that a service asked for, where the listener is one.
+    pub outgoing: Option<Arc<outgoing::Outgoing>>,
 }
 
 /// How a listener finds out where a connection wanted to go.

@@ -53,8 +53,21 @@ impl Lane {
         matches!(self.holds, Holds::Pipe(_))
     }
 
-    /// Keeps bytes behind those that are held.
-    pub fn keep(&mut self, more: &[u8]) {
+    /// As [`Lane::keep`], of bytes that are nobody else's: where nothing is held they are not copied.
+    pub fn keep_whole(&mut self, more: Vec<u8>) -> usize {
+        if !self.is_empty() {
+            return self.keep(&more);
+        }
+        let kept = more.len();
+        self.holds = Holds::Bytes { bytes: more, start: 0 };
+        kept
+    }
+
+    /// Keeps bytes behind those that are held; gives how many came.
+    pub fn keep(&mut self, more: &[u8]) -> usize {
+        if more.is_empty() {
+            return 0;
+        }
         match &mut self.holds {
             Holds::Bytes { bytes, start } => {
                 bytes.drain(..*start);
@@ -65,6 +78,7 @@ impl Lane {
             }
             holds => *holds = Holds::Bytes { bytes: more.to_vec(), start: 0 },
         }
+        more.len()
     }
 
     /// Notes that bytes left while none are on their way from the thread's buffer: the moment to change to a pipe.

@@ -273,24 +273,42 @@ impl<W: Wire> Pump<W> {
         if self.through.is_some() {
             return self.read_through(cx, side, max, scratch, fresh);
         }
-        if self.drained == Some(side) && !self.is_gone(side) {
-            return Input::Eof(side);
-        }
-        match self.poll_wire(cx, side, max, scratch) {
+        match self.poll_side(cx, side, max, scratch) {
             Poll::Pending => Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => Input::Failed(side),
             Poll::Ready(Ok(0)) => self.judge_end(side).unwrap_or(Input::Eof(side)),
             Poll::Ready(Ok(n)) => {
-                // Of a pipe that has no room, little is read although more is there.
-                let is_all = n < SCRATCH.min(max as usize) && !self.lane(side).is_piped();
-                let last = is_all && self.wire(side).has_ended();
-                if last && self.wire(side).ends_in_order() {
-                    self.drained = Some(side);
-                }
+                let last = self.is_last(side, n, max);
                 self.came(side, n, last, fresh)
             }
             Poll::Ready(Err(error)) => self.failed(side, error),
         }
+    }
+
+    /// As [`Self::poll_wire`], but a side of which only its FIN was left is not asked again.
+    fn poll_side(
+        &mut self,
+        cx: &mut Context<'_>,
+        side: Side,
+        max: u32,
+        scratch: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.drained == Some(side) && !self.is_gone(side) {
+            return Poll::Ready(Ok(0));
+        }
+        self.poll_wire(cx, side, max, scratch)
+    }
+
+    /// Whether the end of this side, which is an end in order as far as the flow goes, comes right behind these `n` bytes; notes
+    /// that it need not be asked again then.
+    fn is_last(&mut self, side: Side, n: usize, max: u32) -> bool {
+        // Of a pipe that has no room, little is read although more is there.
+        let is_all = n < SCRATCH.min(max as usize) && !self.lane(side).is_piped();
+        let last = is_all && self.wire(side).has_ended() && self.would_end_in_order(side);
+        if last && self.wire(side).ends_in_order() {
+            self.drained = Some(side);
+        }
+        last
     }
 
     /// Bytes came from this side, the last ones maybe: into the pipe, or to be written from the thread's buffer.

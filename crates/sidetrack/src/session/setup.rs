@@ -3,7 +3,7 @@
 use super::Client;
 use super::containers::Way;
 use super::watch::Watched;
-use crate::carry::{self, Carried, Failure, Order, Stream, stack};
+use crate::carry::{Carried, Failure, Order, Stream, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
 use crate::http;
@@ -78,7 +78,7 @@ pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
 /// One path in the making.
 pub struct Setup<'a> {
     pub(super) worker: &'a Worker,
-    listening: &'a Listening,
+    pub(super) listening: &'a Listening,
     pub(super) live: &'a LiveFlow,
     peer: SocketAddr,
     pub(super) config: Arc<Config>,
@@ -397,16 +397,19 @@ impl<'a> Setup<'a> {
             self.live.put_preface(header.len() as u64);
             client.put_first(header);
         }
+        // What goes into TLS does not travel with a request.
+        let inside = self.has_tls().then(|| client.take_held());
         let (presence, mut first) = client.split();
-        if way.has_functions() {
-            // What comes from now on has to pass the functions first.
+        if way.has_functions() || inside.is_some() {
+            // What comes from now on has to pass the functions first, or goes into TLS.
             first.settle();
         }
         let carried = tokio::select! {
             biased;
-            carried = carry::carry(&order, &mut first) => carried?,
+            carried = self.carried(&order, &mut first) => carried?,
             () = presence.lost() => return Err(gone()),
         };
+        client.put_first(inside.unwrap_or_default());
         if client.is_broken() {
             return Err(gone());
         }

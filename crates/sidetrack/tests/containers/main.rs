@@ -5,6 +5,7 @@ mod commands;
 mod engine;
 mod faults;
 mod function;
+mod health;
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
 mod lifecycle;

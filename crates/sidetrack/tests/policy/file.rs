@@ -1,5 +1,6 @@
 //! Files: mistakes with their places, and what is planned.
 
+use crate::node::Dice;
 use sidetrack::agreement::Book;
 use sidetrack::cli::policy::{PlanArgs, plan};
 use sidetrack_core::agreement::Access;
@@ -85,4 +86,69 @@ fn agreements_begin_and_end() {
     let until = 1_780_272_000;
     assert_eq!(held(until - 1), (true, Some(until)));
     assert_eq!(held(until), (false, None));
+}
+
+/// Functions that each have to come before the other: no order can be right, and all of the circle is named.
+#[test]
+fn constraints_that_go_in_a_circle_are_named() {
+    let circle = [("count", "counted", "audit"), ("audit", "audited", "mask"), ("mask", "masked", "count")];
+    let function =
+        |(name, applies, next)| format!("[function.{name}]\napplies = \"{applies}\"\nbefore = \"{next}\"\n");
+    let functions: String = circle.map(function).concat();
+    let text = format!("version = 1\nattributes = [\"counted\", \"audited\", \"masked\"]\n{functions}");
+    let error = Book::read("agreement.toml", &text, now()).expect_err("no order is right").render(false);
+    for name in ["count", "audit", "mask"] {
+        assert!(error.contains(name), "{name} is not in\n{error}");
+    }
+}
+
+/// Anything may stand in a file: it is an agreement, or it is refused with words and a place inside the text. The texts are the
+/// example, changed by a seeded generator as an editor or a broken disk would change it.
+#[test]
+fn no_text_breaks_the_reader() {
+    let mut dice = Dice(5);
+    let (mut right, mut wrong) = (0, 0);
+    for _ in 0..400 {
+        let mut text = HOSPITALS.as_bytes().to_vec();
+        for _ in 0..=dice.below(3) {
+            spoil(&mut text, &mut dice);
+        }
+        let text = String::from_utf8_lossy(&text).into_owned();
+        match Book::read("agreement.toml", &text, now()) {
+            Ok(book) => {
+                book.purposes();
+                right += 1;
+            }
+            Err(error) => {
+                assert!(error.render(false).contains("agreement.toml"), "no place: {text}");
+                wrong += 1;
+            }
+        }
+    }
+    assert!(
+        right > 20 && wrong > 100,
+        "{right} right and {wrong} wrong: the generator is too tame or too wild"
+    );
+}
+
+/// One change: bytes that go, come twice, move to another place, or become others.
+fn spoil(text: &mut Vec<u8>, dice: &mut Dice) {
+    let at = dice.below(text.len());
+    let end = (at + 1 + dice.below(60)).min(text.len());
+    match dice.below(4) {
+        0 => drop(text.drain(at..end)),
+        1 => {
+            let piece = text[at..end].to_vec();
+            let to = dice.below(text.len());
+            text.splice(to..to, piece);
+        }
+        2 => text[at] = b"\"[]{}=.,\n\\0aZ\xff#"[dice.below(15)],
+        _ => {
+            // A whole line twice.
+            let begin = text[..at].iter().rposition(|byte| *byte == b'\n').map_or(0, |line| line + 1);
+            let line: Vec<u8> =
+                text[begin..].iter().copied().take_while(|byte| *byte != b'\n').chain([b'\n']).collect();
+            text.splice(begin..begin, line);
+        }
+    }
 }

@@ -1,7 +1,10 @@
-//! `chain`: what functions cost, inside us and in containers, and how fast a chain changes under live flows.
+//! `chain`: what functions cost, inside us and in containers, how fast a chain changes under live flows, and how soon what was
+//! decided about data holds at three proxies.
 
 mod bars;
 mod crypt;
+mod enforce;
+mod plane;
 mod swap;
 
 use std::fmt::Write as _;
@@ -28,7 +31,7 @@ pub struct Options {
     #[arg(long)]
     pub rounds: Option<u32>,
     /// Only this part; may be given several times.
-    #[arg(long, value_name = "PART", value_parser = ["cost", "crypt", "swap"])]
+    #[arg(long, value_name = "PART", value_parser = ["cost", "crypt", "swap", "plane"])]
     pub part: Vec<String>,
     /// Write the table there, too.
     #[arg(long, value_name = "FILE")]
@@ -67,12 +70,24 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let swaps = swap::measure(&site, if options.quick { 3 } else { 20 })?;
         bars.extend(swap::render(&mut text, &swaps));
     }
+    if options.wants("plane") {
+        progress.now("applications and consent in three domains");
+        bars.extend(decisions(&site, options.quick, &mut text)?);
+    }
     bars::render(&mut text, &bars);
     print!("{text}");
     if let Some(path) = &options.markdown {
         fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(if bars.iter().all(bars::Bar::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How soon what was decided holds.
+fn decisions(site: &Site, quick: bool, text: &mut String) -> Result<[bars::Bar; 2]> {
+    let plane = plane::Plane::start(site)?;
+    let steps = enforce::steps(&plane, if quick { 5 } else { 30 })?.render(text);
+    let changes = enforce::changes(&plane, if quick { 10 } else { 100 })?;
+    Ok([steps, enforce::render(text, &changes)])
 }
 
 fn heading(text: &mut String, results: &Results) {

@@ -39,9 +39,9 @@ pub struct Swaps {
 pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
     // In the proxy's own network, like the node: what is timed is the change and not a link.
     let network = site.proxy.namespace()?;
-    let echo = network.run(|| TcpListener::bind("127.0.0.1:0"))?;
-    let server = echo.local_addr()?;
-    std::thread::spawn(move || serve(&echo));
+    let listener = network.run(|| TcpListener::bind("127.0.0.1:0"))?;
+    let server = listener.local_addr()?;
+    std::thread::spawn(move || echo(&listener));
     let node = Node::start(site, server)?;
     let connect = || network.run(|| dial(SocketAddr::from(([127, 0, 0, 1], PORT))));
     let mut live = Vec::with_capacity(FLOWS);
@@ -63,10 +63,10 @@ pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
     Ok(swaps)
 }
 
-/// Answers what comes.
-fn serve(listener: &TcpListener) {
+/// Says back what comes.
+pub(super) fn echo(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
-        let echo = move || {
+        let one = move || {
             let mut stream = stream;
             let mut bytes = [0; 64];
             while let Ok(n @ 1..) = stream.read(&mut bytes) {
@@ -76,7 +76,7 @@ fn serve(listener: &TcpListener) {
             }
         };
         // One that cannot be served is one that is cut, and counted.
-        drop(std::thread::Builder::new().stack_size(64 << 10).spawn(echo));
+        drop(std::thread::Builder::new().stack_size(64 << 10).spawn(one));
     }
 }
 

@@ -35,7 +35,7 @@ impl Check<'_> {
                 Some(raw::EngineIo::Xdp) => EngineIo::Xdp,
             },
             sources,
-            source_ports: self.source_ports(keys.source_ports.as_ref()),
+            source_ports: self.port_range(keys.source_ports.as_ref(), EngineListener::SOURCE_PORTS),
             steering: match keys.steering.as_deref() {
                 None | Some(raw::Steering::Port) => Steering::Port,
                 Some(raw::Steering::Ip) => Steering::Ip,
@@ -120,8 +120,13 @@ impl Check<'_> {
         own
     }
 
-    fn source_ports(&mut self, at: Option<&At<String>>) -> RangeInclusive<u16> {
-        let Some(at) = at else { return EngineListener::SOURCE_PORTS };
+    /// Ports from first to last; `default` where none are written.
+    pub(super) fn port_range(
+        &mut self,
+        at: Option<&At<String>>,
+        default: RangeInclusive<u16>,
+    ) -> RangeInclusive<u16> {
+        let Some(at) = at else { return default };
         let parts = at.split_once('-').and_then(|(first, last)| {
             Some((first.trim().parse::<u16>().ok()?, last.trim().parse::<u16>().ok()?))
         });
@@ -130,7 +135,7 @@ impl Check<'_> {
             _ => {
                 let help = "write \"first-last\", such as \"61000-65535\"";
                 self.error(at.span(), format!("'{}' is no range of ports", at.as_str()), help);
-                EngineListener::SOURCE_PORTS
+                default
             }
         }
     }

@@ -6,6 +6,7 @@ mod engine;
 mod functions;
 mod http;
 mod listen;
+mod outgoing;
 mod overlay;
 mod policy;
 mod relations;
@@ -113,6 +114,7 @@ pub(super) fn check(
     check.tap_is_used(file.tap.as_ref(), &listeners);
     let tunnels = check.tunnels(&file.tunnel, &listeners);
     let agreement = check.agreement_file(file.policy.as_ref());
+    let outgoing = check.outgoing(file.outgoing.as_ref());
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
@@ -138,6 +140,7 @@ pub(super) fn check(
         listeners: listeners.into_iter().flatten().collect(),
         overlay,
         tunnels,
+        outgoing,
         agreement,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),

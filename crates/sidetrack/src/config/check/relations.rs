@@ -1,11 +1,11 @@
 //! What listeners and rules are to each other: addresses taken twice, rules never reached, loops.
 
 use super::super::problem::Problem;
-use super::super::{At, List, Listener, ReverseTarget, raw};
+use super::super::{At, List, Listener, ListenerKind, ReverseTarget, raw};
 use super::Check;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, Host};
-use sidetrack_core::policy::{Action, Rule};
+use sidetrack_core::policy::{Action, Condition, Match, Rule};
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -21,6 +21,36 @@ impl Check<'_> {
         self.addresses_taken_twice(raw_listeners, listeners);
         self.rules_never_reached(raw_rules, rules);
         self.loops(raw_listeners, listeners, raw_rules, rules);
+        self.containers_of_engines(raw_listeners, listeners, raw_rules, rules);
+    }
+
+    /// A packet engine has no sockets, and only over sockets does a flow get into a container and back.
+    fn containers_of_engines(
+        &mut self,
+        raw_listeners: &[At<raw::Listen>],
+        listeners: &[Option<Listener>],
+        raw_rules: &[At<raw::Rule>],
+        rules: &[Option<Rule>],
+    ) {
+        for (index, (raw, rule)) in raw_rules.iter().zip(rules).enumerate() {
+            let Some(container) = rule.as_ref().and_then(container_of) else { continue };
+            let before: Vec<_> = rules.iter().take(index).flatten().collect();
+            let Some(chain) = &raw.chain else { continue };
+            for (listen, listener) in raw_listeners.iter().zip(listeners) {
+                let Some(listener) = listener.as_ref().filter(|one| is_engine(one)) else { continue };
+                if !rule.as_ref().is_some_and(|rule| catches(rule, listener, &before)) {
+                    continue;
+                }
+                let message = format!(
+                    "the function '{container}' is a container, which flows of the engine listener '{}' cannot pass",
+                    listener.name
+                );
+                let help = "add `listener` or `intercept` to the `match` of this rule, so that it is for other listeners, or \
+                            use functions inside sidetrack; a listener of kind redirect or tproxy can lead through containers";
+                let problem = Problem::error(chain.span(), message, help);
+                self.problems.push(problem.and(listen.span(), "its packets have no sockets"));
+            }
+        }
     }
 
     fn addresses_taken_twice(&mut self, raw: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
@@ -119,6 +149,34 @@ impl Check<'_> {
             self.error(span, message, "give the address of the next hop or of the server");
         }
     }
+}
+
+fn is_engine(listener: &Listener) -> bool {
+    matches!(listener.kind, ListenerKind::Engine(_))
+}
+
+/// The first container of a rule's chain.
+fn container_of(rule: &Rule) -> Option<&str> {
+    let Action::Carry(carry) = &rule.action else { return None };
+    let mut functions = carry.chain.iter().flat_map(|chain| &chain.functions);
+    let container = functions.find(|function| function.kind.is_container());
+    container.map(|function| &*function.name)
+}
+
+/// Whether flows of this listener may come to this rule: its conditions do not exclude them, and none of the rules before takes
+/// them all.
+fn catches(rule: &Rule, listener: &Listener, before: &[&Rule]) -> bool {
+    let excludes = |condition: &Condition| match condition {
+        Condition::Listener(names) => !names.contains(&listener.name),
+        Condition::Intercept(kinds) => !kinds.contains(&listener.kind.intercept()),
+        _ => false,
+    };
+    let own = [
+        Condition::Listener(vec![listener.name.clone()]),
+        Condition::Intercept(vec![listener.kind.intercept()]),
+    ];
+    let own = Match::new(own.into());
+    !rule.matcher.conditions().iter().any(excludes) && !before.iter().any(|other| other.matcher.covers(&own))
 }
 
 /// Whether both cannot be bound at once. Port 0 is a port of the kernel's choice.

@@ -222,10 +222,10 @@ impl Domain {
         self.store.put(&format!("{CONSENT}{data}"), &value, If::Always, None)?;
         self.store.put(&format!("{UNTOLD}{data}"), &value, If::Always, None)?;
         tracing::info!(data, ?consent, "consent changed");
-        let applied = self.apply().await;
+        // The others hear of it while our own proxies do.
         let domain = self.clone();
         tokio::spawn(async move { domain.tell().await });
-        applied
+        self.apply().await
     }
 
     /// Tells the orchestrator of consent it has not heard of.

@@ -14,8 +14,10 @@ use super::store::{If, Revision, Store, StoreError};
 use hyper::Method;
 use master::Master;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::Notify;
 
 /// How long a domain may take for one request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,6 +38,11 @@ pub struct Orchestrator {
     master: Mutex<Arc<Master>>,
     /// Ready applications whose domain has not heard of the latest agreement.
     untold: Mutex<BTreeSet<(String, String)>>,
+    /// Domains that are being told just now.
+    busy: Mutex<BTreeSet<String>>,
+    /// Somebody is to be told of something.
+    changed: Notify,
+    is_ending: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,8 +62,16 @@ impl Orchestrator {
         };
         let links = settings.domains.iter().map(link).collect();
         let master = Arc::new(Master::read(&settings.agreement, &withdrawn(&*store)?)?);
-        let orchestrator =
-            Self { settings, store, links, master: Mutex::new(master), untold: Mutex::default() };
+        let orchestrator = Self {
+            settings,
+            store,
+            links,
+            master: Mutex::new(master),
+            untold: Mutex::default(),
+            busy: Mutex::default(),
+            changed: Notify::new(),
+            is_ending: AtomicBool::new(false),
+        };
         for (_, status) in orchestrator.applications()? {
             match status.phase {
                 // Whoever asked for it is gone with the orchestrator that was at it.
@@ -146,6 +161,7 @@ impl Orchestrator {
     fn tell_later(&self, status: &ApplicationStatus) {
         let name = &status.application.name;
         lock(&self.untold).extend(status.domains.iter().map(|party| (name.clone(), party.clone())));
+        self.changed.notify_one();
     }
 
     /// Reads the agreement anew, and applies what follows to the applications that run.
@@ -201,38 +217,81 @@ impl Orchestrator {
         self.link(party)?.ask(Method::PUT, &path, &self.configuration(movements, party), PATIENCE).await
     }
 
-    /// Does what could not be done so far, once.
-    pub async fn work(&self) {
-        let due: Vec<_> = std::mem::take(&mut *lock(&self.untold)).into_iter().collect();
-        for (name, party) in due {
+    /// Tells every domain what it has not heard of yet, all at the same time: one that does not answer keeps nobody else.
+    fn tell_due(self: &Arc<Self>) {
+        let mut due: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        {
+            let mut busy = lock(&self.busy);
+            lock(&self.untold).retain(|(name, party)| {
+                let waits = busy.contains(party);
+                if !waits {
+                    due.entry(party.clone()).or_default().push(name.clone());
+                }
+                waits
+            });
+            busy.extend(due.keys().cloned());
+        }
+        for (party, names) in due {
+            let orchestrator = self.clone();
+            tokio::spawn(async move { orchestrator.tell_all(&party, names).await });
+        }
+    }
+
+    /// Tells one domain of these applications; what cannot be told is tried again.
+    async fn tell_all(&self, party: &str, names: Vec<String>) {
+        let mut failed = false;
+        for name in names {
             let Ok(Some(status)) = self.application(&name) else { continue };
             if status.phase != Phase::Ready {
                 continue;
             }
-            if let Err(error) = self.tell(&status.application, &status.movements, &party).await {
+            if let Err(error) = self.tell(&status.application, &status.movements, party).await {
                 tracing::warn!(application = %name, domain = %party, %error, "cannot be told; trying again");
-                lock(&self.untold).insert((name, party));
+                lock(&self.untold).insert((name, party.to_owned()));
+                failed = true;
             }
         }
-        let ending = self.applications().unwrap_or_default();
-        for (_, status) in ending.into_iter().filter(|(_, status)| status.phase == Phase::Ending) {
-            if let Err(error) = self.take_back(status).await {
-                tracing::error!(%error, "cannot end an application");
-            }
+        lock(&self.busy).remove(party);
+        if !failed {
+            // What has changed meanwhile had to wait for this.
+            self.changed.notify_one();
         }
     }
 
-    /// Works for ever: what could not be done is tried again, and the agreement is read anew when the time or the file has
-    /// changed it.
+    /// Ends what could not be ended so far, beside everything else.
+    fn end_due(self: &Arc<Self>) {
+        if self.is_ending.swap(true, Relaxed) {
+            return;
+        }
+        let orchestrator = self.clone();
+        tokio::spawn(async move {
+            let all = orchestrator.applications().unwrap_or_default();
+            for (_, status) in all.into_iter().filter(|(_, status)| status.phase == Phase::Ending) {
+                if let Err(error) = orchestrator.take_back(status).await {
+                    tracing::error!(%error, "cannot end an application");
+                }
+            }
+            orchestrator.is_ending.store(false, Relaxed);
+        });
+    }
+
+    /// Works for ever: domains hear of changes at once, what could not be done is tried again, and the agreement is read anew
+    /// when the time or the file has changed it.
     pub async fn follow(self: Arc<Self>) {
+        let mut next_look = Instant::now();
         loop {
-            self.work().await;
-            tokio::time::sleep(AGAIN).await;
-            if self.master().is_outdated(&self.settings.agreement, SystemTime::now())
+            self.tell_due();
+            self.end_due();
+            tokio::select! {
+                () = tokio::time::sleep(AGAIN) => {}
+                () = self.changed.notified() => {}
+            }
+            if next_look <= Instant::now()
+                && self.master().is_outdated(&self.settings.agreement, SystemTime::now())
                 && let Err(error) = self.reconsider()
             {
                 tracing::error!("the agreement is not taken; nothing changes\n{error:#}");
-                tokio::time::sleep(AGAIN * 4).await;
+                next_look = Instant::now() + AGAIN * 4;
             }
         }
     }

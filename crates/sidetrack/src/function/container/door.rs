@@ -19,7 +19,12 @@ use std::time::Duration;
 thread_local! {
     /// The doors of this thread, by the number of the container.
     static DOORS: RefCell<BTreeMap<u64, Rc<Door>>> = const { RefCell::new(BTreeMap::new()) };
+    /// Random numbers that nobody has used.
+    static NUMBERS: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Random numbers that are drawn in one call; the kernel gives 256 bytes without being interrupted.
+const DRAWN_AT_ONCE: usize = 64;
 
 /// Flows of one worker that may be on their way through one container at a time.
 const WAITING_MAX: usize = 65_536;
@@ -87,7 +92,7 @@ impl Door {
             return Err(io::Error::other("too many flows are on their way through the container"));
         }
         loop {
-            let ticket = Ticket::from_random(u32::from_ne_bytes(random::bytes()));
+            let ticket = Ticket::from_random(drawn());
             if let std::collections::btree_map::Entry::Vacant(free) = waiting.entry(ticket) {
                 free.insert(Awaited::default());
                 return Ok(Place { door: self.clone(), ticket });
@@ -132,6 +137,19 @@ impl Place {
         })
         .await
     }
+}
+
+/// A random number that nobody can know before. They are drawn in advance: one system call for many flows.
+fn drawn() -> u32 {
+    let draw = |numbers: &mut Vec<u32>| {
+        if numbers.is_empty() {
+            let bytes: [u8; 4 * DRAWN_AT_ONCE] = random::bytes();
+            let number = |four: &[u8; 4]| u32::from_ne_bytes(*four);
+            numbers.extend(bytes.as_chunks().0.iter().map(number));
+        }
+        numbers.pop().unwrap_or_else(|| u32::from_ne_bytes(random::bytes()))
+    };
+    NUMBERS.with_borrow_mut(draw)
 }
 
 /// A door that is served; it is forgotten with its task.

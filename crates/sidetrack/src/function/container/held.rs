@@ -93,6 +93,8 @@ fn serve(engine: &Engine, held: &Held<'_>, name: &str, alive: &OwnedFd, end: &Ow
             Want::Listener => {
                 let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
                 let listener = sockopt::listen(any, &ListenOptions::default())?;
+                // What is accepted has it from the listener: as on every other side of a flow.
+                sockopt::set_tcp_nodelay(&listener, true)?;
                 send(end, &Told::Listener, vec![listener.into()])?;
             }
             Want::Why => send(end, &Told::Ended(why(engine, &held.id)), Vec::new())?,

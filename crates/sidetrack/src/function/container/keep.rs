@@ -35,6 +35,15 @@ impl Charge {
     }
 }
 
+impl Drop for Charge {
+    fn drop(&mut self) {
+        // Whoever waits for it need not: the pool is there as long as somebody does.
+        if let Some(pool) = self.pool.upgrade() {
+            pool.forsake();
+        }
+    }
+}
+
 /// A container that runs, and what is said of it.
 struct Running {
     instance: Arc<Instance>,
@@ -116,8 +125,9 @@ fn obey(
     match output {
         Output::Up => {
             if let (Some(pool), Some(running)) = (charge.pool.upgrade(), &running) {
-                tracing::info!(function = %charge.function, container = %running.instance.name, "well");
+                // First done, then said: whoever reads it may send flows.
                 pool.up(&running.instance);
+                tracing::info!(function = %charge.function, container = %running.instance.name, "well");
             }
         }
         Output::Down(why) => {

@@ -172,8 +172,6 @@ async fn returned(
     place: &Place,
 ) -> Result<(TcpStream, Vec<u8>, Vec<Metadata>), Trouble> {
     let mut stream = place.back().await;
-    // As on every other side of a flow.
-    let _ = sockopt::set_tcp_nodelay(&stream, true);
     let (Spoken::Socks6(dialect), WayBack::Link) = (instance.spec.speaks, instance.spec.way_back) else {
         return Ok((stream, Vec::new(), Vec::new()));
     };

@@ -72,6 +72,11 @@ impl Pool {
         lock(&self.trouble).falls
     }
 
+    /// What was wrong with the last one that fell.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.trouble).why.clone()
+    }
+
     /// The container with the fewest flows, for one flow more; `refused` are not asked again. Among equals each in turn.
     ///
     /// # Errors
@@ -101,12 +106,21 @@ impl Pool {
     }
 
     pub(super) fn down(&self, number: Option<u64>, why: String) {
-        lock(&self.well).retain(|other| Some(other.number) != number);
         {
             let mut trouble = lock(&self.trouble);
             trouble.why = Some(why);
             trouble.falls += 1;
         }
+        // Last, and under the lock of those who wait: one that has looked before is asleep by now.
+        lock(&self.well).retain(|other| Some(other.number) != number);
+        self.changed.notify_all();
+    }
+
+    /// Nobody keeps its containers any more.
+    pub(super) fn forsake(&self) {
+        lock(&self.trouble).why.get_or_insert_with(|| "sidetrack is shutting down".to_owned());
+        // As in `down`.
+        drop(lock(&self.well));
         self.changed.notify_all();
     }
 

@@ -99,10 +99,14 @@ impl Containers {
                     _ = stop.wait_for(|stop| *stop) => None,
                 };
                 // What is under way is dropped with the loop.
-                let Some(pool) = pool else { return };
+                let Some(pool) = pool else { break };
                 for _ in 0..pool.spec().instances {
                     reactor::spawn(keep::keep(keep::Charge::of(&pool), launcher.clone(), clock));
                 }
+            }
+            inbox.close();
+            while let Ok(pool) = inbox.try_recv() {
+                pool.forsake();
             }
         };
         let loops = move || {
@@ -123,8 +127,10 @@ impl Containers {
     /// Keeps containers of this function from now on, until the pool is dropped.
     pub fn pool(&self, function: &Arc<str>, spec: &ContainerSpec) -> Arc<Pool> {
         let pool = Arc::new(Pool::new(function.clone(), spec.clone()));
-        // The thread is there as long as we are.
-        let _ = self.pools.send(pool.clone());
+        // The thread ends only when we stop.
+        if self.pools.send(pool.clone()).is_err() {
+            pool.forsake();
+        }
         pool
     }
 

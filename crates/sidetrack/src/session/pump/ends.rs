@@ -39,11 +39,18 @@ impl Law {
         match (side, &self.client, &self.server) {
             (Side::Client, None, _) => client.set(true),
             (Side::Server, _, None) => server.set(true),
-            (Side::Client, Some(function), _) if !client.get() && !server.get() => return Err(function),
-            (Side::Server, _, Some(function)) if !server.get() => return Err(function),
-            _ => {}
+            _ => return self.cut_by(side).map_or(Ok(()), Err),
         }
         Ok(())
+    }
+
+    /// The function that would cut the flow if this side said its last byte now.
+    fn cut_by(&self, side: Side) -> Option<&Arc<str>> {
+        let Ends { client, server } = &*self.ends;
+        match side {
+            Side::Client => self.client.as_ref().filter(|_| !client.get() && !server.get()),
+            Side::Server => self.server.as_ref().filter(|_| !server.get()),
+        }
     }
 }
 
@@ -60,6 +67,11 @@ impl<W: Wire> Pump<W> {
         let words = format!("function '{function}': ended the flow, which neither side had done");
         self.error = Some(io::Error::other(words));
         Some(Input::End(EndReason::FunctionFailed))
+    }
+
+    /// Whether the end of this side would be taken for an end in order now.
+    pub(super) fn would_end_in_order(&self, side: Side) -> bool {
+        self.law.as_ref().is_none_or(|law| law.cut_by(side).is_none())
     }
 
     /// Ends at once, by resets.

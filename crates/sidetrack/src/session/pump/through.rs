@@ -84,10 +84,11 @@ impl<W: Wire> Pump<W> {
         let counts = through.only_counts(side);
         let most = if counts { through.chain.allowance(now, side) } else { OFFER_MAX };
         let most = u32::try_from(most).unwrap_or(u32::MAX).min(max);
-        if most == 0 {
+        // An end needs no allowance, and the bytes before it wait for it in the kernel.
+        if most == 0 && self.drained != Some(side) {
             return Input::ReadBlocked(side);
         }
-        let n = match self.poll_wire(cx, side, most, scratch) {
+        let n = match self.poll_side(cx, side, most, scratch) {
             Poll::Pending => return Input::ReadBlocked(side),
             Poll::Ready(Ok(0)) if self.is_gone(side) => return Input::Failed(side),
             Poll::Ready(Ok(n)) => n,
@@ -110,7 +111,8 @@ impl<W: Wire> Pump<W> {
         match offered {
             Ok(Offered::Unchanged) => {
                 self.wake_other(now, side);
-                self.came(side, n, false, fresh)
+                let last = self.is_last(side, n, most);
+                self.came(side, n, last, fresh)
             }
             Ok(Offered::Inside) => {
                 self.note_first_byte(side);
@@ -125,14 +127,16 @@ impl<W: Wire> Pump<W> {
     /// What is ready inside, the end of the direction, or that it is blocked there; `None` if the socket is to be read.
     fn take_out(&mut self, now: Instant, side: Side, max: u32) -> Option<Input> {
         let through = self.through.as_mut()?;
-        let part = through.chain.take(side, max as usize);
-        if !part.is_empty() {
-            let n = u32::try_from(part.len()).unwrap_or(u32::MAX);
-            let lane = match side {
-                Side::Client => &mut self.up,
-                Side::Server => &mut self.down,
-            };
-            lane.keep(part);
+        let lane = match side {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        };
+        let kept = match through.chain.take_whole(side, max as usize) {
+            Some(whole) => lane.keep_whole(whole),
+            None => lane.keep(through.chain.take(side, max as usize)),
+        };
+        if kept > 0 {
+            let n = u32::try_from(kept).unwrap_or(u32::MAX);
             // There is room inside again.
             let advanced = through.chain.advance(now, side);
             return Some(

@@ -1,0 +1,128 @@
+//! How a new configuration takes the place of the old one in a node at work.
+
+use super::node::{Node, Served, addresses, engine_listeners, lock};
+use super::sockets::{self, Bound};
+use super::threads::Serving;
+use super::{agreement, chains, containers};
+use crate::config::{Config, Listener};
+use crate::function::Function;
+use crate::reload::Change;
+use crate::steer::{Host, Steer};
+use anyhow::Context;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+
+impl Node {
+    /// Puts a new configuration in force: all of it or nothing. Flows go on under the rules they began with.
+    ///
+    /// # Errors
+    /// What cannot be done; nothing has changed then.
+    pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
+        let new = change.new;
+        anyhow::ensure!(
+            change.old.shunt == new.shunt,
+            "[shunt] is not changed by a reload: restart sidetrack (flows go on, on the slow path meanwhile)"
+        );
+        anyhow::ensure!(
+            change.old.overlay == new.overlay,
+            "[overlay] has changed: links and sessions would be cut; restart sidetrack for it"
+        );
+        anyhow::ensure!(
+            change.old.outgoing == new.outgoing,
+            "[outgoing] is not changed by a reload: services know their ports; restart sidetrack for it"
+        );
+        anyhow::ensure!(
+            engine_listeners(change.old).eq(engine_listeners(new)),
+            "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
+        );
+        // Wrong agreements are refused before anything is started for the configuration.
+        agreement::read(new, &self.agreement().load())?;
+        // It may wait until containers are well. Nothing is locked or bound meanwhile: whoever looks in finds all as it was, and no
+        // connection comes to a listener that nobody serves yet.
+        let functions = containers::anew(&self.shared.functions, new)?;
+        self.replace(change, functions)
+    }
+
+    /// The sockets of listeners that the configuration in force does not have.
+    fn bind_fresh(
+        &self,
+        change: &Change<'_>,
+        served: &[Served],
+    ) -> anyhow::Result<Vec<(Listener, Vec<Bound>)>> {
+        let new = change.new;
+        let kept = |listener: &Listener| {
+            // The handshake time-out is part of what a SOCKS listener's connections share.
+            let same = change.old.limits.handshake_timeout_ms == new.limits.handshake_timeout_ms;
+            served.iter().any(|served| same && served.listener == *listener)
+        };
+        let fresh = new.listeners.iter().filter(|listener| !kept(listener));
+        fresh.map(|listener| Ok((listener.clone(), sockets::bind(listener, new, self.workers)?))).collect()
+    }
+
+    /// What is ready takes the place of what was.
+    fn replace(&self, change: &Change<'_>, functions: Vec<Arc<Function>>) -> anyhow::Result<()> {
+        let new = change.new;
+        let fleet = lock(&self.fleet);
+        let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
+        // Once more: while containers were waited for, another one may have been put in force.
+        let _agreeing = lock(&self.agreeing);
+        let in_force = agreement::read(new, &self.agreement().load())?;
+        let mut served = lock(&self.served);
+        let fresh = self.bind_fresh(change, &served)?;
+        let stays = |served: &Served| {
+            new.listeners.contains(&served.listener)
+                && !fresh.iter().any(|(fresh, _)| *fresh == served.listener)
+        };
+        let old = served.iter().filter(|served| stays(served)).flat_map(|served| &served.serving);
+        let listening = old
+            .map(|serving| &*serving.listening)
+            .chain(fresh.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
+        let addresses = addresses(listening);
+        self.steer_anew(new, change.text, &addresses)?;
+        // Nothing can fail from here on.
+        let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
+        *served = stay;
+        for (listener, bound) in fresh {
+            let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
+            served.push(Served { listener, serving });
+        }
+        self.set_dialing(&served);
+        self.shared.functions.take(functions);
+        self.put_agreement(new, in_force);
+        chains::cut_changed(&new.policy, &self.ledgers);
+        // New ones are at work before the old ones go: where both have an address, it is served at every moment.
+        go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
+        Ok(())
+    }
+
+    fn steer_anew(
+        &self,
+        config: &Config,
+        text: &str,
+        addresses: &[(Arc<str>, SocketAddr)],
+    ) -> anyhow::Result<()> {
+        let mut paths = self.kernel.paths();
+        let host = Host::here();
+        let steer = Steer::new(config, addresses, paths.next(), &host)?;
+        if self.steered.keeper.is_none() {
+            anyhow::ensure!(
+                steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
+                "listeners of kind redirect and tproxy need root (CAP_NET_ADMIN) when sidetrack starts: restart it with \
+                 sudo"
+            );
+            return Ok(());
+        }
+        let since = SystemTime::now();
+        let events = self.steered.steer((&self.name, text), addresses, paths.next(), host.forwards)?;
+        paths.learn(&steer, config, since);
+        drop(paths);
+        // The first subscription serves all later configurations.
+        if let Some(events) = events.filter(|_| !self.subscribed.swap(true, Relaxed)) {
+            *lock(&self.events) = Some(events);
+            self.record_kernel_flows();
+        }
+        Ok(())
+    }
+}

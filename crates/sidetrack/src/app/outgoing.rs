@@ -1,0 +1,290 @@
+//! `[outgoing]`: paths that services ask for one by one, in the shape of Brane's proxy (`POST /outgoing/new`). A path is a port on
+//! which this node stands for one server: a listener of kind reverse, whose flows rules decide about as about all others.
+
+use super::node::Node;
+use super::sockets;
+use super::threads::Serving;
+use crate::carry::tls::ToServer;
+use crate::config::{Config, Listener, ListenerKind, Outgoing, ReverseTarget};
+use crate::intercept;
+use crate::tls::towards;
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path as InPath, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, post};
+use serde::{Deserialize, Serialize};
+use sidetrack_core::flow::Destination;
+use sidetrack_core::net::IpSet;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest request, bytes.
+const REQUEST_MAX: usize = 64 << 10;
+
+/// What a service asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// The server: "https://host:port".
+    address: String,
+    /// TLS with it; the service speaks without.
+    #[serde(default)]
+    tls: Option<WantedTls>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WantedTls {
+    /// Whose certificates are used.
+    location: String,
+    /// Whether we show ours.
+    #[serde(default)]
+    use_client_auth: bool,
+}
+
+/// A path that somebody has.
+struct Opened {
+    wanted: Wanted,
+    outgoing: Arc<intercept::outgoing::Outgoing>,
+    name: Arc<str>,
+    serving: Vec<Serving>,
+}
+
+impl Opened {
+    /// Accepts no more; flows go on.
+    fn finish(self) {
+        self.serving.into_iter().for_each(Serving::finish);
+    }
+}
+
+/// Why there is no path.
+#[derive(Debug)]
+struct Refused(StatusCode, anyhow::Error);
+
+#[derive(Serialize)]
+struct Said {
+    error: String,
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let said = Said { error: format!("{:#}", self.1) };
+        tracing::warn!(status = self.0.as_u16(), error = %said.error, "no path");
+        (self.0, axum::Json(said)).into_response()
+    }
+}
+
+fn bad(error: anyhow::Error) -> Refused {
+    Refused(StatusCode::BAD_REQUEST, error)
+}
+
+/// See the module.
+pub(super) struct Paths {
+    settings: Outgoing,
+    node: Arc<Node>,
+    config: Arc<ArcSwap<Config>>,
+    opened: Mutex<BTreeMap<u16, Opened>>,
+}
+
+/// Listens for services.
+///
+/// # Errors
+/// The address is taken.
+pub(super) fn listen(settings: &Outgoing) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(settings.listen).with_context(|| format!("[outgoing] listen = \"{}\"", settings.listen))
+}
+
+/// Serves services until `stop` becomes true.
+///
+/// # Errors
+/// The listener cannot be registered with this runtime.
+pub(super) async fn serve(
+    paths: Arc<Paths>,
+    listener: TcpListener,
+    mut stop: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let router = Router::new()
+        .route("/outgoing/new", post(open))
+        .route("/outgoing/{port}", delete(close))
+        .layer(DefaultBodyLimit::max(REQUEST_MAX))
+        .with_state(paths);
+    let serving = axum::serve(listener, router);
+    tokio::select! {
+        result = async move { serving.await } => result,
+        _ = stop.wait_for(|stop| *stop) => Ok(()),
+    }
+}
+
+/// The answer is the port, as text.
+async fn open(State(paths): State<Arc<Paths>>, body: Bytes) -> Result<String, Refused> {
+    let wanted = serde_json::from_slice(&body).context("the request is no {\"address\", \"tls\"} in JSON");
+    paths.open(wanted.map_err(bad)?).map(|port| port.to_string())
+}
+
+async fn close(State(paths): State<Arc<Paths>>, InPath(port): InPath<u16>) -> Result<(), Refused> {
+    match paths.close(port) {
+        true => Ok(()),
+        false => Err(Refused(StatusCode::NOT_FOUND, anyhow::anyhow!("port {port} is no path"))),
+    }
+}
+
+impl Paths {
+    /// No path yet.
+    pub(super) fn new(settings: Outgoing, node: Arc<Node>, config: Arc<ArcSwap<Config>>) -> Arc<Self> {
+        Arc::new(Self { settings, node, config, opened: Mutex::default() })
+    }
+
+    /// The port of a path to what is wanted; who wants the same has the same.
+    fn open(&self, wanted: Wanted) -> Result<u16, Refused> {
+        let server = server(&wanted.address).map_err(bad)?;
+        let tls = wanted.tls.as_ref().map(|tls| self.to_server(tls, &server)).transpose().map_err(bad)?;
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.node.now();
+        if let Some((port, path)) = opened.iter().find(|(_, path)| path.wanted == wanted) {
+            path.outgoing.used(now);
+            return Ok(*port);
+        }
+        let port = self.free_port(&mut opened).ok_or_else(|| {
+            let ports = &self.settings.ports;
+            let what = "free one by DELETE /outgoing/PORT, or give [outgoing] more";
+            let error = anyhow::anyhow!("the ports {}-{} are all taken: {what}", ports.start(), ports.end());
+            Refused(StatusCode::INSUFFICIENT_STORAGE, error)
+        })?;
+        let outgoing = Arc::new(intercept::outgoing::Outgoing::new(tls, now));
+        let path = self.bind(port, wanted, server, outgoing);
+        let path = path.map_err(|error| Refused(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        tracing::info!(port, to = %path.wanted.address, tls = path.wanted.tls.is_some(), "path");
+        opened.insert(port, path);
+        self.tell_node(&opened);
+        Ok(port)
+    }
+
+    /// Takes a path back; its flows go on. False: there is none.
+    fn close(&self, port: u16) -> bool {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = opened.remove(&port);
+        self.tell_node(&opened);
+        found.map(Opened::finish).is_some()
+    }
+
+    /// Flows to our own ports would go in circles.
+    fn tell_node(&self, opened: &BTreeMap<u16, Opened>) {
+        self.node.set_paths(opened.keys().map(|port| (self.settings.address, *port).into()).collect());
+    }
+
+    /// A port that nobody has. Where all are taken, the path that was not used for the longest time makes room, if that is long
+    /// enough: who still knows its port would reach another server.
+    fn free_port(&self, opened: &mut BTreeMap<u16, Opened>) -> Option<u16> {
+        let free = |port: &u16| TcpListener::bind((self.settings.address, *port)).is_ok();
+        let mut unknown = self.settings.ports.clone().filter(|port| !opened.contains_key(port));
+        if let Some(port) = unknown.find(free) {
+            return Some(port);
+        }
+        let patience = Duration::from_millis(self.settings.free_after_ms);
+        let now = self.node.now();
+        let is_idle = |path: &Opened| {
+            now.since(path.outgoing.last_used()) >= patience && !self.node.has_flow(&path.name)
+        };
+        let idle = opened.iter().filter(|(_, path)| is_idle(path));
+        let port = *idle.min_by_key(|(_, path)| path.outgoing.last_used())?.0;
+        if let Some(path) = opened.remove(&port) {
+            path.finish();
+        }
+        Some(port)
+    }
+
+    fn bind(
+        &self,
+        port: u16,
+        wanted: Wanted,
+        server: Destination,
+        outgoing: Arc<intercept::outgoing::Outgoing>,
+    ) -> anyhow::Result<Opened> {
+        let name: Arc<str> = format!("outgoing-{port}").into();
+        let listener = Listener {
+            name: name.clone(),
+            kind: ListenerKind::Reverse(ReverseTarget::Fixed(server)),
+            addresses: vec![SocketAddr::new(self.settings.address, port)],
+            accept_proxy_protocol: IpSet::default(),
+        };
+        let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers())?;
+        for bound in &mut bound {
+            let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
+            listening.outgoing = Some(outgoing.clone());
+        }
+        let serving = bound.into_iter().map(|bound| self.node.serve(bound)).collect::<anyhow::Result<_>>()?;
+        Ok(Opened { wanted, outgoing, name, serving })
+    }
+
+    /// TLS with the server, by the certificates of a location.
+    fn to_server(&self, tls: &WantedTls, server: &Destination) -> anyhow::Result<ToServer> {
+        let folder = self.settings.certificates.as_ref();
+        let folder = folder.context("TLS is asked for, and [outgoing] names no folder of `certificates`")?;
+        let location = &tls.location;
+        let fits = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+        anyhow::ensure!(
+            !location.is_empty() && !location.starts_with('.') && location.chars().all(fits),
+            "'{location}' is no location: use letters, digits and - _ ."
+        );
+        let read = |name: &str| read(&folder.join(location).join(name));
+        let identity = if tls.use_client_auth { Some(read("client-id.pem")?) } else { None };
+        let config = towards(&read("ca.pem")?, identity.as_deref())
+            .with_context(|| format!("location '{location}'"))?;
+        ToServer::new(config, server.host.clone())
+            .with_context(|| format!("no certificate can be for {server}"))
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The server of an address: a scheme, a host, and a port unless the scheme has one.
+fn server(address: &str) -> anyhow::Result<Destination> {
+    let (scheme, rest) = address
+        .split_once("://")
+        .with_context(|| format!("'{address}' is no address: write https://host:port"))?;
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let port = match scheme {
+        "https" => Some(443),
+        "http" => Some(80),
+        _ => None,
+    };
+    host.parse::<Destination>().or_else(|error| {
+        let with_port = port.map(|port| format!("{host}:{port}")).filter(|_| !host.is_empty());
+        with_port.and_then(|text| text.parse().ok()).with_context(|| format!("'{address}': {error}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::server;
+
+    #[test]
+    fn addresses_have_a_scheme_and_a_port_of_their_own_or_of_the_scheme() {
+        for (address, wanted) in [
+            ("https://data.example:8443", "data.example:8443"),
+            ("https://data.example", "data.example:443"),
+            ("http://192.0.2.1/path?x", "192.0.2.1:80"),
+            ("https://[2001:db8::1]", "[2001:db8::1]:443"),
+            ("grpc://data.example:50051", "data.example:50051"),
+        ] {
+            assert_eq!(server(address).expect(address).to_string(), wanted);
+        }
+        for wrong in
+            ["data.example:80", "https://", "grpc://data.example", "https://data.example:x", "://", ""]
+        {
+            assert!(server(wrong).is_err(), "{wrong}");
+        }
+    }
+}
