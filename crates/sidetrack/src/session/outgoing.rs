@@ -21,7 +21,9 @@ impl Setup<'_> {
         outgoing.used(self.worker.clock.now());
         if let Some(tls) = &outgoing.tls {
             let early = std::mem::take(&mut carried.early);
-            carried.stream = Stream::Tls(Box::new(tls.shake_hands(carried.stream, early).await?));
+            // Boxed: flows without it need not have room for it.
+            let shaken = Box::pin(tls.shake_hands(carried.stream, early)).await?;
+            carried.stream = Stream::Tls(Box::new(shaken));
         }
         Ok(carried)
     }

@@ -83,8 +83,7 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let (overlay_names, tunnels) = (None, Vec::new());
-    let (sets, functions) = (BTreeMap::new(), BTreeMap::new());
+    let (overlay_names, tunnels, sets, functions) = (None, Vec::new(), BTreeMap::new(), BTreeMap::new());
     let (has_agreement, has_tap, tap) = (file.policy.is_some(), false, None);
     let mut check = Check {
         surroundings,
