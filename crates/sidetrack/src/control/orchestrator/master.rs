@@ -19,16 +19,23 @@ pub(super) struct Master {
 }
 
 impl Master {
-    /// Reads the file, with consent as it was changed since.
-    pub fn read(path: &Path, consent: &BTreeMap<String, Consent>) -> anyhow::Result<Self> {
+    /// Reads the file, with consent as it was changed since. `known` is what was read before: a text that was found to be right
+    /// is not looked at once more.
+    pub fn read(
+        path: &Path,
+        consent: &BTreeMap<String, Consent>,
+        known: Option<&Self>,
+    ) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let (name, now) = (path.display().to_string(), SystemTime::now());
         let read = |text: &str| {
             Book::read(&name, text, now).map_err(|error| anyhow::anyhow!("{}", error.render(false)))
         };
-        // As it is written first: its mistakes have places there.
-        read(&text)?;
+        if known.is_none_or(|known| known.text != text) {
+            // As it is written first: its mistakes have places there.
+            read(&text)?;
+        }
         let document = facts::with_consent(&text, consent)?;
         let book = read(&toml::to_string(&document)?)?;
         let facts = toml::to_string(&facts::without_agreements(document))?;

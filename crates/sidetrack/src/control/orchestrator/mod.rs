@@ -61,7 +61,7 @@ impl Orchestrator {
             (party.clone(), Link::new(&name, &end.address, &end.name, mutual.clone()))
         };
         let links = settings.domains.iter().map(link).collect();
-        let master = Arc::new(Master::read(&settings.agreement, &withdrawn(&*store)?)?);
+        let master = Arc::new(Master::read(&settings.agreement, &withdrawn(&*store)?, None)?);
         let orchestrator = Self {
             settings,
             store,
@@ -169,7 +169,9 @@ impl Orchestrator {
     /// # Errors
     /// What is wrong with the agreement; nothing changes then.
     pub fn reconsider(&self) -> anyhow::Result<()> {
-        let master = Arc::new(Master::read(&self.settings.agreement, &withdrawn(&*self.store)?)?);
+        let known = self.master();
+        let consent = withdrawn(&*self.store)?;
+        let master = Arc::new(Master::read(&self.settings.agreement, &consent, Some(&known))?);
         *lock(&self.master) = master.clone();
         for (_, status) in self.applications()?.into_iter().filter(|(_, status)| status.phase == Phase::Ready)
         {
