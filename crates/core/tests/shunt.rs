@@ -21,6 +21,7 @@ fn config() -> Config {
     Config {
         ports: [1, 2].into_iter().filter_map(PortNumber::new).collect(),
         actions: MarkActions::default(),
+        rules: None,
         entries_max: 20,
         entries_max_per_client: 4,
         shunt_idle: Duration::from_secs(10),
@@ -173,7 +174,7 @@ impl World {
                         self.changed();
                     }
                 }
-                Output::Keep(..) => {}
+                Output::Keep(..) | Output::CountSlow => {}
                 Output::List => self.list_asked = true,
                 Output::Record(flow) => {
                     self.recorded_fast += flow.fast().to_server.bytes;

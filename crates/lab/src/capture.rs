@@ -22,6 +22,21 @@ pub struct Segment {
     pub payload: Vec<u8>,
 }
 
+/// A TCP packet over IPv4 with its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamped {
+    /// When it passed, nanoseconds since 1970, to the microsecond.
+    pub time_ns: u64,
+    /// Source port.
+    pub from: u16,
+    /// Destination port.
+    pub to: u16,
+    /// The byte of the IPv4 header that holds DSCP and ECN.
+    pub tos: u8,
+    /// TCP flags: FIN 1, SYN 2, RST 4.
+    pub flags: u8,
+}
+
 /// A running tcpdump in a node.
 #[derive(Debug)]
 pub struct Capture {
@@ -35,11 +50,22 @@ impl Capture {
     /// # Errors
     /// tcpdump is not installed or refuses the interface.
     pub fn start(node: &Node, interface: &str, file: &Path) -> Result<Self> {
+        Self::spawn(node, interface, file, &["--immediate-mode", "-s", "0"], "tcp")
+    }
+
+    /// Captures the headers of what `filter` lets through, for [`Self::stamped`]. Whole packets would fill the kernel's buffer after
+    /// a handful (a slot of it holds the longest there can be), and each one at once would wake us for each: these come in
+    /// blocks, up to a second late, and keep their times.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn headers(node: &Node, interface: &str, file: &Path, filter: &str) -> Result<Self> {
+        Self::spawn(node, interface, file, &["-s", "96", "-B", "16384"], filter)
+    }
+
+    fn spawn(node: &Node, interface: &str, file: &Path, how: &[&str], filter: &str) -> Result<Self> {
         let mut command = node.command("tcpdump");
-        command
-            .args(["--immediate-mode", "-U", "-n", "-s", "0", "-Z", "root", "-i", interface, "-w"])
-            .arg(file)
-            .arg("tcp");
+        command.args(how).args(["-U", "-n", "-Z", "root", "-i", interface, "-w"]).arg(file).arg(filter);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -65,6 +91,14 @@ impl Capture {
     pub fn segments(&self) -> Result<Vec<Segment>> {
         Ok(parse(&std::fs::read(&self.file)?))
     }
+
+    /// Every TCP packet over IPv4 captured so far, in order.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn stamped(&self) -> Result<Vec<Stamped>> {
+        Ok(stamped(&std::fs::read(&self.file)?))
+    }
 }
 
 impl Drop for Capture {
@@ -74,19 +108,38 @@ impl Drop for Capture {
     }
 }
 
-/// Reads a little-endian pcap file of Ethernet frames (draft-ietf-opsawg-pcap); a cut-off end is left out.
 fn parse(file: &[u8]) -> Vec<Segment> {
+    let frames = frames(file).filter_map(|(_, frame)| segment(frame));
+    frames.filter(|segment| segment.is_syn || !segment.payload.is_empty()).collect()
+}
+
+fn stamped(file: &[u8]) -> Vec<Stamped> {
+    frames(file).filter_map(|(time_ns, frame)| stamp(frame, time_ns)).collect()
+}
+
+/// The Ethernet frames of a little-endian pcap file (draft-ietf-opsawg-pcap) with their times, nanoseconds since 1970; a cut-off
+/// end is left out.
+fn frames(file: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     const FILE_HEADER_BYTES: usize = 24;
     const RECORD_HEADER_BYTES: usize = 16;
     let mut rest = file.get(FILE_HEADER_BYTES..).unwrap_or_default();
-    let mut segments = Vec::new();
-    while let Some(length) = rest.get(8..12).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes) {
+    std::iter::from_fn(move || {
+        let word = |at: usize| rest.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let (seconds, micros, length) = (word(0)?, word(4)?, word(8)?);
         let end = RECORD_HEADER_BYTES + length as usize;
-        let Some(frame) = rest.get(RECORD_HEADER_BYTES..end) else { break };
-        segments.extend(segment(frame).filter(|segment| segment.is_syn || !segment.payload.is_empty()));
-        rest = rest.get(end..).unwrap_or_default();
-    }
-    segments
+        let frame = rest.get(RECORD_HEADER_BYTES..end)?;
+        rest = rest.get(end..)?;
+        Some(((u64::from(seconds) * 1_000_000 + u64::from(micros)) * 1000, frame))
+    })
+}
+
+/// A frame with TCP over IPv4; anything else is `None`.
+fn stamp(frame: &[u8], time_ns: u64) -> Option<Stamped> {
+    let packet = frame.get(14..).filter(|_| frame.get(12..14) == Some(&[8, 0][..]))?;
+    let header = usize::from(packet.first()? & 15) * 4;
+    let tcp = packet.get(header..).filter(|_| packet.get(9) == Some(&6))?;
+    let port = |at: usize| big_endian(tcp, at).and_then(|port| u16::try_from(port).ok());
+    Some(Stamped { time_ns, from: port(0)?, to: port(2)?, tos: *packet.get(1)?, flags: *tcp.get(13)? })
 }
 
 /// Reads an Ethernet frame with TCP over IPv4 or IPv6 without extension headers; anything else is `None`.
@@ -180,6 +233,17 @@ mod tests {
         assert!(segments[0].is_syn && segments[0].payload.is_empty());
         assert_eq!((segments[1].is_syn, segments[1].payload.as_slice()), (false, &b"hi"[..]));
         assert_eq!(segments[1].from, IpAddr::from([10, 0, 0, 1]));
+    }
+
+    #[test]
+    fn packets_keep_their_times_and_flags() {
+        let mut bytes = file(&[frame(2, b""), frame(17, b"")]);
+        bytes[24..28].copy_from_slice(&3_u32.to_le_bytes());
+        bytes[28..32].copy_from_slice(&7_u32.to_le_bytes());
+        let packets = stamped(&bytes);
+        assert_eq!((packets[0].time_ns, packets[0].flags, packets[0].tos), (3_000_007_000, 2, 0));
+        assert_eq!((packets.len(), packets[1].flags), (2, 17));
+        assert!((0..bytes.len()).all(|end| stamped(&bytes[..end]).len() < 2));
     }
 
     #[test]

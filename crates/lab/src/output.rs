@@ -26,7 +26,15 @@ impl Output {
     /// # Errors
     /// The file cannot be written.
     pub fn json(&self, results: &impl Serialize) -> Result<()> {
-        self.write("results.json", || Ok(serde_json::to_string_pretty(results)? + "\n"))
+        self.json_named("results", results)
+    }
+
+    /// Writes `NAME.json`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn json_named(&self, name: &str, results: &impl Serialize) -> Result<()> {
+        self.write(&format!("{name}.json"), || Ok(serde_json::to_string_pretty(results)? + "\n"))
     }
 
     /// Writes `NAME.csv` (RFC 4180).

@@ -114,15 +114,30 @@ impl PacketSocket {
             socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         }
         let packets = Self { socket };
-        packets.bind(index)?;
+        packets.bind(index, libc::ETH_P_ALL as u16)?;
         Ok(packets)
     }
 
-    fn bind(&self, index: u32) -> io::Result<()> {
+    /// Sends by the interface with this index, past its queueing discipline, and takes nothing from it; in this thread's
+    /// network namespace. Needs CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// EPERM without the right; ENODEV if there is no such interface.
+    pub fn sender(index: u32) -> io::Result<Self> {
+        let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
+        set_int(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        set_int(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+        let packets = Self { socket };
+        packets.bind(index, 0)?;
+        Ok(packets)
+    }
+
+    /// Protocol 0: nothing is received.
+    fn bind(&self, index: u32, protocol: u16) -> io::Result<()> {
         // SAFETY: `sockaddr_ll` is plain integers; all zero bytes are a value of it.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_protocol = protocol.to_be();
         address.sll_ifindex = index.cast_signed();
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the kernel reads one `sockaddr_ll`, which lives across the call.

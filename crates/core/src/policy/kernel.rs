@@ -281,6 +281,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         kernel,
         chain,
         agreement,
+        shunt: _,
         metadata: _,
     } = carry;
     *carrier == Carrier::Direct

@@ -82,6 +82,8 @@ pub struct Carry {
     pub chain: Option<Arc<ChainSpec>>,
     /// What the data-flow agreement is asked about each flow; none = it is not asked.
     pub agreement: Option<Arc<Clause>>,
+    /// When a forwarded flow that the packet filter leaves to the rules takes the fast path; none = never.
+    pub shunt: Option<ShuntAfter>,
     /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
     pub metadata: Vec<(u16, String)>,
 }
@@ -97,6 +99,15 @@ impl Carry {
             _ => flow.orig_dst.clone(),
         }
     }
+}
+
+/// When a forwarded flow takes the fast path: when both hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShuntAfter {
+    /// So many bytes of IP packets have passed on the slow path, both directions together.
+    pub bytes: u64,
+    /// So long after the shunt first saw it, milliseconds.
+    pub ms: u64,
 }
 
 /// Connections to a server that are made before a flow wants them, so that it need not wait for a handshake.

@@ -2,11 +2,13 @@
 
 use super::{
     Both, Cause, Connection, Entry, EntryId, Flow, Input, MarkActions, Obstacle, Output, Phase, PortNumber,
-    ShuntAction, Standing, Tuple,
+    ShuntAction, Standing, Tuple, Wish,
 };
+use crate::policy::Policy;
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long the fast path may take to confirm an entry.
@@ -25,6 +27,8 @@ pub struct Config {
     pub ports: BTreeSet<PortNumber>,
     /// The meaning of the numbers of actions in marks.
     pub actions: MarkActions,
+    /// Our own rules, for the flows whose mark leaves it to them.
+    pub rules: Option<Arc<Policy>>,
     /// Most entries at a time; the last tenth is kept for those that block.
     pub entries_max: usize,
     /// Most entries at a time of one client address.
@@ -81,6 +85,12 @@ impl Shunt {
         self.flows.get(tuple)
     }
 
+    /// The name of the rule that decided about a flow whose mark leaves it to the rules.
+    pub fn rule(&self, flow: &Flow) -> Option<&str> {
+        let rule = self.config.rules.as_ref()?.rules().get(flow.wish?.rule?)?;
+        Some(&rule.name)
+    }
+
     /// Number of entries that the fast path has or may have.
     pub fn entries(&self) -> usize {
         self.entries.len()
@@ -123,6 +133,9 @@ impl Shunt {
                 if let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.is(identity)) {
                     flow.slow = traffic;
                     flow.identity.start_ns = flow.identity.start_ns.or(identity.start_ns);
+                    if flow.is_unripe() {
+                        self.decide(now, &tuple);
+                    }
                 }
             }
             Input::EventsLost => {
@@ -152,6 +165,9 @@ impl Shunt {
         let action = match (flow.pinned, flow.mark.action()) {
             (Some(action), _) => action,
             (None, None) => return Ok(ShuntAction::Ignore),
+            (None, Some(number)) if self.config.actions.asks_rules(number) => {
+                flow.wish.ok_or(Obstacle::UnknownAction)?.action(flow.ripe)?
+            }
             (None, Some(number)) => self.config.actions.action(number).ok_or(Obstacle::UnknownAction)?,
         };
         if action == ShuntAction::Ignore {
@@ -177,10 +193,15 @@ impl Shunt {
             if !decided && pinned.is_none() {
                 return;
             }
-            self.flows.insert(connection.tuple, Flow::new(connection));
+            self.flows.insert(connection.tuple, Flow::new(connection, now));
         }
         if let Some(flow) = self.flows.get_mut(&connection.tuple) {
             flow.learn(connection);
+            let left_to_rules =
+                flow.mark.action().is_some_and(|number| self.config.actions.asks_rules(number));
+            if left_to_rules && flow.wish.is_none() {
+                flow.wish = self.config.rules.as_ref().map(|rules| Wish::of(rules, &connection.tuple));
+            }
             flow.pinned = pinned.or(flow.pinned);
             if flow.standing == Standing::Asking && (!decided || pinned.is_some()) {
                 flow.standing = Standing::Slow;
@@ -191,6 +212,8 @@ impl Shunt {
 
     /// Brings one flow to where policy wants it.
     fn decide(&mut self, now: Instant, tuple: &Tuple) {
+        let Some(flow) = self.flows.get_mut(tuple) else { return };
+        flow.ripen(now);
         let Some(flow) = self.flows.get(tuple) else { return };
         let wanted = self.wanted(flow).unwrap_or(ShuntAction::Ignore);
         match flow.standing {
@@ -463,8 +486,16 @@ impl Shunt {
         self.look_at = now + LOOK;
         let mut late = Vec::new();
         let mut again = Vec::new();
+        let mut unripe = false;
         for flow in self.flows.values_mut() {
             match flow.standing {
+                Standing::Slow if flow.is_unripe() => {
+                    flow.ripen(now);
+                    match flow.is_unripe() {
+                        true => unripe = true,
+                        false => again.push(flow.tuple),
+                    }
+                }
                 Standing::Requested if flow.times.requested.is_some_and(|at| now - at >= CONFIRM) => {
                     late.push(flow.tuple)
                 }
@@ -480,5 +511,8 @@ impl Shunt {
         }
         late.iter().for_each(|tuple| self.remove(tuple, Cause::Unconfirmed));
         again.iter().for_each(|tuple| self.decide(now, tuple));
+        if unripe {
+            self.outputs.push_back(Output::CountSlow);
+        }
     }
 }

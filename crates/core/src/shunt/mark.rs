@@ -66,16 +66,23 @@ impl ShuntAction {
     }
 }
 
-/// Which number in a mark stands for which action.
+/// Which number in a mark stands for which action, and which leaves the flow to our own rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MarkActions([Option<ShuntAction>; 16]);
+pub struct MarkActions([Option<Meaning>; 16]);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    Action(ShuntAction),
+    Rules,
+}
 
 impl Default for MarkActions {
-    /// 0 ignore, 1 shunt, 2 block.
+    /// 0 ignore, 1 shunt, 2 block, 3 our own rules.
     fn default() -> Self {
         let mut actions = [None; 16];
-        for (slot, action) in actions.iter_mut().zip(ShuntAction::ALL) {
-            *slot = Some(action);
+        let meanings = ShuntAction::ALL.into_iter().map(Meaning::Action).chain([Meaning::Rules]);
+        for (slot, meaning) in actions.iter_mut().zip(meanings) {
+            *slot = Some(meaning);
         }
         Self(actions)
     }
@@ -89,24 +96,54 @@ impl MarkActions {
 
     /// Gives a number below 16 its meaning; `false` if it is larger.
     pub fn set(&mut self, number: u8, action: ShuntAction) -> bool {
+        self.give(number, Meaning::Action(action))
+    }
+
+    /// Makes a number below 16 leave flows to our own rules; `false` if it is larger.
+    pub fn set_rules(&mut self, number: u8) -> bool {
+        self.give(number, Meaning::Rules)
+    }
+
+    fn give(&mut self, number: u8, meaning: Meaning) -> bool {
         match self.0.get_mut(usize::from(number)) {
             Some(slot) => {
-                *slot = Some(action);
+                *slot = Some(meaning);
                 true
             }
             None => false,
         }
     }
 
-    /// The meaning of a number.
-    pub fn action(&self, number: u8) -> Option<ShuntAction> {
+    fn meaning(&self, number: u8) -> Option<Meaning> {
         self.0.get(usize::from(number)).copied().flatten()
     }
 
-    /// The lowest number that means this.
-    pub fn number(&self, action: ShuntAction) -> Option<u8> {
-        let at = self.0.iter().position(|slot| *slot == Some(action))?;
+    /// The action that a number stands for.
+    pub fn action(&self, number: u8) -> Option<ShuntAction> {
+        match self.meaning(number) {
+            Some(Meaning::Action(action)) => Some(action),
+            _ => None,
+        }
+    }
+
+    /// Whether a number leaves flows to our own rules.
+    pub fn asks_rules(&self, number: u8) -> bool {
+        self.meaning(number) == Some(Meaning::Rules)
+    }
+
+    fn lowest(&self, meaning: Meaning) -> Option<u8> {
+        let at = self.0.iter().position(|slot| *slot == Some(meaning))?;
         u8::try_from(at).ok()
+    }
+
+    /// The lowest number that stands for this action.
+    pub fn number(&self, action: ShuntAction) -> Option<u8> {
+        self.lowest(Meaning::Action(action))
+    }
+
+    /// The lowest number that leaves flows to our own rules.
+    pub fn rules_number(&self) -> Option<u8> {
+        self.lowest(Meaning::Rules)
     }
 }
 
@@ -169,7 +206,8 @@ mod tests {
         let actions = MarkActions::default();
         assert_eq!(actions.action(1), Some(ShuntAction::Shunt));
         assert_eq!(actions.number(ShuntAction::Block), Some(2));
-        assert_eq!(actions.action(3), None);
+        assert_eq!((actions.action(3), actions.asks_rules(3), actions.asks_rules(4)), (None, true, false));
+        assert_eq!((actions.rules_number(), MarkActions::none().rules_number()), (Some(3), None));
         let mut own = MarkActions::none();
         assert!(own.set(9, ShuntAction::Shunt) && !own.set(16, ShuntAction::Block));
         assert_eq!((own.action(9), own.number(ShuntAction::Ignore)), (Some(ShuntAction::Shunt), None));

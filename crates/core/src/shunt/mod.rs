@@ -23,11 +23,13 @@ mod machine;
 mod mark;
 mod rules;
 mod tracked;
+mod wish;
 
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
 pub use rules::RuleSet;
 pub use tracked::{Flow, Standing};
+pub use wish::{Want, Wish};
 
 use crate::time::Instant;
 use std::fmt;
@@ -250,6 +252,10 @@ pub enum Obstacle {
     UnknownPort,
     /// The number of the action in the mark has no meaning.
     UnknownAction,
+    /// Its rule waits for more bytes, or for time to pass.
+    TooEarly,
+    /// The configuration has no fast path (`fast_path = "none"`): it would have been shunted.
+    NoPath,
     /// The handshake is not done, or only one direction was seen.
     NotEstablished,
     /// The connection is closing.
@@ -276,6 +282,8 @@ impl Obstacle {
         match self {
             Self::UnknownPort => "its mark names a port that the configuration does not have",
             Self::UnknownAction => "the number of the action in its mark has no meaning in the configuration",
+            Self::TooEarly => "its rule waits for more bytes, or for time to pass",
+            Self::NoPath => "fast_path = \"none\": it would be shunted",
             Self::NotEstablished => "packets of both directions have not been seen yet",
             Self::Closing => "the connection is closing",
             Self::Translated => "its addresses are rewritten (NAT), which the fast path does not do",
@@ -340,6 +348,8 @@ pub enum Output {
     Ask(Tuple, Identity),
     /// List all connections.
     List,
+    /// Say what has passed on the slow path: [`Input::SlowCounted`] for each connection. A rule waits for bytes.
+    CountSlow,
     /// A connection that was on the fast path at least once has ended.
     Record(Flow),
 }

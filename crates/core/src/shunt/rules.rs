@@ -18,6 +18,8 @@ pub struct RuleSet<'a> {
     pub bridged: bool,
     /// The meaning of the numbers of actions.
     pub actions: MarkActions,
+    /// Flows that the chain of the policy says nothing of are left to our own rules.
+    pub own_rules: bool,
 }
 
 fn ingress(port: PortNumber) -> u32 {
@@ -32,6 +34,12 @@ impl RuleSet<'_> {
     /// The bits that a rule of the policy sets for an action; none if no number means it.
     pub fn decision(&self, action: ShuntAction) -> Option<u32> {
         self.actions.number(action).map(|number| Mark::DECIDED | u32::from(number) << 16)
+    }
+
+    /// The bits that leave a flow to our own rules, where there are such.
+    fn left_to_own_rules(&self) -> Option<u32> {
+        let number = self.actions.rules_number().filter(|_| self.own_rules)?;
+        Some(Mark::DECIDED | u32::from(number) << 16)
     }
 
     /// For `nft -f`: a table of ours, which replaces an earlier one of ours. The chain `shunt_policy` is the administrator's to
@@ -68,6 +76,14 @@ impl RuleSet<'_> {
         }
         let _ = writeln!(text, "\t\tmeta mark and {known:#010x} != {known:#010x} return");
         let _ = writeln!(text, "\t\tmeta mark and {:#010x} == 0 jump shunt_policy", Mark::DECIDED);
+        if let Some(bits) = self.left_to_own_rules() {
+            let (decided, keep) = (Mark::DECIDED, !DECISION);
+            let _ = writeln!(
+                text,
+                "\t\tmeta mark and {decided:#010x} == 0 meta l4proto {{ tcp, udp }} ct state established,related \
+                 meta mark set meta mark and {keep:#010x} or {bits:#010x}"
+            );
+        }
         text += "\t\tct mark set meta mark\n\t}\n}\n";
         text
     }
@@ -129,6 +145,16 @@ impl RuleSet<'_> {
         let _ = writeln!(text, "-A SHUNT_POST {} -j RETURN", unknown(Mark::INGRESS_KNOWN));
         let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_OUT", unknown(Mark::EGRESS_KNOWN));
         let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_POLICY", unknown(Mark::DECIDED));
+        for protocol in ["tcp", "udp"] {
+            if let Some(bits) = self.left_to_own_rules() {
+                let _ = writeln!(
+                    text,
+                    "-A SHUNT_POST -p {protocol} {} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
+                     {bits:#x}/{DECISION:#x}",
+                    unknown(Mark::DECIDED)
+                );
+            }
+        }
         text += "-A SHUNT_POST -j CONNMARK --save-mark\n";
         for (port, name) in self.ports {
             let (inwards, outwards) = if self.bridged {

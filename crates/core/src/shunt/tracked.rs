@@ -2,6 +2,7 @@
 
 use super::{
     Both, Cause, Connection, EntryId, Identity, Mark, Obstacle, Phase, ShuntAction, Times, Transport, Tuple,
+    Wish,
 };
 use crate::time::Instant;
 
@@ -78,6 +79,12 @@ pub struct Flow {
     pub slow: Both,
     /// Conntrack has reported its end.
     pub ended: bool,
+    /// What our own rules want, where its mark leaves that to them.
+    pub wish: Option<Wish>,
+    /// When we first saw it.
+    pub(super) seen: Instant,
+    /// What its rule waits for has come.
+    pub(super) ripe: bool,
     pub(super) both_ways: bool,
     pub(super) translated: bool,
     pub(super) inspected: bool,
@@ -86,7 +93,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(connection: &Connection) -> Self {
+    pub(super) fn new(connection: &Connection, seen: Instant) -> Self {
         let mut flow = Self {
             tuple: connection.tuple,
             identity: connection.identity,
@@ -104,6 +111,9 @@ impl Flow {
             now: Both::default(),
             slow: Both::default(),
             ended: false,
+            wish: None,
+            seen,
+            ripe: false,
             both_ways: false,
             translated: false,
             inspected: false,

@@ -8,3 +8,4 @@ pub mod idle;
 pub mod links;
 pub mod overlay;
 pub mod relay;
+pub mod shunt;

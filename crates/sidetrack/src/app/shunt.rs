@@ -103,7 +103,8 @@ impl ShuntFlows {
             live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
             live.since = since;
         }
-        live.decide(Decided { flow: flow(record.client, record.server), verdict: Some(verdict()) });
+        let verdict = verdict(record.rule.as_deref());
+        live.decide(Decided { flow: flow(record.client, record.server), verdict: Some(verdict) });
         live.count(
             record.slow.bytes_up + record.fast.bytes_up,
             record.slow.bytes_down + record.fast.bytes_down,
@@ -131,9 +132,12 @@ fn flow(client: SocketAddr, server: SocketAddr) -> Flow {
     }
 }
 
-fn verdict() -> Verdict {
-    let (action, why) = (Action::default(), "the packet filter's mark".into());
-    Verdict { rule: None, index: None, action, why, agreement: None }
+fn verdict(rule: Option<&str>) -> Verdict {
+    let why = match rule {
+        Some(name) => format!("rule '{name}', to which the packet filter's mark leaves it").into(),
+        None => "the packet filter's mark".into(),
+    };
+    Verdict { rule: rule.map(Into::into), index: None, action: Action::default(), why, agreement: None }
 }
 
 /// What the fields of a record have no room for.
@@ -158,5 +162,6 @@ fn so_far(flow: &FlowView) -> ShuntRecord {
         fast: flow.fast,
         installs: flow.installs,
         cause: flow.cause,
+        rule: flow.rule.clone(),
     }
 }

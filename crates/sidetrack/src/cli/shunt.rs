@@ -198,6 +198,9 @@ fn why(flow: &FlowView) -> String {
     if let Some(pinned) = flow.pinned {
         line("pinned", format!("{}, whatever the mark says", pinned.as_str()));
     }
+    if let Some(rule) = &flow.rule {
+        line("rule", format!("'{rule}', to which the mark leaves it"));
+    }
     if let Some(obstacle) = flow.obstacle {
         line("obstacle", obstacle.as_str().to_owned());
     }

@@ -15,7 +15,9 @@ pub use function::Function;
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
-pub use shunt::{FastPath, Forwarding, OpenFlow, OpenFlowVersion, Shunt, ShuntAction, ShuntPort};
+pub use shunt::{
+    FastPath, Forwarding, OnStall, OpenFlow, OpenFlowVersion, RuleShunt, Shunt, ShuntAction, ShuntPort,
+};
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 
@@ -370,6 +372,10 @@ pub struct Rule {
     /// What the agreement of [policy] is asked about each flow: { purpose = "research" }. It decides, and its functions go
     /// behind those of `chain`. Default: it is not asked.
     pub agreement: Option<At<Clause>>,
+    /// When a forwarded flow that the packet filter leaves to the rules takes the fast path of [shunt]: { after_bytes =
+    /// 1048576 }. Goes with matches of addresses and ports alone: of other conditions nothing is known for packets that are
+    /// passed on. Default: never.
+    pub shunt: Option<At<RuleShunt>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
 }

@@ -1,9 +1,11 @@
 //! `[shunt]`, checked.
 
 use sidetrack_core::openflow::{SwitchPorts, Version};
+use sidetrack_core::policy::{Action, Carry, Policy, Rule};
 use sidetrack_core::shunt::{MarkActions, PortNumber, RuleSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 /// Which fast path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub enum ShuntPath {
     XdpGeneric,
     /// A switch.
     OpenFlow(ShuntSwitch),
+    /// None: what would be shunted is shown.
+    None,
 }
 
 /// A switch that is controlled by OpenFlow.
@@ -56,6 +60,10 @@ pub struct Shunt {
     pub actions: MarkActions,
     /// The interfaces, by their number in marks; with a switch not every port has one.
     pub ports: BTreeMap<PortNumber, String>,
+    /// Entries stay in force while the shunt hangs; else the program stops believing them.
+    pub keep_when_stalled: bool,
+    /// The rules, as far as they are about shunting; none if none says `shunt`.
+    pub rules: Option<Arc<Policy>>,
 }
 
 impl Shunt {
@@ -67,6 +75,24 @@ impl Shunt {
     /// Does something with the rules that this shunt needs.
     pub fn with_rules<T>(&self, work: impl FnOnce(&RuleSet<'_>) -> T) -> T {
         let ports: Vec<_> = self.ports.iter().map(|(number, name)| (*number, name.as_str())).collect();
-        work(&RuleSet { ports: &ports, bridged: self.bridged, actions: self.actions })
+        let own_rules = self.rules.is_some();
+        work(&RuleSet { ports: &ports, bridged: self.bridged, actions: self.actions, own_rules })
+    }
+
+    /// What rules say of shunting, without the rest: a change of the rest is none for the shunt. Rules behind the last that
+    /// shunts say nothing.
+    pub(super) fn rules_of(policy: &Policy) -> Option<Arc<Policy>> {
+        let shunts = |rule: &Rule| matches!(&rule.action, Action::Carry(carry) if carry.shunt.is_some());
+        let last = policy.rules().iter().rposition(shunts)?;
+        let rules = policy.rules().iter().take(last + 1).map(|rule| {
+            let action = match &rule.action {
+                Action::Deny => Action::Deny,
+                Action::Carry(carry) => {
+                    Action::Carry(Arc::new(Carry { shunt: carry.shunt, ..Carry::default() }))
+                }
+            };
+            Rule { action, ..rule.clone() }
+        });
+        Some(Arc::new(Policy::new(rules.collect(), Action::default())))
     }
 }

@@ -84,6 +84,8 @@ pub struct BpfPath {
     rows: BTreeMap<EntryId, Rows>,
     generation: u32,
     swept_ns: u64,
+    /// How long the program takes our word; none: until the next.
+    alive: Option<Duration>,
     reports: VecDeque<Report>,
 }
 
@@ -107,6 +109,7 @@ impl BpfPath {
             rows: BTreeMap::new(),
             generation: 1,
             swept_ns: 0,
+            alive: (!settings.keep_when_stalled).then_some(ALIVE),
             reports: VecDeque::new(),
         };
         path.stay_alive().map_err(BpfPathError::Settings)?;
@@ -114,7 +117,7 @@ impl BpfPath {
     }
 
     fn stay_alive(&self) -> io::Result<()> {
-        let alive = u64::try_from(ALIVE.as_nanos()).unwrap_or(u64::MAX);
+        let alive = self.alive.and_then(|alive| u64::try_from(alive.as_nanos()).ok()).unwrap_or(u64::MAX);
         self.table.set(self.generation, monotonic_ns().saturating_add(alive))
     }
 

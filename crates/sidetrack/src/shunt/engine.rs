@@ -1,7 +1,9 @@
 //! One thread that waits for everything a shunt has to hear of.
 
 use super::bpf::{BpfPath, BpfPathError};
+use super::chaos::ChaosPath;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
+use super::none::NoPath;
 use super::record::{FlowView, ShuntRecord};
 use super::{FastPath, Path, Settings, SwitchPath};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +15,7 @@ use sidetrack_sys::netlink;
 use sidetrack_sys::nft::RuleChanges;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Receive buffer of the conntrack reports, bytes: none was lost at 28,000 connections a second.
 const EVENTS_BUFFER: usize = 16 << 20;
@@ -72,10 +74,12 @@ impl Engine {
         let path: Box<dyn FastPath> = match &settings.path {
             Path::Bpf(kind) => Box::new(BpfPath::start(*kind, settings)?),
             Path::OpenFlow(switch) => Box::new(SwitchPath::start(switch)?),
+            Path::None => Box::new(NoPath::default()),
+            Path::Chaos(kind, seed) => Box::new(ChaosPath::new(BpfPath::start(*kind, settings)?, *seed)),
         };
         let mut core = settings.core.clone();
         core.ports = match &settings.path {
-            Path::Bpf(_) => settings.ports.keys().copied().collect(),
+            Path::Bpf(_) | Path::Chaos(..) | Path::None => settings.ports.keys().copied().collect(),
             Path::OpenFlow(switch) => switch.ports.keys().copied().collect(),
         };
         let shunt = Shunt::new(core, now());
@@ -91,8 +95,10 @@ impl Engine {
 
     /// The flows that have to do with the fast path.
     pub fn flows(&self) -> Vec<FlowView> {
-        let now = now();
-        self.shunt.flows().map(|flow| FlowView::new(flow, self.shunt.obstacle(flow), now)).collect()
+        // Both clocks at one moment: the times of the list fit each other.
+        let (now, wall) = (now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let view = |flow| FlowView::new(flow, self.shunt.rule(flow), self.shunt.obstacle(flow), now, wall);
+        self.shunt.flows().map(view).collect()
     }
 
     /// Takes a look at what conntrack and the fast path have counted, for whoever looks at the flows next.
@@ -100,9 +106,14 @@ impl Engine {
     /// # Errors
     /// As [`Engine::turn`].
     pub fn count(&mut self) -> Result<(), EngineError> {
-        let entries = self.table.list(Some(WITH_PORTS)).map_err(EngineError::Conntrack)?;
         self.path.count()?;
         self.reports()?;
+        self.count_slow()?;
+        self.obey()
+    }
+
+    fn count_slow(&mut self) -> Result<(), EngineError> {
+        let entries = self.table.list(Some(WITH_PORTS)).map_err(EngineError::Conntrack)?;
         for connection in entries.iter().filter_map(connection) {
             // Its counts only: the list is younger than reports that are still under way.
             if let Some(traffic) = connection.traffic {
@@ -195,7 +206,10 @@ impl Engine {
                 }
                 Output::Ask(tuple, identity) => self.change(&tuple, identity, ask_again()),
                 Output::List => self.list()?,
-                Output::Record(flow) => self.records.push(ShuntRecord::from(&flow)),
+                Output::CountSlow => self.count_slow()?,
+                Output::Record(flow) => {
+                    self.records.push(ShuntRecord::new(&flow, self.shunt.rule(&flow)));
+                }
             }
             while let Some(report) = self.path.report() {
                 self.shunt.handle(now(), report.into());

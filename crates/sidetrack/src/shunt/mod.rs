@@ -6,19 +6,24 @@
 //! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
 //! | `openflow.rs` | the fast path of a switch, by OpenFlow |
+//! | `none.rs` | no fast path: says what would be shunted |
+//! | `chaos.rs` | a fast path that fails, forgets and is late, for tests of all the rest |
 //! | `process.rs` | all of that in a process of its own, and how it is asked |
 //! | `record.rs` | what is told of a flow that was shunted |
 //!
 //! A fast path does what it is asked in its own time and reports that; nothing here waits for it.
 
 mod bpf;
+mod chaos;
 mod conntrack;
 mod engine;
+mod none;
 mod openflow;
 mod process;
 mod record;
 
 pub use bpf::{BpfPath, PathKind};
+pub use chaos::ChaosPath;
 pub use engine::{Engine, EngineError};
 pub use openflow::SwitchPath;
 pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
@@ -44,6 +49,8 @@ pub struct Settings {
     pub forwarding: Forwarding,
     /// The interfaces of the ports that marks name.
     pub ports: BTreeMap<PortNumber, String>,
+    /// The program in the kernel believes its entries also while nobody tends it.
+    pub keep_when_stalled: bool,
     /// What `core::shunt` is told, but for the ports.
     pub core: sidetrack_core::shunt::Config,
 }
@@ -55,6 +62,10 @@ pub enum Path {
     Bpf(PathKind),
     /// A switch.
     OpenFlow(ShuntSwitch),
+    /// None: what would be shunted is shown.
+    None,
+    /// A program in this host's kernel that fails, forgets and is late as a random number of this seed says: for tests.
+    Chaos(PathKind, u64),
 }
 
 impl From<PathKind> for Path {

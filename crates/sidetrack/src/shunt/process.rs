@@ -87,14 +87,17 @@ impl Settings {
             config::ShuntPath::Xdp => super::PathKind::Xdp.into(),
             config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric.into(),
             config::ShuntPath::OpenFlow(switch) => super::Path::OpenFlow(switch.clone()),
+            config::ShuntPath::None => super::Path::None,
         };
         Self {
             path,
             forwarding: if config.bridged { Forwarding::Bridged } else { Forwarding::Routed },
             ports: config.ports.clone(),
+            keep_when_stalled: config.keep_when_stalled,
             core: sidetrack_core::shunt::Config {
                 ports: BTreeSet::new(),
                 actions: config.actions,
+                rules: config.rules.clone(),
                 entries_max: config.entries_max,
                 entries_max_per_client: config.entries_max_per_client,
                 shunt_idle: Duration::from_millis(config.idle_timeout_ms),

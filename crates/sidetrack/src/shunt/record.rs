@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{Both, Cause, Flow, Obstacle, ShuntAction, Transport};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Packets and bytes of both directions, on one path. Bytes are those of IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,10 +51,13 @@ pub struct ShuntRecord {
     pub installs: u32,
     /// Why it last left the fast path.
     pub cause: Option<Cause>,
+    /// The rule that decided, where its mark left it to the rules.
+    pub rule: Option<String>,
 }
 
-impl From<&Flow> for ShuntRecord {
-    fn from(flow: &Flow) -> Self {
+impl ShuntRecord {
+    /// Of a flow that ended, and the rule that decided about it.
+    pub fn new(flow: &Flow, rule: Option<&str>) -> Self {
         Self {
             client: flow.tuple.client,
             server: flow.tuple.server,
@@ -65,6 +68,7 @@ impl From<&Flow> for ShuntRecord {
             fast: flow.fast().into(),
             installs: flow.installs,
             cause: flow.cause,
+            rule: rule.map(str::to_owned),
         }
     }
 }
@@ -90,6 +94,9 @@ pub struct FlowView {
     pub action: ShuntAction,
     /// What somebody wants whatever policy says.
     pub pinned: Option<ShuntAction>,
+    /// The rule that decided, where its mark left it to the rules.
+    #[serde(default)]
+    pub rule: Option<String>,
     /// What stands between it and the fast path.
     pub obstacle: Option<Obstacle>,
     /// Why it last left the fast path.
@@ -100,6 +107,9 @@ pub struct FlowView {
     pub requested_ns: Option<u64>,
     /// When its entry was confirmed, nanoseconds since 1970.
     pub installed_ns: Option<u64>,
+    /// When its entry was gone, nanoseconds since 1970.
+    #[serde(default)]
+    pub gone_ns: Option<u64>,
     /// Seconds since its entry was asked for.
     pub requested_seconds: Option<f64>,
     /// Seconds since its entry was confirmed.
@@ -113,10 +123,15 @@ pub struct FlowView {
 }
 
 impl FlowView {
-    /// A flow as it is now.
-    pub fn new(flow: &Flow, obstacle: Option<Obstacle>, now: Instant) -> Self {
+    /// A flow as it is now, which is `wall` since 1970, and the rule that decided about it.
+    pub fn new(
+        flow: &Flow,
+        rule: Option<&str>,
+        obstacle: Option<Obstacle>,
+        now: Instant,
+        wall: Duration,
+    ) -> Self {
         let ago = |at: Option<Instant>| at.map(|at| (now - at).as_micros() as f64 / 1e6);
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let date = |at: Option<Instant>| {
             let since = wall.saturating_sub(now - at?);
             u64::try_from(since.as_nanos()).ok()
@@ -131,11 +146,13 @@ impl FlowView {
             state: flow.standing.as_str().to_owned(),
             action: flow.action,
             pinned: flow.pinned,
+            rule: rule.map(str::to_owned),
             obstacle,
             cause: flow.cause,
             installs: flow.installs,
             requested_ns: date(flow.times.requested),
             installed_ns: date(flow.times.installed),
+            gone_ns: date(flow.times.gone),
             requested_seconds: ago(flow.times.requested),
             installed_seconds: ago(flow.times.installed),
             gone_seconds: ago(flow.times.gone),

@@ -142,6 +142,31 @@ fn nothing_is_left_and_the_flow_goes_on_when_it_is_killed() {
     pair.close();
 }
 
+/// What is done with a flow before its shunt is killed, as `sidetrack shunt` has it, and how it is listed then.
+const STANDS: [(&str, &str); 4] =
+    [("", "installed"), ("release", "slow"), ("drop", "installed"), ("rm", "slow")];
+
+#[test]
+fn wherever_a_flow_stands_nothing_is_left_by_a_kill() {
+    if !is_root() {
+        return;
+    }
+    for (verb, state) in STANDS {
+        let mut node = start(Forwarding::Bridged);
+        let mut pair = connect(&node.network, "10.0.0.2", SHUNT);
+        node.shunted(&mut pair);
+        if !verb.is_empty() {
+            node.shunt(&format!("{verb} {} {}", pair.from, pair.to)).expect("done");
+            node.wait_for(pair.from, |line| line.starts_with(state));
+        }
+        node.up.signal(Signal::KILL);
+        let _ = node.up.gone();
+        node.network.firewall.run(move || node.before.expect_back("after the end"));
+        Pair::transfer(&mut pair.client, &mut pair.server, 300_000);
+        pair.close();
+    }
+}
+
 #[test]
 fn a_stop_records_what_there_was_and_a_reload_leaves_the_shunt_alone() {
     if !is_root() {

@@ -28,7 +28,7 @@ const NEVER_IDLE: Duration = Duration::from_secs(600);
 pub fn rule_set(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
-    let rules = RuleSet { ports: &ports, bridged, actions: MarkActions::default() };
+    let rules = RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: false };
     let policy = [(IGNORE, ShuntAction::Ignore), (SHUNT, ShuntAction::Shunt), (BLOCK, ShuntAction::Block)];
     let mut lines = String::new();
     for ((port, action), protocol) in policy.into_iter().flat_map(|one| [(one, "tcp"), (one, "udp")]) {
@@ -39,6 +39,13 @@ pub fn rule_set(bridged: bool) -> String {
         );
     }
     rules.iptables().replace("COMMIT", &format!("{lines}COMMIT"))
+}
+
+/// The rules that leave every flow to Sidetrack's own.
+pub fn own_rules(bridged: bool) -> String {
+    let ports = [(1, "to-client"), (2, "to-server")];
+    let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
+    RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: true }.iptables()
 }
 
 /// A command of a host, with something for its standard input.
@@ -138,10 +145,12 @@ impl Network {
         Settings {
             path: path.into(),
             forwarding: self.forwarding,
+            keep_when_stalled: false,
             ports: BTreeMap::from([(port(1), names[0].to_owned()), (port(2), names[1].to_owned())]),
             core: Config {
                 ports: BTreeSet::new(),
                 actions: MarkActions::default(),
+                rules: None,
                 entries_max: 1024,
                 entries_max_per_client: 1024,
                 shunt_idle: idle,
@@ -158,7 +167,11 @@ impl Network {
 
     /// The same; flows that stand still so long leave the fast path.
     pub fn start_with(&self, path: impl Into<Path>, idle: Duration) -> Running {
-        let settings = self.settings(path, idle);
+        self.start_as(self.settings(path, idle))
+    }
+
+    /// The same with these settings.
+    pub fn start_as(&self, settings: Settings) -> Running {
         self.firewall.run(move || Running::start(settings))
     }
 }

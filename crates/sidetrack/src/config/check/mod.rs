@@ -103,7 +103,7 @@ pub(super) fn check(
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
-    let shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
+    let mut shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
     let overlay = check.overlay(file.overlay.as_ref());
     let names = |overlay: &At<raw::Overlay>| overlay.node.keys().map(|name| name.as_str().into()).collect();
@@ -119,6 +119,7 @@ pub(super) fn check(
     check.relations(&file.listen, &listeners, &file.rule, &rules);
     let policy = Policy::new(rules.into_iter().flatten().collect(), default)
         .with_first_bytes_ms(limits.first_bytes_ms);
+    check.shunt_rules(&file.rule, &policy, shunt.as_mut());
     let tests = if check.problems.iter().any(Problem::is_error) {
         Vec::new()
     } else {

@@ -130,6 +130,7 @@ impl Check<'_> {
             ("on_chain_change", at(&rule.on_chain_change)),
             ("on_function_down", at(&rule.on_function_down)),
             ("agreement", at(&rule.agreement)),
+            ("shunt", at(&rule.shunt)),
             ("chain", rule.chain.as_ref().map(List::span)),
         ];
         for (key, span) in options {
@@ -169,6 +170,7 @@ impl Check<'_> {
                 Some(raw::Kernel::Never) => KernelPath::Never,
             },
             chain: self.chain(rule),
+            shunt: self.shunt_after(rule),
             agreement: self.clause(rule),
             metadata: rule.metadata.as_ref().map(|metadata| self.metadata(metadata)).unwrap_or_default(),
             carrier: carrier?,

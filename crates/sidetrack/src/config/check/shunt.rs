@@ -3,6 +3,7 @@
 use super::super::{At, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
 use sidetrack_core::openflow::{SwitchPorts, Version};
+use sidetrack_core::policy::{Policy, ShuntAfter};
 use sidetrack_core::shunt::{MarkActions, PortNumber, ShuntAction};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,6 +32,8 @@ impl Check<'_> {
                 entries_max,
             ),
             actions: self.mark_actions(at.actions.as_ref()),
+            keep_when_stalled: self.keep_when_stalled(at),
+            rules: None,
             ports: self.shunt_ports(&at.port, at.fast_path.as_deref() == Some(&raw::FastPath::OpenFlow)),
         };
         if at.forwarding.is_none() {
@@ -62,6 +65,64 @@ impl Check<'_> {
             raw::FastPath::Xdp => Some(ShuntPath::Xdp),
             raw::FastPath::XdpGeneric => Some(ShuntPath::XdpGeneric),
             raw::FastPath::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
+            raw::FastPath::None => Some(ShuntPath::None),
+        }
+    }
+
+    fn keep_when_stalled(&mut self, at: &At<raw::Shunt>) -> bool {
+        let Some(wish) = &at.on_stall else { return false };
+        let of_switch = at.fast_path.as_deref() == Some(&raw::FastPath::OpenFlow);
+        if of_switch && **wish == raw::OnStall::SlowPath {
+            let help = "a switch that hears nothing keeps its entries until they stand still: lower `idle_timeout_ms`";
+            self.error(wish.span(), "a switch cannot be told to do that", help);
+        }
+        **wish == raw::OnStall::Keep
+    }
+
+    /// When forwarded flows of a rule are shunted.
+    pub(super) fn shunt_after(&mut self, rule: &raw::Rule) -> Option<ShuntAfter> {
+        let at = rule.shunt.as_ref()?;
+        let bytes = self.number(at.after_bytes.as_ref(), 0..=1 << 50, " bytes").unwrap_or(0);
+        let ms = self.number(at.after_ms.as_ref(), 0..=86_400_000, " milliseconds").unwrap_or(0);
+        let matcher = &rule.matcher;
+        let unknown = [
+            ("host", matcher.host.is_some()),
+            ("listener", matcher.listener.is_some()),
+            ("intercept", matcher.intercept.is_some()),
+            ("process", matcher.process.is_some()),
+            ("user", matcher.user.is_some()),
+            ("socks_user", matcher.socks_user.is_some()),
+        ];
+        if let Some((key, _)) = unknown.iter().find(|(_, is_given)| *is_given) {
+            let help = "match `from`, `to` and `port`, or take `shunt` out";
+            self.error(
+                at.span(),
+                format!("nothing is known of the `{key}` of packets that are passed on"),
+                help,
+            );
+        }
+        Some(ShuntAfter { bytes, ms })
+    }
+
+    /// Gives the shunt its part of the rules.
+    pub(super) fn shunt_rules(
+        &mut self,
+        rules: &[At<raw::Rule>],
+        policy: &Policy,
+        shunt: Option<&mut Shunt>,
+    ) {
+        let Some(shunt) = shunt else {
+            if let Some(at) = rules.iter().find_map(|rule| rule.shunt.as_ref()) {
+                let help = "write a [shunt] (docs/shunt.md), or take this out";
+                self.error(at.span(), "there is no shunt for this", help);
+            }
+            return;
+        };
+        shunt.rules = Shunt::rules_of(policy);
+        let at = rules.iter().find_map(|rule| rule.shunt.as_ref());
+        if let Some(at) = at.filter(|_| shunt.actions.rules_number().is_none()) {
+            let help = "add 3 = \"rules\" to [shunt.actions], or leave [shunt.actions] out";
+            self.error(at.span(), "no number in marks leaves flows to the rules", help);
         }
     }
 
@@ -145,12 +206,13 @@ impl Check<'_> {
         let Some(at) = at else { return MarkActions::default() };
         let mut actions = MarkActions::none();
         for (number, action) in at.iter() {
-            let meaning = match **action {
-                raw::ShuntAction::Ignore => ShuntAction::Ignore,
-                raw::ShuntAction::Shunt => ShuntAction::Shunt,
-                raw::ShuntAction::Block => ShuntAction::Block,
+            let give = |number: u8| match **action {
+                raw::ShuntAction::Ignore => actions.set(number, ShuntAction::Ignore),
+                raw::ShuntAction::Shunt => actions.set(number, ShuntAction::Shunt),
+                raw::ShuntAction::Block => actions.set(number, ShuntAction::Block),
+                raw::ShuntAction::Rules => actions.set_rules(number),
             };
-            if !number.parse().is_ok_and(|number| actions.set(number, meaning)) {
+            if !number.parse().is_ok_and(give) {
                 let help = "marks have four bits for the number of an action: 0 to 15";
                 self.error(action.span(), format!("'{number}' is no number of an action"), help);
             }

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Shunt {
-    /// Which fast path: "tc" (every interface), "xdp" (in the driver), "xdp-generic" (every interface, slow) or "openflow"
-    /// (a switch). Default "tc".
+    /// Which fast path: "tc" (every interface), "xdp" (in the driver), "xdp-generic" (every interface, slow), "openflow"
+    /// (a switch) or "none" (only shows what would be shunted). Default "tc".
     pub fast_path: Option<At<FastPath>>,
     /// How this host forwards between the ports.
     #[schemars(required)]
@@ -23,8 +23,12 @@ pub struct Shunt {
     pub entries_max: Option<At<u32>>,
     /// Most of them of one client address. Default: as `entries_max`.
     pub entries_max_per_client: Option<At<u32>>,
-    /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block" }.
+    /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block", 3 = "rules" }.
     pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
+    /// What becomes of shunted flows while the shunt hangs: "slow_path" (after three seconds the program in the kernel
+    /// believes no entry any more) or "keep" (they go on until they stand still). A switch always keeps its entries.
+    /// Default "slow_path".
+    pub on_stall: Option<At<OnStall>>,
     /// The switch of `fast_path = "openflow"`.
     pub openflow: Option<At<OpenFlow>>,
     /// The interfaces that flows come in by and leave by, at least two.
@@ -92,6 +96,29 @@ pub enum FastPath {
     /// A switch.
     #[serde(rename = "openflow")]
     OpenFlow,
+    /// None.
+    None,
+}
+
+/// What becomes of shunted flows while the shunt hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnStall {
+    /// They take the slow path.
+    SlowPath,
+    /// They go on.
+    Keep,
+}
+
+/// When forwarded flows of a rule take the fast path: when all that is given holds.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuleShunt {
+    /// So many bytes of IP packets have passed on the slow path, both directions together, 0 to 2^50. They are looked at twice a
+    /// second. Default 0.
+    pub after_bytes: Option<At<u64>>,
+    /// So long after the shunt first saw the flow, milliseconds, 0 to 86400000. Default 0.
+    pub after_ms: Option<At<u64>>,
 }
 
 /// How this host forwards between the ports of the shunt.
@@ -114,4 +141,6 @@ pub enum ShuntAction {
     Shunt,
     /// Dropped on the fast path.
     Block,
+    /// What the rules with `shunt` say.
+    Rules,
 }

@@ -1,0 +1,123 @@
+//! What our own rules say of a flow whose mark leaves it to them.
+
+use super::{Flow, Obstacle, ShuntAction, Tuple};
+use crate::flow::{self, Destination, Intercept, Process};
+use crate::policy::{Action, Decision, Policy, Seen};
+use crate::time::Instant;
+use std::time::Duration;
+
+/// What the rules want, decided once for a connection: they see its addresses and ports alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// The place of the rule in the policy, from 0; none if the default decided.
+    pub rule: Option<usize>,
+    /// What it wants.
+    pub want: Want,
+}
+
+/// What a rule wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// It stays on the slow path.
+    Leave,
+    /// It takes the fast path, once so much has passed.
+    Shunt {
+        /// Bytes of IP packets, both directions together.
+        bytes: u64,
+        /// Since we first saw it.
+        time: Duration,
+    },
+    /// It is dropped on the fast path.
+    Block,
+}
+
+impl Wish {
+    /// What the first rule that matches says: `action = "deny"` blocks, `shunt` shunts, any other rule leaves it where it is.
+    /// So does the policy's default: it is about flows that are caught.
+    pub fn of(policy: &Policy, tuple: &Tuple) -> Self {
+        let flow = flow::Flow {
+            intercept: Intercept::Kernel,
+            listener: "".into(),
+            client: tuple.client,
+            orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port() },
+            host: None,
+            // Neither is known of packets that are passed on, and no rule waits for them.
+            process: Some(Process::default()),
+            user: None,
+        };
+        let Decision::Verdict(verdict) = policy.decide(&flow, Seen::FirstBytes(None)) else {
+            return Self { rule: None, want: Want::Leave };
+        };
+        let want = match &verdict.action {
+            _ if verdict.index.is_none() => Want::Leave,
+            Action::Deny => Want::Block,
+            Action::Carry(carry) => carry.shunt.map_or(Want::Leave, |after| Want::Shunt {
+                bytes: after.bytes,
+                time: Duration::from_millis(after.ms),
+            }),
+        };
+        Self { rule: verdict.index, want }
+    }
+
+    /// What is to happen to the flow now, or what stands against it.
+    pub(super) fn action(self, ripe: bool) -> Result<ShuntAction, Obstacle> {
+        match self.want {
+            Want::Leave => Ok(ShuntAction::Ignore),
+            Want::Block => Ok(ShuntAction::Block),
+            Want::Shunt { .. } if ripe => Ok(ShuntAction::Shunt),
+            Want::Shunt { .. } => Err(Obstacle::TooEarly),
+        }
+    }
+}
+
+impl Flow {
+    /// Whether what its rule waits for has come; once is enough.
+    pub(super) fn ripen(&mut self, now: Instant) {
+        if let Some(Wish { want: Want::Shunt { bytes, time }, .. }) = self.wish {
+            let passed = self.slow.to_server.bytes + self.slow.to_client.bytes;
+            self.ripe |= passed >= bytes && now - self.seen >= time;
+        }
+    }
+
+    /// Whether its rule waits for bytes or time.
+    pub(super) const fn is_unripe(&self) -> bool {
+        matches!(self.wish, Some(Wish { want: Want::Shunt { .. }, .. })) && !self.ripe
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Carry, Condition, Match, Rule, ShuntAfter};
+    use crate::shunt::Transport;
+    use std::sync::Arc;
+
+    fn rule(name: &str, ports: (u16, u16), action: Action) -> Rule {
+        let matcher = Match::new(vec![Condition::Port([ports].into_iter().collect())]);
+        Rule { name: name.into(), matcher, action }
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides_and_the_default_leaves_it() {
+        let after = ShuntAfter { bytes: 1000, ms: 2000 };
+        let shunt = Action::Carry(Arc::new(Carry { shunt: Some(after), ..Carry::default() }));
+        let policy = Policy::new(
+            vec![
+                rule("no", (23, 23), Action::Deny),
+                rule("bulk", (20, 30), shunt),
+                rule("web", (80, 80), Action::default()),
+            ],
+            Action::Deny,
+        );
+        let wish = |port: u16| {
+            let address = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
+            let (client, server) = (address(4000), address(port));
+            Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 })
+        };
+        assert_eq!(wish(23), Wish { rule: Some(0), want: Want::Block });
+        let want = Want::Shunt { bytes: 1000, time: Duration::from_secs(2) };
+        assert_eq!(wish(22), Wish { rule: Some(1), want });
+        assert_eq!(wish(80), Wish { rule: Some(2), want: Want::Leave });
+        assert_eq!(wish(81), Wish { rule: None, want: Want::Leave }, "the default is not about packets");
+    }
+}

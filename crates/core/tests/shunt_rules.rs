@@ -1,0 +1,142 @@
+//! Flows whose mark leaves them to our own rules.
+
+use sidetrack_core::policy::{Action, Carry, Condition, Match, Policy, Rule, ShuntAfter};
+use sidetrack_core::shunt::{
+    Both, Config, Connection, EntryId, Identity, Input, Mark, MarkActions, Obstacle, Output, Phase,
+    PortNumber, Shunt, ShuntAction, Traffic, Transport, Tuple,
+};
+use sidetrack_core::time::Instant;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ASKS_RULES: Mark = Mark(0x7123_0000);
+const UNDECIDED: Mark = Mark(0x6120_0000);
+
+fn rule(name: &str, ports: (u16, u16), action: Action) -> Rule {
+    let matcher = Match::new(vec![Condition::Port([ports].into_iter().collect())]);
+    Rule { name: name.into(), matcher, action }
+}
+
+fn shunt_after(bytes: u64, ms: u64) -> Action {
+    Action::Carry(Arc::new(Carry { shunt: Some(ShuntAfter { bytes, ms }), ..Carry::default() }))
+}
+
+fn shunt(rules: Vec<Rule>) -> Shunt {
+    let config = Config {
+        ports: [1, 2].into_iter().filter_map(PortNumber::new).collect(),
+        actions: MarkActions::default(),
+        rules: Some(Arc::new(Policy::new(rules, Action::Deny))),
+        entries_max: 20,
+        entries_max_per_client: 20,
+        shunt_idle: Duration::from_secs(10),
+        block_idle: Duration::from_secs(10),
+        keep_every: Duration::from_secs(100),
+    };
+    let mut shunt = Shunt::new(config, Instant::ZERO);
+    shunt.handle(Instant::ZERO, Input::Listed(&[]));
+    let _ = outputs(&mut shunt);
+    shunt
+}
+
+fn connection(port: u16, mark: Mark, passed: u64) -> Connection {
+    let address = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
+    Connection {
+        tuple: Tuple { client: address(4000), server: address(port), transport: Transport::Tcp, zone: 0 },
+        identity: Identity { id: 7, start_ns: Some(1) },
+        mark,
+        phase: Some(Phase::Open),
+        both_ways: true,
+        translated: false,
+        inspected: false,
+        traffic: Some(both(passed)),
+    }
+}
+
+fn both(bytes: u64) -> Both {
+    Both { to_server: Traffic { packets: 1, bytes }, to_client: Traffic::default() }
+}
+
+fn outputs(shunt: &mut Shunt) -> Vec<Output> {
+    std::iter::from_fn(|| shunt.poll()).collect()
+}
+
+fn installs(outputs: &[Output]) -> Vec<(EntryId, bool)> {
+    let entry = |output: &Output| match output {
+        Output::Install(entry) => Some((entry.id, entry.block)),
+        _ => None,
+    };
+    outputs.iter().filter_map(entry).collect()
+}
+
+fn at(ms: u64) -> Instant {
+    Instant::ZERO + Duration::from_millis(ms)
+}
+
+#[test]
+fn a_flow_is_shunted_once_its_bytes_and_its_time_have_come() {
+    let mut shunt = shunt(vec![rule("bulk", (5000, 5000), shunt_after(1000, 2000))]);
+    let flow = connection(5000, ASKS_RULES, 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    assert!(installs(&outputs(&mut shunt)).is_empty());
+    let known = shunt.flow(&flow.tuple).expect("kept");
+    assert_eq!((shunt.obstacle(known), shunt.rule(known)), (Some(Obstacle::TooEarly), Some("bulk")));
+    // Bytes are asked for as long as they are waited for.
+    shunt.handle(at(600), Input::Tick);
+    assert_eq!(outputs(&mut shunt), [Output::CountSlow]);
+    shunt.handle(at(600), Input::SlowCounted(flow.tuple, flow.identity, both(5000)));
+    assert!(installs(&outputs(&mut shunt)).is_empty(), "enough bytes, too early");
+    shunt.handle(at(2100), Input::Tick);
+    let asked = outputs(&mut shunt);
+    assert_eq!(installs(&asked), [(EntryId(1), false)]);
+    assert!(!asked.contains(&Output::CountSlow), "nothing waits any more");
+}
+
+#[test]
+fn after_the_rules_of_the_packet_filter_changed_it_waits_for_their_word() {
+    let mut shunt = shunt(vec![rule("bulk", (5000, 5000), shunt_after(0, 0))]);
+    let flow = connection(5000, ASKS_RULES, 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    let entry = installs(&outputs(&mut shunt))[0].0;
+    shunt.handle(at(1), Input::Installed(entry));
+    shunt.handle(at(2), Input::RulesChanged);
+    shunt.handle(at(3), Input::Gone(entry, sidetrack_core::shunt::Cause::RulesChanged, both(5)));
+    let asked = outputs(&mut shunt);
+    assert!(asked.contains(&Output::Ask(flow.tuple, flow.identity)), "{asked:?}");
+    // Bytes alone, which the filter may have dropped, bring it nowhere.
+    shunt.handle(at(700), Input::SlowCounted(flow.tuple, flow.identity, both(1 << 40)));
+    shunt.handle(at(700), Input::Tick);
+    assert!(installs(&outputs(&mut shunt)).is_empty());
+    shunt.handle(at(800), Input::Connection(connection(5000, UNDECIDED, 20)));
+    assert!(installs(&outputs(&mut shunt)).is_empty());
+    shunt.handle(at(801), Input::Connection(connection(5000, ASKS_RULES, 20)));
+    assert_eq!(installs(&outputs(&mut shunt)), [(EntryId(2), false)]);
+}
+
+#[test]
+fn a_rule_that_denies_blocks_and_what_no_rule_shunts_stays() {
+    let rules = vec![
+        rule("no", (23, 23), Action::Deny),
+        rule("web", (80, 80), Action::default()),
+        rule("bulk", (1, 100), shunt_after(0, 0)),
+    ];
+    for (port, expected) in
+        [(23, Some(ShuntAction::Block)), (80, None), (22, Some(ShuntAction::Shunt)), (200, None)]
+    {
+        let mut shunt = shunt(rules.clone());
+        shunt.handle(at(0), Input::Connection(connection(port, ASKS_RULES, 10)));
+        let installed = installs(&outputs(&mut shunt));
+        let blocks =
+            installed.first().map(|(_, block)| if *block { ShuntAction::Block } else { ShuntAction::Shunt });
+        assert_eq!(blocks, expected, "port {port}");
+    }
+}
+
+#[test]
+fn without_rules_the_number_has_no_meaning() {
+    let mut shunt = shunt(Vec::new());
+    let flow = connection(5000, ASKS_RULES, 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    assert!(installs(&outputs(&mut shunt)).is_empty());
+    let known = shunt.flow(&flow.tuple).expect("kept");
+    assert_eq!((shunt.obstacle(known), shunt.rule(known)), (None, None), "a policy without a word on it");
+}

@@ -1,0 +1,192 @@
+//! Entries that come and go under traffic: what is lost, or out of order. The shunt is asked by its admin socket, one cycle
+//! after the other.
+
+use super::counters::{Lost, Reading};
+use super::network::{NEVER_IDLE_MS, Network, PORT, SERVER};
+use super::setup::Setup;
+use super::small;
+use crate::service::Service;
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Datagrams a second: far below what the slow path forwards, so that none is lost for want of room.
+const RATE: u32 = 20_000;
+/// How long a connection may take to get to the fast path.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Outcome {
+    /// Entries that were installed.
+    pub installs: u32,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Frames that one end sent and the other did not count, both ways.
+    pub lost: Lost,
+    /// Datagrams that arrived behind a later one, or twice.
+    pub disordered: Option<u64>,
+    /// Segments that TCP sent again.
+    pub retransmits: Option<u64>,
+}
+
+/// Cycles under one TCP connection of iperf3.
+///
+/// # Errors
+/// If iperf3 is missing, or the shunt refuses.
+pub fn tcp(setup: Setup, cycles: usize) -> Result<Outcome> {
+    let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
+    let port = PORT.to_string();
+    let mut command = network.server.command("iperf3");
+    command.args(["-s", "-p", &port]);
+    let mut server = Service::start_muted("iperf3", command, network.folder())?;
+    server.wait_listening(&network.server, PORT)?;
+    let before = Reading::now(&network)?;
+    let mut command = network.client.command("iperf3");
+    command.args(["-c", "10.0.0.2", "-p", &port, "-t", "600", "-J"]);
+    let client = Service::start("iperf3-client", command, network.folder())?;
+    let flow = busiest(&network)?;
+    let (installs, seconds) = cycle(&network, flow, "tcp", cycles)?;
+    client.signal(rustix::process::Signal::INT)?;
+    let report = ended(client)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let after = Reading::now(&network)?;
+    let report: serde_json::Value = serde_json::from_str(&report).context("iperf3's report")?;
+    let retransmits = report["end"]["sum_sent"]["retransmits"].as_u64();
+    Ok(Outcome { installs, seconds, lost: after.lost_since(&before), disordered: None, retransmits })
+}
+
+/// What a program wrote until its end.
+fn ended(mut service: Service) -> Result<String> {
+    let begun = Instant::now();
+    while service.is_running() {
+        ensure!(begun.elapsed() < LIMIT, "{} does not end", service.name());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(service.log())
+}
+
+/// The client of the flow that carries data, once it is on the fast path: iperf3 has a second one.
+fn busiest(network: &Network) -> Result<SocketAddr> {
+    let begun = Instant::now();
+    loop {
+        let flows = network.flows()?;
+        if let Some(flow) = flows.iter().find(|flow| flow.fast.bytes_up > 10_000_000) {
+            return Ok(flow.client);
+        }
+        ensure!(begun.elapsed() < LIMIT, "iperf3's flow is not shunted: {flows:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Cycles under a stream of numbered datagrams.
+///
+/// # Errors
+/// If the shunt refuses.
+pub fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
+    let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
+    let from = small::open(&network)?;
+    let receiver = network.server.enter(|| Ok(UdpSocket::bind(SERVER)?))?;
+    let sender = network.client.enter(|| Ok(UdpSocket::bind(from)?))?;
+    let before = Reading::now(&network)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let halt = stop.clone();
+    let sending = std::thread::spawn(move || stream(&sender, &halt));
+    let receiving = std::thread::spawn(move || disorder(&receiver));
+    let cycled = cycle(&network, from, "udp", cycles);
+    stop.store(true, Ordering::Relaxed);
+    let sent = sending.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?;
+    let disordered = receiving.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))??;
+    let (installs, seconds) = cycled?;
+    let after = Reading::now(&network)?;
+    ensure!(sent > 1000, "only {sent} datagrams were sent");
+    let disordered = Some(disordered);
+    Ok(Outcome { installs, seconds, lost: after.lost_since(&before), disordered, retransmits: None })
+}
+
+/// Sends numbers at [`RATE`] until it is told to stop, then the last word; says how many.
+fn stream(sender: &UdpSocket, stop: &AtomicBool) -> u64 {
+    let (begun, mut number) = (Instant::now(), 0_u64);
+    while !stop.load(Ordering::Relaxed) {
+        let due = (begun.elapsed().as_secs_f64() * f64::from(RATE)) as u64;
+        while number < due {
+            if sender.send_to(&number.to_be_bytes(), SERVER).is_ok() {
+                number += 1;
+            }
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    let _ = sender.send_to(&u64::MAX.to_be_bytes(), SERVER);
+    number
+}
+
+/// How many came behind a later one, or twice, until the last word.
+fn disorder(receiver: &UdpSocket) -> Result<u64> {
+    receiver.set_read_timeout(Some(LIMIT))?;
+    let (mut buffer, mut next, mut disordered) = ([0; 8], 0, 0);
+    loop {
+        let (length, _) = receiver.recv_from(&mut buffer).context("the last datagram did not arrive")?;
+        ensure!(length == 8, "a datagram of {length} bytes");
+        match u64::from_be_bytes(buffer) {
+            u64::MAX => return Ok(disordered),
+            number if number < next => disordered += 1,
+            number => next = number + 1,
+        }
+    }
+}
+
+/// Takes a flow off the fast path and puts it there again, so many times. How often it was installed, and the seconds.
+fn cycle(network: &Network, client: SocketAddr, transport: &str, cycles: usize) -> Result<(u32, f64)> {
+    let mut admin = Admin::open(network)?;
+    let begun = Instant::now();
+    for _ in 0..cycles {
+        for action in ["ignore", "shunt"] {
+            admin.post(&format!(
+                "/v1/shunt?client={client}&server={SERVER}&transport={transport}&action={action}"
+            ))?;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let flow = network.wait_for(client.port(), |flow| flow.state == "installed")?;
+    Ok((flow.installs, seconds))
+}
+
+/// A connection to the admin socket.
+struct Admin {
+    stream: BufReader<UnixStream>,
+}
+
+impl Admin {
+    fn open(network: &Network) -> Result<Self> {
+        let stream = UnixStream::connect(network.admin()).context("the admin socket")?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    fn post(&mut self, target: &str) -> Result<()> {
+        let request = format!("POST {target} HTTP/1.1\r\nHost: sidetrack\r\nContent-Length: 0\r\n\r\n");
+        self.stream.get_mut().write_all(request.as_bytes())?;
+        let (mut head, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            ensure!(self.stream.read_line(&mut line)? > 0, "the admin socket closed");
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().context("content-length")?;
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+            head += &line;
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body)?;
+        if !head.starts_with("HTTP/1.1 200") {
+            bail!("{target}: {head}{}", String::from_utf8_lossy(&body));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+//! Tables III, V and VI: what one TCP connection brings across, what that costs, and what is lost.
+
+use super::counters::{Lost, Reading};
+use super::network::{NEVER_IDLE_MS, Network, PORT};
+use super::setup::Setup;
+use crate::service::Service;
+use anyhow::{Context, Result};
+use std::time::Duration;
+
+/// One run of iperf3.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Slice {
+    /// Payload that arrived, Gbit/s, the beginning included.
+    pub gbit_s: f64,
+    /// Frames that did not arrive, both ways, counted at both ends.
+    pub lost: Lost,
+    /// Segments that TCP sent again.
+    pub retransmits: u64,
+    /// CPU time of the whole machine for each gigabyte that arrived, seconds.
+    pub gigabyte_s: f64,
+    /// Part of the bytes that took the fast path, 0 to 1; without a shunt, 0.
+    pub fast: f64,
+}
+
+/// Measures on a network of its own.
+///
+/// # Errors
+/// If iperf3 is missing or fails.
+pub fn measure(setup: Setup, seconds: u64, round_trip: Duration) -> Result<Slice> {
+    let network = Network::new(setup, NEVER_IDLE_MS, round_trip)?;
+    let port = PORT.to_string();
+    let mut command = network.server.command("iperf3");
+    command.args(["-s", "-p", &port]);
+    let mut server = Service::start_muted("iperf3", command, network.folder())?;
+    server.wait_listening(&network.server, PORT)?;
+    let before = Reading::now(&network)?;
+    let time = seconds.to_string();
+    // The congestion control of the paper's kernels, named, so that tables of two machines compare.
+    let arguments = ["-c", "10.0.0.2", "-p", &port, "-t", &time, "-C", "cubic", "-J"];
+    let report = network.client.run("iperf3", &arguments)?;
+    // What is still under way arrives.
+    std::thread::sleep(round_trip + Duration::from_millis(50));
+    let after = Reading::now(&network)?;
+    let report: serde_json::Value = serde_json::from_str(&report).context("iperf3's report")?;
+    let end = &report["end"];
+    let rate = end["sum_received"]["bits_per_second"].as_f64().context("iperf3 reports no rate")?;
+    let bytes = end["sum_received"]["bytes"].as_f64().context("iperf3 reports no bytes")?;
+    Ok(Slice {
+        gbit_s: rate / 1e9,
+        lost: after.lost_since(&before),
+        retransmits: end["sum_sent"]["retransmits"].as_u64().unwrap_or(0),
+        gigabyte_s: (after.busy_ns - before.busy_ns) as f64 / bytes.max(1.0),
+        fast: fast_part(&network)?,
+    })
+}
+
+/// Of the flow that carried most.
+fn fast_part(network: &Network) -> Result<f64> {
+    let flows = network.flows()?;
+    let parts = flows.iter().map(|flow| (flow.fast.bytes_up, flow.fast.bytes_up + flow.slow.bytes_up));
+    let largest = parts.max_by_key(|(_, all)| *all);
+    Ok(largest.map_or(0.0, |(fast, all)| fast as f64 / all.max(1) as f64))
+}

@@ -1,0 +1,196 @@
+//! `shunt`: the NFShunt paper's measurements (seed 002): how fast a flow is moved (Table II), what one flow brings across and
+//! loses (Tables III, V and VI), what a packet costs, and that entries come and go without loss.
+
+mod counters;
+mod cycles;
+mod events;
+mod latency;
+mod load;
+mod network;
+mod report;
+mod setup;
+mod small;
+mod statistics;
+mod switch;
+
+use crate::machine::{DisturbanceMeter, Machine};
+use crate::output::Output;
+use crate::progress::Progress;
+use anyhow::Result;
+use report::Section;
+use setup::Setup;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Options of `sidetrack-lab shunt`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Fewer flows and rounds: within 90 seconds; the bars are shown and not held.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these parts; may be given several times.
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Vec<Part>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// A part of the experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Table II: from SYN to mark seen, entry confirmed, last packet on the slow path.
+    Latency,
+    /// One TCP flow at this machine's own round trip, through each set-up.
+    Tcp,
+    /// Small packets: CPU for each, and packets a second of one processor.
+    Small,
+    /// Tables III, V and VI: one TCP flow at 0, 100, 200 and 400 ms.
+    Rtt,
+    /// What ends a stay on the fast path, and how soon.
+    Events,
+    /// Entries that come and go under traffic.
+    Cycles,
+}
+
+impl Part {
+    const ALL: [Self; 6] = [Self::Latency, Self::Tcp, Self::Small, Self::Rtt, Self::Events, Self::Cycles];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Tcp => "tcp",
+            Self::Small => "small",
+            Self::Rtt => "rtt",
+            Self::Events => "events",
+            Self::Cycles => "cycles",
+        }
+    }
+}
+
+/// How much is measured.
+struct Plan {
+    flows: usize,
+    rounds: usize,
+    seconds: u64,
+    round_trips_ms: &'static [u64],
+    /// At a round trip: slow start takes its time.
+    long_seconds: u64,
+    events: usize,
+    cycles: usize,
+}
+
+impl Plan {
+    const FULL: Self = Self {
+        flows: 100,
+        rounds: 5,
+        seconds: 2,
+        round_trips_ms: &[0, 100, 200, 400],
+        long_seconds: 6,
+        events: 10,
+        cycles: 10_000,
+    };
+    const QUICK: Self = Self {
+        flows: 20,
+        rounds: 1,
+        seconds: 1,
+        round_trips_ms: &[0, 100],
+        long_seconds: 3,
+        events: 2,
+        cycles: 200,
+    };
+}
+
+/// Measures, prints tables and says which bars are held.
+///
+/// # Errors
+/// Without root, or when something does not work at all.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let plan = if options.quick { Plan::QUICK } else { Plan::FULL };
+    let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
+    let mut held = true;
+    for part in Part::ALL.into_iter().filter(wanted) {
+        let (machine, meter) = (Machine::probe(), DisturbanceMeter::start());
+        let section = measure(part, &plan, options)?;
+        print!("{}", section.text);
+        println!(
+            "{}, Linux {}, {}, load {:.1} before, steal {:.1} %.\n",
+            machine.date,
+            machine.kernel,
+            machine.cpu,
+            machine.load,
+            meter.stop().steal_percent
+        );
+        held &= section.held;
+    }
+    Ok(if held || options.quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
+    let (output, progress) = (&options.output, Progress::new());
+    let section = match part {
+        Part::Latency => {
+            let rows =
+                each(&Setup::SHUNTED, 1, part, &progress, |setup| latency::measure(setup, plan.flows))?;
+            output.json_named(part.name(), &report::by_name(&rows))?;
+            output.svg("shunt-latency", || report::histogram(&rows))?;
+            report::latency(&rows)
+        }
+        Part::Tcp => {
+            let run = |setup| load::measure(setup, plan.seconds, Duration::ZERO);
+            let rows = each(&Setup::ALL, plan.rounds, part, &progress, run)?;
+            output.json_named(part.name(), &report::by_name(&rows))?;
+            report::tcp(&rows)
+        }
+        Part::Small => {
+            let rows =
+                each(&Setup::ALL, plan.rounds, part, &progress, |setup| small::measure(setup, plan.seconds))?;
+            output.json_named(part.name(), &report::by_name(&rows))?;
+            report::small(&rows)
+        }
+        Part::Rtt => {
+            let mut tables = Vec::new();
+            for ms in plan.round_trips_ms {
+                let seconds = if *ms == 0 { plan.seconds } else { plan.long_seconds };
+                let run = |setup| load::measure(setup, seconds, Duration::from_millis(*ms));
+                tables.push((*ms, each(&Setup::SEED, plan.rounds, part, &progress, run)?));
+            }
+            let named: Vec<_> = tables.iter().map(|(ms, rows)| (ms, report::by_name(rows))).collect();
+            output.json_named(part.name(), &named)?;
+            output.svg("shunt-rtt", || report::rates(&tables))?;
+            report::rtt(&tables)
+        }
+        Part::Events => {
+            let rows =
+                each(&Setup::SHUNTED, 1, part, &progress, |setup| events::measure(setup, plan.events))?;
+            output.json_named(part.name(), &report::by_name(&rows))?;
+            report::events(&rows)
+        }
+        Part::Cycles => {
+            let run = |setup| Ok(vec![cycles::tcp(setup, plan.cycles)?, cycles::small(setup, plan.cycles)?]);
+            let rows = each(&[Setup::Tc, Setup::Xdp], 1, part, &progress, run)?;
+            output.json_named(part.name(), &report::by_name(&rows))?;
+            report::cycles(&rows)
+        }
+    };
+    progress.end();
+    Ok(section)
+}
+
+/// Every set-up once a round, so that what disturbs the machine disturbs all. One row of what `run` gave for each.
+fn each<T>(
+    setups: &[Setup],
+    rounds: usize,
+    part: Part,
+    progress: &Progress,
+    run: impl Fn(Setup) -> Result<T>,
+) -> Result<Vec<(Setup, Vec<T>)>> {
+    let mut rows: Vec<(Setup, Vec<T>)> = setups.iter().map(|setup| (*setup, Vec::new())).collect();
+    for round in 0..rounds {
+        for (setup, row) in &mut rows {
+            progress.now(&format!("{}, round {} of {rounds}: {}", part.name(), round + 1, setup.name()));
+            row.push(run(*setup)?);
+        }
+    }
+    Ok(rows)
+}

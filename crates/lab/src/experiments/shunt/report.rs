@@ -1,0 +1,357 @@
+//! Tables, bars and plots.
+
+use super::cycles::Outcome;
+use super::events::{self, Events};
+use super::latency::Run;
+use super::setup::Setup;
+use super::statistics::{deviation, median, percentile, rank_sum};
+use super::{load, network, small};
+use crate::chart::{self, Series, Titles};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Most the 99th percentile may be above the median.
+const SPREAD: f64 = 5.0;
+/// The most milliseconds to seen, installed and last slow packet, for each fast path.
+const LATENCY_BARS: [(Setup, [f64; 3]); 3] =
+    [(Setup::Tc, [0.3, 0.5, 1.0]), (Setup::Xdp, [0.3, 0.5, 1.0]), (Setup::OpenFlow, [0.3, 2.0, 8.0])];
+/// After so many milliseconds nothing of a denied flow may arrive by BPF; by a switch, its packet cache is swept.
+const REVOKE_BARS: [(Setup, f64); 3] = [(Setup::Tc, 5.0), (Setup::Xdp, 5.0), (Setup::OpenFlow, 15.0)];
+
+/// Rows of a table: what was measured of each set-up.
+pub type Rows<T> = [(Setup, Vec<T>)];
+
+/// A part's text, and whether its bars are held.
+pub struct Section {
+    /// Markdown.
+    pub text: String,
+    /// All of them.
+    pub held: bool,
+}
+
+impl Section {
+    fn new(title: &str) -> Self {
+        Self { text: format!("## {title}\n\n"), held: true }
+    }
+
+    /// A line; writing to a String cannot fail.
+    fn line(&mut self, line: &str) {
+        self.text += line;
+        self.text.push('\n');
+    }
+
+    fn columns(&mut self, names: &[&str]) {
+        self.line(&format!("| {} |", names.join(" | ")));
+        self.line(&format!("|{}", "---|".repeat(names.len())));
+    }
+
+    fn verdict(&mut self, held: bool) -> &'static str {
+        self.held &= held;
+        if held { "held" } else { "**missed**" }
+    }
+
+    /// Bars: what, the value, the limit, and whether more is better.
+    fn bars(&mut self, checks: &[(&str, f64, f64, bool)]) {
+        self.line("");
+        self.columns(&["bar", "measured", "asked for", ""]);
+        for (name, value, limit, at_least) in checks {
+            let verdict = self.verdict(if *at_least { value >= limit } else { value <= limit });
+            let sign = if *at_least { "at least" } else { "at most" };
+            self.line(&format!("| {name} | {value:.2} | {sign} {limit} | {verdict} |"));
+        }
+        self.line("");
+    }
+}
+
+/// The same with the names of tables, for JSON.
+pub fn by_name<T>(rows: &Rows<T>) -> BTreeMap<&'static str, &Vec<T>> {
+    rows.iter().map(|(setup, row)| (setup.name(), row)).collect()
+}
+
+fn values<T>(rows: &Rows<T>, setup: Setup, value: impl Fn(&T) -> f64) -> Vec<f64> {
+    let row = rows.iter().find(|(of, _)| *of == setup);
+    row.map(|(_, row)| row.iter().map(value).collect()).unwrap_or_default()
+}
+
+/// The median of ratios of the same round.
+fn ratio(above: &[f64], below: &[f64]) -> f64 {
+    median(&above.iter().zip(below).map(|(a, b)| a / b).collect::<Vec<_>>())
+}
+
+/// Table II.
+pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
+    let flows = rows.iter().flat_map(|(_, runs)| runs.iter().map(Vec::len)).max().unwrap_or(0);
+    let mut section = Section::new(&format!("Table II: milliseconds after the SYN, {flows} flows each"));
+    section.columns(&["fast path", "", "median", "sd", "p99", "most", "bar", ""]);
+    for (setup, limits) in LATENCY_BARS {
+        let columns = ["mark seen", "entry confirmed", "last packet on the slow path"];
+        for (at, (name, limit)) in columns.into_iter().zip(limits).enumerate() {
+            let values = moments(rows, setup, at);
+            let (middle, high) = (median(&values), percentile(&values, 0.99));
+            let verdict = section.verdict(middle < limit && high <= SPREAD * middle);
+            section.line(&format!(
+                "| {} | {name} | {middle:.3} | {:.3} | {high:.3} | {:.3} | {limit} | {verdict} |",
+                setup.name(),
+                deviation(&values),
+                percentile(&values, 1.0),
+            ));
+        }
+    }
+    section.line(&format!(
+        "\nNFShunt (the paper; a Pica8 switch): mark seen 3.3, entry 58.0, last packet 75.8 ms. A bar is held if the median is below \
+         it and the 99th percentile at most {SPREAD} times the median.\n"
+    ));
+    section
+}
+
+fn moments(rows: &Rows<Vec<Run>>, setup: Setup, at: usize) -> Vec<f64> {
+    let row = rows.iter().find(|(of, _)| *of == setup);
+    let runs = row.iter().flat_map(|(_, runs)| runs.iter().flatten());
+    runs.map(|run| [run.seen_ms, run.installed_ms, run.last_slow_ms][at]).collect()
+}
+
+/// How many flows had their last slow packet in which part of a millisecond.
+pub fn histogram(rows: &Rows<Vec<Run>>) -> String {
+    const WIDTH_MS: f64 = 0.1;
+    const PLACES: u32 = 16;
+    let places: Vec<String> = (0..PLACES).map(|at| format!("{:.1}", f64::from(at) * WIDTH_MS)).collect();
+    let series: Vec<Series> = rows
+        .iter()
+        .map(|(setup, _)| {
+            let mut counts = vec![0.0; places.len()];
+            for value in moments(rows, *setup, 2) {
+                counts[((value / WIDTH_MS) as usize).min(places.len() - 1)] += 1.0;
+            }
+            Series { name: setup.name().to_owned(), values: counts.into_iter().map(Some).collect() }
+        })
+        .collect();
+    let title = "Last packet on the slow path, milliseconds after the SYN (the last place: and later)";
+    chart::bars(&Titles { title, vertical: "flows", places: &places }, &series)
+}
+
+/// One flow at this machine's round trip.
+pub fn tcp(rows: &Rows<load::Slice>) -> Section {
+    let mut section = Section::new("One TCP flow, this machine's round trip (iperf3, cubic, MTU 1500)");
+    section.columns(&["set-up", "Gbit/s", "range", "to direct", "p", "CPU s a GB", "frames lost", "fast"]);
+    let direct = values(rows, Setup::Direct, |slice| slice.gbit_s);
+    for (setup, row) in rows {
+        let rate = values(rows, *setup, |slice| slice.gbit_s);
+        let cost = values(rows, *setup, |slice| slice.gigabyte_s);
+        section.line(&format!(
+            "| {} | {:.2} | {:.2}-{:.2} | {:.3} | {:.3} | {:.2} | {} | {} |",
+            setup.name(),
+            median(&rate),
+            percentile(&rate, 0.0),
+            percentile(&rate, 1.0),
+            ratio(&rate, &direct),
+            rank_sum(&rate, &direct),
+            median(&cost),
+            lost(row),
+            fast(*setup, row),
+        ));
+    }
+    section.line(&note_on_p(rows));
+    let rate = |setup| values(rows, setup, |slice: &load::Slice| slice.gbit_s);
+    let cost = |setup| values(rows, setup, |slice: &load::Slice| slice.gigabyte_s);
+    section.bars(&[
+        ("tc, to direct", ratio(&rate(Setup::Tc), &direct), 0.97, true),
+        ("tc, CPU a GB to direct", ratio(&cost(Setup::Tc), &cost(Setup::Direct)), 1.15, false),
+        ("OpenFlow, to the switch alone", ratio(&rate(Setup::OpenFlow), &rate(Setup::Switch)), 1.0, true),
+    ]);
+    section
+}
+
+fn note_on_p<T>(rows: &Rows<T>) -> String {
+    let rounds = rows.first().map_or(0, |(_, row)| row.len());
+    format!(
+        "\np: rank-sum test against direct, two-sided, exact; {rounds} rounds. Medians; ratios are those of one round."
+    )
+}
+
+fn lost(row: &[load::Slice]) -> String {
+    let (lost, of) =
+        row.iter().fold((0, 0), |(lost, of), slice| (lost + slice.lost.frames, of + slice.lost.of));
+    format!("{lost} of {of}")
+}
+
+fn fast(setup: Setup, row: &[load::Slice]) -> String {
+    let least = row.iter().map(|slice| slice.fast).fold(1.0, f64::min);
+    if setup.fast_path().is_some() { format!("{:.1} %", 100.0 * least) } else { "-".to_owned() }
+}
+
+/// Tables III, V and VI.
+pub fn rtt(tables: &[(u64, Vec<(Setup, Vec<load::Slice>)>)]) -> Section {
+    let mut section =
+        Section::new("Tables III, V and VI: one TCP flow at a round trip of its own (iperf3, cubic)");
+    section.columns(&[
+        "round trip",
+        "set-up",
+        "Gbit/s",
+        "range",
+        "p to direct",
+        "frames lost",
+        "sent again",
+        "fast",
+    ]);
+    let mut least: f64 = 0.0;
+    for (ms, rows) in tables {
+        let direct = values(rows, Setup::Direct, |slice| slice.gbit_s);
+        for (setup, row) in rows {
+            let rate = values(rows, *setup, |slice| slice.gbit_s);
+            section.line(&format!(
+                "| {ms} ms | {} | {:.3} | {:.3}-{:.3} | {:.3} | {} | {} | {} |",
+                setup.name(),
+                median(&rate),
+                percentile(&rate, 0.0),
+                percentile(&rate, 1.0),
+                rank_sum(&rate, &direct),
+                lost(row),
+                row.iter().map(|slice| slice.retransmits).sum::<u64>(),
+                fast(*setup, row),
+            ));
+            if *ms > 0 && setup.fast_path().is_some() {
+                least = row.iter().map(|slice| slice.lost.percent()).fold(least, f64::max);
+            }
+        }
+    }
+    let rows = tables.first().map(|(_, rows)| rows.as_slice()).unwrap_or_default();
+    section.line(&note_on_p(rows));
+    section.line(&format!(
+        "With a round trip the client's wire is an emulated link of {} Mbit/s whose queue never overflows; the beginning of the \
+         connection counts.",
+        network::RATE / 1_000_000
+    ));
+    section.bars(&[("shunted, frames lost at 100 ms and more, percent", least, 0.0, false)]);
+    section
+}
+
+/// Rates over round trips.
+pub fn rates(tables: &[(u64, Vec<(Setup, Vec<load::Slice>)>)]) -> String {
+    let places: Vec<String> = tables.iter().map(|(ms, _)| format!("{ms} ms")).collect();
+    let series: Vec<Series> = Setup::SEED
+        .iter()
+        .map(|setup| Series {
+            name: setup.name().to_owned(),
+            values: tables
+                .iter()
+                .map(|(_, rows)| Some(median(&values(rows, *setup, |slice| slice.gbit_s))))
+                .collect(),
+        })
+        .collect();
+    let title = "One TCP flow over round-trip time (at 0 ms a veth pair, else an emulated link)";
+    chart::bars(&Titles { title, vertical: "Gbit/s", places: &places }, &series)
+}
+
+/// Small packets.
+pub fn small(rows: &Rows<small::Slice>) -> Section {
+    let mut section = Section::new("Small packets: frames of 60 bytes, one flow, sent by one processor");
+    section.columns(&["set-up", "packets/s", "range", "CPU ns a packet", "above direct", "shunted"]);
+    let rate = |setup| values(rows, setup, |slice: &small::Slice| slice.frames_s);
+    let cost = |setup| values(rows, setup, |slice: &small::Slice| slice.frame_ns);
+    let net = |setup| -> Vec<f64> {
+        cost(setup).iter().zip(cost(Setup::Direct)).map(|(mine, direct)| mine - direct).collect()
+    };
+    for (setup, row) in rows {
+        let rates = rate(*setup);
+        section.line(&format!(
+            "| {} | {:.0} | {:.0}-{:.0} | {:.0} | {:.0} | {} |",
+            setup.name(),
+            median(&rates),
+            percentile(&rates, 0.0),
+            percentile(&rates, 1.0),
+            median(&cost(*setup)),
+            median(&net(*setup)),
+            if row.iter().all(|slice| slice.shunted) { "yes" } else { "-" }
+        ));
+    }
+    section.line("\nThe kernel's paths run on the processor that sends; Open vSwitch's user-space switch on the other, and loses what it has no time for.");
+    section.bars(&[
+        ("tc, packets/s to the bridge's", ratio(&rate(Setup::Tc), &rate(Setup::Slow)), 1.5, true),
+        ("XDP, packets/s to the bridge's", ratio(&rate(Setup::Xdp), &rate(Setup::Slow)), 1.5, true),
+        ("tc, CPU above direct to the bridge's", ratio(&net(Setup::Tc), &net(Setup::Slow)), 0.5, false),
+        ("XDP, CPU above direct to the bridge's", ratio(&net(Setup::Xdp), &net(Setup::Slow)), 0.5, false),
+        (
+            "routed tc, packets/s to the router's",
+            ratio(&rate(Setup::RoutedTc), &rate(Setup::Routed)),
+            1.5,
+            true,
+        ),
+        (
+            "routed tc, CPU above direct to the router's",
+            ratio(&net(Setup::RoutedTc), &net(Setup::Routed)),
+            0.5,
+            false,
+        ),
+    ]);
+    section
+}
+
+/// What ends a stay.
+pub fn events(rows: &Rows<Events>) -> Section {
+    let mut section =
+        Section::new("What ends a stay on the fast path, and what begins the next: milliseconds");
+    section.columns(&["fast path", "event", "median", "most", "runs"]);
+    let mut latest = Vec::new();
+    for (setup, row) in rows {
+        for what in [events::FIN, events::RST, events::IDLE, events::RESUME, events::REVOKE] {
+            let values: Vec<f64> =
+                row.iter().filter_map(|events| events.get(what)).flatten().copied().collect();
+            let most = percentile(&values, 1.0);
+            section.line(&format!(
+                "| {} | {what} | {:.2} | {most:.2} | {} |",
+                setup.name(),
+                median(&values),
+                values.len()
+            ));
+            if what == events::REVOKE
+                && let Some((_, limit)) = REVOKE_BARS.iter().find(|(of, _)| of == setup)
+            {
+                latest.push((format!("{}, last packet of a denied flow, ms", setup.name()), most, *limit));
+            }
+        }
+    }
+    section.line("\nDenied: after the iptables command that denies it has returned.");
+    let bars: Vec<_> =
+        latest.iter().map(|(name, most, limit)| (name.as_str(), *most, *limit, false)).collect();
+    section.bars(&bars);
+    section
+}
+
+/// Entries that come and go.
+pub fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
+    let mut section = Section::new("Entries that are removed and installed under traffic");
+    section.columns(&[
+        "fast path",
+        "traffic",
+        "installs",
+        "seconds",
+        "frames lost",
+        "out of order",
+        "sent again",
+        "",
+    ]);
+    for (setup, row) in rows {
+        let outcomes =
+            row.iter().flat_map(|both| both.iter().zip(["one TCP flow (iperf3)", "small datagrams"]));
+        for (outcome, traffic) in outcomes {
+            let verdict = section.verdict(outcome.lost.frames == 0 && outcome.disordered.unwrap_or(0) == 0);
+            let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+            let _ = writeln!(
+                section.text,
+                "| {} | {traffic} | {} | {:.1} | {} of {} | {} | {} | {verdict} |",
+                setup.name(),
+                outcome.installs,
+                outcome.seconds,
+                outcome.lost.frames,
+                outcome.lost.of,
+                count(outcome.disordered),
+                count(outcome.retransmits)
+            );
+        }
+    }
+    section.line(
+        "\nFrames are counted by the interfaces of both ends. Datagrams are numbered; what TCP sends again although every frame \
+         arrived, it sends again without a shunt, too.\n",
+    );
+    section
+}
