@@ -34,6 +34,7 @@ use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
@@ -253,6 +254,8 @@ pub struct Packets {
     pub port: Option<PortSet>,
     /// Of this host only; else those it forwards, too.
     pub local: bool,
+    /// The kind of links they travel on.
+    pub link: LinkKind,
 }
 
 /// A node of the overlay.

@@ -11,7 +11,7 @@ mod tunnel;
 
 pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
-pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt};
+pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use shunt::{FastPath, Forwarding, OpenFlow, OpenFlowVersion, Shunt, ShuntAction, ShuntPort};
 pub use tap::Tap;
