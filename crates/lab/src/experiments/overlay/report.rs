@@ -145,9 +145,10 @@ fn wide(text: &mut String, figures: &Figures) {
          | ms after a cut | median | worst | each |\n|---|---:|---:|---|",
         wide.flows
     );
-    for (name, times) in
-        [("all nodes have the new routes", &wide.converged_ms), ("every flow has an answer", &wide.answered_ms)]
-    {
+    for (name, times) in [
+        ("all nodes have the new routes", &wide.converged_ms),
+        ("every flow has an answer", &wide.answered_ms),
+    ] {
         let each: Vec<_> = times.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(times)), cell(times.last().copied()));
         let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));

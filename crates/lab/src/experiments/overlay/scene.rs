@@ -323,7 +323,9 @@ impl Scene {
 /// Packets to this address at that node are caught whole.
 fn packets(node: &str, to: Ipv4Addr) -> String {
     let entry = |port: u16, link: &str| {
-        format!("[[overlay.packets]]\nnode = \"{node}\"\nto = \"{to}/32\"\nport = [{port}]\nlink = \"{link}\"\n")
+        format!(
+            "[[overlay.packets]]\nnode = \"{node}\"\nto = \"{to}/32\"\nport = [{port}]\nlink = \"{link}\"\n"
+        )
     };
     entry(PACKETS_RELIABLE, "reliable") + &entry(PACKETS_BEST_EFFORT, "best-effort")
 }
