@@ -12,11 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a path is tried with an echo request.
+/// How often a path is tried with an echo request while packets travel on it, or none has come back.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// A path whose echo came back so long ago still counts.
-const PROVEN: Duration = Duration::from_millis(1500);
+/// How often it is while nobody sends anything: idle links say little.
+const PROBE_IDLE: Duration = Duration::from_secs(2);
+
+/// A path whose echo came back so long ago still counts; one that carried a packet so long ago is in use.
+const PROVEN: Duration = Duration::from_secs(3);
 
 /// Bytes of a packet frame besides the nodes of its path, and what it carries: type, count, position, protocol, session.
 const FRAME_BYTES: usize = 4 + 16;
@@ -32,6 +35,7 @@ struct Way {
     number: u64,
     probed: Option<Instant>,
     proven: Option<Instant>,
+    used: Option<Instant>,
 }
 
 /// See the module.
@@ -58,7 +62,7 @@ impl Paths {
     /// When an echo request is due.
     pub fn due(&self, now: Instant) -> Duration {
         let ways = self.lock();
-        let due = ways.values().map(|way| way.probed.map_or(now, |at| at + PROBE_EVERY).since(now));
+        let due = ways.values().map(|way| way.probe_at(now).since(now));
         due.min().unwrap_or(PROVEN)
     }
 
@@ -83,6 +87,12 @@ impl Way {
         self.proven.is_some_and(|at| now.since(at) < PROVEN)
     }
 
+    fn probe_at(&self, now: Instant) -> Instant {
+        let is_used = self.used.is_some_and(|at| now.since(at) < PROVEN);
+        let every = if is_used || !self.is_proven(now) { PROBE_EVERY } else { PROBE_IDLE };
+        self.probed.map_or(now, |at| at + every)
+    }
+
     fn path(&mut self, shared: &Shared, to: NodeId) -> Option<Path> {
         let graph = shared.graph.load_full();
         if self.route.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, &graph)) {
@@ -97,7 +107,7 @@ impl Way {
 pub fn probe(shared: &Shared, now: Instant) {
     let mut requests = Vec::new();
     for (to, way) in &mut *shared.datagrams.paths.lock() {
-        if way.probed.is_some_and(|at| at + PROBE_EVERY > now) {
+        if way.probe_at(now) > now {
             continue;
         }
         way.probed = Some(now);
@@ -122,7 +132,9 @@ pub fn send(
     let (path, session) = {
         let mut ways = shared.datagrams.paths.lock();
         let way = ways.get_mut(&to)?;
-        if !way.is_proven(shared.clock.now()) {
+        let now = shared.clock.now();
+        way.used = Some(now);
+        if !way.is_proven(now) {
             return None;
         }
         (way.path(shared, to)?, way.session?)
