@@ -231,9 +231,9 @@ impl World {
             let open = (0..flows).map(|_| {
                 let flow = TcpStream::connect_timeout(&to, WITHIN)?;
                 flow.set_read_timeout(Some(WITHIN))?;
-                Ok(flow)
+                anyhow::Ok(flow)
             });
-            open.collect()
+            open.collect::<Result<Vec<_>>>()
         })
     }
 
