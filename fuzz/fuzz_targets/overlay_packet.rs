@@ -1,10 +1,11 @@
 //! IP packets that the overlay carries whole: no input panics, what names its ends is complete, and an answer is let in only
-//! after its question.
+//! after its question; a clamped SYN stays what it is.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor};
+use sidetrack_core::overlay::{NodeId, mss};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some(ends) = Ends::of(bytes) else { return };
@@ -12,7 +13,12 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(Ends::of(&bytes[..bytes.len() - 1]), None, "a packet that is cut");
     let everything = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|net| net.parse().ok()).collect();
     let node = NodeId(1);
-    let mut rules = Interceptor::new(vec![Catch { node, to: everything, ports: None }]);
+    let mut rules =
+        Interceptor::new(vec![Catch { node, to: everything, ports: None, kind: LinkKind::Reliable }]);
     assert!(rules.incoming(node, bytes, |_| false).is_err(), "nobody asked");
-    assert_eq!(rules.outgoing(bytes), Some(node));
+    assert_eq!(rules.outgoing(bytes), Some((node, LinkKind::Reliable)));
+    let mut clamped = bytes.to_vec();
+    mss::clamp(&mut clamped, 1400);
+    assert_eq!(Ends::of(&clamped), Some(ends), "the same ends");
+    assert!(!mss::clamp(&mut clamped, 1400), "once is enough");
 });

@@ -31,10 +31,22 @@ pub struct Datagram {
 /// # Errors
 /// What the system call that failed says: address in use, no permission for a port below 1024 ...
 pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    bind_telling(address, false)
+}
+
+/// As [`bind`], but an IPv6 one takes IPv6 only.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_family(address: SocketAddr) -> io::Result<UdpSocket> {
+    bind_telling(address, true)
+}
+
+fn bind_telling(address: SocketAddr, only_v6: bool) -> io::Result<UdpSocket> {
     let kind = Type::DGRAM.nonblocking().cloexec();
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
     if address.is_ipv6() {
-        socket.set_only_v6(false)?;
+        socket.set_only_v6(only_v6)?;
         // An address that is local by its route only (AnyIP) is no source for IPv6 otherwise.
         socket.set_freebind_v6(true)?;
         set_int(&socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
@@ -212,6 +224,15 @@ mod tests {
         let server = bind("0.0.0.0:0".parse().unwrap()).unwrap();
         let port = server.local_addr().unwrap().port();
         ask(&server, SocketAddr::new("127.0.0.7".parse().unwrap(), port), "127.0.0.7".parse().unwrap());
+    }
+
+    #[test]
+    fn both_families_may_have_one_port() {
+        let four = bind_family("0.0.0.0:0".parse().unwrap()).unwrap();
+        let port = four.local_addr().unwrap().port();
+        let six = bind_family(SocketAddr::new("::".parse().unwrap(), port)).unwrap();
+        ask(&six, SocketAddr::new("::1".parse().unwrap(), port), "::1".parse().unwrap());
+        ask(&four, SocketAddr::new("127.0.0.8".parse().unwrap(), port), "127.0.0.8".parse().unwrap());
     }
 
     #[test]

@@ -4,23 +4,29 @@
 //! | part | thinks about |
 //! |---|---|
 //! | [`frame`] | what travels on a link: the codec |
+//! | [`datagram`] | what travels beside the streams: sealed, each once, cut and joined, how large |
 //! | [`hello`] | whether a neighbour is there, and how good the link to it is |
 //! | [`disseminate`] | who has which links: signed records, flooded, acknowledged, aged |
 //! | [`route`] | paths over the links that both ends vouch for |
 //! | [`node`] | the three above as one machine |
 //! | [`packet`] | IP packets carried whole: whom they are for, which may be delivered |
+//! | [`mss`] | their segments, small enough for a datagram |
+//! | [`reserved`] | what sessions lead to in the place of servers |
 //! | [`key`] | what nodes are known by |
 //! | [`session`] | the bytes of one flow: once, in order, over whatever path stands |
 //!
 //! A path is written out by the node where it begins, and no node may be on it twice: there are no loops, not even
 //! while nodes disagree about the network. `docs/overlay-protocol.md` has the wire format.
 
+pub mod datagram;
 pub mod disseminate;
 pub mod frame;
 pub mod hello;
 pub mod key;
+pub mod mss;
 pub mod node;
 pub mod packet;
+pub mod reserved;
 pub mod route;
 pub mod session;
 

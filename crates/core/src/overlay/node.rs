@@ -1,8 +1,8 @@
 //! A node of the overlay as one machine: the detectors of its links, the link state, the paths, and packets on their way.
 
 use super::disseminate::{self, Disseminator, Drops};
-use super::frame::{Frame, LinkEntry, Packet, Path, Protocol};
-use super::hello::{self, Detector, Quality};
+use super::frame::{Frame, Hello, LinkEntry, Packet, Path, Protocol};
+use super::hello::{self, Detector, Lane, Lanes, Quality};
 use super::route::{Graph, Route};
 use super::{Keys, NodeId};
 use crate::time::Instant;
@@ -37,10 +37,15 @@ pub enum Input {
     LinkClosed(NodeId),
     /// A frame came from this neighbour.
     Frame(NodeId, Frame),
+    /// A hello came from this neighbour in a datagram.
+    Datagram(NodeId, Hello),
     /// The loss on the link to this neighbour below our own recovery, parts per million, as somebody else measures it.
     Loss(NodeId, u32),
-    /// The kernel of this neighbour has acknowledged something lately.
-    Acked(NodeId),
+    /// So long ago this neighbour gave a sign of life that is no hello.
+    Alive(NodeId, Duration),
+    /// The link to this neighbour is to cost so much, microseconds, whatever is measured; none: what is measured. The worse
+    /// word of both ends counts.
+    Cost(NodeId, Option<u32>),
     /// Send a packet along its path, on which we are the first.
     Packet(Packet),
     /// The deadline may have passed.
@@ -52,6 +57,8 @@ pub enum Input {
 pub enum Output {
     /// Send this to a neighbour.
     Send(NodeId, Frame),
+    /// Say hello to a neighbour on these lanes.
+    Hello(NodeId, Hello, Lanes),
     /// The link to this neighbour is up.
     LinkUp(NodeId),
     /// The link to this neighbour is down.
@@ -78,6 +85,8 @@ pub struct Node<K> {
     own: NodeId,
     keys: K,
     links: BTreeMap<NodeId, Detector>,
+    /// What somebody wants links to cost.
+    costs: BTreeMap<NodeId, u32>,
     state: Disseminator,
     announced: BTreeMap<NodeId, u32>,
     announced_at: Instant,
@@ -97,6 +106,7 @@ impl<K: Keys> Node<K> {
             own,
             keys,
             links: BTreeMap::new(),
+            costs: BTreeMap::new(),
             state,
             announced: BTreeMap::new(),
             announced_at: now,
@@ -123,6 +133,22 @@ impl<K: Keys> Node<K> {
         self.graph.route(self.own, to, avoid)
     }
 
+    /// The neighbours that have been silent for longer than usual: whoever knows of other signs of life, tell us.
+    pub fn suspects(&self, now: Instant) -> impl Iterator<Item = NodeId> {
+        self.links.iter().filter(move |(_, link)| link.is_suspect(now)).map(|(node, _)| *node)
+    }
+
+    /// Whether this neighbour hears our datagrams.
+    pub fn reaches_by_datagram(&self, neighbour: NodeId, now: Instant) -> bool {
+        self.links.get(&neighbour).is_some_and(|link| link.reaches_by_datagram(now))
+    }
+
+    /// What the link to this neighbour costs in our word, microseconds.
+    pub fn cost_us(&self, neighbour: NodeId) -> Option<u32> {
+        let link = self.links.get(&neighbour)?;
+        Some(self.costs.get(&neighbour).copied().unwrap_or_else(|| link.quality().cost_us()))
+    }
+
     /// Our links: the neighbour, whether it is up, and how good it is.
     pub fn links(&self) -> impl Iterator<Item = (NodeId, bool, Quality)> {
         self.links.iter().map(|(node, link)| (*node, link.is_up(), link.quality()))
@@ -145,7 +171,11 @@ impl<K: Keys> Node<K> {
             Input::LinkClosed(neighbour) => self.closed(now, neighbour),
             Input::Frame(from, frame) => self.frame(now, from, frame),
             Input::Loss(neighbour, ppm) => self.watch(now, neighbour, hello::Input::Loss(ppm)),
-            Input::Acked(neighbour) => self.watch(now, neighbour, hello::Input::Acked),
+            Input::Datagram(neighbour, hello) => {
+                self.watch(now, neighbour, hello::Input::Hello(hello, Lane::Datagram));
+            }
+            Input::Alive(neighbour, ago) => self.watch(now, neighbour, hello::Input::Alive(ago)),
+            Input::Cost(neighbour, cost) => self.set_cost(neighbour, cost),
             Input::Packet(packet) => self.originate(packet),
             Input::Tick => {
                 let due = self.links.iter().filter(|(_, link)| link.deadline() <= now);
@@ -195,8 +225,8 @@ impl<K: Keys> Node<K> {
         let mut changes = Vec::new();
         while let Some(output) = link.poll() {
             match output {
-                hello::Output::Send(hello) => {
-                    self.outputs.push_back(Output::Send(neighbour, Frame::Hello(hello)));
+                hello::Output::Send(hello, lanes) => {
+                    self.outputs.push_back(Output::Hello(neighbour, hello, lanes));
                 }
                 change => changes.push(change),
             }
@@ -208,14 +238,14 @@ impl<K: Keys> Node<K> {
                     self.outputs.push_back(Output::LinkUp(neighbour));
                 }
                 hello::Output::Down => self.down(now, neighbour),
-                hello::Output::Send(_) => {}
+                hello::Output::Send(..) => {}
             }
         }
     }
 
     fn frame(&mut self, now: Instant, from: NodeId, frame: Frame) {
         match frame {
-            Frame::Hello(hello) => self.watch(now, from, hello::Input::Hello(hello)),
+            Frame::Hello(hello) => self.watch(now, from, hello::Input::Hello(hello, Lane::Stream)),
             Frame::Record(record) => {
                 self.state.handle(now, disseminate::Input::Record { from, record }, &self.keys);
             }
@@ -266,10 +296,19 @@ impl<K: Keys> Node<K> {
         }
     }
 
+    fn set_cost(&mut self, neighbour: NodeId, cost: Option<u32>) {
+        match cost {
+            Some(cost) => self.costs.insert(neighbour, cost.clamp(1, Quality::COST_MAX_US)),
+            None => self.costs.remove(&neighbour),
+        };
+        // Somebody waits for it: it is announced at once.
+        self.announced.remove(&neighbour);
+    }
+
     /// Says which links we have, if that is news.
     fn announce(&mut self, now: Instant) {
         let up = self.links.iter().filter(|(_, link)| link.is_up());
-        let costs: BTreeMap<_, _> = up.map(|(node, link)| (*node, link.quality().cost_us())).collect();
+        let costs: BTreeMap<_, _> = up.filter_map(|(node, _)| Some((*node, self.cost_us(*node)?))).collect();
         let same_links = costs.keys().eq(self.announced.keys());
         let worth = || {
             costs.iter().any(|(node, cost)| {

@@ -2,7 +2,7 @@
 //! and which of them may be delivered. TCP and UDP, IPv4 and IPv6.
 
 use super::NodeId;
-use crate::flow::{Destination, Host, HostName};
+use super::frame::LinkKind;
 use crate::net::{IpSet, PortSet};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,18 +12,6 @@ pub const PACKET_MAX: usize = 65_531;
 
 /// Most conversations whose answers are let in; the one that was silent for longest is forgotten first.
 pub const CONVERSATIONS_MAX: usize = 65_536;
-
-/// The destination that stands for "packets" in the opening of a session. No application can ask for it: names under
-/// `.invalid` exist nowhere (RFC 6761 Sec. 6.4), and the way into the overlay refuses this one.
-pub fn destination() -> Option<Destination> {
-    let name = HostName::from_bytes(b"packets.overlay.invalid").ok()?;
-    Some(Destination { host: Host::Name(name), port: 1 })
-}
-
-/// Whether a session to this destination carries packets.
-pub fn is_destination(to: &Destination) -> bool {
-    destination().as_ref().is_some_and(|packets| packets.host == to.host)
-}
 
 /// What carries the payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,6 +106,8 @@ pub struct Catch {
     pub to: IpSet,
     /// With one of these ports at either end; none = with any.
     pub ports: Option<PortSet>,
+    /// The kind of links they travel on.
+    pub kind: LinkKind,
 }
 
 impl Catch {
@@ -155,13 +145,13 @@ impl Interceptor {
         Self { catches, ..Self::default() }
     }
 
-    /// Whom a packet that was caught here is for; none: for nobody we know. Its answers are let in from now on.
-    pub fn outgoing(&mut self, packet: &[u8]) -> Option<NodeId> {
+    /// Whom a packet that was caught here is for, and the kind of links it goes by; none: for nobody we know. Its answers are let in from now on.
+    pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, LinkKind)> {
         let ends = Ends::of(packet)?;
         let fits = |catch: &&Catch| catch.to.contains(ends.destination.ip()) && catch.has_port(&ends);
-        let node = self.catches.iter().find(fits)?.node;
+        let Catch { node, kind, .. } = *self.catches.iter().find(fits)?;
         self.remember(ends.reversed(), node);
-        Some(node)
+        Some((node, kind))
     }
 
     /// Whether a packet that `from` has sent may be delivered; `may_reach` is what our rules say of that node.
@@ -239,7 +229,7 @@ mod tests {
 
     fn catch(to: &str, port: Option<u16>) -> Catch {
         let ports = port.map(|port| [(port, port)].into_iter().collect());
-        Catch { node: FAR, to: nets(to), ports }
+        Catch { node: FAR, to: nets(to), ports, kind: LinkKind::BestEffort }
     }
 
     #[test]
@@ -307,7 +297,7 @@ mod tests {
         answer[20..24].copy_from_slice(&[0, 22, 0x9c, 0x40]);
         let deny = |_: SocketAddr| false;
         assert_eq!(client.incoming(FAR, &answer, deny), Err(Refused::Destination), "nobody asked");
-        assert_eq!(client.outgoing(&SYN), Some(FAR));
+        assert_eq!(client.outgoing(&SYN), Some((FAR, LinkKind::BestEffort)));
         assert!(client.incoming(FAR, &answer, deny).is_ok());
         // From the right port of the right host to another port of ours: a way round a firewall.
         answer[22..24].copy_from_slice(&[0, 25]);

@@ -3,8 +3,8 @@
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
     Ack, DATA_MAX, Decoder, FRAME_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState,
-    Open, Opened, Packet, Path, Protocol, Purpose, Record, Refusal, Refused, ResetReason, SessionFrame,
-    SessionId,
+    Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason,
+    SessionFrame, SessionId,
 };
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
 
@@ -54,6 +54,12 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
         ),
         (Frame::Want { connections: 3 }, Some("00000003050003")),
         (Frame::Packet(packet), Some("000000150602000000000000000100000000000000020100aa")),
+        (
+            Frame::Piece(Piece { message: 7, index: 1, count: 2, bytes: vec![0xAB] }),
+            Some("0000000807000000070102ab"),
+        ),
+        (Frame::Probe { number: 1, padding: 3 }, Some("000000080800000001000000")),
+        (Frame::ProbeAck { number: 2 }, Some("000000050900000002")),
         (Frame::Open(Box::new(open())), None),
         (Frame::Open(Box::new(bare)), None),
         (Frame::Opened(opened), None),
@@ -88,9 +94,15 @@ fn frames_travel_as_the_protocol_says() {
         }
         let mut decoder = Decoder::new();
         decoder.push(&bytes);
-        assert_eq!(decoder.next_frame(), Ok(Some(frame)));
+        assert_eq!(decoder.next_frame(), Ok(Some(frame.clone())));
         assert_eq!(decoder.next_frame(), Ok(None));
+        assert_eq!(frame.to_datagram(), bytes[4..]);
+        assert_eq!(Frame::from_datagram(&bytes[4..]), Ok(Some(frame)));
     }
+    assert_eq!(Frame::from_datagram(&[]), Err(FrameError::BadLength(0)));
+    assert_eq!(Frame::from_datagram(&[0xff]), Ok(None), "may be skipped");
+    assert_eq!(Frame::from_datagram(&[8, 0, 0, 0, 1, 0, 1]), Err(FrameError::BadValue("probe")));
+    assert_eq!(Frame::from_datagram(&[7, 0, 0, 0, 1, 2, 2, 9]), Err(FrameError::BadValue("piece")));
     let header = SessionFrame::data_header(1, 1);
     assert_eq!(hex(&header) + "ab", "0000000a200000000000000001ab");
 }

@@ -219,6 +219,7 @@ impl World {
                     let frame = if self.liar == Some(name) { self.lie(name, to, frame) } else { frame };
                     self.transmit(name, to, &frame);
                 }
+                Some(Output::Hello(to, hello, _)) => self.transmit(name, to, &Frame::Hello(hello)),
                 Some(Output::RoutesChanged) => {
                     self.changed_at.insert(name, self.now);
                 }
@@ -300,7 +301,9 @@ impl World {
                 self.echoes.insert(packet.payload);
             }
             Protocol::Session => self.session_frame(&packet),
-            Protocol::EchoRequest => unreachable!("nodes answer these"),
+            Protocol::EchoRequest | Protocol::Ip => {
+                unreachable!("nodes answer the one, nobody sends the other")
+            }
         }
     }
 

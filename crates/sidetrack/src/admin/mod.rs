@@ -17,6 +17,8 @@
 //! | `GET /v1/status` | one look at everything |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
+//! | `POST /v1/overlay/bench/{node}` | a flood over that path, and what of it arrived |
+//! | `POST /v1/overlay/link/{neighbour}` | cost, rate, loss of a link, or that it is down |
 //! | `GET /metrics` | OpenMetrics text; this one also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
@@ -165,6 +167,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/ping/{node}", get(overlay::ping))
+        .route("/v1/overlay/bench/{node}", axum::routing::post(overlay::bench))
+        .route("/v1/overlay/link/{neighbour}", axum::routing::post(overlay::set_link))
         .route("/metrics", get(metrics))
         .fallback(|| async {
             ApiError::not_found("there is no such path", "see docs/admin.md for those there are")

@@ -2,10 +2,13 @@
 
 use super::AdminState;
 use super::error::ApiError;
-use crate::overlay::{Entry, PingView, Status};
+use crate::overlay::{BenchView, Entry, LinkSetting, LinkSettingView, PingView, Status};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn entry(state: &AdminState) -> Result<Arc<Entry>, ApiError> {
     let none = || {
@@ -26,4 +29,57 @@ pub(super) async fn ping(
 ) -> Result<Json<PingView>, ApiError> {
     let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows links and paths");
     entry(&state)?.ping(&node).await.map(Json).map_err(failed)
+}
+
+/// What is to change of a link.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LinkWish {
+    up: Option<bool>,
+    cost_ms: Option<f64>,
+    rate_mbit: Option<f64>,
+    loss_percent: Option<f64>,
+}
+
+pub(super) async fn set_link(
+    State(state): State<AdminState>,
+    Path(neighbour): Path<String>,
+    wish: Result<Query<LinkWish>, QueryRejection>,
+) -> Result<Json<LinkSettingView>, ApiError> {
+    let help = "the path takes up=true or false, cost_ms, rate_mbit and loss_percent; 0 takes a number back";
+    let Query(LinkWish { up, cost_ms, rate_mbit, loss_percent }) =
+        wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let setting = LinkSetting { up, cost_ms, rate_mbit, loss_percent };
+    setting.check().map_err(|error| ApiError::bad_request(error, help))?;
+    let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows the links of this node");
+    entry(&state)?.set_link(&neighbour, setting).await.map(Json).map_err(failed)
+}
+
+/// How a path is measured.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BenchWish {
+    seconds: Option<f64>,
+    rate_mbit: Option<f64>,
+}
+
+/// How long a measurement takes if nobody says.
+const BENCH_SECONDS: f64 = 5.0;
+
+pub(super) async fn bench(
+    State(state): State<AdminState>,
+    Path(node): Path<String>,
+    wish: Result<Query<BenchWish>, QueryRejection>,
+) -> Result<Json<BenchView>, ApiError> {
+    let help = "the path takes seconds (0.1 to 60) and rate_mbit (above 0)";
+    let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let seconds = wish.seconds.unwrap_or(BENCH_SECONDS);
+    let is_fast_enough = wish.rate_mbit.is_none_or(|mbit| mbit > 0.0 && mbit <= 1e6);
+    if !(0.1..=60.0).contains(&seconds) || !is_fast_enough {
+        return Err(ApiError::bad_request("a measurement that cannot be", help));
+    }
+    let rate = wish.rate_mbit.map(|mbit| (mbit * 1e6).ceil() as u64);
+    let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows links and paths");
+    let measured = entry(&state)?.bench(&node, Duration::from_secs_f64(seconds), rate).await;
+    measured.map(Json).map_err(failed)
 }

@@ -3,7 +3,7 @@
 use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
-use crate::overlay::{PingView, Status, identity};
+use crate::overlay::{BenchView, DatagramsView, LinkSettingView, PingView, Status, identity};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -52,6 +52,52 @@ enum OverlayCommand {
         #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         count: u32,
     },
+    /// Floods a session to a node, as flows take it, and says what of it arrives
+    Bench {
+        /// The node's name
+        node: String,
+        /// For so long, 0.1 to 60
+        #[arg(short, long, default_value_t = 5.0)]
+        seconds: f64,
+        /// No faster than this, Mb/s
+        #[arg(short, long, value_name = "MBIT")]
+        rate: Option<f64>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Treats one link of this node differently until it restarts
+    Link {
+        #[command(subcommand)]
+        command: LinkCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum LinkCommand {
+    /// Sets what is named, leaves the rest
+    Set(LinkSetArgs),
+}
+
+#[derive(Debug, Args)]
+struct LinkSetArgs {
+    /// The neighbour's name
+    neighbour: String,
+    /// Takes the link down, and keeps it down
+    #[arg(long, conflicts_with = "up")]
+    down: bool,
+    /// Lets it come up again
+    #[arg(long)]
+    up: bool,
+    /// What it costs, milliseconds, whatever is measured; the worse word of both ends counts; 0: what is measured
+    #[arg(long, value_name = "MS")]
+    cost: Option<f64>,
+    /// How fast this node sends flows on it, Mb/s, all together; 0: as fast as it takes
+    #[arg(long, value_name = "MBIT")]
+    rate: Option<f64>,
+    /// Share of the neighbour's datagrams that are dropped here, percent: for tests
+    #[arg(long, value_name = "PERCENT")]
+    loss: Option<f64>,
 }
 
 /// Time between pings.
@@ -73,6 +119,10 @@ pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
         let out = match &args.command {
             OverlayCommand::Ping { node, count } => return ping(&client, node, *count).await,
             OverlayCommand::Path { node } => path(&status(&client).await?, node)?,
+            OverlayCommand::Bench { node, seconds, rate, json } => {
+                bench(&client, node, *seconds, *rate, *json).await?
+            }
+            OverlayCommand::Link { command: LinkCommand::Set(set) } => set_link(&client, set).await?,
             OverlayCommand::Status { json: true } => serde_json::to_string(&status(&client).await?)? + "\n",
             _ => table(&status(&client).await?),
         };
@@ -110,6 +160,58 @@ fn path(status: &Status, node: &str) -> anyhow::Result<String> {
     Ok(format!("{}  ({:.1} ms)\n", found.path.join(" -> "), found.cost_ms))
 }
 
+async fn bench(
+    client: &Client,
+    node: &str,
+    seconds: f64,
+    rate: Option<f64>,
+    json: bool,
+) -> anyhow::Result<String> {
+    let seconds = seconds.to_string();
+    let rate = rate.map(|rate| rate.to_string());
+    let mut query = vec![("seconds", &*seconds)];
+    query.extend(rate.as_deref().map(|rate| ("rate_mbit", rate)));
+    let bench: BenchView = client.ask(Method::POST, &format!("/v1/overlay/bench/{node}"), &query).await?;
+    if json {
+        return Ok(serde_json::to_string(&bench)? + "\n");
+    }
+    let BenchView { bytes, seconds, mbit, answer_ms: [median, tail] } = bench;
+    Ok(format!(
+        "{bytes} bytes arrived in {seconds:.2} s: {mbit:.1} Mb/s; a write was there and told after {median:.1} ms in the \
+         median, {tail:.1} ms at most for 99 of 100\n"
+    ))
+}
+
+async fn set_link(client: &Client, set: &LinkSetArgs) -> anyhow::Result<String> {
+    let up = (set.up || set.down).then(|| set.up.to_string());
+    let number = |value: Option<f64>| value.map(|value| value.to_string());
+    let wishes = [
+        ("up", up),
+        ("cost_ms", number(set.cost)),
+        ("rate_mbit", number(set.rate)),
+        ("loss_percent", number(set.loss)),
+    ];
+    let query: Vec<_> = wishes.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?))).collect();
+    anyhow::ensure!(!query.is_empty(), "nothing to set: name --down, --up, --cost, --rate or --loss");
+    let path = format!("/v1/overlay/link/{}", set.neighbour);
+    let view: LinkSettingView = client.ask(Method::POST, &path, &query).await?;
+    Ok(setting(&view) + "\n")
+}
+
+/// What is in force for a link by somebody's wish, in words.
+fn setting(view: &LinkSettingView) -> String {
+    let number = |name: &str, value: f64, unit: &str| (value > 0.0).then(|| format!("{name} {value} {unit}"));
+    let words = [
+        view.down.then(|| "kept down".to_owned()),
+        number("cost", view.cost_ms, "ms"),
+        number("rate", view.rate_mbit, "Mb/s"),
+        number("loss", view.loss_percent, "%"),
+    ];
+    let words: Vec<_> = words.into_iter().flatten().collect();
+    let words = if words.is_empty() { "as it is by itself".to_owned() } else { words.join(", ") };
+    format!("link to {}: {words}", view.neighbour)
+}
+
 async fn ping(client: &Client, node: &str, count: u32) -> anyhow::Result<ExitCode> {
     let mut failed = 0;
     for number in 1..=count {
@@ -142,25 +244,46 @@ fn table(status: &Status) -> String {
         status.sessions_refused
     );
     let _ = writeln!(out, "relayed {} flows, {} bytes", status.relayed, status.relayed_bytes);
+    let DatagramsView { received, sent, unknown, forged, replayed, unreadable, .. } = status.datagrams;
+    let dropped = unknown + forged + replayed + unreadable;
+    let _ = writeln!(
+        out,
+        "datagrams {sent} sent, {received} received; {dropped} dropped ({forged} forged, {replayed} replayed)"
+    );
     if let Some(caught) = &status.caught {
         let _ = writeln!(
             out,
-            "packets {} sent, {} dropped, {} without a way; {} delivered, {} refused, {} failed",
-            caught.sent, caught.dropped, caught.without_way, caught.delivered, caught.refused, caught.failed
+            "packets {} sent ({} in datagrams), {} dropped, {} without a way; {} delivered, {} refused, {} failed",
+            caught.sent,
+            caught.by_datagram,
+            caught.dropped,
+            caught.without_way,
+            caught.delivered,
+            caught.refused,
+            caught.failed
         );
     }
     let _ = writeln!(
         out,
-        "\n{:<20} {:<5} {:>9} {:>9} {:>9} {:>5}",
-        "NEIGHBOUR", "LINK", "RTT ms", "JITTER ms", "COST ms", "IDLE"
+        "\n{:<20} {:<5} {:>9} {:>9} {:>7} {:>9} {:>9} {:>5}",
+        "NEIGHBOUR", "LINK", "RTT ms", "JITTER ms", "LOSS %", "COST ms", "DATAGRAM", "IDLE"
     );
     for link in &status.links {
         let up = if link.up { "up" } else { "down" };
+        let datagram = if link.datagrams { link.datagram_bytes.to_string() } else { "none".to_owned() };
         let _ = writeln!(
             out,
-            "{:<20} {up:<5} {:>9.2} {:>9.2} {:>9.2} {:>5}",
-            link.neighbour, link.rtt_ms, link.jitter_ms, link.cost_ms, link.idle_connections
+            "{:<20} {up:<5} {:>9.2} {:>9.2} {:>7.2} {:>9.2} {datagram:>9} {:>5}",
+            link.neighbour,
+            link.rtt_ms,
+            link.jitter_ms,
+            link.loss_percent,
+            link.cost_ms,
+            link.idle_connections
         );
+    }
+    for view in &status.settings {
+        let _ = writeln!(out, "by hand: {}", setting(view));
     }
     let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
     for path in &status.paths {

@@ -7,6 +7,7 @@ mod containers;
 mod engine;
 mod nfshunt;
 mod outgoing;
+mod overlay;
 mod parse;
 mod policy;
 mod problem;
@@ -21,6 +22,7 @@ pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener};
 pub use outgoing::Outgoing;
+pub use overlay::{Deliver, Overlay, OverlayNode, Packets};
 pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
@@ -37,8 +39,7 @@ use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::overlay::key::{PublicKey, SecretKey};
-use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
+use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -206,60 +207,6 @@ pub struct Listener {
     pub kind: ListenerKind,
     /// Neighbours whose PROXY protocol header is believed, and required. Empty = none is read.
     pub accept_proxy_protocol: IpSet,
-}
-
-/// The overlay as this node sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overlay {
-    /// Which of the nodes this is.
-    pub name: Arc<str>,
-    /// Its secret key.
-    pub key: SecretKey,
-    /// Where neighbours dial it; empty: it dials only.
-    pub listen: Vec<SocketAddr>,
-    /// All nodes, itself included.
-    pub nodes: Vec<OverlayNode>,
-    /// What may be delivered here; nothing else is.
-    pub deliver: Vec<Deliver>,
-    /// Congestion control of the links, by its kernel name.
-    pub congestion: Arc<str>,
-    /// Packets that are caught whole.
-    pub packets: Vec<Packets>,
-}
-
-/// Packets that are caught whole, for another node to deliver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packets {
-    /// That node.
-    pub node: Arc<str>,
-    /// To these addresses.
-    pub to: IpSet,
-    /// TCP and UDP with one of these ports at either end; none = with any.
-    pub port: Option<PortSet>,
-    /// Of this host only; else those it forwards, too.
-    pub local: bool,
-}
-
-/// A node of the overlay.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OverlayNode {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its public key.
-    pub key: PublicKey,
-    /// Where this node dials it; none = it is no neighbour, or dials this node.
-    pub address: Option<SocketAddr>,
-}
-
-/// Flows of the overlay that are delivered here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deliver {
-    /// Caught by one of these nodes; none = by any.
-    pub from: Option<Vec<Arc<str>>>,
-    /// To one of these addresses.
-    pub to: IpSet,
-    /// To one of these ports; none = to any.
-    pub port: Option<PortSet>,
 }
 
 /// How a listener catches flows.

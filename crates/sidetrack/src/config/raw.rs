@@ -13,7 +13,7 @@ mod tunnel;
 pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
 pub use outgoing::Outgoing;
-pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt};
+pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use shunt::{
     FastPath, Forwarding, OnStall, OpenFlow, OpenFlowVersion, RuleShunt, Shunt, ShuntAction, ShuntPort,

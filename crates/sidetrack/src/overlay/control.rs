@@ -1,15 +1,20 @@
 //! The control thread: hellos, link state and paths. It shares no connection, queue or thread with flows, so that no load
 //! makes a link look dead.
 
+use super::datagrams::LABEL;
 use super::identity::Identity;
+use super::setting::{LinkSetting, LinkSettingView};
 use super::shared::Shared;
 use super::status::{self, Status};
 use super::stream::{Parked, Stream};
-use sidetrack_core::overlay::frame::{Frame, Packet, Purpose};
+use sidetrack_core::overlay::frame::{Frame, Hello, Packet, Purpose};
+use sidetrack_core::overlay::hello::{self, Lane, Lanes};
 use sidetrack_core::overlay::node::{self, Input, Node, Output, echo_request};
-use sidetrack_core::overlay::{Keys, NodeId, Signature, disseminate, hello};
+use sidetrack_core::overlay::{Keys, NodeId, Signature, disseminate};
+use sidetrack_sys::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -29,21 +34,21 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 const REST_FIRST: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 
+/// A connection that ended so soon has never served.
+const SHORT_LIVED: Duration = Duration::from_millis(100);
+
 /// Echo requests in flight.
 const PINGS_MAX: usize = 1024;
 
-/// Hellos on a link whose control connection is TCP: a lost one comes with the next, so that only after several
-/// retransmissions in a row a link counts as dead. An end that is gone closes the connection, and is noticed at once; one
-/// that lacks the time to speak is waited for as long as its kernel acknowledges what we say.
+/// On the control connection a lost hello comes with the next, so that only after several retransmissions in a row a link
+/// counts as dead; in datagrams, after four. An end that is gone closes the connection, and is noticed at once; one that
+/// lacks the time to speak is waited for as long as its kernel acknowledges what we say.
 const HELLO: hello::Config = hello::Config {
-    interval: Duration::from_millis(65),
-    missed: 8,
+    stream: hello::Pace { interval: Duration::from_millis(65), missed: 8 },
+    datagrams: Some(hello::Pace { interval: Duration::from_millis(30), missed: 4 }),
     starved: Duration::from_secs(2),
     up_after: 2,
 };
-
-/// An acknowledgement is a sign of life for so long.
-const ACK_FRESH: Duration = Duration::from_millis(130);
 
 /// What the control thread is told.
 pub enum Event {
@@ -60,12 +65,16 @@ pub enum Event {
     },
     /// A frame came.
     Frame(NodeId, u64, Frame),
-    /// The kernel at the other end of a control connection has acknowledged something lately.
-    Acked(NodeId, u64),
+    /// A hello came in a datagram of the link that this connection belongs to.
+    Datagram(NodeId, u64, Hello),
+    /// Another datagram of it came.
+    Alive(NodeId, u64),
     /// A control connection is gone.
     Gone(NodeId, u64),
     /// Flows to this neighbour wait for connections that it must dial.
     Want(NodeId),
+    /// Somebody wants the link to this neighbour to be treated differently; hears what is in force then.
+    SetLink(NodeId, LinkSetting, oneshot::Sender<LinkSettingView>),
     /// Somebody wants to know.
     Status(oneshot::Sender<Status>),
     /// Somebody pings a node.
@@ -85,6 +94,8 @@ struct Connection {
     number: u64,
     dialled: bool,
     frames: mpsc::Sender<Frame>,
+    /// The same socket, to ask its kernel.
+    socket: Option<OwnedFd>,
     _gone: oneshot::Sender<()>,
 }
 
@@ -116,6 +127,9 @@ struct Control {
     /// Whoever dials waits while there is a connection.
     connected: watch::Sender<BTreeSet<NodeId>>,
     pings: BTreeMap<u64, Pinged>,
+    /// What somebody wants of links.
+    settings: BTreeMap<NodeId, LinkSettingView>,
+    routes_changed_unix_ms: u64,
     next_number: u64,
     began: Instant,
 }
@@ -145,6 +159,7 @@ pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop
             biased;
             () = tick => {
                 control.take_what_came(&mut inbox);
+                control.look_for_life();
                 control.tell(Input::Tick);
             }
             event = inbox.recv() => match event {
@@ -159,9 +174,7 @@ pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop
 impl Control {
     fn new(shared: Arc<Shared>) -> Self {
         let members = shared.identity.members().map(|(node, _)| node).collect();
-        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let first = u64::try_from(wall.as_millis()).unwrap_or(1);
-        let disseminate = disseminate::Config::new(shared.identity.own(), members, first);
+        let disseminate = disseminate::Config::new(shared.identity.own(), members, unix_ms().max(1));
         let config = node::Config { hello: HELLO, ..node::Config::new(disseminate) };
         Self {
             node: Node::new(config, OwnKeys(shared.clone()), shared.clock.now()),
@@ -170,6 +183,8 @@ impl Control {
             connections: BTreeMap::new(),
             connected: watch::Sender::default(),
             pings: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            routes_changed_unix_ms: 0,
             next_number: 1,
             began: Instant::now(),
         }
@@ -186,6 +201,17 @@ impl Control {
             match inbox.try_recv() {
                 Ok(event) => self.event(event),
                 Err(_) => break,
+            }
+        }
+    }
+
+    /// Whoever is silent may lack the time to speak: its kernel still acknowledges what we say.
+    fn look_for_life(&mut self) {
+        let suspects: Vec<_> = self.node.suspects(self.shared.clock.now()).collect();
+        for neighbour in suspects {
+            let socket = self.connections.get(&neighbour).and_then(|connection| connection.socket.as_ref());
+            if let Some(info) = socket.and_then(|socket| sockopt::tcp_info(socket).ok()) {
+                self.tell(Input::Alive(neighbour, info.last_ack));
             }
         }
     }
@@ -208,9 +234,14 @@ impl Control {
                     frame => self.tell(Input::Frame(neighbour, frame)),
                 }
             }
-            Event::Acked(neighbour, number) => {
+            Event::Datagram(neighbour, number, hello) => {
                 if self.is_current(neighbour, number) {
-                    self.tell(Input::Acked(neighbour));
+                    self.tell(Input::Datagram(neighbour, hello));
+                }
+            }
+            Event::Alive(neighbour, number) => {
+                if self.is_current(neighbour, number) {
+                    self.tell(Input::Alive(neighbour, Duration::ZERO));
                 }
             }
             Event::Gone(neighbour, number) => {
@@ -221,13 +252,55 @@ impl Control {
             Event::Want(neighbour) => self.send(neighbour, Frame::Want { connections: 1 }),
             Event::Status(reply) => {
                 // Whoever asked may be gone.
-                let _ = reply.send(status::of(&self.shared, &self.node, self.began.elapsed()));
+                let settings = self.settings.values().cloned().collect();
+                let status = status::of(&self.shared, &self.node, self.began.elapsed());
+                let routes_changed_unix_ms = self.routes_changed_unix_ms;
+                let _ = reply.send(Status { settings, routes_changed_unix_ms, ..status });
+            }
+            Event::SetLink(neighbour, setting, reply) => {
+                let _ = reply.send(self.set_link(neighbour, &setting));
             }
             Event::Ping(to, reply) => self.ping(to, reply),
         }
     }
 
+    fn set_link(&mut self, neighbour: NodeId, setting: &LinkSetting) -> LinkSettingView {
+        let name = self.shared.identity.name(neighbour);
+        let empty = || LinkSettingView { neighbour: name, ..LinkSettingView::default() };
+        let view = self.settings.entry(neighbour).or_insert_with(empty);
+        view.change(setting);
+        let view = view.clone();
+        if view.is_usual() {
+            self.settings.remove(&neighbour);
+        }
+        let cost = (view.cost_ms > 0.0).then_some((view.cost_ms * 1000.0).ceil() as u32);
+        self.tell(Input::Cost(neighbour, cost));
+        let rate = (view.rate_mbit > 0.0).then_some((view.rate_mbit * 1e6).ceil() as u64);
+        self.shared.shapers.of(neighbour).set(rate);
+        self.shared.datagrams.set_loss(neighbour, (view.loss_percent * 10_000.0) as u32);
+        if view.down {
+            self.disconnect(neighbour);
+        }
+        // Whoever dials waits as if there were a connection.
+        let has_one = view.down || self.connections.contains_key(&neighbour);
+        self.connected.send_modify(|connected| {
+            if has_one {
+                connected.insert(neighbour)
+            } else {
+                connected.remove(&neighbour)
+            };
+        });
+        view
+    }
+
+    fn is_kept_down(&self, neighbour: NodeId) -> bool {
+        self.settings.get(&neighbour).is_some_and(|setting| setting.down)
+    }
+
     fn connect(&mut self, neighbour: NodeId, stream: Parked, dialled: bool, gone: oneshot::Sender<()>) {
+        if self.is_kept_down(neighbour) {
+            return;
+        }
         let own = self.shared.identity.own();
         if let Some(old) = self.connections.get(&neighbour) {
             // Both have dialled at a time: both keep the one that the lower of them dialled.
@@ -243,7 +316,12 @@ impl Control {
         let number = self.next_number;
         self.next_number += 1;
         let (frames, outbox) = mpsc::channel(FRAMES_MAX);
-        self.connections.insert(neighbour, Connection { number, dialled, frames, _gone: gone });
+        let socket = stream.watched().ok();
+        self.connections.insert(neighbour, Connection { number, dialled, frames, socket, _gone: gone });
+        if let Ok(material) = stream.exported(LABEL) {
+            let address = self.shared.identity.member(neighbour).and_then(|member| member.address);
+            self.shared.datagrams.enter(neighbour, number, &material, address);
+        }
         self.connected.send_modify(|connected| {
             connected.insert(neighbour);
         });
@@ -253,8 +331,12 @@ impl Control {
 
     fn disconnect(&mut self, neighbour: NodeId) {
         if self.connections.remove(&neighbour).is_some() {
+            self.shared.datagrams.leave(neighbour);
+            let is_kept_down = self.is_kept_down(neighbour);
             self.connected.send_modify(|connected| {
-                connected.remove(&neighbour);
+                if !is_kept_down {
+                    connected.remove(&neighbour);
+                }
             });
             self.tell(Input::LinkClosed(neighbour));
         }
@@ -267,10 +349,21 @@ impl Control {
         }
     }
 
+    fn hello(&mut self, to: NodeId, hello: Hello, lanes: Lanes) {
+        if lanes.has(Lane::Stream) {
+            self.send(to, Frame::Hello(hello));
+        }
+        if lanes.has(Lane::Datagram) {
+            // One that cannot be sent is one that does not arrive.
+            let _ = self.shared.datagrams.send(to, &Frame::Hello(hello));
+        }
+    }
+
     fn drain(&mut self) {
         while let Some(output) = self.node.poll() {
             match output {
                 Output::Send(to, frame) => self.send(to, frame),
+                Output::Hello(to, hello, lanes) => self.hello(to, hello, lanes),
                 Output::LinkUp(neighbour) => {
                     let number = self.next_number;
                     self.next_number += 1;
@@ -287,7 +380,10 @@ impl Control {
                     // A connection that fell silent is made anew.
                     self.disconnect(neighbour);
                 }
-                Output::RoutesChanged => self.shared.graph.store(self.node.graph().clone()),
+                Output::RoutesChanged => {
+                    self.routes_changed_unix_ms = unix_ms();
+                    self.shared.graph.store(self.node.graph().clone());
+                }
                 Output::Deliver(packet) => self.echoed(&packet),
             }
         }
@@ -338,11 +434,6 @@ async fn converse(
                 if !matches!(timeout(SEND_TIMEOUT, stream.send(&frame)).await, Ok(Ok(()))) {
                     break;
                 }
-                let is_acked = matches!(frame, Frame::Hello(_)) && stream.last_ack().is_some_and(|ago| ago < ACK_FRESH);
-                // A full queue is no reason to wait: the next hello asks again.
-                if is_acked && events.try_send(Event::Acked(neighbour, number)).is_err() {
-                    tracing::trace!(%neighbour, "the control thread is busy");
-                }
             }
             frame = stream.frame() => match frame {
                 Ok(frame) => {
@@ -382,8 +473,15 @@ async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Rece
                     return;
                 }
                 // An error is what a dropped sender looks like: the news we wait for.
+                let since = Instant::now();
                 let _ = is_gone.await;
-                (rest, told) = (REST_FIRST, String::new());
+                told.clear();
+                // Whoever closes at once does not want us: a link that is kept down at the other end, say.
+                let is_refused = since.elapsed() < SHORT_LIVED;
+                rest = if is_refused { (rest * 2).min(REST_MAX) } else { REST_FIRST };
+                if is_refused {
+                    sleep(rest).await;
+                }
             }
             Err(error) => {
                 let error = format!("{error:#}");
@@ -398,6 +496,12 @@ async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Rece
         }
         sleep(rest.min(REST_FIRST)).await;
     }
+}
+
+/// The wall clock.
+fn unix_ms() -> u64 {
+    let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(wall.as_millis()).unwrap_or_default()
 }
 
 /// Names of nodes on a path.

@@ -1,5 +1,6 @@
 //! The far end of sessions: flows that another node caught are delivered here, if our rules say so.
 
+use super::bench;
 use super::circuit::refuse;
 use super::endpoint::{self, Endpoint};
 use super::packets;
@@ -9,7 +10,7 @@ use crate::carry::{Failure, resolve};
 use crate::config::Deliver;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{Open, Refusal};
-use sidetrack_core::overlay::packet;
+use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -76,16 +77,26 @@ async fn destination(
     origin: NodeId,
     open: &Open,
 ) -> Result<TcpStream, (Refusal, String)> {
-    if !packet::is_destination(&open.destination) {
+    let Some(reserved) = Reserved::of(&open.destination) else {
         return connect(shared, origin, open).await;
-    }
-    let Some(interception) = shared.packets.clone() else {
-        return Err((Refusal::Denied, "this node has no [[overlay.packets]]".to_owned()));
     };
     let broken = |error: io::Error| (Refusal::Limit, format!("a socket for packets: {error}"));
     let (near, leg) = super::pair().map_err(broken)?;
     let near = TcpStream::from_std(near).map_err(broken)?;
-    tokio::spawn(packets::receive(shared.clone(), interception, origin, near));
+    match reserved {
+        Reserved::Packets => {
+            let Some(interception) = shared.packets.clone() else {
+                return Err((Refusal::Denied, "this node has no [[overlay.packets]]".to_owned()));
+            };
+            tokio::spawn(packets::receive(shared.clone(), interception, origin, open.session, near));
+        }
+        Reserved::Bench => {
+            let Ok(leave) = shared.benches.clone().try_acquire_owned() else {
+                return Err((Refusal::Limit, "this node is measured by others".to_owned()));
+            };
+            tokio::spawn(bench::sink(near, leave));
+        }
+    }
     TcpStream::from_std(leg).map_err(broken)
 }
 

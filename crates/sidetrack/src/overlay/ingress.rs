@@ -34,7 +34,7 @@ pub struct Request {
     /// Our end of the connection with the worker.
     pub leg: std::net::TcpStream,
     /// Told once the session stands, or why it does not.
-    pub reply: oneshot::Sender<Result<(), Failure>>,
+    pub reply: oneshot::Sender<Result<SessionId, Failure>>,
 }
 
 /// Why an attempt failed.
@@ -71,7 +71,7 @@ pub async fn run(shared: Arc<Shared>, request: Request) {
         }
     };
     let Ok(leg) = TcpStream::from_std(leg) else { return };
-    if reply.send(Ok(())).is_err() {
+    if reply.send(Ok(session)).is_err() {
         return;
     }
     shared.counters.sessions_opened.fetch_add(1, Relaxed);

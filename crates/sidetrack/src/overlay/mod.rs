@@ -1,11 +1,15 @@
 //! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (seed 001).
 //!
-//! Two threads, beside the workers: one for control (hellos, link state), one for flows. A link is one control connection
-//! and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so each hop recovers by
-//! itself, back-pressure is the kernel's, and no flow waits for another. `docs/overlay-protocol.md`, `docs/adr`.
+//! Three threads, beside the workers: one for control (hellos, link state), one for flows, one that receives datagrams. A link
+//! is one control connection and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so
+//! each hop recovers by itself, back-pressure is the kernel's, and no flow waits for another. Beside them go datagrams, sealed
+//! with keys of the control connection: brisk hellos, and whole packets that want no recovery. `docs/overlay-protocol.md`,
+//! `docs/adr`.
 
+mod bench;
 mod circuit;
 mod control;
+mod datagrams;
 mod deliver;
 mod endpoint;
 pub mod identity;
@@ -13,13 +17,17 @@ mod ingress;
 mod packets;
 mod pool;
 mod sessions;
+mod setting;
+mod shape;
 mod shared;
 mod status;
 mod stream;
 mod tls;
 
+pub use bench::BenchView;
 pub use control::Echo;
-pub use status::{LinkView, PathView, PingView, Status};
+pub use setting::{LinkSetting, LinkSettingView};
+pub use status::{DatagramsView, LinkView, PathView, PingView, Status};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
@@ -29,13 +37,13 @@ use ingress::Request;
 use shared::Shared;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::Purpose;
-use sidetrack_core::overlay::packet;
+use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::pin::Pin;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -61,6 +69,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(10);
 pub struct Bound {
     config: config::Overlay,
     listeners: Vec<TcpListener>,
+    datagrams: Vec<UdpSocket>,
     packets: Option<packets::Bound>,
 }
 
@@ -69,6 +78,7 @@ pub struct Overlay {
     entry: Arc<Entry>,
     addresses: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
+    stopped_datagrams: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     catching: Mutex<Option<packets::Catching>>,
 }
@@ -95,9 +105,12 @@ impl Bound {
             sockopt::listen(*address, &sockopt::ListenOptions::default())
                 .with_context(|| format!("[overlay] listen = \"{address}\""))
         };
-        let listeners = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
+        let listeners: Vec<TcpListener> = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
+        let dialled = config.nodes.iter().filter(|node| node.name != config.name);
+        let datagrams = datagrams::bind(&addresses, dialled.filter_map(|node| node.address));
         let packets = packets::Bound::new(config, on_crash)?;
-        Ok(Self { config: config.clone(), listeners, packets })
+        Ok(Self { config: config.clone(), listeners, datagrams, packets })
     }
 
     /// Starts the threads.
@@ -107,13 +120,15 @@ impl Bound {
     pub fn start(self) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let mut shared = Shared::new(&self.config, events)?;
+        let mut shared = Shared::new(&self.config, events, self.datagrams)?;
         let packets = self.packets.map(|packets| packets.start(&mut shared));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();
         let addresses = self.listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
         let (stop, stopped) = watch::channel(false);
+        let stopped_datagrams = Arc::new(AtomicBool::new(false));
         let threads = vec![
+            datagram_thread(shared.clone(), stopped_datagrams.clone())?,
             thread("overlay-control", control::run(shared.clone(), inbox, stopped.clone()))?,
             thread(
                 "overlay-flows",
@@ -122,7 +137,7 @@ impl Bound {
         ];
         let entry = Arc::new(Entry { shared, requests });
         let catching = Mutex::new(catching);
-        Ok(Overlay { entry, addresses, stop, threads: Mutex::new(threads), catching })
+        Ok(Overlay { entry, addresses, stop, stopped_datagrams, threads: Mutex::new(threads), catching })
     }
 }
 
@@ -133,6 +148,12 @@ fn thread(name: &str, task: impl Future<Output = ()> + Send + 'static) -> anyhow
         .context("cannot make an event loop for the overlay")?;
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task));
     spawned.context("cannot start a thread for the overlay")
+}
+
+fn datagram_thread(shared: Arc<Shared>, stopped: Arc<AtomicBool>) -> anyhow::Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("overlay-datagrams".to_owned());
+    let spawned = thread.spawn(move || datagrams::run(&shared, &stopped));
+    spawned.context("cannot start a thread for the overlay's datagrams")
 }
 
 impl Overlay {
@@ -156,6 +177,7 @@ impl Overlay {
         // First: what is caught from now on would have no way.
         drop(self.catching.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.stop.send(true);
+        self.stopped_datagrams.store(true, Relaxed);
         let until = Instant::now() + STOP_PATIENCE;
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
@@ -196,6 +218,38 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// Treats the link to a neighbour differently from now on.
+    ///
+    /// # Errors
+    /// In words.
+    pub async fn set_link(&self, neighbour: &str, setting: LinkSetting) -> Result<LinkSettingView, String> {
+        let identity = &self.shared.identity;
+        let to = identity.node_named(neighbour);
+        let to = to.ok_or_else(|| format!("the overlay has no node '{neighbour}'"))?;
+        if to == identity.own() {
+            return Err(format!("'{neighbour}' is this node itself"));
+        }
+        let stopping = |_| "the overlay is stopping".to_owned();
+        let (reply, answer) = oneshot::channel();
+        self.shared.control.send(Event::SetLink(to, setting, reply)).await.map_err(|_| stopping(()))?;
+        answer.await.map_err(|_| stopping(()))
+    }
+
+    /// Floods a session to a node for so long, at most so fast (bits per second), and says what arrived.
+    ///
+    /// # Errors
+    /// In words.
+    pub async fn bench(
+        &self,
+        node: &str,
+        duration: Duration,
+        rate: Option<u64>,
+    ) -> Result<BenchView, String> {
+        bench::run(&self.requests, node, duration, rate).await
+    }
+}
+
 impl OverlayEntry for Entry {
     fn open(
         &self,
@@ -203,11 +257,9 @@ impl OverlayEntry for Entry {
     ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
         let requests = self.requests.clone();
         Box::pin(async move {
-            if packet::is_destination(&order.destination) {
-                return Err(Failure::new(
-                    EndReason::PolicyDenied,
-                    "this name stands for whole packets and is no host",
-                ));
+            if Reserved::of(&order.destination).is_some() {
+                let detail = "this name stands for something inside the overlay and is no host";
+                return Err(Failure::new(EndReason::PolicyDenied, detail));
             }
             let internal =
                 |what: &str, error: io::Error| Failure::new(EndReason::Internal, format!("{what}: {error}"));
@@ -215,7 +267,7 @@ impl OverlayEntry for Entry {
             let (reply, answer) = oneshot::channel();
             let stopping = || Failure::new(EndReason::Shutdown, "the overlay is stopping");
             requests.send(Request { order, leg, reply }).await.map_err(|_| stopping())?;
-            answer.await.map_err(|_| stopping())??;
+            let _session = answer.await.map_err(|_| stopping())??;
             Ok(near)
         })
     }

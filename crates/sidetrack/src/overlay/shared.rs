@@ -1,10 +1,12 @@
 //! What the threads of the overlay share.
 
 use super::control::Event;
+use super::datagrams::Datagrams;
 use super::identity::Identity;
 use super::packets::Interception;
 use super::pool::Pool;
 use super::sessions::Sessions;
+use super::shape::Shapers;
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::carry::Dialing;
@@ -17,12 +19,12 @@ use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_sys::sockopt;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
 /// How long a neighbour may take to answer when it is dialled, and for its handshake.
@@ -30,6 +32,9 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Measurements by other nodes at a time.
+const BENCHES_MAX: usize = 4;
 
 /// The links that are up, each with a number that no later life of the link has again.
 pub type Links = Arc<BTreeMap<NodeId, u64>>;
@@ -81,6 +86,12 @@ pub struct Shared {
     pub clock: Clock,
     /// What happened.
     pub counters: Counters,
+    /// Rates that somebody has set for links.
+    pub shapers: Shapers,
+    /// Leaves for measurements by other nodes.
+    pub benches: Arc<Semaphore>,
+    /// Datagrams to and from neighbours.
+    pub datagrams: Datagrams,
     /// Whole packets, if this node has rules for them.
     pub packets: Option<Arc<Interception>>,
 }
@@ -90,8 +101,13 @@ impl Shared {
     ///
     /// # Errors
     /// What is wrong with its key.
-    pub fn new(overlay: &config::Overlay, control: mpsc::Sender<Event>) -> anyhow::Result<Self> {
-        let identity = Identity::new(overlay)?;
+    pub fn new(
+        overlay: &config::Overlay,
+        control: mpsc::Sender<Event>,
+        datagrams: Vec<UdpSocket>,
+    ) -> anyhow::Result<Self> {
+        let (identity, clock) = (Identity::new(overlay)?, Clock::start());
+        let datagrams = Datagrams::new(identity.own(), datagrams, control.clone(), clock);
         Ok(Self {
             tls: Tls::new(&identity)?,
             identity,
@@ -104,7 +120,10 @@ impl Shared {
             pool: Pool::default(),
             sessions: Sessions::default(),
             control,
-            clock: Clock::start(),
+            shapers: Shapers::default(),
+            benches: Arc::new(Semaphore::new(BENCHES_MAX)),
+            datagrams,
+            clock,
             counters: Counters::default(),
             packets: None,
         })
@@ -169,9 +188,17 @@ impl Shared {
             let (mut stream, _) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             let greeting = Greeting { version: VERSION, kind: LinkKind::Reliable, purpose };
             stream.send(&Frame::Greeting(greeting)).await.context("greeting")?;
+            self.shape(&mut stream, to, purpose);
             anyhow::Ok(stream)
         });
         dialled.await.with_context(|| format!("{address} did not answer in time"))?
+    }
+
+    /// Flows keep to the rate of their link; hellos and records never wait for them.
+    fn shape(&self, stream: &mut Stream, neighbour: NodeId, purpose: Purpose) {
+        if purpose != Purpose::Control {
+            stream.shape(self.shapers.of(neighbour));
+        }
     }
 
     /// Connects to a neighbour (`is_link`) or to the destination of a flow.
@@ -208,6 +235,7 @@ impl Shared {
             let (mut stream, peer) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             match stream.frame().await.context("greeting")? {
                 Frame::Greeting(Greeting { version: VERSION, kind: LinkKind::Reliable, purpose }) => {
+                    self.shape(&mut stream, peer, purpose);
                     Ok((stream, peer, purpose))
                 }
                 Frame::Greeting(greeting) => {

@@ -1,6 +1,8 @@
 //! What people see of the overlay.
 
 use super::control::names;
+use super::datagrams::Counters;
+use super::setting::LinkSettingView;
 use super::shared::Shared;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::Keys;
@@ -20,6 +22,9 @@ pub struct Status {
     pub links: Vec<LinkView>,
     /// The best paths to all other nodes.
     pub paths: Vec<PathView>,
+    /// When this node last learned of other links or costs, milliseconds since 1970.
+    #[serde(default)]
+    pub routes_changed_unix_ms: u64,
     /// Sessions whose one end is here.
     pub sessions: u64,
     /// Sessions begun here.
@@ -40,9 +45,40 @@ pub struct Status {
     pub records_dropped: u64,
     /// Packets that were dropped.
     pub packets_dropped: u64,
+    /// Datagrams.
+    #[serde(default)]
+    pub datagrams: DatagramsView,
+    /// What somebody wants of links.
+    #[serde(default)]
+    pub settings: Vec<LinkSettingView>,
     /// Whole packets, where this node has rules for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caught: Option<CaughtView>,
+}
+
+/// What became of datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatagramsView {
+    /// Came and were good.
+    pub received: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Not taken by the system, or for a neighbour of whom nobody knows where it is.
+    pub unsent: u64,
+    /// Of no link that stands: not ours, or of an earlier life of a link. Dropped, as are the next three.
+    pub unknown: u64,
+    /// With a seal that does not fit.
+    pub forged: u64,
+    /// That came before.
+    pub replayed: u64,
+    /// Of a neighbour, and no frame, or not for us.
+    pub unreadable: u64,
+    /// On their way, and the next link was down.
+    pub no_link: u64,
+    /// Faster than the rate that 'overlay link set' allows.
+    pub too_fast: u64,
+    /// Dropped because 'overlay link set' asked for it.
+    pub lost_on_purpose: u64,
 }
 
 /// What became of whole packets.
@@ -50,6 +86,9 @@ pub struct Status {
 pub struct CaughtView {
     /// Caught here and sent to the node that delivers them.
     pub sent: u64,
+    /// Those of them that went in datagrams.
+    #[serde(default)]
+    pub by_datagram: u64,
     /// Caught while the session to that node took no more.
     pub dropped: u64,
     /// Caught while there was none: passed by or dropped, as `on_crash` says.
@@ -73,8 +112,17 @@ pub struct LinkView {
     pub rtt_ms: f64,
     /// Its mean deviation, milliseconds.
     pub jitter_ms: f64,
+    /// Share of what is sent that is lost, before recovery, percent; measured where datagrams pass.
+    #[serde(default)]
+    pub loss_percent: f64,
     /// Cost, milliseconds.
     pub cost_ms: f64,
+    /// Whether the neighbour hears our datagrams.
+    #[serde(default)]
+    pub datagrams: bool,
+    /// Bytes that a datagram may have.
+    #[serde(default)]
+    pub datagram_bytes: usize,
     /// Connections that wait for flows.
     pub idle_connections: usize,
 }
@@ -88,6 +136,9 @@ pub struct PathView {
     pub path: Vec<String>,
     /// Its cost, milliseconds.
     pub cost_ms: f64,
+    /// Whether packets to this node travel in datagrams now.
+    #[serde(default)]
+    pub by_datagram: bool,
 }
 
 /// The answer to a ping.
@@ -113,7 +164,10 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         up,
         rtt_ms: ms(quality.rtt_us),
         jitter_ms: ms(quality.jitter_us),
-        cost_ms: ms(quality.cost_us()),
+        loss_percent: f64::from(quality.loss_ppm) / 10_000.0,
+        cost_ms: ms(node.cost_us(neighbour).unwrap_or_default()),
+        datagrams: node.reaches_by_datagram(neighbour, shared.clock.now()),
+        datagram_bytes: shared.datagrams.link(neighbour).map_or(0, |link| link.datagram_bytes()),
         idle_connections: shared.pool.idle(neighbour),
     });
     let others = identity.members().filter(|(other, _)| *other != identity.own());
@@ -122,13 +176,15 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
             to: identity.name(to),
             path: names(identity, route.path.nodes()),
             cost_ms: ms(route.cost_us),
+            by_datagram: shared.datagrams.paths.is_proven(to, shared.clock.now()),
         },
-        None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0 },
+        None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0, by_datagram: false },
     });
     let caught = shared.packets.as_ref().map(|packets| {
         let packets = &packets.counters;
         CaughtView {
             sent: count(&packets.sent),
+            by_datagram: count(&packets.by_datagram),
             dropped: count(&packets.dropped),
             without_way: count(&packets.without_way),
             delivered: count(&packets.delivered),
@@ -143,6 +199,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         uptime_seconds: uptime.as_secs(),
         links: links.collect(),
         paths: paths.collect(),
+        routes_changed_unix_ms: 0,
         sessions: shared.sessions.len() as u64,
         sessions_opened: count(&counters.sessions_opened),
         sessions_delivered: count(&counters.sessions_delivered),
@@ -153,6 +210,24 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         strangers: count(&counters.strangers),
         records_dropped: records.forged + records.strangers + records.too_fast,
         packets_dropped: packets.no_link + packets.off_path,
+        datagrams: datagrams(&shared.datagrams.counters),
+        settings: Vec::new(),
         caught,
+    }
+}
+
+fn datagrams(counters: &Counters) -> DatagramsView {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    DatagramsView {
+        received: count(&counters.received),
+        sent: count(&counters.sent),
+        unsent: count(&counters.unsent),
+        unknown: count(&counters.unknown),
+        forged: count(&counters.forged),
+        replayed: count(&counters.replayed),
+        unreadable: count(&counters.unreadable),
+        no_link: count(&counters.no_link),
+        too_fast: count(&counters.too_fast),
+        lost_on_purpose: count(&counters.lost_on_purpose),
     }
 }

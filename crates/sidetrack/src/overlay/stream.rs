@@ -1,16 +1,20 @@
 //! One TLS connection to a neighbour, as a stream of frames or of plain bytes.
 
+use super::shape::Shaper;
 use super::tls;
 use rustls::Connection;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Decoder, Frame};
-use sidetrack_sys::sockopt;
 use std::cell::RefCell;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 
 /// Most plain bytes that wait in the TLS connection for the socket to take them.
 const PENDING_MAX: usize = 65_536;
@@ -33,6 +37,9 @@ pub struct Stream {
     /// Plain bytes given to TLS since the socket last took all.
     pending: usize,
     decoder: Decoder,
+    /// The bound of its link, if it keeps to one.
+    shaper: Option<Arc<Shaper>>,
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 /// A stream on its way to another thread.
@@ -48,6 +55,30 @@ fn broken(error: rustls::Error) -> io::Error {
 }
 
 impl Stream {
+    fn new(tcp: TcpStream, tls: Connection, rest: Vec<u8>, decoder: Decoder) -> Self {
+        Self { tcp, tls, rest, rest_start: 0, pending: 0, decoder, shaper: None, pause: None }
+    }
+
+    /// Keeps to this bound from now on.
+    pub fn shape(&mut self, shaper: Arc<Shaper>) {
+        self.shaper = Some(shaper);
+    }
+
+    /// Waits until the bound allows more.
+    fn poll_allowed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            let wait = self.shaper.as_ref().map_or(Duration::ZERO, |shaper| shaper.wait(Duration::ZERO));
+            if wait.is_zero() {
+                return Poll::Ready(());
+            }
+            self.pause = Some(Box::pin(sleep(wait)));
+        }
+    }
+
     /// Shakes hands on a connection; the neighbour is who its key says.
     ///
     /// # Errors
@@ -55,8 +86,7 @@ impl Stream {
     pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
         // `PENDING_MAX` is the bound, and no write is cut by another.
         tls.set_buffer_limit(None);
-        let mut stream =
-            Self { tcp, tls, rest: Vec::new(), rest_start: 0, pending: 0, decoder: Decoder::new() };
+        let mut stream = Self::new(tcp, tls, Vec::new(), Decoder::new());
         poll_fn(|cx| {
             while stream.tls.is_handshaking() {
                 ready!(stream.poll_flush(cx))?;
@@ -155,8 +185,13 @@ impl Stream {
     /// Gives the socket all that was encrypted.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
+            ready!(self.poll_allowed(cx));
             match self.tls.write_tls(&mut Socket(&self.tcp)) {
-                Ok(_) => {}
+                Ok(n) => {
+                    if let Some(shaper) = &self.shaper {
+                        shaper.spend(n);
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_write_ready(cx))?,
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -231,9 +266,20 @@ impl Stream {
         })
     }
 
-    /// How long ago the neighbour's kernel last acknowledged anything.
-    pub fn last_ack(&self) -> Option<Duration> {
-        sockopt::tcp_info(&self.tcp).ok().map(|info| info.last_ack)
+    /// What both ends know from this connection's handshake and nobody else does (RFC 8446 Sec. 7.5).
+    ///
+    /// # Errors
+    /// As TLS says.
+    pub fn exported<const N: usize>(&self, label: &[u8]) -> io::Result<[u8; N]> {
+        self.tls.export_keying_material([0; N], label, None).map_err(broken)
+    }
+
+    /// The socket, for somebody who only asks how it is.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn watched(&self) -> io::Result<OwnedFd> {
+        self.tcp.as_fd().try_clone_to_owned()
     }
 
     /// Says goodbye and closes.
@@ -251,7 +297,7 @@ impl Parked {
     /// As the runtime says.
     pub fn unpark(self) -> io::Result<Stream> {
         let Self { tcp, tls, rest, decoder } = self;
-        Ok(Stream { tcp: TcpStream::from_std(tcp)?, tls, rest, rest_start: 0, pending: 0, decoder })
+        Ok(Stream::new(TcpStream::from_std(tcp)?, tls, rest, decoder))
     }
 }
 

@@ -6,6 +6,8 @@ mod hosts;
 mod node;
 
 mod endings;
+mod faults;
 mod packets;
 mod scene;
+mod tools;
 mod transfers;

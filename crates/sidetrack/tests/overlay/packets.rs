@@ -66,11 +66,12 @@ impl Sites {
         }
     }
 
-    /// Both nodes, catching at `place`; b delivers to these ports.
-    fn start(&self, place: &str, ports: &[u16]) -> Running {
+    /// Both nodes, catching at `place` for links of this kind; b delivers to these ports.
+    fn start(&self, place: &str, link: &str, ports: &[u16]) -> Running {
         let packets = |node: &str, net: &str| {
             format!(
-                "[[overlay.packets]]\nnode = \"{node}\"\nto = [\"10.{net}.0.0/24\", \"fd00:{net}::/64\"]\nat = \"{place}\"\n"
+                "[[overlay.packets]]\nnode = \"{node}\"\nto = [\"10.{net}.0.0/24\", \"fd00:{net}::/64\"]\nat = \"{place}\"\n\
+                 link = \"{link}\"\n"
             )
         };
         let listen = "listen = \"10.9.0.2:8100\"\n";
@@ -86,6 +87,11 @@ impl Sites {
         a.log_line("a way for packets", |line| line.contains("packets pass over the overlay"));
         let mut b = b;
         b.log_line("a way back", |line| line.contains("packets pass over the overlay"));
+        if link == "best-effort" {
+            for node in [&a, &b] {
+                wait_for(node, "datagrams arrive", |status| status["paths"][0]["by_datagram"] == true);
+            }
+        }
         Running { a, b }
     }
 }
@@ -117,7 +123,7 @@ fn udp(node: &Node, ip: &'static str) -> UdpSocket {
 /// TCP and UDP from one host to the other, both versions; TCP stays between them.
 fn both_ways(
     sites: &Sites,
-    place: &str,
+    (place, link): (&str, &str),
     client: &Node,
     clients: [&'static str; 2],
     server: &Node,
@@ -127,7 +133,7 @@ fn both_ways(
     let far = servers.map(|ip| udp(server, ip));
     let mut ports: Vec<u16> = tcp.iter().map(|server| server.address.port()).collect();
     ports.extend(far.iter().map(|socket| socket.local_addr().expect("an address").port()));
-    let up = sites.start(place, &ports);
+    let up = sites.start(place, link, &ports);
     for (number, server) in tcp.iter().enumerate() {
         let to = server.address;
         let (own, seen, _) = client.run(move || visit(to, &[7; 1_000_000]));
@@ -144,6 +150,10 @@ fn both_ways(
     assert!(caught(&up.a, "sent") > 100 && caught(&up.b, "delivered") > 100, "{:#}", status(&up.a));
     assert!(caught(&up.b, "sent") > 10 && caught(&up.a, "delivered") > 10);
     assert_eq!((caught(&up.a, "refused"), caught(&up.b, "refused")), (0, 0));
+    for node in [&up.a, &up.b] {
+        let expected = if link == "best-effort" { caught(node, "sent") } else { 0 };
+        assert_eq!(caught(node, "by_datagram"), expected, "{:#}", status(node));
+    }
     let (status, _) = up.a.stop();
     assert!(status.success());
     let tables = sites.a.run(|| {
@@ -161,7 +171,7 @@ fn applications_on_the_nodes_speak_through_the_overlay_as_if_it_were_not_there()
     let sites = Sites::new();
     both_ways(
         &sites,
-        "local",
+        ("local", "reliable"),
         &sites.a,
         ["10.1.0.254", "fd00:1::254"],
         &sites.b,
@@ -177,7 +187,7 @@ fn hosts_behind_routers_need_no_software() {
     let sites = Sites::new();
     both_ways(
         &sites,
-        "router",
+        ("router", "reliable"),
         &sites.left,
         ["10.1.0.1", "fd00:1::1"],
         &sites.right,
@@ -194,7 +204,7 @@ fn nobody_gets_behind_a_firewall_with_packets() {
     let open = udp(&sites.right, "10.2.0.1");
     let closed = udp(&sites.right, "10.2.0.1");
     let port = |socket: &UdpSocket| socket.local_addr().expect("an address").port();
-    let up = sites.start("router", &[port(&open)]);
+    let up = sites.start("router", "best-effort", &[port(&open)]);
     let refused = |times: u64| {
         eventually("it is refused", || caught(&up.b, "refused") == times);
     };
@@ -230,4 +240,35 @@ fn nobody_gets_behind_a_firewall_with_packets() {
     send(&open, &near);
     assert_eq!(near.recv_from(&mut buffer).expect("the answer").0, 5);
     wait_for(&up.a, "a count", |status| status["caught"]["delivered"] == 1);
+}
+
+#[test]
+fn datagrams_carry_packets_of_the_nodes_as_well() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    let (near, far) = (["10.1.0.254", "fd00:1::254"], ["10.2.0.254", "fd00:2::254"]);
+    both_ways(&sites, ("local", "best-effort"), &sites.a, near, &sites.b, far);
+}
+
+#[test]
+fn datagrams_carry_packets_of_hosts_behind_routers_and_the_session_does_where_they_are_blocked() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    let (near, far) = (["10.1.0.1", "fd00:1::1"], ["10.2.0.1", "fd00:2::1"]);
+    both_ways(&sites, ("router", "best-effort"), &sites.left, near, &sites.right, far);
+    // Nothing in a datagram arrives at b: the session takes over, and the link stays.
+    let server = sites.right.run(move || Server::start("10.2.0.1"));
+    let to = server.address;
+    let mut up = sites.start("router", "best-effort", &[to.port()]);
+    crate::tools::run(&up.b, &["link", "set", "a", "--loss", "100"]);
+    wait_for(&up.a, "datagrams are blocked", |status| status["paths"][0]["by_datagram"] == false);
+    let before = caught(&up.a, "by_datagram");
+    sites.left.run(move || visit(to, &[7; 300_000]));
+    assert_eq!(caught(&up.a, "by_datagram"), before);
+    assert!(caught(&up.b, "delivered") > 30, "{:#}", status(&up.b));
+    assert!(!up.a.log_so_far().contains("overlay link down"), "{}", up.a.log_so_far());
 }

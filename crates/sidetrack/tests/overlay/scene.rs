@@ -32,6 +32,11 @@ impl Keys {
         Self { folder, keys }
     }
 
+    /// The same, but for the table: this name is not in it.
+    pub fn without(&self, name: &str) -> Without<'_> {
+        Without { keys: self, without: name.to_owned() }
+    }
+
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -50,6 +55,23 @@ impl Keys {
             }
         }
         text
+    }
+}
+
+/// Keys of which one is revoked.
+pub struct Without<'k> {
+    keys: &'k Keys,
+    without: String,
+}
+
+impl Without<'_> {
+    pub fn section(&self, name: &str, dials: &[(&str, SocketAddr)], listen: bool) -> String {
+        let text = self.keys.section(name, dials, listen);
+        let (before, rest) =
+            text.split_once(&format!("[overlay.node.{}]\n", self.without)).expect("its table");
+        // Its one line of a key goes, too.
+        let (_, after) = rest.split_once('\n').expect("a key");
+        format!("{before}{after}")
     }
 }
 

@@ -3,8 +3,8 @@
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState, Open,
-    Opened, PACKET_MAX, Packet, Protocol, Purpose, Record, Refusal, Refused, ResetReason, SessionFrame,
-    SessionId,
+    Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason,
+    SessionFrame, SessionId,
 };
 use crate::overlay::NODES_MAX;
 
@@ -14,6 +14,9 @@ const RECORD: u8 = 0x03;
 const RECORD_ACK: u8 = 0x04;
 const WANT: u8 = 0x05;
 const PACKET: u8 = 0x06;
+const PIECE: u8 = 0x07;
+const PROBE: u8 = 0x08;
+const PROBE_ACK: u8 = 0x09;
 const OPEN: u8 = 0x10;
 const OPENED: u8 = 0x11;
 const REFUSED: u8 = 0x12;
@@ -48,7 +51,7 @@ macro_rules! closed_list {
 closed_list!(LinkKind, "kind of link", Self::Reliable, Self::BestEffort);
 closed_list!(Purpose, "purpose", Self::Control, Self::FromDialer, Self::FromAcceptor);
 closed_list!(LinkState, "link state", Self::Down, Self::Init, Self::Up);
-closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session);
+closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session, Self::Ip);
 closed_list!(
     Refusal,
     "refusal",
@@ -91,6 +94,21 @@ impl Frame {
                 out.put(&[packet.position, packet.protocol.code()]);
                 out.put(&packet.payload);
             }
+            Self::Piece(piece) => {
+                out.put_u8(PIECE);
+                out.put_u32(piece.message);
+                out.put(&[piece.index, piece.count]);
+                out.put(&piece.bytes);
+            }
+            Self::Probe { number, padding } => {
+                out.put_u8(PROBE);
+                out.put_u32(*number);
+                out.resize(out.len() + usize::from(*padding), 0);
+            }
+            Self::ProbeAck { number } => {
+                out.put_u8(PROBE_ACK);
+                out.put_u32(*number);
+            }
             Self::Open(open) => {
                 out.put(&[OPEN, open.position]);
                 open.put_signed(out);
@@ -126,6 +144,9 @@ impl Frame {
             RECORD_ACK => Self::RecordAck { origin: reader.node()?, sequence: reader.u64()? },
             WANT => Self::Want { connections: reader.u16()? },
             PACKET => Self::Packet(read_packet(&mut reader)?),
+            PIECE => Self::Piece(read_piece(&mut reader)?),
+            PROBE => read_probe(&mut reader)?,
+            PROBE_ACK => Self::ProbeAck { number: reader.u32()? },
             OPEN => Self::Open(Box::new(read_open(&mut reader)?)),
             OPENED => Self::Opened(Opened {
                 session: SessionId(reader.array()?),
@@ -206,6 +227,22 @@ fn read_packet(reader: &mut Reader<'_>) -> Result<Packet, FrameError> {
         return Err(FrameError::BadValue("payload"));
     }
     Ok(Packet { path, position, protocol, payload: payload.to_vec() })
+}
+
+fn read_piece(reader: &mut Reader<'_>) -> Result<Piece, FrameError> {
+    let (message, index, count) = (reader.u32()?, reader.u8()?, reader.u8()?);
+    let bytes = reader.rest();
+    if index >= count || bytes.is_empty() {
+        return Err(FrameError::BadValue("piece"));
+    }
+    Ok(Piece { message, index, count, bytes: bytes.to_vec() })
+}
+
+fn read_probe(reader: &mut Reader<'_>) -> Result<Frame, FrameError> {
+    let number = reader.u32()?;
+    let zeros = reader.rest();
+    let padding = u16::try_from(zeros.len()).ok().filter(|_| zeros.iter().all(|byte| *byte == 0));
+    Ok(Frame::Probe { number, padding: padding.ok_or(FrameError::BadValue("probe"))? })
 }
 
 fn read_open(reader: &mut Reader<'_>) -> Result<Open, FrameError> {

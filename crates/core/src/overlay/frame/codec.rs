@@ -7,6 +7,7 @@ pub const HEADER_BYTES: usize = 5;
 
 /// Most bytes of a frame after its length field.
 pub const FRAME_MAX: usize = 65_536;
+const FRAME_BYTES_MAX: u32 = FRAME_MAX as u32;
 
 /// Why bytes are no frame. The connection they came on is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +37,24 @@ impl Frame {
         self.encode_body(out);
         let length = u32::try_from(out.len() - start - 4).unwrap_or(u32::MAX);
         out[start..start + 4].copy_from_slice(&length.to_be_bytes());
+    }
+
+    /// The frame as it stands in a datagram: type and body, whose length the datagram gives.
+    pub fn to_datagram(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.encode_body(&mut out);
+        out
+    }
+
+    /// The frame of a datagram; none: a type that may be skipped.
+    ///
+    /// # Errors
+    /// What is wrong with it. The datagram is dropped; others on the link mean what they say.
+    pub fn from_datagram(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
+        match u32::try_from(bytes.len()) {
+            Ok(1..=FRAME_BYTES_MAX) => Self::decode_body(bytes),
+            length => Err(FrameError::BadLength(length.unwrap_or(u32::MAX))),
+        }
     }
 
     /// The frame as it travels.

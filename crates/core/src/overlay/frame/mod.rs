@@ -117,6 +117,8 @@ pub enum Protocol {
     EchoReply,
     /// A frame of a session, after the session's id: how sessions travel over links of datagrams.
     Session,
+    /// An IP packet, after the id of the session that was opened for packets.
+    Ip,
 }
 
 /// A datagram on its way along a path that its sender wrote out.
@@ -130,6 +132,19 @@ pub struct Packet {
     pub protocol: Protocol,
     /// At most [`PACKET_MAX`] bytes.
     pub payload: Vec<u8>,
+}
+
+/// A part of a frame that is larger than a datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Tells its frame from others that are cut.
+    pub message: u32,
+    /// Which part it is.
+    pub index: u8,
+    /// How many there are.
+    pub count: u8,
+    /// At least one byte.
+    pub bytes: Vec<u8>,
 }
 
 /// Names a session: drawn at random by the node where it begins.
@@ -284,6 +299,20 @@ pub enum Frame {
     },
     /// A datagram.
     Packet(Packet),
+    /// A part of a frame (in datagrams only).
+    Piece(Piece),
+    /// To be answered: datagrams of this size pass (in datagrams only).
+    Probe {
+        /// Which.
+        number: u32,
+        /// Zeros behind it that give it its size.
+        padding: u16,
+    },
+    /// The answer to a probe (in datagrams only).
+    ProbeAck {
+        /// To which.
+        number: u32,
+    },
     /// Asks for a session.
     Open(Box<Open>),
     /// The session stands.

@@ -15,6 +15,8 @@ const DELAY_ADDED_MS: f64 = 23.0;
 const SCP_SHARE: f64 = 0.9;
 /// The longest stall after a relay was killed, 99 of 100.
 const STALL_MS: f64 = 300.0;
+/// Until the last of twelve nodes has the new routes after a cut.
+const CONVERGED_MS: f64 = 200.0;
 /// What a link says when nobody speaks.
 const IDLE_KBIT: f64 = 64.0;
 
@@ -51,6 +53,14 @@ pub fn judge(figures: &Figures) -> Vec<Verdict> {
     if !figures.killed_ms.is_empty() {
         let bar = format!("stall after a relay was killed, 99 of 100, at most {STALL_MS} ms");
         verdicts.push(at_most(bar, percentile(&figures.killed_ms, 0.99), STALL_MS));
+    }
+    if !figures.cut_ms.is_empty() {
+        let bar = format!("stall after a link was cut, 99 of 100, at most {STALL_MS} ms");
+        verdicts.push(at_most(bar, percentile(&figures.cut_ms, 0.99), STALL_MS));
+    }
+    if let Some(wide) = &figures.wide {
+        let bar = format!("routes of twelve nodes after a cut, the worst, at most {CONVERGED_MS} ms");
+        verdicts.push(at_most(bar, wide.converged_ms.last().copied().unwrap_or(f64::NAN), CONVERGED_MS));
     }
     if let Some(kbit) = figures.idle_kbit {
         verdicts.push(at_most(format!("an idle link, at most {IDLE_KBIT} kbit/s"), kbit, IDLE_KBIT));
@@ -97,6 +107,7 @@ fn delays(figures: &Figures) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::super::measure::{CopyRow, FloodRow};
+    use super::super::wide::Wide;
     use super::*;
 
     fn figures(mbit: f64, p99: f64, scp: f64, stall: f64) -> Figures {
@@ -135,5 +146,11 @@ mod tests {
         assert_eq!(failed(&figures(185.0, 111.0, 140.0, 250.0)), 2, "also behind TCP");
         let lost = Figures { lost_under_load: Some(1), idle_kbit: Some(65.0), ..Figures::default() };
         assert_eq!((judge(&lost).len(), failed(&lost)), (2, 2));
+        for (converged, stall, misses) in [(199.0, 299.0, 0), (201.0, 301.0, 2)] {
+            let converged_ms = vec![100.0, converged];
+            let wide = Some(Wide { flows: 10, converged_ms, answered_ms: vec![1.0] });
+            let cut = Figures { cut_ms: vec![stall], wide, ..Figures::default() };
+            assert_eq!((judge(&cut).len(), failed(&cut)), (2, misses));
+        }
     }
 }

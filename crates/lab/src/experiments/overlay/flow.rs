@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_sys::sockopt;
 
-use super::scene::{PLAIN, Scene, TARGET};
+use super::scene::{PACKETS, PACKETS_BEST_EFFORT, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
 
 /// Bytes of a message of [`messages`], as in the literature on delays of overlays.
 const MESSAGE_BYTES: usize = 1000;
@@ -25,6 +26,8 @@ pub enum Way {
     Plain(&'static str),
     /// Over the overlay; the application's socket is as the system makes it.
     Overlay,
+    /// The same, as whole packets on links of this kind.
+    Packets(LinkKind),
 }
 
 impl Way {
@@ -36,6 +39,8 @@ impl Way {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
             Self::Overlay => "ours".to_owned(),
+            Self::Packets(LinkKind::Reliable) => "ours, packets, reliable".to_owned(),
+            Self::Packets(LinkKind::BestEffort) => "ours, packets, best effort".to_owned(),
         }
     }
 
@@ -44,6 +49,16 @@ impl Way {
         match self {
             Self::Plain(_) => PLAIN,
             Self::Overlay => TARGET,
+            Self::Packets(_) => PACKETS,
+        }
+    }
+
+    /// The server's port; 0: any.
+    pub const fn port(self) -> u16 {
+        match self {
+            Self::Packets(LinkKind::Reliable) => PACKETS_RELIABLE,
+            Self::Packets(LinkKind::BestEffort) => PACKETS_BEST_EFFORT,
+            _ => 0,
         }
     }
 }
@@ -64,7 +79,7 @@ pub fn open(scene: &Scene, way: Way) -> Result<Ends> {
     if let Way::Plain(congestion) = way {
         scene.route_plain(congestion)?;
     }
-    let listener = scene.target().enter(|| Ok(TcpListener::bind((way.address(), 0))?))?;
+    let listener = scene.target().enter(|| Ok(TcpListener::bind((way.address(), way.port()))?))?;
     let to = listener.local_addr()?;
     let near = scene.source().enter(|| connect(to))?;
     if let Way::Plain(congestion) = way {
@@ -169,6 +184,29 @@ pub fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Ve
     delays.drain(..warm);
     delays.sort_by(f64::total_cmp);
     Ok(delays)
+}
+
+/// As [`messages`], while another flow of the same way says as much: what it loses is no business of the first.
+///
+/// # Errors
+/// A flow breaks.
+pub fn messages_beside(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
+    let Ends { near, mut far } = open(scene, way)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_messages(&near, Instant::now(), 20 * (warm + count), &stop));
+        let reader = scope.spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while matches!(far.read(&mut buffer), Ok(1..)) {}
+        });
+        let delays = messages(scene, way, warm, count);
+        stop.store(true, Relaxed);
+        let _ = near.shutdown(Shutdown::Both);
+        // Its end is ours: it is shut down.
+        let _ = writer.join().map_err(|_| anyhow!("the writer panicked"))?;
+        reader.join().map_err(|_| anyhow!("the reader panicked"))?;
+        delays
+    })
 }
 
 /// Each carries the time it was due: one that waits for room in the socket is late already.

@@ -4,10 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
+use sidetrack_core::overlay::frame::LinkKind;
 
 use super::flow::{self, Way};
 use super::scene::{Scene, TARGET};
 use super::scp::Copies;
+use super::wide::Wide;
 use crate::progress::Progress;
 
 /// Losses on the middle link of three, in percent.
@@ -34,6 +36,10 @@ pub struct Plan {
     pub file_bytes: u64,
     /// Relays killed, and links cut.
     pub failures: u32,
+    /// Links cut among twelve nodes.
+    pub cuts: u32,
+    /// Flows over them.
+    pub flows: usize,
 }
 
 impl Plan {
@@ -47,6 +53,8 @@ impl Plan {
             messages: 3000,
             file_bytes: 40_000_000,
             failures: 3,
+            cuts: 2,
+            flows: 200,
         }
     }
 
@@ -60,6 +68,8 @@ impl Plan {
             messages: 6000,
             file_bytes: 100_000_000,
             failures: 10,
+            cuts: 9,
+            flows: 1000,
         }
     }
 }
@@ -118,6 +128,8 @@ pub struct Figures {
     pub lost_under_load: Option<usize>,
     /// Links that were lost in all.
     pub links_lost: usize,
+    /// Twelve nodes.
+    pub wide: Option<Wide>,
 }
 
 /// Nobody speaks.
@@ -166,12 +178,26 @@ pub fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progr
         (Way::Overlay, DELAY_LOSS),
         (Way::Plain("bbr"), 0.0),
         (Way::Plain("bbr"), DELAY_LOSS),
+        (Way::Packets(LinkKind::Reliable), DELAY_LOSS),
+        (Way::Packets(LinkKind::BestEffort), DELAY_LOSS),
     ] {
+        if matches!(way, Way::Packets(_)) {
+            scene.wait_for_packets()?;
+        }
         progress.say(&format!("delay: {} at {loss} %", way.name()));
         scene.set_loss(loss / 100.0)?;
         let delays = flow::messages(scene, way, plan.messages / 5, plan.messages)?;
         let percentiles_ms = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&delays, share));
         figures.delays.push(DelayRow { way: way.name(), loss, percentiles_ms });
+    }
+    // Two flows at a time: does one wait for what the other has lost?
+    for kind in [LinkKind::Reliable, LinkKind::BestEffort] {
+        let way = Way::Packets(kind);
+        progress.say(&format!("delay: {} at {DELAY_LOSS} %, two flows", way.name()));
+        scene.wait_for_packets()?;
+        let delays = flow::messages_beside(scene, way, plan.messages / 5, plan.messages)?;
+        let percentiles_ms = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&delays, share));
+        figures.delays.push(DelayRow { way: way.name() + ", two flows", loss: DELAY_LOSS, percentiles_ms });
     }
     scene.set_loss(0.0)
 }

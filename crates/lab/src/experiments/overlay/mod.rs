@@ -13,6 +13,7 @@ mod measure;
 mod report;
 mod scene;
 mod scp;
+mod wide;
 
 use std::process::ExitCode;
 
@@ -61,10 +62,13 @@ pub enum Part {
     Failure,
     /// What a link says when nobody speaks.
     Idle,
+    /// Twelve nodes at wide-area distances, many flows, and links that are cut.
+    Wide,
 }
 
 impl Part {
-    const ALL: [Self; 5] = [Self::Idle, Self::Flood, Self::Delay, Self::Scp, Self::Failure];
+    /// Twelve nodes come last: they share the machine with nobody.
+    const ALL: [Self; 6] = [Self::Idle, Self::Flood, Self::Delay, Self::Scp, Self::Failure, Self::Wide];
 }
 
 /// What `results.json` holds.
@@ -93,8 +97,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut scene = Scene::new(options.links, options.seed)?;
     let mut figures = Figures::default();
     let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
-    for part in Part::ALL.into_iter().filter(wanted) {
+    for part in Part::ALL.into_iter().filter(|part| *part != Part::Wide && wanted(part)) {
         match part {
+            Part::Wide => {}
             Part::Idle => measure::idle(&scene, &plan, &mut figures, &progress)?,
             Part::Flood => measure::flood(&scene, &plan, &mut figures, &progress)?,
             Part::Delay => measure::delay(&scene, &plan, &mut figures, &progress)?,
@@ -102,13 +107,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             Part::Failure => measure::failure(&mut scene, &plan, &mut figures, &progress)?,
         }
     }
-    progress.end();
     figures.links_lost = scene.links_lost();
+    let (links, lateness) = (scene.network().kind(), scene.network().lateness()?);
+    drop(scene);
+    if wanted(&Part::Wide) {
+        figures.wide = Some(wide::run(options.links, options.seed, plan.cuts, plan.flows, &progress)?);
+    }
+    progress.end();
     let verdicts = bars::judge(&figures);
     let results = Results {
         machine,
-        links: format!("{:?}", scene.network().kind()).to_lowercase(),
-        lateness: scene.network().lateness()?,
+        links: format!("{links:?}").to_lowercase(),
+        lateness,
         disturbance: meter.stop(),
         plan,
         figures,

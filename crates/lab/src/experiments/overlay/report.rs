@@ -25,6 +25,7 @@ pub fn text(results: &Results) -> String {
     delays(&mut text, figures);
     copies(&mut text, figures);
     failures(&mut text, figures);
+    wide(&mut text, figures);
     text.push_str("\n| bar | reached | |\n|---|---:|---|\n");
     for verdict in &results.verdicts {
         let word = if verdict.holds { "ok" } else { "**FAIL**" };
@@ -132,6 +133,24 @@ fn failures(text: &mut String, figures: &Figures) {
     for (name, stalls) in [("relay killed", &figures.killed_ms), ("link cut", &figures.cut_ms)] {
         let each: Vec<_> = stalls.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(stalls)), cell(stalls.last().copied()));
+        let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));
+    }
+}
+
+fn wide(text: &mut String, figures: &Figures) {
+    let Some(wide) = &figures.wide else { return };
+    let _ = writeln!(
+        text,
+        "\nTwelve nodes at wide-area distances (links of 4 to 50 ms), {} flows from coast to coast; links on their path are cut:\n\n\
+         | ms after a cut | median | worst | each |\n|---|---:|---:|---|",
+        wide.flows
+    );
+    for (name, times) in [
+        ("all nodes have the new routes", &wide.converged_ms),
+        ("every flow has an answer", &wide.answered_ms),
+    ] {
+        let each: Vec<_> = times.iter().map(|ms| format!("{ms:.0}")).collect();
+        let (middle, worst) = (cell(median(times)), cell(times.last().copied()));
         let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));
     }
 }

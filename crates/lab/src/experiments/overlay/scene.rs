@@ -20,6 +20,12 @@ use crate::topology::Node;
 pub const TARGET: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 /// The target's address for plain TCP.
 pub const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
+/// The target's address for packets that are caught whole, and the ports that say on which kind of links they travel.
+pub const PACKETS: Ipv4Addr = Ipv4Addr::new(10, 99, 2, 1);
+/// See [`PACKETS`].
+pub const PACKETS_RELIABLE: u16 = 5201;
+/// See [`PACKETS`].
+pub const PACKETS_BEST_EFFORT: u16 = 5202;
 /// Where overlay nodes listen.
 const PORT: u16 = 8100;
 /// Where our listener at the source is.
@@ -77,6 +83,8 @@ impl Scene {
         for at in [3, 2, 4, 1, 0] {
             scene.start(at)?;
         }
+        // The spare way is for failures alone: by itself the overlay would prefer it to a link that loses much.
+        scene.overlay(&["link", "set", "spare", "--cost", "500"])?;
         scene.wait_for_path("near")?;
         Ok(scene)
     }
@@ -127,12 +135,14 @@ impl Scene {
     }
 
     fn route(&self) -> Result<()> {
-        for address in [TARGET, PLAIN] {
+        for address in [TARGET, PLAIN, PACKETS] {
             self.target().run("ip", &["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
         }
         // The overlay's address leads nowhere: what is not caught does not arrive by accident.
         let nowhere = self.wires[0].link.b.v4.to_string();
-        self.source().run("ip", &["route", "add", &TARGET.to_string(), "via", &nowhere])?;
+        for address in [TARGET, PACKETS] {
+            self.source().run("ip", &["route", "add", &address.to_string(), "via", &nowhere])?;
+        }
         for node in &self.nodes {
             node.sysctl("net/ipv4/conf/all/rp_filter", "0")?;
             for key in ["net/ipv4/tcp_wmem", "net/ipv4/tcp_rmem"] {
@@ -231,6 +241,23 @@ impl Scene {
         Err(anyhow!("no path from source to target over {first}: {said}"))
     }
 
+    /// Waits until packets to the target travel in datagrams.
+    ///
+    /// # Errors
+    /// They do not within a minute.
+    pub fn wait_for_packets(&self) -> Result<()> {
+        let began = Instant::now();
+        while began.elapsed() < PATH_WITHIN {
+            let status: serde_json::Value = serde_json::from_str(&self.overlay(&["status", "--json"])?)?;
+            let paths = status["paths"].as_array().map(Vec::as_slice).unwrap_or_default();
+            if paths.iter().any(|path| path["to"] == "target" && path["by_datagram"] == true) {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        bail!("no datagrams from source to target")
+    }
+
     /// `sidetrack overlay …` at the source.
     fn overlay(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.program);
@@ -279,14 +306,28 @@ impl Scene {
                      dst = \"{TARGET}/32\"\n[[rule]]\nname = \"all\"\nmatch = {{ to = \"{TARGET}/32\" }}\n\
                      carrier = \"overlay:target\"\n"
                 );
+                text += &packets("target", PACKETS);
             }
             3 => {
-                let _ = write!(text, "[[overlay.deliver]]\nfrom = \"source\"\nto = \"{TARGET}/32\"\n");
+                for address in [TARGET, PACKETS] {
+                    let _ = write!(text, "[[overlay.deliver]]\nfrom = \"source\"\nto = \"{address}/32\"\n");
+                }
+                text += &packets("source", self.wires[0].link.a.v4);
             }
             _ => {}
         }
         text
     }
+}
+
+/// Packets to this address at that node are caught whole.
+fn packets(node: &str, to: Ipv4Addr) -> String {
+    let entry = |port: u16, link: &str| {
+        format!(
+            "[[overlay.packets]]\nnode = \"{node}\"\nto = \"{to}/32\"\nport = [{port}]\nlink = \"{link}\"\n"
+        )
+    };
+    entry(PACKETS_RELIABLE, "reliable") + &entry(PACKETS_BEST_EFFORT, "best-effort")
 }
 
 fn conditions(ms: u64, loss: Loss) -> Conditions {
@@ -298,7 +339,8 @@ fn lost(log: &str) -> usize {
     log.matches("overlay link down").count()
 }
 
-fn key(program: &std::path::Path, directory: &Scratch, name: &str) -> Result<String> {
+/// Makes a node's key; gives the public one.
+pub fn key(program: &std::path::Path, directory: &Scratch, name: &str) -> Result<String> {
     let file = directory.path().join(format!("{name}.key"));
     let made = Command::new(program).args(["overlay", "key"]).arg(file).output()?;
     ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr).trim());

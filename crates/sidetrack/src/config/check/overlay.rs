@@ -4,6 +4,7 @@ use super::super::{At, Deliver, Overlay, OverlayNode, Packets, raw};
 use super::Check;
 use sidetrack_core::net::PortSet;
 use sidetrack_core::overlay::NODES_MAX;
+use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use std::sync::Arc;
 
@@ -149,7 +150,9 @@ impl Check<'_> {
         let to = self.networks(to);
         let port = packets.port.as_ref().map(|ports| self.ports(ports));
         let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
-        Some(Packets { node, to, port, local })
+        let is_best_effort = packets.link.as_deref() == Some(&raw::PacketsLink::BestEffort);
+        let link = if is_best_effort { LinkKind::BestEffort } else { LinkKind::Reliable };
+        Some(Packets { node, to, port, local, link })
     }
 
     /// The node that `overlay:NAME` means.

@@ -47,6 +47,19 @@ pub struct Packets {
     /// Where they are caught: "local" for those of this host, "router" for all that leave it, forwarded ones too. Default
     /// "local".
     pub at: Option<At<PacketsAt>>,
+    /// The kind of links they travel on: "reliable" recovers on every hop what is lost and keeps the order of all of them,
+    /// "best-effort" leaves both to the applications, and none of their flows waits for another. Default "reliable".
+    pub link: Option<At<PacketsLink>>,
+}
+
+/// The kind of links that packets travel on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PacketsLink {
+    /// Recovered hop by hop, in order.
+    Reliable,
+    /// Datagrams.
+    BestEffort,
 }
 
 /// Where packets are caught.

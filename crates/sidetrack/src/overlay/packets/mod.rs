@@ -1,8 +1,11 @@
 //! Whole packets (seed 001, Secs. 2.1 and 2.2): what rules catch goes to the node that delivers it, as it is; TCP stays
 //! between the applications. One session for each node and direction carries them, recovered hop by hop, so that its opening
-//! is signed and the far side's own rules decide.
+//! is signed and the far side's own rules decide. Where a rule says best effort they travel in datagrams instead, under that
+//! session's id.
 //!
-//! What comes faster than a session takes it is dropped, as by any router: the applications' own congestion control sees it.
+//! What comes faster than a way takes it is dropped, as by any router: the applications' own congestion control sees it.
+
+mod way;
 
 use super::deliver::is_allowed;
 use super::ingress::Request;
@@ -13,7 +16,9 @@ use crate::config::{self, OnCrash};
 use crate::steer::OWN_MARK;
 use anyhow::Context as _;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::packet::{self, Catch, Interceptor, PACKET_MAX};
+use sidetrack_core::overlay::frame::{LinkKind, SessionId};
+use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX};
+use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
 use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, PacketCatch, Packets};
@@ -29,6 +34,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
+use way::{BestEffort, Reliable, Way};
 
 /// The mark of packets that are delivered: no rule of ours catches them.
 pub const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
@@ -56,6 +62,8 @@ const REST: Duration = Duration::from_millis(250);
 pub struct Counters {
     /// Caught and sent on.
     pub sent: AtomicU64,
+    /// Those of them that went in datagrams.
+    pub by_datagram: AtomicU64,
     /// Caught while the way to their node was full.
     pub dropped: AtomicU64,
     /// Caught while there was no way: they passed us by, or were dropped, as `on_crash` says.
@@ -72,14 +80,10 @@ pub struct Counters {
 pub struct Interception {
     rules: Mutex<Interceptor>,
     raw: RoutedSocket,
+    /// Sessions of packets that other nodes have opened: under these ids, and from these nodes, come datagrams.
+    sessions: Mutex<BTreeMap<SessionId, NodeId>>,
     /// What became of them.
     pub counters: Counters,
-}
-
-/// The way to one node.
-struct Way {
-    packets: mpsc::Sender<Vec<u8>>,
-    stands: Arc<AtomicBool>,
 }
 
 /// What needs rights, taken while there are some.
@@ -93,7 +97,7 @@ pub struct Bound {
 /// What the thread waits for.
 struct Begin {
     interception: Arc<Interception>,
-    ways: BTreeMap<NodeId, Way>,
+    ways: BTreeMap<(NodeId, LinkKind), Box<dyn Way>>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -147,15 +151,17 @@ impl Bound {
     pub fn start(self, shared: &mut Shared) -> Start {
         let node = |packets: &config::Packets| {
             let node = shared.identity.node_named(&packets.node)?;
-            Some(Catch { node, to: packets.to.clone(), ports: packets.port.clone() })
+            Some(Catch { node, to: packets.to.clone(), ports: packets.port.clone(), kind: packets.link })
         };
         let rules = Interceptor::new(self.catches.iter().filter_map(node).collect());
         let counters = Counters::default();
-        let interception = Arc::new(Interception { rules: Mutex::new(rules), raw: self.raw, counters });
+        let (rules, sessions) = (Mutex::new(rules), Mutex::default());
+        let interception = Arc::new(Interception { rules, raw: self.raw, sessions, counters });
         shared.packets = Some(interception.clone());
-        let mut nodes: Vec<_> = self.catches.iter().map(|packets| packets.node.clone()).collect();
-        nodes.sort();
-        nodes.dedup();
+        let mut nodes = BTreeMap::new();
+        for packets in &self.catches {
+            *nodes.entry(packets.node.clone()).or_insert(false) |= packets.link == LinkKind::BestEffort;
+        }
         Start { interception, nodes, thread: self.thread, begin: self.begin }
     }
 }
@@ -163,7 +169,8 @@ impl Bound {
 /// On its way to [`Catching`].
 pub struct Start {
     interception: Arc<Interception>,
-    nodes: Vec<Arc<str>>,
+    /// And whether packets go to them in datagrams.
+    nodes: BTreeMap<Arc<str>, bool>,
     thread: JoinHandle<()>,
     begin: oneshot::Sender<Begin>,
 }
@@ -172,17 +179,29 @@ impl Start {
     /// Lets packets go; gives the tasks that carry them, for the thread of flows.
     pub fn run(
         self,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         requests: &mpsc::Sender<Request>,
     ) -> (Catching, Vec<impl Future<Output = ()> + Send + use<>>) {
-        let mut ways = BTreeMap::new();
+        let mut ways: BTreeMap<_, Box<dyn Way>> = BTreeMap::new();
         let mut tasks = Vec::new();
-        for name in self.nodes {
+        for (name, by_datagram) in self.nodes {
             let Some(node) = shared.identity.node_named(&name) else { continue };
             let (packets, waiting) = mpsc::channel(WAITING_MAX);
             let stands = Arc::new(AtomicBool::new(false));
-            ways.insert(node, Way { packets, stands: stands.clone() });
-            tasks.push(carry(name, requests.clone(), waiting, stands));
+            let reliable = Reliable { packets, stands: stands.clone() };
+            if by_datagram {
+                let (to, reliable) = (node, reliable.clone());
+                let best_effort = BestEffort {
+                    to,
+                    shared: shared.clone(),
+                    interception: self.interception.clone(),
+                    reliable,
+                };
+                ways.insert((node, LinkKind::BestEffort), Box::new(best_effort));
+            }
+            ways.insert((node, LinkKind::Reliable), Box::new(reliable));
+            let carried = Carried { node, name, by_datagram, stands, requests: requests.clone() };
+            tasks.push(carry(shared.clone(), carried, waiting));
         }
         let stop = Arc::new(AtomicBool::new(false));
         // If the thread has ended already, it has said why.
@@ -220,16 +239,13 @@ fn answer_kernel(mut queue: Queue, table: OwnedTable, bypass: bool, begun: onesh
 impl Begin {
     fn caught(&self, packet: &[u8], without_way: Verdict) -> Verdict {
         let counters = &self.interception.counters;
-        let node = self.interception.rules().outgoing(packet);
-        let way = node.and_then(|node| self.ways.get(&node)).filter(|way| way.stands.load(Relaxed));
+        let whom = self.interception.rules().outgoing(packet);
+        let way = whom.and_then(|whom| self.ways.get(&whom)).filter(|way| way.stands());
         let Some(way) = way else {
             counters.without_way.fetch_add(1, Relaxed);
             return without_way;
         };
-        let became = match way.packets.try_send(packet.to_vec()) {
-            Ok(()) => &counters.sent,
-            Err(_) => &counters.dropped,
-        };
+        let became = if way.take(packet) { &counters.sent } else { &counters.dropped };
         became.fetch_add(1, Relaxed);
         Verdict::Drop
     }
@@ -238,6 +254,21 @@ impl Begin {
 impl Interception {
     fn rules(&self) -> std::sync::MutexGuard<'_, Interceptor> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<SessionId, NodeId>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers a packet that came in a datagram, if `from` has opened this session for packets.
+    pub fn deliver_datagram(&self, shared: &Shared, from: NodeId, session: SessionId, packet: &[u8]) {
+        if self.sessions().get(&session) != Some(&from) {
+            self.counters.refused.fetch_add(1, Relaxed);
+            return;
+        }
+        if let Some(member) = shared.identity.member(from) {
+            self.deliver(shared, from, &member.name, packet);
+        }
     }
 
     /// Delivers a packet that `from` has sent, if the rules say so.
@@ -260,31 +291,42 @@ impl Interception {
     }
 }
 
-/// Keeps a session to a node and sends it what waits, for ever.
-async fn carry(
-    node: Arc<str>,
-    requests: mpsc::Sender<Request>,
-    mut waiting: mpsc::Receiver<Vec<u8>>,
+/// What one task keeps a session for.
+struct Carried {
+    node: NodeId,
+    name: Arc<str>,
+    by_datagram: bool,
     stands: Arc<AtomicBool>,
-) {
+    requests: mpsc::Sender<Request>,
+}
+
+/// Keeps a session to a node and sends it what waits, for ever.
+async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receiver<Vec<u8>>) {
+    let Carried { node, name, by_datagram, stands, requests } = carried;
     let mut told = String::new();
     loop {
-        match open(&node, &requests).await {
-            Ok(session) => {
-                tracing::info!(%node, "packets pass over the overlay");
+        match open(&name, &requests).await {
+            Ok((session, id)) => {
+                tracing::info!(node = %name, "packets pass over the overlay");
                 told.clear();
+                if by_datagram {
+                    shared.datagrams.paths.enter(node, id);
+                }
                 stands.store(true, Relaxed);
                 let ended = pass(session, &mut waiting).await;
                 stands.store(false, Relaxed);
+                shared.datagrams.paths.leave(node);
                 match ended {
                     Ok(()) => return,
-                    Err(error) => tracing::info!(%node, %error, "packets pass no more over the overlay"),
+                    Err(error) => {
+                        tracing::info!(node = %name, %error, "packets pass no more over the overlay")
+                    }
                 }
             }
             Err(error) => {
                 let error = format!("{error:#}");
                 if error != told {
-                    tracing::warn!(%node, %error, "packets have no way to a node; trying on");
+                    tracing::warn!(node = %name, %error, "packets have no way to a node; trying on");
                     told = error;
                 }
             }
@@ -295,15 +337,16 @@ async fn carry(
     }
 }
 
-async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Result<TcpStream> {
+async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Result<(TcpStream, SessionId)> {
     let (near, leg) = pair()?;
     let (reply, answer) = oneshot::channel();
-    let destination = packet::destination().context("the name of packets")?;
+    let destination = Reserved::Packets.destination().context("the name of packets")?;
     let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let order = OverlayOrder { node: node.clone(), destination, client, host: None };
     requests.send(Request { order, leg, reply }).await.context("the overlay is stopping")?;
-    answer.await.context("the overlay is stopping")?.map_err(|failure| anyhow::anyhow!(failure.detail))?;
-    Ok(TcpStream::from_std(near)?)
+    let opened = answer.await.context("the overlay is stopping")?;
+    let session = opened.map_err(|failure| anyhow::anyhow!(failure.detail))?;
+    Ok((TcpStream::from_std(near)?, session))
 }
 
 /// Writes packets, each behind its length; `Ok`: nobody has any more. The session says nothing but its end.
@@ -327,7 +370,19 @@ async fn pass(session: TcpStream, waiting: &mut mpsc::Receiver<Vec<u8>>) -> io::
 }
 
 /// The other end: delivers what comes until the session ends.
-pub async fn receive(shared: Arc<Shared>, interception: Arc<Interception>, from: NodeId, session: TcpStream) {
+pub async fn receive(
+    shared: Arc<Shared>,
+    interception: Arc<Interception>,
+    from: NodeId,
+    id: SessionId,
+    session: TcpStream,
+) {
+    interception.sessions().insert(id, from);
+    receive_stream(&shared, &interception, from, session).await;
+    interception.sessions().remove(&id);
+}
+
+async fn receive_stream(shared: &Shared, interception: &Interception, from: NodeId, session: TcpStream) {
     let name = shared.identity.name(from);
     let mut session = BufReader::with_capacity(65_536, session);
     let mut packet = vec![0; PACKET_MAX];
@@ -337,6 +392,6 @@ pub async fn receive(shared: Arc<Shared>, interception: Arc<Interception>, from:
         if session.read_exact(packet).await.is_err() {
             return;
         }
-        interception.deliver(&shared, from, &name, packet);
+        interception.deliver(shared, from, &name, packet);
     }
 }

@@ -1,0 +1,406 @@
+//! Whether a neighbour is there, and how good the link to it is.
+//!
+//! Both ends of a link send hellos at a steady pace and say whether they hear the other (the state machine of BFD,
+//! RFC 5880 Sec. 6.2, without its authentication and echo functions): a link that carries bytes one way only never
+//! comes up. Hellos never travel behind data.
+//!
+//! A hello goes by one of two lanes. On the *stream*, the control connection, a lost one holds up those behind it until the
+//! kernel has repeated it, so that silence says little for some hundred milliseconds. *Datagrams* wait for nothing: while
+//! the neighbour shows that it hears ours, they go at a brisker pace, a cut link is noticed after a few of them, and those
+//! that are missing are the loss of the link. Where no datagram passes, the stream alone serves.
+
+mod quality;
+#[cfg(test)]
+mod tests;
+
+pub use quality::Quality;
+
+use super::frame::{Hello, LinkState};
+use crate::time::Instant;
+use quality::{Arrivals, Order};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How often, and how many may stay away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// How often a hello is sent, 10 to 1000 ms.
+    pub interval: Duration,
+    /// So many intervals without a sign of life, and the link is down. At least 2.
+    pub missed: u32,
+}
+
+/// Times of a detector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The pace on the stream.
+    pub stream: Pace,
+    /// The pace in datagrams, while they arrive; none: there are none.
+    pub datagrams: Option<Pace>,
+    /// No longer than this may hellos stay away while the neighbour shows other signs of life ([`Input::Alive`]): it lacks
+    /// the time to speak, but its connections stand.
+    pub starved: Duration,
+    /// So many hellos must be heard before a link that is down may come up.
+    pub up_after: u32,
+}
+
+impl Default for Config {
+    /// Hellos of 40 ms: a link that falls silent is down after 160 ms at most, and idle links carry about 2 kB/s each way.
+    fn default() -> Self {
+        Self {
+            stream: Pace { interval: Duration::from_millis(40), missed: 4 },
+            datagrams: None,
+            starved: Duration::from_secs(2),
+            up_after: 2,
+        }
+    }
+}
+
+/// What a hello travels on. See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The control connection.
+    Stream,
+    /// A datagram of its own.
+    Datagram,
+}
+
+/// The lanes that one hello is sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// The stream alone.
+    Stream,
+    /// A datagram alone.
+    Datagram,
+    /// Both.
+    Both,
+}
+
+impl Lanes {
+    /// Whether it goes on this one.
+    pub fn has(self, lane: Lane) -> bool {
+        matches!(
+            (self, lane),
+            (Self::Both, _) | (Self::Stream, Lane::Stream) | (Self::Datagram, Lane::Datagram)
+        )
+    }
+}
+
+/// The bounds of what a neighbour may say about its pace.
+const INTERVAL_MS: std::ops::RangeInclusive<u16> = 10..=1000;
+
+/// Hellos whose times of sending are remembered; an echo of an older one measures nothing.
+const SENT_MAX: usize = 64;
+
+/// While datagrams arrive, every so many hellos go on the stream, too: it stays open, and shows that it does.
+const STREAM_EVERY: u32 = 16;
+
+/// While they do not, it is tried with one for so many hellos of the stream.
+const TRY_EVERY: u32 = 4;
+
+/// What the driver tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A hello of the neighbour came.
+    Hello(Hello, Lane),
+    /// The loss below our own recovery, where somebody else measures it, parts per million.
+    Loss(u32),
+    /// So long ago the neighbour gave another sign of life: its kernel acknowledged something of ours, or something else
+    /// came from it. Says that the way is good, not that the neighbour has the time to speak.
+    Alive(Duration),
+    /// The deadline may have passed, and all that had arrived was told.
+    Tick,
+}
+
+/// Since when a neighbour is silent, in time that we were awake: what we slept through it may have said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Silence {
+    /// No hello.
+    hello: Instant,
+    /// No sign of life at all.
+    any: Instant,
+    /// We were away once since then, and left time to read.
+    has_grace: bool,
+    /// A hello was sent on both lanes at once when the silence was first noticed.
+    asked: bool,
+}
+
+/// What the driver is to do or know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send this.
+    Send(Hello, Lanes),
+    /// The link is up.
+    Up,
+    /// The link is down.
+    Down,
+}
+
+/// Watches one link.
+#[derive(Clone, Debug)]
+pub struct Detector {
+    config: Config,
+    state: LinkState,
+    sequence: u32,
+    round: u32,
+    sent: VecDeque<(u32, Instant, Lanes)>,
+    next_hello: Instant,
+    /// The latest hello heard: its sequence and when it came.
+    heard: Option<(u32, Instant)>,
+    order: Order,
+    /// None until something was heard.
+    silence: Option<Silence>,
+    heard_in_a_row: u32,
+    peer_interval: Duration,
+    /// When the neighbour last showed that it hears our datagrams.
+    reached: Option<Instant>,
+    /// It has last heard us some intervals ago.
+    unheard: bool,
+    arrivals: Arrivals,
+    /// Somebody else measures the loss.
+    loss_is_told: bool,
+    quality: Quality,
+    outputs: VecDeque<Output>,
+}
+
+impl Detector {
+    /// A link on which nothing was heard yet; the first hello goes at once.
+    pub fn new(config: Config, now: Instant) -> Self {
+        Self {
+            config,
+            state: LinkState::Down,
+            sequence: 0,
+            round: 0,
+            sent: VecDeque::new(),
+            next_hello: now,
+            heard: None,
+            order: Order::default(),
+            silence: None,
+            heard_in_a_row: 0,
+            peer_interval: config.stream.interval,
+            reached: None,
+            unheard: false,
+            arrivals: Arrivals::default(),
+            loss_is_told: false,
+            quality: Quality::default(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Whether both ends hear each other.
+    pub fn is_up(&self) -> bool {
+        self.state == LinkState::Up
+    }
+
+    /// What is known about the link.
+    pub fn quality(&self) -> Quality {
+        self.quality
+    }
+
+    /// Whether the neighbour hears our datagrams.
+    pub fn reaches_by_datagram(&self, now: Instant) -> bool {
+        self.reached.is_some_and(|at| now.since(at) < self.config.starved)
+    }
+
+    /// Whether the neighbour has been silent for longer than usual: whoever knows of other signs of life, tell us.
+    pub fn is_suspect(&self, now: Instant) -> bool {
+        self.suspect_at().is_some_and(|at| at <= now)
+    }
+
+    /// Tells one event.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        self.excuse(now);
+        match input {
+            Input::Hello(hello, lane) => self.hello(now, &hello, lane),
+            Input::Loss(ppm) => {
+                self.loss_is_told = true;
+                self.quality.loss_ppm = ppm.min(1_000_000);
+            }
+            Input::Alive(ago) => self.alive(now, ago),
+            Input::Tick => {}
+        }
+        if self.silent_at().is_some_and(|at| at <= now) {
+            (self.heard, self.silence, self.reached) = (None, None, None);
+            self.heard_in_a_row = 0;
+            // A neighbour that restarts counts from the beginning.
+            self.order.forget();
+            self.arrivals.pause();
+            self.go(LinkState::Down);
+        }
+        if self.next_hello <= now || self.has_to_ask(now) {
+            self.send(now);
+        }
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call `handle(now, Input::Tick)`.
+    pub fn deadline(&self) -> Instant {
+        let ask = self.suspect_at().filter(|_| self.silence.is_some_and(|silence| !silence.asked));
+        [self.silent_at(), ask].into_iter().flatten().fold(self.next_hello, Instant::min)
+    }
+
+    /// When the neighbour will have been silent for too long.
+    fn silent_at(&self) -> Option<Instant> {
+        let silence = self.silence?;
+        Some((silence.any + self.patience()).min(silence.hello + self.config.starved.max(self.patience())))
+    }
+
+    /// When its silence will be noticed.
+    fn suspect_at(&self) -> Option<Instant> {
+        Some(self.silence?.any + self.peer_interval * 4 / 3)
+    }
+
+    fn has_to_ask(&self, now: Instant) -> bool {
+        self.silence.is_some_and(|silence| !silence.asked) && self.is_suspect(now)
+    }
+
+    /// How long a neighbour that lives may be silent.
+    fn patience(&self) -> Duration {
+        let pace = self.config.datagrams.filter(|_| self.hears_datagrams()).unwrap_or(self.config.stream);
+        self.peer_interval.max(pace.interval) * pace.missed.max(2)
+    }
+
+    /// Whether the neighbour says hello in datagrams.
+    fn hears_datagrams(&self) -> bool {
+        self.config.datagrams.is_some_and(|pace| self.peer_interval <= pace.interval)
+    }
+
+    /// Our own interval now.
+    fn interval(&self, now: Instant) -> Duration {
+        let brisk = self.config.datagrams.filter(|_| self.reaches_by_datagram(now));
+        brisk.unwrap_or(self.config.stream).interval
+    }
+
+    /// We are called later than we asked for: what the neighbour said meanwhile may still wait to be read, so that the
+    /// time we were away counts for nothing, and for the first time two intervals are left to read.
+    fn excuse(&mut self, now: Instant) {
+        let (late, interval) = (now.since(self.deadline()), self.interval(now));
+        let Some(silence) = self.silence.filter(|_| late > interval) else { return };
+        // As if they had been silent for so much less.
+        let excused = |since: Instant, patience: Duration| {
+            let silent = (now - since).saturating_sub(late);
+            let most = patience.saturating_sub(interval * 2);
+            let counted = if silence.has_grace { silent } else { silent.min(most) };
+            since + (now - since).saturating_sub(counted)
+        };
+        self.silence = Some(Silence {
+            hello: excused(silence.hello, self.config.starved.max(self.patience())),
+            any: excused(silence.any, self.patience()),
+            has_grace: true,
+            asked: silence.asked,
+        });
+    }
+
+    fn alive(&mut self, now: Instant, ago: Duration) {
+        let Some(silence) = &mut self.silence else { return };
+        if now - silence.any > ago {
+            silence.any = silence.any + (now - silence.any).saturating_sub(ago);
+            (silence.has_grace, silence.asked) = (false, false);
+        }
+    }
+
+    fn send(&mut self, now: Instant) {
+        let (interval, is_suspect) = (self.interval(now), self.is_suspect(now));
+        // From the moment it was due, so that the pace does not drift; after a long sleep from now on.
+        let next = self.next_hello + interval;
+        self.next_hello = if self.next_hello <= now && next > now { next } else { now + interval };
+        if let Some(silence) = self.silence.as_mut().filter(|_| is_suspect) {
+            silence.asked = true;
+        }
+        self.round = self.round.wrapping_add(1);
+        if self.config.datagrams.is_none() {
+            self.say(now, Lanes::Stream);
+        } else if self.reaches_by_datagram(now) {
+            let is_both = is_suspect || self.unheard || self.round.is_multiple_of(STREAM_EVERY);
+            self.say(now, if is_both { Lanes::Both } else { Lanes::Datagram });
+        } else {
+            self.say(now, Lanes::Stream);
+            if self.round % TRY_EVERY == 1 {
+                // With a number of its own: who echoes it has heard the datagram.
+                self.say(now, Lanes::Datagram);
+            }
+        }
+    }
+
+    fn say(&mut self, now: Instant, lanes: Lanes) {
+        self.sequence = self.sequence.wrapping_add(1);
+        if self.sent.len() >= SENT_MAX {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((self.sequence, now, lanes));
+        let echo = self
+            .heard
+            .map(|(sequence, at)| (sequence, u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX)));
+        let interval_ms = u16::try_from(self.interval(now).as_millis()).unwrap_or(u16::MAX);
+        let hello = Hello { state: self.state, sequence: self.sequence, interval_ms, echo };
+        self.outputs.push_back(Output::Send(hello, lanes));
+    }
+
+    fn hello(&mut self, now: Instant, hello: &Hello, lane: Lane) {
+        self.count(hello, lane);
+        if self.order.step(hello.sequence).is_none() {
+            // No later than one that came before: it says nothing new.
+            return;
+        }
+        self.heard = Some((hello.sequence, now));
+        self.silence = Some(Silence { hello: now, any: now, has_grace: false, asked: false });
+        self.heard_in_a_row = self.heard_in_a_row.saturating_add(1);
+        self.peer_interval = interval_of(hello);
+        self.measure(now, hello.echo);
+        let enough = self.heard_in_a_row >= self.config.up_after;
+        match (self.state, hello.state) {
+            (LinkState::Down, LinkState::Down) if enough => self.go(LinkState::Init),
+            (LinkState::Down, LinkState::Init) if enough => self.go(LinkState::Up),
+            (LinkState::Init, LinkState::Init | LinkState::Up) => self.go(LinkState::Up),
+            // The other end does not hear us any more, or has begun anew.
+            (LinkState::Up, LinkState::Down) => self.go(LinkState::Down),
+            _ => {}
+        }
+    }
+
+    /// Counts the hellos of the lane that says something about loss: datagrams, if there are any.
+    fn count(&mut self, hello: &Hello, lane: Lane) {
+        match self.config.datagrams {
+            None => self.arrivals.note(hello.sequence),
+            Some(pace) if interval_of(hello) > pace.interval => self.arrivals.pause(),
+            Some(_) if lane == Lane::Datagram => self.arrivals.note(hello.sequence),
+            Some(_) => {}
+        }
+        if !self.loss_is_told {
+            self.quality.loss_ppm = self.arrivals.loss_ppm();
+        }
+    }
+
+    fn measure(&mut self, now: Instant, echo: Option<(u32, u32)>) {
+        let Some((sequence, delay_us)) = echo else { return };
+        let delay = Duration::from_micros(delay_us.into());
+        self.unheard = delay > self.interval(now) * 2;
+        let Some(at) = self.sent.iter().position(|(sent, ..)| *sent == sequence) else { return };
+        let (_, since, lanes) = self.sent[at];
+        // Each is measured once: the same echo again would have its later arrival counted.
+        self.sent.drain(..=at);
+        if let Some(rtt) = now.since(since).checked_sub(delay) {
+            self.quality.measured(u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX));
+        }
+        if lanes == Lanes::Datagram {
+            self.reached = Some(now);
+        }
+    }
+
+    fn go(&mut self, state: LinkState) {
+        let before = std::mem::replace(&mut self.state, state);
+        match (before, state) {
+            (LinkState::Up, LinkState::Down) => self.outputs.push_back(Output::Down),
+            (LinkState::Down | LinkState::Init, LinkState::Up) => self.outputs.push_back(Output::Up),
+            _ => {}
+        }
+    }
+}
+
+fn interval_of(hello: &Hello) -> Duration {
+    Duration::from_millis(hello.interval_ms.clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end()).into())
+}

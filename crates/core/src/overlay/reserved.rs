@@ -1,0 +1,55 @@
+//! Destinations that no application can ask for: names under `.invalid` exist nowhere (RFC 6761 Sec. 6.4), and the way into
+//! the overlay refuses these.
+
+use crate::flow::{Destination, Host, HostName};
+
+/// What a session leads to in the place of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reserved {
+    /// The far node's end of whole packets ([`super::packet`]).
+    Packets,
+    /// The far node counts what comes and throws it away: measurements.
+    Bench,
+}
+
+impl Reserved {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Packets, Self::Bench];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Packets => "packets.overlay.invalid",
+            Self::Bench => "bench.overlay.invalid",
+        }
+    }
+
+    /// As it stands in an opening.
+    pub fn destination(self) -> Option<Destination> {
+        let name = HostName::from_bytes(self.name().as_bytes()).ok()?;
+        Some(Destination { host: Host::Name(name), port: 1 })
+    }
+
+    /// Which of them this is; none: a destination like others.
+    pub fn of(destination: &Destination) -> Option<Self> {
+        let Host::Name(name) = &destination.host else { return None };
+        Self::ALL.into_iter().find(|reserved| reserved.name() == name.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_known_again_at_any_port_and_nothing_else_is() {
+        for reserved in Reserved::ALL {
+            let destination = reserved.destination().expect("a name");
+            assert_eq!(Reserved::of(&destination), Some(reserved));
+            assert_eq!(Reserved::of(&Destination { port: 99, ..destination }), Some(reserved));
+        }
+        assert_eq!(Reserved::of(&"PACKETS.overlay.invalid:1".parse().unwrap()), Some(Reserved::Packets));
+        for other in ["overlay.invalid:1", "x.packets.overlay.invalid:1", "192.0.2.1:1"] {
+            assert_eq!(Reserved::of(&other.parse().unwrap()), None);
+        }
+    }
+}

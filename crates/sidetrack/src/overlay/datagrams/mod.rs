@@ -1,0 +1,227 @@
+//! Datagrams between neighbours, beside the connections: brisk hellos, and the best-effort kind of link.
+//!
+//! Whoever has something to send seals it and gives it to the socket itself, so that a hello waits behind nothing of ours.
+//! One thread receives.
+
+mod link;
+mod receive;
+mod seal;
+mod way;
+
+pub use link::Link;
+pub use receive::run;
+pub use seal::{LABEL, MATERIAL_BYTES};
+pub use way::{Paths, send};
+
+use super::control::Event;
+use crate::live::Clock;
+use crate::steer::OWN_MARK;
+use link::{Dropped, Route};
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::datagram::mtu;
+use sidetrack_core::overlay::frame::Frame;
+use sidetrack_sys::{sockopt, udp};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use tokio::sync::mpsc;
+
+/// What a socket's buffer holds while the thread is away, bytes; a wish.
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// What happened to datagrams, for people to look at.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Came and were good.
+    pub received: AtomicU64,
+    /// Given to the system.
+    pub sent: AtomicU64,
+    /// Not taken by the system, or for a neighbour of whom nobody knows where it is.
+    pub unsent: AtomicU64,
+    /// Of no link that stands.
+    pub unknown: AtomicU64,
+    /// With a seal that does not fit.
+    pub forged: AtomicU64,
+    /// That came before.
+    pub replayed: AtomicU64,
+    /// Of a neighbour, and no frame; or on a way that does not lead here.
+    pub unreadable: AtomicU64,
+    /// Packets on their way that could not go on: the next link is down.
+    pub no_link: AtomicU64,
+    /// Packets dropped because they were faster than somebody allows.
+    pub too_fast: AtomicU64,
+    /// Dropped because somebody has asked for loss.
+    pub lost_on_purpose: AtomicU64,
+}
+
+/// The links by the name of their datagrams, and by neighbour.
+#[derive(Default)]
+struct Links {
+    by_name: BTreeMap<u32, Arc<Link>>,
+    by_node: BTreeMap<NodeId, Arc<Link>>,
+}
+
+/// See the module.
+pub struct Datagrams {
+    own: NodeId,
+    sockets: Vec<UdpSocket>,
+    links: RwLock<Links>,
+    control: mpsc::Sender<Event>,
+    clock: Clock,
+    /// What happened.
+    pub counters: Counters,
+    /// Paths along which packets of ours travel.
+    pub paths: Paths,
+    /// Losses that somebody has asked for, by neighbour, parts per million.
+    losses: Mutex<BTreeMap<NodeId, Arc<AtomicU32>>>,
+}
+
+/// The sockets of datagrams: beside each listener one of the same number, and one of each family for those we dial.
+pub fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = SocketAddr>) -> Vec<UdpSocket> {
+    let mut addresses = listeners.to_vec();
+    for dialled in dialled {
+        let any: IpAddr =
+            if dialled.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any = SocketAddr::new(any, 0);
+        if !addresses.contains(&any) {
+            addresses.push(any);
+        }
+    }
+    let bound = addresses.into_iter().map(|address| (address, bind_one(address)));
+    bound
+        .filter_map(|(address, socket)| {
+            socket
+                .inspect_err(|error| {
+                    tracing::warn!(%address, %error, "no datagrams here: links that fall silent are noticed late");
+                })
+                .ok()
+        })
+        .collect()
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = udp::bind_family(address)?;
+    sockopt::set_dont_fragment(&socket, true)?;
+    sockopt::set_receive_buffer(&socket, BUFFER_BYTES)?;
+    sockopt::set_send_buffer(&socket, BUFFER_BYTES)?;
+    // Only who may catch packets may mark them, and has to.
+    match sockopt::set_mark(&socket, OWN_MARK.value) {
+        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
+        _ => Ok(socket),
+    }
+}
+
+impl Datagrams {
+    /// With these sockets.
+    pub fn new(own: NodeId, sockets: Vec<UdpSocket>, control: mpsc::Sender<Event>, clock: Clock) -> Self {
+        Self {
+            own,
+            sockets,
+            links: RwLock::default(),
+            control,
+            clock,
+            counters: Counters::default(),
+            paths: Paths::default(),
+            losses: Mutex::default(),
+        }
+    }
+
+    /// A control connection stands: `material` is what both ends know from its handshake.
+    pub fn enter(
+        &self,
+        neighbour: NodeId,
+        number: u64,
+        material: &[u8; MATERIAL_BYTES],
+        address: Option<SocketAddr>,
+    ) {
+        let Some(directions) = seal::directions(self.own, neighbour, material) else { return };
+        let route = address.and_then(|to| self.route_to(to));
+        let link = Arc::new(Link::new(neighbour, number, directions, route, self.clock.now()));
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = links.by_node.insert(neighbour, link.clone()) {
+            links.by_name.remove(&old.name());
+        }
+        links.by_name.insert(link.name(), link);
+    }
+
+    /// The socket for a neighbour that we dial: the last one of its family, which is bound to no port of its own.
+    fn route_to(&self, to: SocketAddr) -> Option<Route> {
+        let fits = |socket: &UdpSocket| socket.local_addr().is_ok_and(|own| own.is_ipv4() == to.is_ipv4());
+        let socket = self.sockets.iter().rposition(fits)?;
+        let any: IpAddr =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        Some(Route { socket, to, from: any })
+    }
+
+    /// The control connection is gone.
+    pub fn leave(&self, neighbour: NodeId) {
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = links.by_node.remove(&neighbour) {
+            links.by_name.remove(&old.name());
+        }
+    }
+
+    /// What is known of the link to this neighbour.
+    pub fn link(&self, neighbour: NodeId) -> Option<Arc<Link>> {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.by_node.get(&neighbour).cloned()
+    }
+
+    fn named(&self, name: u32) -> Option<Arc<Link>> {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.by_name.get(&name).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Link>> {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        links.by_node.values().cloned().collect()
+    }
+
+    /// Of what comes from this neighbour so much is lost, parts per million: for tests, as `setlink` of Spines.
+    pub fn set_loss(&self, neighbour: NodeId, ppm: u32) {
+        self.loss(neighbour).store(ppm.min(1_000_000), Relaxed);
+    }
+
+    /// See [`Datagrams::set_loss`].
+    pub fn loss(&self, neighbour: NodeId) -> Arc<AtomicU32> {
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.entry(neighbour).or_default().clone()
+    }
+
+    /// Sends a frame to a neighbour; false: there is no way, or the system took none of it.
+    pub fn send(&self, to: NodeId, frame: &Frame) -> bool {
+        self.link(to).is_some_and(|link| self.send_on(&link, frame))
+    }
+
+    fn send_on(&self, link: &Link, frame: &Frame) -> bool {
+        let sent = link.route().is_some_and(|route| {
+            link.seal(frame).iter().all(|datagram| self.give(link, route, datagram).is_ok())
+        });
+        let counter = if sent { &self.counters.sent } else { &self.counters.unsent };
+        counter.fetch_add(1, Relaxed);
+        sent
+    }
+
+    fn give(&self, link: &Link, route: Route, datagram: &[u8]) -> io::Result<()> {
+        let socket = self.sockets.get(route.socket).ok_or(io::ErrorKind::NotFound)?;
+        let given = udp::send(socket, datagram, route.to, route.from);
+        if given.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            // The next probes are sent when the search is asked anyway.
+            for probe in link.search(self.clock.now(), mtu::Input::TooLarge(datagram.len())) {
+                self.send_on(link, &probe);
+            }
+        }
+        given.map(drop)
+    }
+
+    fn count(&self, dropped: Dropped) {
+        let counter = match dropped {
+            Dropped::Forged => &self.counters.forged,
+            Dropped::Replayed => &self.counters.replayed,
+            Dropped::Unreadable => &self.counters.unreadable,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}

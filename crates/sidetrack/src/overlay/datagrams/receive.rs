@@ -1,0 +1,210 @@
+//! The thread that receives datagrams.
+
+use super::link::{Link, Route};
+use super::{Datagrams, way};
+use crate::overlay::control::Event;
+use crate::overlay::shared::Shared;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::datagram::{Header, mtu};
+use sidetrack_core::overlay::frame::{Frame, Packet, Protocol, SessionId};
+use sidetrack_sys::udp;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Longest datagram: what UDP allows.
+const DATAGRAM_MAX: usize = 65_535;
+
+/// Datagrams of one socket before others get their turn.
+const TURN: usize = 256;
+
+/// How often it is looked whether the thread is to end.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What may be sent ahead of a link's rate, as time: datagrams do not wait, they are dropped.
+const BURST: Duration = Duration::from_millis(50);
+
+/// How often the control thread is told at most that something came, nanoseconds.
+const ALIVE_EVERY_NS: u64 = 15_000_000;
+
+/// Receives until `stopped`.
+pub fn run(shared: &Shared, stopped: &AtomicBool) {
+    let datagrams = &shared.datagrams;
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    let mut dice = Dice(shared.clock.now().as_nanos());
+    while !stopped.load(Relaxed) {
+        let ready = wait(datagrams, shared);
+        for (number, socket) in datagrams.sockets.iter().enumerate().filter(|(at, _)| ready.contains(at)) {
+            for _ in 0..TURN {
+                match udp::receive(socket, &mut buffer) {
+                    Ok(came) => {
+                        let route = Route { socket: number, to: came.from, from: came.to };
+                        take(shared, buffer.get_mut(..came.len).unwrap_or_default(), route, &mut dice);
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // An ICMP refusal of something we sent; the next datagram may be good.
+                    Err(_) => {}
+                }
+            }
+        }
+        tick(shared);
+    }
+}
+
+/// Waits until something came or something is due; gives the sockets to look at.
+fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
+    let now = shared.clock.now();
+    let due = datagrams.all().iter().map(|link| link.search_at().since(now)).min();
+    let due = due.unwrap_or(LOOK).min(datagrams.paths.due(now)).min(LOOK);
+    let limit = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(1_000_000).into() };
+    let mut sockets: Vec<_> =
+        datagrams.sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    if sockets.is_empty() {
+        std::thread::park_timeout(due);
+        return Vec::new();
+    }
+    // A signal is no reason to do anything.
+    let _ = poll(&mut sockets, Some(&limit));
+    let is_ready = |(at, socket): (usize, &PollFd<'_>)| (!socket.revents().is_empty()).then_some(at);
+    sockets.iter().enumerate().filter_map(is_ready).collect()
+}
+
+fn tick(shared: &Shared) {
+    let (datagrams, now) = (&shared.datagrams, shared.clock.now());
+    for link in datagrams.all().into_iter().filter(|link| link.search_at() <= now) {
+        for probe in link.search(now, mtu::Input::Tick) {
+            datagrams.send_on(&link, &probe);
+        }
+    }
+    way::probe(shared, now);
+}
+
+/// One datagram.
+fn take(shared: &Shared, datagram: &mut [u8], route: Route, dice: &mut Dice) {
+    let datagrams = &shared.datagrams;
+    let counters = &datagrams.counters;
+    let link = Header::split(datagram).and_then(|(header, _)| Some((header, datagrams.named(header.link)?)));
+    let Some((header, link)) = link else {
+        counters.unknown.fetch_add(1, Relaxed);
+        return;
+    };
+    if dice.falls(datagrams.loss(link.neighbour).load(Relaxed)) {
+        counters.lost_on_purpose.fetch_add(1, Relaxed);
+        return;
+    }
+    let sealed = datagram.get_mut(sidetrack_core::overlay::datagram::HEADER_BYTES..).unwrap_or_default();
+    match link.open(header, sealed, route) {
+        Ok(frame) => {
+            counters.received.fetch_add(1, Relaxed);
+            tell_alive(shared, &link);
+            if let Some(frame) = frame {
+                serve(shared, &link, frame);
+            }
+        }
+        Err(dropped) => datagrams.count(dropped),
+    }
+}
+
+/// The neighbour lives: also when hellos are lost among much else.
+fn tell_alive(shared: &Shared, link: &Link) {
+    let now = shared.clock.now().as_nanos();
+    if now.saturating_sub(link.alive_told.load(Relaxed)) > ALIVE_EVERY_NS {
+        link.alive_told.store(now, Relaxed);
+        // A full queue is no reason to wait: the next datagram says the same.
+        let _ = shared.datagrams.control.try_send(Event::Alive(link.neighbour, link.number));
+    }
+}
+
+fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
+    let datagrams = &shared.datagrams;
+    match frame {
+        Frame::Hello(hello) => {
+            // If the control thread has that much to do, it hears the next one.
+            let _ = datagrams.control.try_send(Event::Datagram(link.neighbour, link.number, hello));
+        }
+        Frame::Probe { number, .. } => {
+            datagrams.send_on(link, &Frame::ProbeAck { number });
+        }
+        Frame::ProbeAck { number } => {
+            for probe in link.search(shared.clock.now(), mtu::Input::Answered(number)) {
+                datagrams.send_on(link, &probe);
+            }
+        }
+        Frame::Packet(packet) => pass(shared, link.neighbour, packet),
+        // Others have no business in a datagram.
+        _ => {
+            datagrams.counters.unreadable.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// A packet on its way: for us, or for the next node of its path.
+fn pass(shared: &Shared, from: NodeId, packet: Packet) {
+    let (datagrams, own) = (&shared.datagrams, shared.identity.own());
+    let is_on_path =
+        packet.path.at(packet.position) == Some(own) && packet.path.before(packet.position) == Some(from);
+    if !is_on_path {
+        datagrams.counters.unreadable.fetch_add(1, Relaxed);
+        return;
+    }
+    if packet.path.last() != own {
+        forward(shared, packet);
+        return;
+    }
+    match packet.protocol {
+        Protocol::EchoRequest => {
+            let path = packet.path.reversed();
+            forward(shared, Packet { path, position: 0, protocol: Protocol::EchoReply, ..packet });
+        }
+        Protocol::EchoReply => {
+            datagrams.paths.answered(packet.path.first(), &packet.payload, shared.clock.now())
+        }
+        Protocol::Ip => deliver(shared, packet.path.first(), &packet.payload),
+        Protocol::Session => {
+            datagrams.counters.unreadable.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Sends a packet that is at `position` on to the next node; false: it is dropped.
+pub fn forward(shared: &Shared, mut packet: Packet) -> bool {
+    packet.position = packet.position.saturating_add(1);
+    let next = packet.path.at(packet.position).filter(|next| shared.link(*next).is_some());
+    let Some(next) = next else {
+        shared.datagrams.counters.no_link.fetch_add(1, Relaxed);
+        return false;
+    };
+    let shaper = shared.shapers.of(next);
+    if !shaper.wait(BURST).is_zero() {
+        shared.datagrams.counters.too_fast.fetch_add(1, Relaxed);
+        return false;
+    }
+    shaper.spend(packet.payload.len());
+    shared.datagrams.send(next, &Frame::Packet(packet))
+}
+
+/// An IP packet whose sender has opened a session for it.
+fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
+    let Some((session, packet)) = payload.split_first_chunk::<16>() else { return };
+    if let Some(packets) = &shared.packets {
+        packets.deliver_datagram(shared, origin, SessionId(*session), packet);
+    }
+}
+
+/// Decides which datagrams are lost where somebody has asked for loss; nothing hangs on its quality (xorshift64).
+struct Dice(u64);
+
+impl Dice {
+    fn falls(&mut self, ppm: u32) -> bool {
+        if ppm == 0 {
+            return false;
+        }
+        self.0 |= 1;
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % 1_000_000 < u64::from(ppm)
+    }
+}

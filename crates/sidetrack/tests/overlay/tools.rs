@@ -1,0 +1,88 @@
+//! `overlay bench` and `overlay link set`.
+
+use crate::node::{Up, at};
+use crate::scene::Server;
+use crate::scene::{Scene, exchange, path_to, random_bytes};
+use std::process::{Command, Output};
+
+fn overlay(up: &Up, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+    command.arg("overlay").args(arguments).arg("--admin").arg(up.folder().join("admin.sock"));
+    command.output().expect("the binary")
+}
+
+/// `sidetrack overlay …` of this node; what it prints.
+pub fn run(up: &Up, arguments: &[&str]) -> String {
+    let out = overlay(up, arguments);
+    assert!(out.status.success(), "{arguments:?}: {out:?}");
+    String::from_utf8(out.stdout).expect("text")
+}
+
+fn refused(up: &Up, arguments: &[&str]) -> String {
+    let out = overlay(up, arguments);
+    assert!(!out.status.success(), "{arguments:?}: {out:?}");
+    String::from_utf8(out.stderr).expect("text")
+}
+
+const DELIVER: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
+
+#[test]
+fn a_path_is_measured_without_any_entry_that_delivers_and_keeps_to_the_rate_of_its_link() {
+    let scene = Scene::new(at("127.0.0.1", 9), "");
+    let flood = |arguments: &[&str]| -> serde_json::Value {
+        let arguments = [&["bench", "c", "--json"], arguments].concat();
+        serde_json::from_str(&run(&scene.a, &arguments)).expect("JSON")
+    };
+    let number = |view: &serde_json::Value, what: &str| view[what].as_f64().expect("a number");
+    let free = flood(&["-s", "0.5"]);
+    assert!(number(&free, "bytes") > 1e6 && number(&free, "mbit") > 0.0, "{free}");
+    assert!(free["answer_ms"][0].as_f64() > Some(0.0), "{free}");
+    // Half a second at 8 Mb/s is half a megabyte, however long it takes.
+    let slow = flood(&["-s", "0.5", "-r", "8"]);
+    assert!((400_000.0..700_000.0).contains(&number(&slow, "bytes")), "{slow}");
+    // The link takes 40 Mb/s for all flows together: what was written in half a second takes as long as that.
+    run(&scene.a, &["link", "set", "b1", "--rate", "40"]);
+    run(&scene.a, &["link", "set", "b2", "--rate", "40"]);
+    let bound = flood(&["-s", "0.5"]);
+    let at_least = number(&bound, "bytes") * 8.0 / 40e6 - 0.5;
+    assert!(number(&bound, "seconds") > at_least, "{bound}");
+    let status = run(&scene.a, &["status"]);
+    assert!(status.contains("by hand: link to b1: rate 40 Mb/s"), "{status}");
+    run(&scene.a, &["link", "set", "b1", "--rate", "0"]);
+    assert!(!run(&scene.a, &["status"]).contains("link to b1:"));
+    assert!(refused(&scene.a, &["bench", "nobody"]).contains("the overlay has no node 'nobody'"));
+    assert!(refused(&scene.a, &["bench", "c", "-s", "1000"]).contains("0.1 to 60"));
+}
+
+#[test]
+fn links_are_taken_down_made_dear_and_left_alone_again() {
+    let bytes = random_bytes(5, 300_000);
+    let server = Server::start(bytes.clone());
+    let scene = Scene::new(server.address, DELIVER);
+    // Dear: the other relay is taken.
+    let first = scene.relay();
+    let other = if first == "b1" { "b2" } else { "b1" };
+    assert_eq!(
+        run(&scene.a, &["link", "set", &first, "--cost", "500"]),
+        format!("link to {first}: cost 500 ms\n")
+    );
+    scene.wait("the other relay", |status| path_to(status, "c").get(1).is_some_and(|relay| relay == other));
+    // Down: the first is taken again, dear as it is, and the one that is down stays so.
+    run(&scene.a, &["link", "set", other, "--down"]);
+    scene.wait("the dear relay", |status| path_to(status, "c").get(1) == Some(&first));
+    assert!(exchange(scene.entry(), b"over what is left").expect("an answer") == bytes);
+    assert!(server.finish().expect("an orderly end") == b"over what is left");
+    let links = scene.status()["links"].as_array().expect("links").clone();
+    assert!(links.iter().all(|link| link["neighbour"] != other || link["up"] == false), "{links:?}");
+    // As they are by themselves.
+    run(&scene.a, &["link", "set", &first, "--cost", "0"]);
+    run(&scene.a, &["link", "set", other, "--up"]);
+    scene.wait("both links and nothing by hand", |status| {
+        let up = status["links"].as_array().expect("links").iter().filter(|link| link["up"] == true).count();
+        up == 2 && status["settings"].as_array().is_some_and(Vec::is_empty)
+    });
+    assert!(refused(&scene.a, &["link", "set", "nobody", "--down"]).contains("no node 'nobody'"));
+    assert!(refused(&scene.a, &["link", "set", "a", "--down"]).contains("this node itself"));
+    assert!(refused(&scene.a, &["link", "set", "b1", "--loss", "101"]).contains("0 to 100"));
+    assert!(refused(&scene.a, &["link", "set", "b1"]).contains("nothing to set"));
+}
