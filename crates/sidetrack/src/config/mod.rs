@@ -17,7 +17,7 @@ pub mod tap;
 
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
-pub use engine::{Choice, EngineIo, EngineListener};
+pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
