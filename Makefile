@@ -90,9 +90,9 @@ bench-overlay: deps-bench ## The overlay beside plain TCP over the same links, s
 	$(CARGO) build --release --locked --workspace
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/overlay.sh $(OVERLAY)
 
-bench-engine: need-cargo ## What the packet engine's core costs a packet, in memory (ENGINE=--quick: 10 s)
-	$(CARGO) build --release --locked -p sidetrack-lab
-	$(TARGET_DIR)/release/sidetrack-lab engine --core $(ENGINE)
+bench-engine: deps-bench ## The packet engine: its core, over AF_XDP, beside its peers, byte for byte (root; ENGINE=--quick: 90 s)
+	$(CARGO) build --release --locked --workspace
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine.sh $(ENGINE)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency
 	@command -v cargo-deny >/dev/null || { \
