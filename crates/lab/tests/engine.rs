@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use sidetrack_lab::launch::{find_program, launcher};
+use sidetrack_lab::peers::ours;
 use support::{Done, Tally};
 
 /// Runs these parts of the experiment, if this user and host can; what it printed.
@@ -20,6 +21,8 @@ fn run(case: &str, arguments: &[&str]) -> Option<String> {
         Ok(Done::Skipped("this host has no /dev/net/tun".into()))
     } else if find_program("nginx").is_none() {
         Ok(Done::Skipped("nginx is not installed".into()))
+    } else if let Err(missing) = ours::program() {
+        Ok(Done::Skipped(missing.to_string()))
     } else {
         let output =
             Command::new(launcher).arg("engine").arg("--quick").args(arguments).output().expect("it runs");
