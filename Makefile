@@ -95,9 +95,8 @@ bench-shunt: deps-bench ## The NFShunt paper's measurements with each fast path 
 	$(CARGO) build --release --locked --workspace
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/shunt.sh $(SHUNT)
 
-bench-engine: need-cargo ## What the packet engine's core costs a packet, in memory (ENGINE=--quick: 10 s)
-	$(CARGO) build --release --locked -p sidetrack-lab
-	$(TARGET_DIR)/release/sidetrack-lab engine --core $(ENGINE)
+bench-engine: deps-bench ## The packet engine: its core, over AF_XDP, beside its peers, byte for byte (root; ENGINE=--quick: 90 s)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine.sh $(ENGINE)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency
 	@command -v cargo-deny >/dev/null || { \

@@ -15,6 +15,7 @@ pub mod link;
 pub mod load;
 pub mod machine;
 pub mod output;
+pub mod packets;
 pub mod peers;
 pub mod probe;
 pub mod progress;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
 use sidetrack_lab::experiments::{chain, engine, epi, flights, idle, links, overlay, relay, shunt};
 use sidetrack_lab::launch::NodeExec;
-use sidetrack_lab::load;
+use sidetrack_lab::{load, packets};
 
 /// Networks out of namespaces, and the experiments with the peers beside us.
 #[derive(Parser)]
@@ -33,7 +33,7 @@ enum Job {
     Links(links::Options),
     /// The overlay of seed 001 beside plain TCP over the same links; fails when a bar is missed.
     Overlay(overlay::Options),
-    /// What the packet engine costs: its core alone, in memory; fails when a bar is missed.
+    /// What the packet engine costs: its core, over AF_XDP, and beside other proxies; fails when a bar is missed.
     Engine(engine::Options),
     /// The measurements of the NFShunt paper with each fast path; fails when a bar is missed.
     Shunt(shunt::Options),
@@ -43,6 +43,12 @@ enum Job {
     /// Be the least relay there can be, as a limit (used by the lab itself).
     #[command(hide = true)]
     Bare(bare::Options),
+    /// Generate packets of both ends of connections (used by the lab itself).
+    #[command(hide = true)]
+    Packets {
+        /// The job, as JSON.
+        spec: String,
+    },
     /// Generate load (used by the lab itself).
     #[command(hide = true)]
     Load {
@@ -74,6 +80,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Shunt(options) => shunt::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
+        Job::Packets { spec } => packets::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }
 }

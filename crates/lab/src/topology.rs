@@ -225,6 +225,21 @@ pub fn veth(a: &Node, name_a: &str, b: &Node, name_b: &str) -> Result<()> {
     a.run("ip", &[&pair[..], &["netns", &pid_b]].concat()).map(|_| ())
 }
 
+/// As [`link`], with one queue in each direction: what AF_XDP gives to one socket. Its interface's name at both ends.
+///
+/// # Errors
+/// As [`link`].
+pub fn one_queue_link(a: &Node, b: &Node, subnet: u8) -> Result<String> {
+    let interface = format!("link{subnet}");
+    let (pid_a, pid_b) = (a.holder.id().to_string(), b.holder.id().to_string());
+    let queues = ["numtxqueues", "1", "numrxqueues", "1"];
+    let own = ["link", "add", &interface, "netns", &pid_a];
+    let other = ["type", "veth", "peer", "name", &interface, "netns", &pid_b];
+    a.run("ip", &[&own[..], &queues, &other, &queues].concat())?;
+    address(a, b, &interface, subnet)?;
+    Ok(interface)
+}
+
 /// Gives the interfaces `interface` of two nodes the addresses of [`link`] and sets them up.
 ///
 /// # Errors

@@ -51,7 +51,7 @@ impl<C: Callbacks> Engine<C> {
                 *slot = value >> 1;
             }
             if let Some(cold) = self.cold.get(*slot as usize) {
-                black_box((cold.opened, cold.stamps.as_slice().len()));
+                black_box((cold.opened, cold.stamps.has_any()));
             }
             if let Some(hot) = self.hot.get(*slot as usize) {
                 black_box((hot.leg[CLIENT].next, hot.leg[SERVER].next, hot.tuple[CLIENT].ports, hot.active));
@@ -61,7 +61,7 @@ impl<C: Callbacks> Engine<C> {
         for slot in slots.iter().take(ahead.len) {
             let Some(hot) = self.hot.get(*slot as usize) else { continue };
             if let Some(slow) = self.slow.get(hot.slow as usize) {
-                black_box((slow.isn, slow.held.len(), slow.until, slow.sent, slow.fin));
+                black_box((slow.isn, slow.until, slow.held().len(), slow.edits[SERVER].is_empty()));
             }
         }
         ahead.len = 0;

@@ -2,13 +2,12 @@
 //! with it is made. What was held is then the engine's to deliver: see `owned.rs`.
 
 use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
-use super::connection::{CLIENT, Hot, Phase, SERVER, Slow, Source, side};
-use super::edit::Edit;
+use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
 use super::machine::{Drop, Engine, Fate};
 use super::open::FIRST_WAIT;
 use super::options::{Located, Offer};
 use super::outbox::Segment;
-use super::packet::{Header, Tuple, flags, u32_at};
+use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
 use super::seq::Seq;
 use super::table::hash;
@@ -39,11 +38,11 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Dropped(Drop::NoConnection);
         };
         let before = hot.leg[CLIENT].next;
-        let held_before = slow.held.len();
+        let held_before = slow.held().len();
         let outcome = take(&self.config, now, hot, slow, header, packet);
-        self.held_total += slow.held.len() - held_before;
+        self.held_total += slow.held().len() - held_before;
         let (grown, fin) = (hot.leg[CLIENT].next != before, slow.fin);
-        let full = slow.held.len() >= self.config.hold_bytes as usize;
+        let full = slow.held().len() >= self.config.hold_bytes as usize;
         match outcome {
             Held::Refuse(why) => return Fate::Dropped(why),
             Held::Challenge => return self.challenge(now, slot, CLIENT),
@@ -80,17 +79,19 @@ impl<C: Callbacks> Engine<C> {
             client: tuple.remote_addr(),
             local: tuple.local_addr(),
             opened: cold.opened,
-            first: &slow.held,
+            first: slow.held(),
             last,
         };
         match self.callbacks.select(&opening) {
             Selection::Wait { .. } if last => self.end(now, slot, EndReason::HandshakeTimeout),
             Selection::Wait { wait_ms } => {
-                let until = *slow.until.get_or_insert(now + Duration::from_millis(wait_ms));
-                self.wheel.arm(slot as u32, until);
+                if slow.until == NEVER {
+                    slow.until = now + Duration::from_millis(wait_ms);
+                }
+                self.wheel.arm(slot as u32, slow.until);
             }
             Selection::Server(target) => {
-                slow.until = None;
+                slow.until = NEVER;
                 if let Err(reason) = self.connect(now, slot, target) {
                     if reason == EndReason::Limit {
                         self.counters.shed += 1;
@@ -104,17 +105,18 @@ impl<C: Callbacks> Engine<C> {
 
     /// Takes a source, and sends the first SYN.
     fn connect(&mut self, now: Instant, slot: usize, target: Target) -> Result<(), EndReason> {
-        let client =
-            self.hot.get(slot).map(|hot| hot.tuple[CLIENT].remote_addr()).ok_or(EndReason::Internal)?;
+        let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT]).ok_or(EndReason::Internal)?;
+        let server = Address::from(target.address.ip());
         let source = if target.keep_client_address {
-            if client.is_ipv4() != target.address.is_ipv4() {
+            if client.remote.is_v4() != server.is_v4() {
                 return Err(EndReason::Unreachable);
             }
-            client
+            (client.remote, client.remote_port())
         } else {
-            self.ports.take(target.address.ip()).ok_or(EndReason::Limit)?
+            self.ports.take(server).ok_or(EndReason::Limit)?
         };
-        let tuple = Tuple::new(target.address, source);
+        let ports = u32::from(target.address.port()) << 16 | u32::from(source.1);
+        let tuple = Tuple { remote: server, local: source.0, ports };
         if target.keep_client_address {
             let key = hash(&self.config.seed, &tuple);
             if self.find(key, &tuple).is_some() {
@@ -142,16 +144,15 @@ impl<C: Callbacks> Engine<C> {
         cold.source = if target.keep_client_address { Source::Client } else { Source::Ours };
         cold.idle = millis(target.idle_timeout_ms, self.config.idle_timeout_ms);
         let lifetime = target.lifetime_ms.or(self.config.lifetime_ms);
-        cold.expires = lifetime.map(|ms| cold.opened + Duration::from_millis(ms));
+        cold.expires = lifetime.map_or(NEVER, |ms| cold.opened + Duration::from_millis(ms));
         if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
             slow.isn[SERVER] = isn;
             slow.inspect = [target.inspect_client, target.inspect_server];
-            slow.target = Some(*target);
             slow.asked = now;
             slow.resends = 0;
             slow.resend_after = FIRST_WAIT;
-            slow.resend_at = Some(now + FIRST_WAIT);
-            slow.until = Some(now + millis(target.connect_timeout_ms, self.config.connect_timeout_ms));
+            slow.resend_at = now + FIRST_WAIT;
+            slow.until = now + millis(target.connect_timeout_ms, self.config.connect_timeout_ms);
         }
     }
 
@@ -223,54 +224,51 @@ impl<C: Callbacks> Engine<C> {
         hot.leg[SERVER].hop = hop;
         hot.active = now;
         hot.phase = Phase::Bound;
-        cold.connected = Some(now);
+        cold.connected = now;
         slow.resend_after = (now.since(slow.asked) * 3).clamp(SHORTEST_WAIT, FIRST_WAIT);
-        slow.resend_at = None;
-        slow.until = None;
-        slow.ack_at = None;
-        let (idle, expires) = (now + cold.idle, cold.expires);
+        (slow.resend_at, slow.until, slow.ack_at) = (NEVER, NEVER, NEVER);
+        let due = cold.expires.min(now + cold.idle);
         self.counters.bound += 1;
         self.state(now, slot, SERVER, State::Established);
         if !self.own_what_was_held(now, slot) {
             return;
         }
-        self.wheel.arm(slot as u32, expires.map_or(idle, |at| at.min(idle)));
+        self.wheel.arm(slot as u32, due);
     }
 
     /// Makes what is held ours to deliver, changed if somebody wants it changed. False if that ended the connection.
     fn own_what_was_held(&mut self, now: Instant, slot: usize) -> bool {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get(slot)) else { return false };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
-        let held = std::mem::take(&mut slow.held);
-        if held.is_empty() && !slow.fin {
+        let before = slow.held().len();
+        if before == 0 && !slow.fin {
             self.acknowledge(now, slot, SERVER);
             self.settle(slot);
             return true;
         }
-        let len = held.len() as u32 + u32::from(slow.fin);
-        let looked_at = slow.inspect[CLIENT] && !held.is_empty();
-        let result =
-            if looked_at { self.callbacks.payload(cold.id, side(CLIENT), &held) } else { Payload::Keep };
-        let before = held.len();
-        let mut changed = false;
-        let bytes = match result {
-            Payload::Keep => held,
+        let len = before as u32 + u32::from(slow.fin);
+        let looked_at = slow.inspect[CLIENT] && before > 0;
+        let result = if looked_at {
+            self.callbacks.payload(cold.id, side(CLIENT), slow.held())
+        } else {
+            Payload::Keep
+        };
+        let edits = &mut slow.edits[CLIENT];
+        match result {
+            Payload::Keep => {}
             Payload::Replace(bytes) => {
-                changed = bytes != held;
-                bytes
+                hot.edited = bytes != edits.held();
+                self.held_total = self.held_total.saturating_sub(before) + bytes.len();
+                *edits.held_mut() = bytes;
             }
             Payload::Reset(reason) => {
-                self.held_total = self.held_total.saturating_sub(before);
                 self.end(now, slot, reason);
                 return false;
             }
-        };
-        self.held_total = self.held_total.saturating_sub(before) + bytes.len();
+        }
         let start = hot.leg[CLIENT].next - len;
-        let fin = slow.fin;
-        hot.edited = changed;
-        slow.edits[CLIENT].push(Edit { start, len, bytes, fin, owned: true });
-        slow.sent = start + slow.edits[CLIENT].base();
+        edits.own(start, len, slow.fin);
+        slow.sent = start + edits.base();
         self.send_owned(now, slot);
         // A client that has filled the small window we showed it must hear of the server's.
         if before * 2 >= self.config.hold_bytes as usize {
@@ -299,20 +297,20 @@ impl<C: Callbacks> Engine<C> {
         let Some(hot) = self.hot.get(slot) else { return };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
         let deciding = hot.phase == Phase::Deciding;
-        if slow.ack_at.is_some_and(|at| at <= now) {
+        if slow.ack_at <= now {
             self.acknowledge(now, slot, CLIENT);
         }
         let Some(slow) = self.slow_of(slot) else { return };
-        if slow.until.is_some_and(|until| until <= now) {
+        if slow.until <= now {
             if deciding {
-                slow.until = None;
+                slow.until = NEVER;
                 self.decide(now, slot, true);
             } else {
                 self.end(now, slot, EndReason::ConnectTimeout);
             }
-        } else if slow.resend_at.is_some_and(|at| at <= now) {
+        } else if slow.resend_at <= now {
             slow.resend_after *= 2;
-            slow.resend_at = Some(now + slow.resend_after);
+            slow.resend_at = now + slow.resend_after;
             self.counters.retransmitted += 1;
             self.send_syn(now, slot);
         }
@@ -330,7 +328,7 @@ fn take(
 ) -> Held {
     let leg = &mut hot.leg[CLIENT];
     leg.packets = leg.packets.wrapping_add(1);
-    let room = (config.hold_bytes as usize).saturating_sub(slow.held.len());
+    let room = (config.hold_bytes as usize).saturating_sub(slow.held().len());
     if header.has(flags::RST) {
         return match header.seq {
             seq if seq == leg.next => Held::End(EndReason::ClientGone),
@@ -362,7 +360,7 @@ fn take(
     let skip = leg.next.since(header.seq) as usize;
     let new = header.payload(packet).get(skip..).unwrap_or_default();
     let taken = new.get(..room.min(new.len())).unwrap_or_default();
-    slow.held.extend_from_slice(taken);
+    slow.edits[CLIENT].held_mut().extend_from_slice(taken);
     leg.next = leg.next + taken.len() as u32;
     leg.bytes += taken.len() as u64;
     if taken.len() < new.len() {
@@ -378,7 +376,7 @@ fn take(
     if slow.unacknowledged >= 2 {
         return Held::Acknowledge;
     }
-    slow.ack_at = Some(now + DELAYED_ACK);
+    slow.ack_at = now + DELAYED_ACK;
     Held::Soon
 }
 
@@ -389,7 +387,7 @@ fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss
     let both_scale = wanted.window_scale.is_some() && offer.window_scale.is_some();
     let both_sack = wanted.sack && offer.sack;
     let [client, server] = &mut hot.leg;
-    let held = slow.held.len() as u32 + u32::from(slow.fin);
+    let held = slow.held().len() as u32 + u32::from(slow.fin);
     let first = client.next - held;
     client.add = (slow.isn[SERVER] + 1) - first;
     client.stamp_add = clock.wrapping_sub(client.stamp);

@@ -1,7 +1,7 @@
 //! What is kept of a connection: the part every packet needs, in one place; the rest apart from it.
 
 use super::checksum::Sum;
-use super::config::{ConnectionId, Hop, Target};
+use super::config::{ConnectionId, Hop};
 use super::edit::Edits;
 use super::options::Offer;
 use super::packet::Tuple;
@@ -125,28 +125,38 @@ impl Hot {
 
     /// Works out what both directions' new addresses and ports change in checksums.
     pub(super) fn fix_checksums(&mut self) {
-        let [client, server] = self.tuple;
-        for (at, before, after) in [(CLIENT, client, server), (SERVER, server, client)] {
-            if let Some(leg) = self.leg.get_mut(at) {
-                leg.fix = Sum::ZERO.u16(!before.sum().folded()).add(after.sum()).folded();
-                let addresses = |tuple: &Tuple| tuple.remote.sum().add(tuple.local.sum());
-                leg.ip_fix = Sum::ZERO.u16(!addresses(&before).folded()).add(addresses(&after)).folded();
-            }
-        }
+        let [client, server] = &self.tuple;
+        let change = |before: u16, after: u16| Sum::ZERO.replace_u16(before, after).folded();
+        let addresses = [client, server].map(|tuple| tuple.remote.sum().add(tuple.local.sum()));
+        let whole = [addresses[0].u32(client.ports).folded(), addresses[1].u32(server.ports).folded()];
+        let addresses = addresses.map(Sum::folded);
+        let [to_server, to_client] = &mut self.leg;
+        to_server.fix = change(whole[0], whole[1]);
+        to_client.fix = change(whole[1], whole[0]);
+        to_server.ip_fix = change(addresses[0], addresses[1]);
+        to_client.ip_fix = change(addresses[1], addresses[0]);
     }
 }
 
-/// What records and time-outs need.
+/// A time that never comes.
+pub(super) const NEVER: Instant = Instant::from_nanos(u64::MAX);
+
+/// What records and time-outs need: two lines of cache.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub(super) struct Cold {
     pub(super) id: ConnectionId,
     pub(super) opened: Instant,
-    pub(super) connected: Option<Instant>,
-    pub(super) stamps: Stamps,
+    /// When the server answered, or [`NEVER`].
+    pub(super) connected: Instant,
+    /// The end of its life, or [`NEVER`].
+    pub(super) expires: Instant,
     pub(super) idle: Duration,
-    pub(super) expires: Option<Instant>,
+    /// The hash under which the client's tuple is found.
+    pub(super) key: u32,
     /// Whether there is a source towards the server, and whether it goes back to the free ones.
     pub(super) source: Source,
+    pub(super) stamps: Stamps,
 }
 
 /// What the connection to the server comes from.
@@ -166,67 +176,89 @@ impl Default for Cold {
         Self {
             id: ConnectionId(0),
             opened: Instant::ZERO,
-            connected: None,
-            stamps: Stamps::default(),
+            connected: NEVER,
+            expires: NEVER,
             idle: Duration::ZERO,
-            expires: None,
+            key: 0,
             source: Source::None,
+            stamps: Stamps::default(),
         }
     }
 }
 
-/// What a connection needs while it is made, while its bytes are held, and as long as they may be changed.
-#[derive(Debug, Default)]
+/// What a connection needs while it is made, while its bytes are held, and as long as they may be changed: four lines of
+/// cache, in which what comes first is used most. Times may be [`NEVER`].
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Slow {
     /// Our own initial number towards each side.
     pub(super) isn: [Seq; 2],
-    /// What the client offered.
-    pub(super) offer: Offer,
-    /// The chosen server.
-    pub(super) target: Option<Target>,
-    /// The client's bytes while there is no server.
-    pub(super) held: Vec<u8>,
-    /// A FIN came after them.
-    pub(super) fin: bool,
-    /// What became of each side's bytes.
-    pub(super) edits: [Edits; 2],
-    /// Which side's bytes are looked at.
-    pub(super) inspect: [bool; 2],
     /// The highest number we acknowledged to each side ourselves: acknowledgements never go back behind it.
     pub(super) acked_to: [Seq; 2],
-    /// Held segments that are not acknowledged yet.
-    pub(super) unacknowledged: u8,
-    /// When they are to be.
-    pub(super) ack_at: Option<Instant>,
-    /// When to send again what was not answered, how long to wait the next time, and how often it was sent.
-    pub(super) resend_at: Option<Instant>,
-    pub(super) resend_after: Duration,
-    pub(super) resends: u8,
     /// The last number of the owned bytes that was sent, as the server sees them.
     pub(super) sent: Seq,
+    /// How often what was not answered was sent again.
+    pub(super) resends: u8,
+    /// Held segments that are not acknowledged yet.
+    pub(super) unacknowledged: u8,
+    /// A FIN came after the held bytes.
+    pub(super) fin: bool,
+    /// Which side's bytes are looked at.
+    pub(super) inspect: [bool; 2],
+    /// What the client offered.
+    pub(super) offer: Offer,
+    /// When held segments are to be acknowledged.
+    pub(super) ack_at: Instant,
+    /// When to send again what was not answered.
+    pub(super) resend_at: Instant,
+    /// When the phase is given up.
+    pub(super) until: Instant,
     /// When the SYN left, for the round-trip time.
     pub(super) asked: Instant,
-    /// When the phase is given up.
-    pub(super) until: Option<Instant>,
+    /// How long to wait the next time before sending again.
+    pub(super) resend_after: Duration,
+    /// What became of each side's bytes; the client's hold its bytes while there is no server.
+    pub(super) edits: [Edits; 2],
+}
+
+impl Default for Slow {
+    fn default() -> Self {
+        Self {
+            isn: [Seq(0); 2],
+            acked_to: [Seq(0); 2],
+            sent: Seq(0),
+            resends: 0,
+            unacknowledged: 0,
+            fin: false,
+            inspect: [false; 2],
+            offer: Offer::default(),
+            ack_at: NEVER,
+            resend_at: NEVER,
+            until: NEVER,
+            asked: Instant::ZERO,
+            resend_after: Duration::ZERO,
+            edits: [Edits::default(), Edits::default()],
+        }
+    }
 }
 
 impl Slow {
+    /// The client's bytes while there is no server.
+    pub(super) fn held(&self) -> &[u8] {
+        self.edits[CLIENT].held()
+    }
+
     /// As new, but for the room its buffers have.
     pub(super) fn reset(&mut self) {
-        let mut held = std::mem::take(&mut self.held);
-        let mut edits = std::mem::take(&mut self.edits);
-        for edits in &mut edits {
-            let spare = edits.take_spare();
-            if spare.capacity() > held.capacity() {
-                held = spare;
-            }
-            edits.begin(0);
+        for edits in &mut self.edits {
+            edits.reset();
         }
-        held.clear();
-        held.shrink_to(2048);
-        *self = Self { held, edits, ..Self::default() };
+        (self.isn, self.acked_to, self.sent) = ([Seq(0); 2], [Seq(0); 2], Seq(0));
+        (self.resends, self.unacknowledged, self.fin, self.inspect) = (0, 0, false, [false; 2]);
+        (self.ack_at, self.resend_at, self.until) = (NEVER, NEVER, NEVER);
     }
 }
 
 // More would be one more wait for memory with every packet.
 const _: () = assert!(size_of::<Leg>() == 64 && size_of::<Hot>() == 256);
+const _: () = assert!(size_of::<Cold>() == 128 && size_of::<Slow>() == 256);

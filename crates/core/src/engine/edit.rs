@@ -7,8 +7,11 @@
 use super::seq::Seq;
 use std::collections::VecDeque;
 
+/// Room for first bytes that is kept for the next connection, bytes.
+const ROOM_KEPT: usize = 2048;
+
 /// One stretch of bytes that became others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edit {
     /// First old number.
     pub(super) start: Seq,
@@ -53,10 +56,10 @@ pub(super) enum Piece<'a> {
 pub(super) struct Edits {
     /// New minus old, before the first edit.
     base: u32,
+    /// The owned edit, which comes before all others; before it is owned, the place where its bytes are gathered. Its room
+    /// stays for the next connection.
+    front: Edit,
     list: VecDeque<Edit>,
-    bytes: usize,
-    /// Room that an edit no longer needs, for the bytes of the next.
-    spare: Vec<u8>,
 }
 
 impl Edits {
@@ -65,20 +68,46 @@ impl Edits {
         Self { base, ..Self::default() }
     }
 
-    /// As new, with the room that it has.
+    /// No edit; new numbers are old ones plus `base`. What is held stays.
     pub(super) fn begin(&mut self, base: u32) {
         self.list.clear();
-        (self.base, self.bytes) = (base, 0);
+        self.base = base;
+        self.front.owned = false;
     }
 
-    /// Room that is not needed here any more; it is empty, but not without capacity.
-    pub(super) fn take_spare(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.spare)
+    /// As new, but for the room it has for bytes, of which it keeps what most connections need.
+    pub(super) fn reset(&mut self) {
+        self.begin(0);
+        self.front.bytes.clear();
+        self.front.bytes.shrink_to(ROOM_KEPT);
+    }
+
+    /// Bytes that are to become the owned edit.
+    pub(super) fn held(&self) -> &[u8] {
+        if self.front.owned { &[] } else { &self.front.bytes }
+    }
+
+    /// As [`Edits::held`], to be added to or changed; not while there is an owned edit.
+    pub(super) fn held_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.front.bytes
+    }
+
+    /// Makes what is held the owned edit: `len` old numbers from `start` on, and a FIN behind if `fin`.
+    pub(super) fn own(&mut self, start: Seq, len: u32, fin: bool) {
+        (self.front.start, self.front.len, self.front.fin, self.front.owned) = (start, len, fin, true);
     }
 
     /// The bytes of the owned edit, to be put back by whoever takes them.
     pub(super) fn owned_bytes(&mut self) -> Option<&mut Vec<u8>> {
-        self.list.front_mut().filter(|edit| edit.owned).map(|edit| &mut edit.bytes)
+        self.front.owned.then_some(&mut self.front.bytes)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Edit> {
+        self.front.owned.then_some(&self.front).into_iter().chain(&self.list)
+    }
+
+    fn first(&self) -> Option<&Edit> {
+        if self.front.owned { Some(&self.front) } else { self.list.front() }
     }
 
     /// New minus old, before the first edit that is kept.
@@ -88,34 +117,33 @@ impl Edits {
 
     /// New minus old, after the last edit.
     pub(super) fn total(&self) -> u32 {
-        self.list.iter().fold(self.base, |sum, edit| sum.wrapping_add(edit.shift()))
+        self.all().fold(self.base, |sum, edit| sum.wrapping_add(edit.shift()))
     }
 
     /// Whether all were acknowledged.
     pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        !self.front.owned && self.list.is_empty()
     }
 
-    /// New bytes kept.
+    /// New bytes kept, those held counted.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.front.bytes.len() + self.list.iter().map(|edit| edit.bytes.len()).sum::<usize>()
     }
 
     /// The owned edit, if there is one, and its first new number.
     pub(super) fn owned(&self) -> Option<(&Edit, Seq)> {
-        self.list.front().filter(|edit| edit.owned).map(|edit| (edit, edit.start + self.base))
+        self.front.owned.then(|| (&self.front, self.front.start + self.base))
     }
 
     /// Adds an edit behind all others.
     pub(super) fn push(&mut self, edit: Edit) {
-        self.bytes += edit.bytes.len();
         self.list.push_back(edit);
     }
 
     /// The new number for an old one; inside an edit, that of its first byte.
     pub(super) fn seq(&self, old: Seq) -> Seq {
         let mut shift = self.base;
-        for edit in &self.list {
+        for edit in self.all() {
             if old.before(edit.end()) {
                 return old.min(edit.start) + shift;
             }
@@ -127,23 +155,24 @@ impl Edits {
     /// The old number that an acknowledgement of the receiver stands for, if [`Edits::acknowledge`] was told of it.
     pub(super) fn acknowledged(&self, new: Seq) -> Seq {
         let old = new - self.base;
-        self.list.front().map_or(old, |edit| old.min(edit.start))
+        self.first().map_or(old, |edit| old.min(edit.start))
     }
 
     /// Takes an acknowledgement of the receiver: forgets edits it covers, and says which old number it stands for.
     ///
     /// An edit counts as acknowledged when its last new byte is; one without bytes when everything before it is.
     pub(super) fn acknowledge(&mut self, new: Seq) -> Seq {
-        while let Some(edit) = self.list.front() {
+        while let Some(edit) = self.first() {
             let end = edit.start + self.base + edit.new_len();
             if new.before(end) {
                 return (new - self.base).min(edit.start);
             }
             self.base = self.base.wrapping_add(edit.shift());
-            self.bytes = self.bytes.saturating_sub(edit.bytes.len());
-            if let Some(Edit { owned: true, mut bytes, .. }) = self.list.pop_front() {
-                bytes.clear();
-                self.spare = bytes;
+            if self.front.owned {
+                self.front.owned = false;
+                self.front.bytes.clear();
+            } else {
+                self.list.pop_front();
             }
         }
         new - self.base
@@ -153,7 +182,7 @@ impl Edits {
     pub(super) fn pieces(&self, start: Seq, end: Seq, mut take: impl FnMut(Piece<'_>)) {
         let mut at = start;
         let mut shift = self.base;
-        for edit in &self.list {
+        for edit in self.all() {
             if !at.before(end) {
                 return;
             }

@@ -1,7 +1,7 @@
 //! What happens when nothing happens.
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, NONE, Phase};
+use super::connection::{CLIENT, NEVER, Phase};
 use super::machine::Engine;
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -30,11 +30,11 @@ impl<C: Callbacks> Engine<C> {
             }
         }
         let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
-        if cold.expires.is_some_and(|at| at <= now) {
+        if cold.expires <= now {
             self.end(now, slot, EndReason::Lifetime);
         } else if hot.active + cold.idle <= now {
             self.end(now, slot, EndReason::Idle);
-        } else if self.slow_of(slot).is_some_and(|slow| slow.resend_at.is_some_and(|at| at <= now)) {
+        } else if self.slow_of(slot).is_some_and(|slow| slow.resend_at <= now) {
             self.resend_owned(now, slot);
         }
     }
@@ -42,14 +42,14 @@ impl<C: Callbacks> Engine<C> {
     /// When a connection is to be looked at next.
     fn due(&self, slot: usize) -> Option<Instant> {
         let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
-        let slow = if hot.slow == NONE { None } else { self.slow.get(hot.slow as usize) };
-        let timers = slow.map(|slow| [slow.resend_at, slow.until, slow.ack_at]).unwrap_or_default();
+        let slow = self.slow.get(hot.slow as usize);
+        let timers = slow.map_or(NEVER, |slow| slow.resend_at.min(slow.until).min(slow.ack_at));
         let idle = match hot.phase {
             Phase::Free | Phase::TimeWait => return None,
-            Phase::Opening => None,
-            _ => Some(hot.active + cold.idle),
+            Phase::Opening => NEVER,
+            _ => hot.active + cold.idle,
         };
-        timers.into_iter().chain([idle, cold.expires]).flatten().min()
+        Some(timers.min(idle).min(cold.expires)).filter(|at| *at != NEVER)
     }
 
     /// Ends the connection of this client's tuple, as `flows kill` does. False if there is none.

@@ -1,11 +1,11 @@
 //! The engine itself: packets and time in, packets and records out.
 
 use super::config::{Callbacks, Config, ConnectionId, Hop};
-use super::connection::{CLIENT, Cold, Hot, NONE, Phase, SERVER, Slow, Source, side};
+use super::connection::{CLIENT, Cold, Hot, NEVER, NONE, Phase, SERVER, Slow, Source, side};
 use super::outbox::Outbox;
-use super::packet::{Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
+use super::packet::{Address, Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
 use super::ports::Ports;
-use super::record::{Record, Stamp, State};
+use super::record::{Record, State};
 use super::table::{Index, hash};
 use super::timer::Wheel;
 use crate::flow::EndReason;
@@ -89,6 +89,8 @@ const ALLOCATED_AT_ONCE: usize = 1 << 16;
 pub struct Engine<C> {
     pub(super) config: Config,
     pub(super) callbacks: C,
+    /// The listeners, as they are compared with packets.
+    listen: Vec<(Option<Address>, Option<u16>)>,
     pub(super) hot: Vec<Hot>,
     pub(super) cold: Vec<Cold>,
     pub(super) slow: Vec<Slow>,
@@ -134,6 +136,7 @@ impl<C: Callbacks> Engine<C> {
             cookies_until: Instant::ZERO,
             challenge_second: (0, 0),
             last_id: 0,
+            listen: config.listen.iter().map(|at| (at.address.map(Address::from), at.port)).collect(),
             config,
             callbacks,
         }
@@ -233,15 +236,15 @@ impl<C: Callbacks> Engine<C> {
     /// Whether a packet goes to an address and port that only the engine uses.
     fn is_ours(&self, ip: &Ip, packet: &[u8]) -> bool {
         let port = super::packet::u16_at(packet, ip.payload + 2);
-        self.listens(ip.dst.into(), port) || self.ports.owns(ip.dst.into(), port)
+        self.listens(ip.dst, port) || self.ports.owns(ip.dst, port)
     }
 
     /// Whether clients may connect to this address and port.
-    pub(super) fn listens(&self, ip: std::net::IpAddr, port: u16) -> bool {
-        let fits = |listen: &super::config::Listen| {
-            listen.address.is_none_or(|address| address == ip) && listen.port.is_none_or(|p| p == port)
+    pub(super) fn listens(&self, to: Address, port: u16) -> bool {
+        let fits = |(address, at): &(Option<Address>, Option<u16>)| {
+            address.is_none_or(|address| address == to) && at.is_none_or(|at| at == port)
         };
-        self.config.listen.iter().any(fits)
+        self.listen.iter().any(fits)
     }
 
     /// Does what is due.
@@ -338,8 +341,8 @@ impl<C: Callbacks> Engine<C> {
         let Some(hot) = self.hot.get_mut(slot) else { return };
         let at = std::mem::replace(&mut hot.slow, NONE);
         if let Some(slow) = self.slow.get_mut(at as usize) {
-            let edited: usize = slow.edits.iter().map(super::edit::Edits::bytes).sum();
-            self.held_total = self.held_total.saturating_sub(slow.held.len() + edited);
+            let kept: usize = slow.edits.iter().map(super::edit::Edits::bytes).sum();
+            self.held_total = self.held_total.saturating_sub(kept);
             slow.reset();
             self.free_slow.push(at);
         }
@@ -351,8 +354,7 @@ impl<C: Callbacks> Engine<C> {
         let leg = &mut hot.leg[at];
         if leg.state != state {
             leg.state = state;
-            let after_us = u32::try_from(now.since(cold.opened).as_micros()).unwrap_or(u32::MAX);
-            cold.stamps.push(Stamp { side: side(at), state, after_us });
+            cold.stamps.push(side(at), state, now.since(cold.opened));
         }
     }
 
@@ -366,12 +368,10 @@ impl<C: Callbacks> Engine<C> {
         let [client, server] = &hot.leg;
         self.records.push_back(Record {
             id: cold.id,
-            client: hot.tuple[CLIENT].remote_addr(),
-            local: hot.tuple[CLIENT].local_addr(),
-            source: (cold.source != Source::None).then(|| hot.tuple[SERVER].local_addr()),
-            server: (cold.source != Source::None).then(|| hot.tuple[SERVER].remote_addr()),
+            tuple: hot.tuple,
+            chosen: cold.source != Source::None,
             opened: cold.opened,
-            connected: cold.connected,
+            connected: Some(cold.connected).filter(|at| *at != NEVER),
             closed: now,
             client_bytes: client.bytes,
             server_bytes: server.bytes,
@@ -396,13 +396,15 @@ impl<C: Callbacks> Engine<C> {
             self.half_open = self.half_open.saturating_sub(1);
         }
         let entry = (slot as u32) << 1;
-        self.index.remove(hash(&self.config.seed, &hot.tuple[CLIENT]), entry);
+        self.index.remove(cold.key, entry);
         match cold.source {
             Source::None => {}
-            Source::Ours => self.ports.give(hot.tuple[SERVER].local_addr()),
+            Source::Ours => self.ports.give(hot.tuple[SERVER].source()),
             Source::Client => self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1),
         }
-        self.wheel.disarm(slot as u32);
+        if hot.phase == Phase::TimeWait {
+            self.wheel.wait_no_more(slot as u32);
+        }
         hot.phase = Phase::Free;
         cold.source = Source::None;
         self.free.push(slot as u32);

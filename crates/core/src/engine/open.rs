@@ -1,13 +1,13 @@
 //! The handshake with the client.
 
 use super::config::{Callbacks, Hop};
-use super::connection::{CLIENT, Cold, Hot, Leg, Phase};
+use super::connection::{CLIENT, Hot, Leg, NEVER, Phase, Source};
 use super::cookie;
 use super::machine::{Drop, Engine, Fate};
 use super::options::{Located, Offer};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
-use super::record::{Stamp, Stamps, State};
+use super::record::State;
 use super::seq::Seq;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
@@ -30,7 +30,7 @@ impl<C: Callbacks> Engine<C> {
         packet: &mut [u8],
         hop: Hop,
     ) -> Fate {
-        let (ip, port) = (header.tuple.local.into(), header.tuple.local_port());
+        let (ip, port) = header.tuple.source();
         // What servers answer is looked at first: a listener for every address and port would swallow it.
         if self.ports.owns(ip, port) {
             return self.reset_stranger(now, header, hop);
@@ -77,9 +77,9 @@ impl<C: Callbacks> Engine<C> {
         self.begin(now, slot, key, header.tuple, header.seq + 1, &offer, isn, hop);
         self.half_open += 1;
         if let Some(slow) = self.slow_of(slot) {
-            slow.until = Some(now + HANDSHAKE);
+            slow.until = now + HANDSHAKE;
             slow.resend_after = FIRST_WAIT;
-            slow.resend_at = Some(now + FIRST_WAIT);
+            slow.resend_at = now + FIRST_WAIT;
         }
         self.send_syn_ack(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
@@ -130,10 +130,11 @@ impl<C: Callbacks> Engine<C> {
             phase: Phase::Opening,
             ..Hot::default()
         };
-        let mut stamps = Stamps::default();
-        stamps.push(Stamp { side: Side::Client, state: State::SynSent, after_us: 0 });
-        let idle = Duration::from_millis(self.config.idle_timeout_ms);
-        *cold = Cold { id, opened: now, stamps, idle, ..Cold::default() };
+        (cold.id, cold.opened, cold.connected, cold.expires) = (id, now, NEVER, NEVER);
+        (cold.key, cold.source) = (key, Source::None);
+        cold.idle = Duration::from_millis(self.config.idle_timeout_ms);
+        cold.stamps.clear();
+        cold.stamps.push(Side::Client, State::SynSent, Duration::ZERO);
         if let Some(slow) = self.slow.get_mut(slow_at as usize) {
             slow.offer = *offer;
             slow.isn[CLIENT] = isn;
@@ -257,14 +258,14 @@ impl<C: Callbacks> Engine<C> {
             let hop = leg.hop;
             return self.reset_stranger(now, header, hop);
         }
-        slow.resend_at = None;
-        slow.until = None;
+        slow.resend_at = NEVER;
+        slow.until = NEVER;
         hot.phase = Phase::Deciding;
         self.half_open = self.half_open.saturating_sub(1);
         self.state(now, slot, CLIENT, State::Established);
         let fate = self.hold(now, slot, header, packet);
         let undecided = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
-        if undecided && self.slow_of(slot).is_some_and(|slow| slow.until.is_none()) {
+        if undecided && self.slow_of(slot).is_some_and(|slow| slow.until == NEVER) {
             self.decide(now, slot, false);
         }
         fate
@@ -273,14 +274,14 @@ impl<C: Callbacks> Engine<C> {
     /// What is due of a handshake with a client.
     pub(super) fn expire_opening(&mut self, now: Instant, slot: usize) {
         let Some(slow) = self.slow_of(slot) else { return };
-        if slow.until.is_some_and(|until| until <= now) {
+        if slow.until <= now {
             self.counters.half_open_expired += 1;
             self.release(now, slot, None);
             return;
         }
-        if slow.resend_at.is_some_and(|at| at <= now) {
+        if slow.resend_at <= now {
             slow.resend_after *= 2;
-            slow.resend_at = Some(now + slow.resend_after);
+            slow.resend_at = now + slow.resend_after;
             self.counters.retransmitted += 1;
             self.send_syn_ack(now, slot);
         }

@@ -52,23 +52,25 @@ impl Outbox {
     /// Builds a TCP segment with all its checksums.
     pub(super) fn segment(&mut self, segment: &Segment<'_>) {
         let Segment { to, options, payload, .. } = *segment;
+        let v4 = to.remote.is_v4();
         let length = TCP_HEADER + options.len() + payload.len();
-        let total = length + if to.remote.is_v4() { 20 } else { 40 };
+        let total = length + if v4 { 20 } else { 40 };
         let (start, fits) = (self.bytes.len(), u16::try_from(total).is_ok());
         if !fits || start + total > MAX_BYTES {
             self.refused += 1;
             return;
         }
-        if to.remote.is_v4() {
-            self.bytes.extend_from_slice(&ipv4(to, total as u16));
+        let addresses = to.remote.sum().add(to.local.sum());
+        let tcp = tcp(segment, addresses, length as u32);
+        if v4 {
+            let mut head = [0; 40];
+            head[..20].copy_from_slice(&ipv4(to, addresses, total as u16));
+            head[20..].copy_from_slice(&tcp);
+            self.bytes.extend_from_slice(&head);
         } else {
             self.bytes.extend_from_slice(&ipv6(to, length as u16));
+            self.bytes.extend_from_slice(&tcp);
         }
-        let mut head = tcp(segment);
-        let pseudo = to.remote.sum().add(to.local.sum()).u16(u16::from(TCP)).u32(length as u32);
-        let sum = pseudo.bytes(&head).add(Sum::ZERO.bytes(options)).add(Sum::ZERO.bytes(payload));
-        put(&mut head, 16, &sum.checksum().to_be_bytes());
-        self.bytes.extend_from_slice(&head);
         if !options.is_empty() {
             self.bytes.extend_from_slice(options);
         }
@@ -82,17 +84,15 @@ impl Outbox {
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// The header of a packet of `total` bytes.
-fn ipv4(to: Tuple, total: u16) -> [u8; 20] {
-    let mut head = [0; 20];
+/// The header of a packet of `total` bytes; `addresses` is the sum of both.
+fn ipv4(to: Tuple, addresses: Sum, total: u16) -> [u8; 20] {
     let [high, low] = total.to_be_bytes();
+    let ttl_protocol = u16::from_be_bytes([TTL, TCP]);
+    let [c0, c1] = addresses.u16(0x4500).u16(total).u16(0x4000).u16(ttl_protocol).checksum().to_be_bytes();
+    let [s0, s1, s2, s3] = to.local.v4_bits().to_be_bytes();
+    let [d0, d1, d2, d3] = to.remote.v4_bits().to_be_bytes();
     // "Don't fragment", so the identification need not differ (RFC 6864).
-    put(&mut head, 0, &[0x45, 0, high, low, 0, 0, 0x40, 0, TTL, TCP]);
-    put(&mut head, 12, &to.local.v4_bits().to_be_bytes());
-    put(&mut head, 16, &to.remote.v4_bits().to_be_bytes());
-    let checksum = Sum::ZERO.bytes(&head).checksum();
-    put(&mut head, 10, &checksum.to_be_bytes());
-    head
+    [0x45, 0, high, low, 0, 0, 0x40, 0, TTL, TCP, c0, c1, s0, s1, s2, s3, d0, d1, d2, d3]
 }
 
 /// The header in front of `length` bytes.
@@ -105,16 +105,21 @@ fn ipv6(to: Tuple, length: u16) -> [u8; 40] {
     head
 }
 
-/// The header without its checksum.
-fn tcp(segment: &Segment<'_>) -> [u8; TCP_HEADER] {
-    let mut head = [0; TCP_HEADER];
-    put(&mut head, 0, &segment.to.local_port().to_be_bytes());
-    put(&mut head, 2, &segment.to.remote_port().to_be_bytes());
-    put(&mut head, 4, &segment.seq.0.to_be_bytes());
-    put(&mut head, 8, &segment.ack.0.to_be_bytes());
-    put(&mut head, 12, &[((5 + segment.options.len() / 4) as u8) << 4, segment.flags]);
-    put(&mut head, 14, &segment.window.to_be_bytes());
-    head
+/// The header, with the checksum of the whole segment of `length` bytes.
+fn tcp(segment: &Segment<'_>, addresses: Sum, length: u32) -> [u8; TCP_HEADER] {
+    let Segment { to, seq, ack, flags, window, options, payload, .. } = *segment;
+    let offset = ((5 + options.len() / 4) as u8) << 4;
+    let sum = addresses.u16(u16::from(TCP)).u32(length).u32(to.ports).u32(seq.0).u32(ack.0);
+    let sum = sum.u16(u16::from_be_bytes([offset, flags])).u16(window);
+    let sum = if options.is_empty() { sum } else { sum.add(Sum::ZERO.bytes(options)) };
+    let sum = if payload.is_empty() { sum } else { sum.add(Sum::ZERO.bytes(payload)) };
+    let [p0, p1] = to.local_port().to_be_bytes();
+    let [p2, p3] = to.remote_port().to_be_bytes();
+    let [s0, s1, s2, s3] = seq.0.to_be_bytes();
+    let [a0, a1, a2, a3] = ack.0.to_be_bytes();
+    let [w0, w1] = window.to_be_bytes();
+    let [c0, c1] = sum.checksum().to_be_bytes();
+    [p0, p1, p2, p3, s0, s1, s2, s3, a0, a1, a2, a3, offset, flags, w0, w1, c0, c1, 0, 0]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! window, sent again when no acknowledgement comes (RFC 6298's back-off), forgotten when it does.
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, SERVER};
+use super::connection::{CLIENT, NEVER, SERVER};
 use super::machine::Engine;
 use super::packet::flags;
 use super::send::Numbers;
@@ -69,7 +69,7 @@ impl<C: Callbacks> Engine<C> {
     fn arm_owned(&mut self, now: Instant, slot: usize) {
         let Some(slow) = self.slow_of(slot) else { return };
         let at = now + slow.resend_after;
-        slow.resend_at = Some(at);
+        slow.resend_at = at;
         self.wheel.arm(slot as u32, at);
     }
 
@@ -79,7 +79,7 @@ impl<C: Callbacks> Engine<C> {
         let edge = hot.leg[SERVER].edge;
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
         let Some((edit, start)) = slow.edits[CLIENT].owned() else {
-            slow.resend_at = None;
+            slow.resend_at = NEVER;
             return;
         };
         let end = start + edit.new_len();

@@ -120,14 +120,14 @@ impl Tuple {
         SocketAddr::new(self.remote.into(), self.remote_port())
     }
 
+    /// Address and port on our side.
+    pub(super) const fn source(&self) -> (Address, u16) {
+        (self.local, self.local_port())
+    }
+
     /// Whom it talks to.
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::new(self.local.into(), self.local_port())
-    }
-
-    /// What both addresses and ports add to a TCP checksum.
-    pub(super) const fn sum(&self) -> Sum {
-        self.remote.sum().add(self.local.sum()).u32(self.ports)
     }
 }
 
@@ -202,9 +202,11 @@ impl Ip {
         }
     }
 
+    #[inline]
     fn parse_v4(bytes: &[u8]) -> Result<Self, Malformed> {
-        let header = usize::from(u8_at(bytes, 0) & 0x0f) * 4;
-        let end = usize::from(u16_at(bytes, 2));
+        let Some(head) = bytes.first_chunk::<20>() else { return Err(Malformed::Truncated) };
+        let header = usize::from(head[0] & 0x0f) * 4;
+        let end = usize::from(u16::from_be_bytes([head[2], head[3]]));
         if header < 20 || end < header {
             return Err(Malformed::Header);
         }
@@ -212,14 +214,14 @@ impl Ip {
             return Err(Malformed::Truncated);
         }
         // Offset and "more fragments"; the other bits do not make a fragment.
-        if u16_at(bytes, 6) & 0x3fff != 0 {
+        if u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0 {
             return Err(Malformed::Fragment);
         }
         Ok(Self {
-            src: Address::v4(u32_at(bytes, 12)),
-            dst: Address::v4(u32_at(bytes, 16)),
-            protocol: u8_at(bytes, 9),
-            ttl: u8_at(bytes, 8),
+            src: Address::v4(u32::from_be_bytes([head[12], head[13], head[14], head[15]])),
+            dst: Address::v4(u32::from_be_bytes([head[16], head[17], head[18], head[19]])),
+            protocol: head[9],
+            ttl: head[8],
             payload: header,
             end,
         })
@@ -394,11 +396,14 @@ impl Header {
     }
 }
 
-/// Whether an address can be an end of a connection.
+/// Whether an address can be an end of a connection: not unspecified, multicast or broadcast.
 fn is_unicast(address: Address) -> bool {
-    let ip: IpAddr = address.into();
-    let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
-    !(ip.is_multicast() || ip.is_unspecified() || broadcast)
+    if address.is_v4() {
+        let bits = address.v4_bits();
+        bits != 0 && bits != u32::MAX && bits >> 28 != 0xe
+    } else {
+        address.0[0] >> 56 != 0xff && address.0 != [0; 2]
+    }
 }
 
 pub(super) fn u8_at(bytes: &[u8], at: usize) -> u8 {

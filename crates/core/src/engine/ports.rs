@@ -5,7 +5,7 @@
 
 use super::packet::{Address, Tuple};
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// How the answers of servers find the worker that asked.
@@ -67,7 +67,6 @@ impl Steering {
 /// port in TIME-WAIT.
 #[derive(Debug)]
 struct Pool {
-    ip: IpAddr,
     address: Address,
     free: VecDeque<u16>,
     /// By port, from the first of the range on: whose it is, or [`NOBODY`].
@@ -100,31 +99,32 @@ impl Ports {
                 free.swap(i, at);
             }
             let slots = vec![NOBODY; share.ports.len()];
-            Pool { ip: *ip, address: (*ip).into(), free: free.into(), slots }
+            Pool { address: (*ip).into(), free: free.into(), slots }
         });
         Self { pools: pools.collect(), range: share.ports.clone(), turn: 0 }
     }
 
     /// A source of the family of `server`, from each address in turn.
-    pub(super) fn take(&mut self, server: IpAddr) -> Option<SocketAddr> {
+    pub(super) fn take(&mut self, server: Address) -> Option<(Address, u16)> {
         let count = self.pools.len();
         for step in 0..count {
-            let at = (self.turn + step) % count;
+            let at = self.turn + step;
+            let at = if at >= count { at - count } else { at };
             if let Some(pool) = self.pools.get_mut(at)
-                && pool.ip.is_ipv4() == server.is_ipv4()
+                && pool.address.is_v4() == server.is_v4()
                 && let Some(port) = pool.free.pop_front()
             {
-                self.turn = at + 1;
-                return Some(SocketAddr::new(pool.ip, port));
+                self.turn = if at + 1 == count { 0 } else { at + 1 };
+                return Some((pool.address, port));
             }
         }
         None
     }
 
     /// Says whose a source is that was taken.
-    pub(super) fn assign(&mut self, source: SocketAddr, slot: u32) {
-        let at = usize::from(source.port().wrapping_sub(*self.range.start()));
-        let pool = self.pools.iter_mut().find(|pool| pool.ip == source.ip());
+    pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: u32) {
+        let at = usize::from(port.wrapping_sub(*self.range.start()));
+        let pool = self.pools.iter_mut().find(|pool| pool.address == address);
         if let Some(place) = pool.and_then(|pool| pool.slots.get_mut(at)) {
             *place = slot;
         }
@@ -132,22 +132,26 @@ impl Ports {
 
     /// The connection that has the address and port a packet goes to, if one has.
     pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
-        let at = usize::from(to.local_port().wrapping_sub(*self.range.start()));
+        // Packets of clients, whose port lies elsewhere as a rule, are not compared with each address.
+        let at = to.local_port().checked_sub(*self.range.start())?;
         let pool = self.pools.iter().find(|pool| pool.address == to.local)?;
-        pool.slots.get(at).copied().filter(|slot| *slot != NOBODY)
+        pool.slots.get(usize::from(at)).copied().filter(|slot| *slot != NOBODY)
     }
 
     /// Takes a source back.
-    pub(super) fn give(&mut self, source: SocketAddr) {
-        self.assign(source, NOBODY);
-        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.ip == source.ip()) {
-            pool.free.push_back(source.port());
+    pub(super) fn give(&mut self, (address, port): (Address, u16)) {
+        let at = usize::from(port.wrapping_sub(*self.range.start()));
+        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.address == address) {
+            if let Some(place) = pool.slots.get_mut(at) {
+                *place = NOBODY;
+            }
+            pool.free.push_back(port);
         }
     }
 
     /// Whether a segment to this address and port can only be meant for a connection to a server.
-    pub(super) fn owns(&self, ip: IpAddr, port: u16) -> bool {
-        self.range.contains(&port) && self.pools.iter().any(|pool| pool.ip == ip)
+    pub(super) fn owns(&self, address: Address, port: u16) -> bool {
+        self.range.contains(&port) && self.pools.iter().any(|pool| pool.address == address)
     }
 }
 
@@ -155,6 +159,7 @@ impl Ports {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::net::SocketAddr;
 
     #[test]
     fn shares_cover_and_do_not_overlap() {
@@ -186,8 +191,8 @@ mod tests {
         let share = Share { addresses: vec!["10.0.0.1".parse().unwrap()], ports: 100..=109 };
         let mut ports = Ports::new(&share, 7);
         let server: SocketAddr = "10.9.9.9:80".parse().unwrap();
-        let source = ports.take(server.ip()).unwrap();
-        let answer = Tuple::new(server, source);
+        let source = ports.take(server.ip().into()).unwrap();
+        let answer = Tuple::new(server, SocketAddr::new(source.0.into(), source.1));
         assert_eq!(ports.slot(&answer), None);
         ports.assign(source, 5);
         assert_eq!(ports.slot(&answer), Some(5));
@@ -202,14 +207,14 @@ mod tests {
     fn a_port_given_back_is_taken_last() {
         let share = Share { addresses: vec!["10.0.0.1".parse().unwrap()], ports: 100..=109 };
         let mut ports = Ports::new(&share, 7);
-        let server = "10.9.9.9".parse().unwrap();
+        let server = "10.9.9.9".parse::<IpAddr>().unwrap().into();
         let first = ports.take(server).unwrap();
-        assert!(ports.owns(first.ip(), first.port()) && !ports.owns(first.ip(), 99));
+        assert!(ports.owns(first.0, first.1) && !ports.owns(first.0, 99));
         ports.give(first);
         let rest: Vec<_> = std::iter::from_fn(|| ports.take(server)).collect();
         assert_eq!((rest.len(), rest.last()), (10, Some(&first)));
-        assert_eq!(ports.take("::1".parse().unwrap()), None, "another family");
-        let order: Vec<_> = rest.iter().map(SocketAddr::port).collect();
+        assert_eq!(ports.take("::1".parse::<IpAddr>().unwrap().into()), None, "another family");
+        let order: Vec<_> = rest.iter().map(|(_, port)| *port).collect();
         assert!(!order.is_sorted(), "{order:?}");
     }
 }

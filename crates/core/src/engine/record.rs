@@ -2,9 +2,13 @@
 //! in one value of fixed size.
 
 use super::config::ConnectionId;
+use super::connection::{CLIENT, SERVER};
+use super::packet::Tuple;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
+use std::fmt;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// State of a side's TCP, as far as the packets seen tell (RFC 9293, section 3.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +39,21 @@ pub enum State {
 }
 
 impl State {
+    /// All, in the order of their numbers.
+    const ALL: [Self; 11] = [
+        Self::Listen,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::Established,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::CloseWait,
+        Self::Closing,
+        Self::LastAck,
+        Self::TimeWait,
+        Self::Closed,
+    ];
+
     /// The name as RFC 9293 writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -97,39 +116,62 @@ pub struct Stamp {
     pub side: Side,
     /// The state.
     pub state: State,
-    /// When, in microseconds after the record's `opened` (saturating at 71 minutes).
+    /// When, in microseconds after the record's `opened`, to within two (saturating at 71 minutes).
     pub after_us: u32,
 }
 
 /// The state changes of a session in order. No order of packets makes more than [`Stamps::MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// Kept small, since every connection has one in memory: times in steps of 1,024 nanoseconds, side and state in a byte.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stamps {
-    stamps: [Stamp; Self::MAX],
+    after: [u32; Self::MAX],
+    what: [u8; Self::MAX],
     len: u8,
 }
 
-impl Default for Stamps {
-    fn default() -> Self {
-        let none = Stamp { side: Side::Client, state: State::Listen, after_us: 0 };
-        Self { stamps: [none; Self::MAX], len: 0 }
-    }
-}
+/// The bit that says that it was the server.
+const SERVER_BIT: u8 = 0x80;
 
 impl Stamps {
     /// A client passes at most five states, a server six, and each may be closed by a reset besides.
     pub const MAX: usize = 13;
 
     /// The changes so far.
-    pub fn as_slice(&self) -> &[Stamp] {
-        self.stamps.get(..usize::from(self.len)).unwrap_or_default()
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Stamp> + '_ {
+        let both = self.after.iter().zip(&self.what).take(usize::from(self.len));
+        both.map(|(after, what)| Stamp {
+            side: if what & SERVER_BIT == 0 { Side::Client } else { Side::Server },
+            state: State::ALL.get(usize::from(what & !SERVER_BIT)).copied().unwrap_or_default(),
+            after_us: (u64::from(*after) * 1024 / 1000).min(u64::from(u32::MAX)) as u32,
+        })
     }
 
-    /// Adds one; past [`Stamps::MAX`] nothing.
-    pub(super) fn push(&mut self, stamp: Stamp) {
-        if let Some(place) = self.stamps.get_mut(usize::from(self.len)) {
-            *place = stamp;
+    /// Adds one, `after` the beginning; past [`Stamps::MAX`] nothing.
+    pub(super) fn push(&mut self, side: Side, state: State, after: Duration) {
+        let at = usize::from(self.len);
+        if let (Some(place), Some(what)) = (self.after.get_mut(at), self.what.get_mut(at)) {
+            // A shift, where microseconds would take a division with every packet of a short connection.
+            *place = u32::try_from(after.as_nanos() as u64 >> 10).unwrap_or(u32::MAX);
+            *what = state as u8 | if side == Side::Server { SERVER_BIT } else { 0 };
             self.len += 1;
         }
+    }
+
+    /// Whether there are any; this is at the end of them in memory.
+    pub(super) fn has_any(&self) -> bool {
+        self.len > 0
+    }
+
+    /// None any more.
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+impl fmt::Debug for Stamps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
     }
 }
 
@@ -138,14 +180,12 @@ impl Stamps {
 pub struct Record {
     /// The connection.
     pub id: ConnectionId,
-    /// The client.
-    pub client: SocketAddr,
-    /// Where it connected to.
-    pub local: SocketAddr,
-    /// What the connection to the server came from, if there was one.
-    pub source: Option<SocketAddr>,
-    /// The server, if one was chosen.
-    pub server: Option<SocketAddr>,
+    /// How packets of both sides come in.
+    pub(super) tuple: [Tuple; 2],
+    /// Whether there was a server.
+    pub(super) chosen: bool,
+    /// Why it ended.
+    pub reason: EndReason,
     /// The client's SYN, or its cookie.
     pub opened: Instant,
     /// When the server's handshake was done.
@@ -160,10 +200,30 @@ pub struct Record {
     pub client_packets: u32,
     /// Packets taken from the server.
     pub server_packets: u32,
-    /// Why it ended.
-    pub reason: EndReason,
     /// The states of both sides.
     pub stamps: Stamps,
+}
+
+impl Record {
+    /// The client.
+    pub fn client(&self) -> SocketAddr {
+        self.tuple[CLIENT].remote_addr()
+    }
+
+    /// Where it connected to.
+    pub fn local(&self) -> SocketAddr {
+        self.tuple[CLIENT].local_addr()
+    }
+
+    /// What the connection to the server came from, if there was one.
+    pub fn source(&self) -> Option<SocketAddr> {
+        self.chosen.then(|| self.tuple[SERVER].local_addr())
+    }
+
+    /// The server, if one was chosen.
+    pub fn server(&self) -> Option<SocketAddr> {
+        self.chosen.then(|| self.tuple[SERVER].remote_addr())
+    }
 }
 
 #[cfg(test)]
@@ -177,5 +237,23 @@ mod tests {
         assert_eq!(first.fin_acknowledged().other_fin_acknowledged(), State::TimeWait, "closes first");
         assert_eq!(first.other_fin_acknowledged().fin_acknowledged(), State::TimeWait, "simultaneously");
         assert_eq!(open.other_fin_acknowledged().fin_sent().fin_acknowledged(), State::Closed, "closes last");
+    }
+
+    #[test]
+    fn stamps_give_back_what_was_pushed() {
+        let mut stamps = Stamps::default();
+        let at = |n: usize| Duration::from_micros(n as u64 * 777);
+        for (n, state) in State::ALL.into_iter().chain(State::ALL).enumerate() {
+            stamps.push(if n % 2 == 0 { Side::Client } else { Side::Server }, state, at(n));
+        }
+        let all: Vec<_> = stamps.iter().collect();
+        assert_eq!(all.len(), Stamps::MAX, "and no more");
+        for (n, stamp) in all.iter().enumerate() {
+            assert_eq!(stamp.state, State::ALL[n % State::ALL.len()]);
+            assert_eq!(stamp.side, if n % 2 == 0 { Side::Client } else { Side::Server });
+            assert!(u128::from(stamp.after_us).abs_diff(at(n).as_micros()) <= 2, "{stamp:?} {n}");
+        }
+        stamps.clear();
+        assert_eq!(stamps.iter().count(), 0);
     }
 }

@@ -21,6 +21,8 @@ struct Options {
 }
 
 impl Options {
+    const NONE: Self = Self { bytes: [0; 40], len: 0 };
+
     fn copied(options: &[u8]) -> Self {
         let mut bytes = [0; 40];
         put(&mut bytes, 0, options);
@@ -322,9 +324,12 @@ impl<C: Callbacks> Engine<C> {
         packet: &[u8],
         located: &Located,
     ) -> Options {
-        let mut options = Options::copied(header.options(packet));
-        let Some(hot) = self.hot.get(slot) else { return options };
+        let Some(hot) = self.hot.get(slot) else { return Options::NONE };
         let (own, other) = (&hot.leg[from], &hot.leg[from ^ 1]);
+        if header.data == header.tcp + 20 && !other.stamps {
+            return Options::NONE;
+        }
+        let mut options = Options::copied(header.options(packet));
         let edited = self.slow.get(hot.slow as usize).is_some_and(|slow| !slow.edits[from ^ 1].is_empty());
         if let Some((first, blocks)) = located.sack {
             if edited || !hot.same_options {

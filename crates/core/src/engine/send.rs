@@ -1,7 +1,7 @@
 //! Segments of the engine's own making: acknowledgements, challenges, resets.
 
 use super::config::{Callbacks, Hop};
-use super::connection::{CLIENT, Phase};
+use super::connection::{CLIENT, NEVER, Phase};
 use super::machine::{Drop, Engine, Fate};
 use super::options::Written;
 use super::outbox::Segment;
@@ -31,7 +31,7 @@ impl<C: Callbacks> Engine<C> {
         let (own, other) = (&hot.leg[at], &hot.leg[at ^ 1]);
         if !matches!(hot.phase, Phase::Bound | Phase::TimeWait) {
             let slow = slow?;
-            let room = self.config.hold_bytes.saturating_sub(slow.held.len() as u32);
+            let room = self.config.hold_bytes.saturating_sub(slow.held().len() as u32);
             let window = (room >> own.shown_shift).min(0xffff) as u16;
             return Some(Numbers { seq: slow.isn[at] + 1, ack: own.next, window });
         }
@@ -83,7 +83,7 @@ impl<C: Callbacks> Engine<C> {
             slow.acked_to[at] = slow.acked_to[at].max(numbers.ack);
             if at == CLIENT {
                 slow.unacknowledged = 0;
-                slow.ack_at = None;
+                slow.ack_at = NEVER;
             }
         }
         self.send(now, slot, at, numbers, flags::ACK, &[]);

@@ -2,7 +2,9 @@
 //! of arrival for connections in TIME-WAIT.
 //!
 //! Entries are links in fixed arrays: arming, moving and taking out are O(1) and allocate nothing. A deadline past the
-//! wheel's horizon of about ten seconds is looked at when the horizon is reached and put in again.
+//! wheel's horizon of about ten seconds is looked at when the horizon is reached and put in again. An entry is not taken
+//! out when its connection ends: the next connection in the same place most often finds it armed early enough, so that a
+//! short connection costs the wheel nothing, and one that comes up for nobody is dropped then.
 
 use crate::time::Instant;
 
@@ -10,8 +12,6 @@ use crate::time::Instant;
 pub const STEP_MS: u64 = 10;
 /// Steps of one turn.
 const STEPS: usize = 1024;
-/// The list of connections in TIME-WAIT, after those of the steps.
-const WAITING: u32 = STEPS as u32;
 const NONE: u32 = u32::MAX;
 const STEP_NS: u64 = STEP_MS * 1_000_000;
 
@@ -28,11 +28,17 @@ struct List {
     last: u32,
 }
 
+const EMPTY: List = List { first: NONE, last: NONE };
+const UNLINKED: Link = Link { prev: NONE, next: NONE, list: NONE };
+
 /// The wheel. See the module's text.
 #[derive(Debug)]
 pub(super) struct Wheel {
     links: Vec<Link>,
     lists: Vec<List>,
+    /// Links of the list of those in TIME-WAIT; `list` is 0 for those in it.
+    waits: Vec<Link>,
+    waiting: List,
     /// One bit a step: whether its list holds anything.
     busy: [u64; STEPS / 64],
     /// The step up to which everything due was handed out.
@@ -43,8 +49,10 @@ impl Wheel {
     /// A wheel for entries `0..entries`.
     pub(super) fn new(entries: usize, now: Instant) -> Self {
         Self {
-            links: vec![Link { prev: NONE, next: NONE, list: NONE }; entries],
-            lists: vec![List { first: NONE, last: NONE }; STEPS + 1],
+            links: vec![UNLINKED; entries],
+            lists: vec![EMPTY; STEPS],
+            waits: vec![UNLINKED; entries],
+            waiting: EMPTY,
             busy: [0; STEPS / 64],
             current: now.as_nanos() / STEP_NS,
         }
@@ -63,15 +71,39 @@ impl Wheel {
         self.push(entry, list);
     }
 
-    /// Moves `entry` to the end of the list of those in TIME-WAIT.
+    /// Puts `entry` at the end of the list of those in TIME-WAIT.
     pub(super) fn wait(&mut self, entry: u32) {
-        self.disarm(entry);
-        self.push(entry, WAITING);
+        self.wait_no_more(entry);
+        let last = std::mem::replace(&mut self.waiting.last, entry);
+        match self.waits.get_mut(last as usize) {
+            Some(link) => link.next = entry,
+            None => self.waiting.first = entry,
+        }
+        if let Some(link) = self.waits.get_mut(entry as usize) {
+            *link = Link { prev: last, next: NONE, list: 0 };
+        }
+    }
+
+    /// Takes `entry` out of the list of those in TIME-WAIT, if it is there.
+    pub(super) fn wait_no_more(&mut self, entry: u32) {
+        let Some(link) = self.waits.get_mut(entry as usize) else { return };
+        let Link { prev, next, list } = std::mem::replace(link, UNLINKED);
+        if list == NONE {
+            return;
+        }
+        match self.waits.get_mut(prev as usize) {
+            Some(link) => link.next = next,
+            None => self.waiting.first = next,
+        }
+        match self.waits.get_mut(next as usize) {
+            Some(link) => link.prev = prev,
+            None => self.waiting.last = prev,
+        }
     }
 
     /// The entry that has been in TIME-WAIT longest.
     pub(super) fn longest_waiting(&self) -> Option<u32> {
-        self.lists.get(WAITING as usize).map(|list| list.first).filter(|first| *first != NONE)
+        Some(self.waiting.first).filter(|first| *first != NONE)
     }
 
     /// The list that `entry` is in, whichever it is: reads it from memory.
@@ -79,10 +111,10 @@ impl Wheel {
         self.links.get(entry as usize).map(|link| link.list)
     }
 
-    /// Takes `entry` out of whatever list it is in.
-    pub(super) fn disarm(&mut self, entry: u32) {
+    /// Takes `entry` out of the list of its step.
+    fn disarm(&mut self, entry: u32) {
         let Some(link) = self.links.get_mut(entry as usize) else { return };
-        let Link { prev, next, list } = std::mem::replace(link, Link { prev: NONE, next: NONE, list: NONE });
+        let Link { prev, next, list } = std::mem::replace(link, UNLINKED);
         if list == NONE {
             return;
         }
@@ -133,7 +165,7 @@ impl Wheel {
     fn ahead(&self, entry: u32) -> Option<u64> {
         let list = self.links.get(entry as usize)?.list;
         let steps = STEPS as u64;
-        (list < WAITING).then(|| (u64::from(list) + steps - self.current % steps) % steps)
+        (list != NONE).then(|| (u64::from(list) + steps - self.current % steps) % steps)
     }
 
     fn push(&mut self, entry: u32, list: u32) {
@@ -193,16 +225,21 @@ mod tests {
     }
 
     #[test]
-    fn the_waiting_come_in_order_and_leave_the_steps() {
-        let mut wheel = Wheel::new(3, at(0));
+    fn the_waiting_come_in_order() {
+        let mut wheel = Wheel::new(4, at(0));
         wheel.arm(1, at(50));
-        wheel.wait(2);
-        wheel.wait(1);
-        assert_eq!(wheel.due(at(1000)), None);
+        for entry in [2, 1, 0, 3] {
+            wheel.wait(entry);
+        }
         assert_eq!(wheel.longest_waiting(), Some(2));
-        wheel.disarm(2);
-        assert_eq!(wheel.longest_waiting(), Some(1));
-        wheel.disarm(1);
+        wheel.wait_no_more(1);
+        wheel.wait_no_more(1);
+        wheel.wait(2);
+        assert_eq!(wheel.due(at(1000)), Some(1), "the steps know nothing of it");
+        for entry in [0, 3, 2] {
+            assert_eq!(wheel.longest_waiting(), Some(entry));
+            wheel.wait_no_more(entry);
+        }
         assert_eq!(wheel.longest_waiting(), None);
     }
 

@@ -11,7 +11,7 @@ fn states(script: &mut Script) -> (EndReason, [Vec<State>; 2]) {
     let records = script.records();
     assert_eq!(records.len(), 1, "{records:?}");
     let of = |side: Side| {
-        let stamps = records[0].stamps.as_slice().iter();
+        let stamps = records[0].stamps.iter();
         stamps.filter(|stamp| stamp.side == side).map(|stamp| stamp.state).collect::<Vec<_>>()
     };
     (records[0].reason, [of(Side::Client), of(Side::Server)])

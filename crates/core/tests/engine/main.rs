@@ -5,7 +5,9 @@
 mod conformance;
 mod exhaustion;
 mod network;
+mod pcap;
 mod peer;
+mod replay;
 mod script;
 mod transfers;
 mod wire;

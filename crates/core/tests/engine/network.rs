@@ -1,5 +1,6 @@
 //! Two model peers, the engine between them, and links that lose, repeat and reorder: all from one seed.
 
+use crate::pcap::Captured;
 use crate::peer::{Habits, Peer, Phase, roll};
 use crate::wire::Packet;
 use sidetrack_core::engine::{Callbacks, Checksums, Config, Engine, Fate, Hop, Listen, Record, Share};
@@ -33,6 +34,8 @@ pub struct Network<C> {
     pub records: Vec<Record>,
     /// Packets that reached the engine, and that it sent.
     pub counts: [u32; 2],
+    /// What reached the engine and what it sent, if it is to be captured.
+    pub captured: Option<[Vec<Captured>; 2]>,
     queue: BTreeMap<(u64, u64), (Place, Vec<u8>)>,
     count: u64,
     random: u64,
@@ -103,6 +106,7 @@ impl<C: Callbacks> Network<C> {
             now: 0,
             records: Vec::new(),
             counts: [0; 2],
+            captured: None,
             queue: BTreeMap::new(),
             count: 0,
             random: seed.wrapping_mul(0xd129_0d3c_5b7f_5e45) | 1,
@@ -164,10 +168,12 @@ impl<C: Callbacks> Network<C> {
         match place {
             Place::Engine(from) => {
                 self.counts[0] += 1;
+                self.capture(0, &bytes);
                 let fate = self.engine.handle(at(self.now), &mut bytes, from, Checksums::Verify);
                 if let Fate::Forward { len, hop } = fate {
                     bytes.truncate(len);
                     self.counts[1] += 1;
+                    self.capture(1, &bytes);
                     self.post(to_place(hop), vec![bytes]);
                 }
                 self.drain();
@@ -191,10 +197,18 @@ impl<C: Callbacks> Network<C> {
         }
         for (bytes, hop) in packets {
             self.counts[1] += 1;
+            self.capture(1, &bytes);
             self.post(to_place(hop), vec![bytes]);
         }
         while let Some(record) = self.engine.poll_record() {
             self.records.push(record);
+        }
+    }
+
+    fn capture(&mut self, way: usize, bytes: &[u8]) {
+        let now = at(self.now).as_nanos();
+        if let Some(captured) = &mut self.captured {
+            captured[way].push((now, bytes.to_vec()));
         }
     }
 

@@ -141,7 +141,7 @@ fn one(seed: u64, addresses: &Addresses, change: [Change; 2], faults: Faults) {
         assert_eq!(record.reason, EndReason::Ok, "{what} {record:?}");
         let counted = [record.client_bytes, record.server_bytes];
         assert_eq!(counted, [streams[0].len() as u64, streams[1].len() as u64], "{what}");
-        let ends = record.stamps.as_slice().iter().rev().take(2).map(|stamp| stamp.state).collect::<Vec<_>>();
+        let ends = record.stamps.iter().rev().take(2).map(|stamp| stamp.state).collect::<Vec<_>>();
         assert!(ends.iter().all(|state| matches!(state, State::Closed | State::TimeWait)), "{what} {ends:?}");
     }
 }

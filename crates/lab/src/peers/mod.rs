@@ -140,7 +140,7 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS);
+        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
@@ -216,6 +216,12 @@ pub const EPI_ONLY: &[Peer] = peers![
     };
     "ours tunnel" Pair true |site| tunnel::pair(site, tunnel::Transport::Quic);
     "ours tunnel, TLS" Pair true |site| tunnel::pair(site, tunnel::Transport::Tls);
+];
+
+/// Rows that only the measurements of the packet engine have.
+pub const ENGINE: &[Peer] = peers![
+    "ours engine, packet sockets" OneHop true |site| ours::engine(site, "packet");
+    "ours engine, AF_XDP" OneHop true |site| ours::engine(site, "xdp");
 ];
 
 /// The peer of this name.

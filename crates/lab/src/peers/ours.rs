@@ -1,5 +1,6 @@
 //! Sidetrack in every role: `sidetrack up -c FILE` with a generated configuration.
 
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,40 @@ pub fn kernel_path(site: &Site) -> Start<'_> {
     let mut running = relay(site, service);
     running._forwarding = Some(forwarding);
     Ok(running)
+}
+
+/// A port that leads to the origin packet by packet, without sockets.
+pub fn engine<'s>(site: &'s Site, io: &str) -> Start<'s> {
+    let (service, _) = packet_engine(site, io, site.origin(), &rule("carrier = \"direct\""))?;
+    Ok(relay(site, service))
+}
+
+/// The packet engine in front of a server, and the address it answers at. `tables` is what its configuration holds besides.
+///
+/// # Errors
+/// Our program is absent or does not start, or nobody answers.
+pub fn packet_engine(
+    site: &Site,
+    io: &str,
+    server: SocketAddr,
+    tables: &str,
+) -> Result<(Service, SocketAddr), Unavailable> {
+    let address = site.proxy_address(RELAY_PORT);
+    let interfaces = format!("\"{}\", \"{}\"", site.client_proxy.interface, site.proxy_server.interface);
+    let config = format!(
+        "[[listen]]\nkind = \"engine\"\naddress = \"{address}\"\ninterfaces = [{interfaces}]\nto = \"{server}\"\n\
+         engine = {{ io = \"{io}\", sources = [\"{}\"], source_ports = \"20000-65535\" }}\n{tables}",
+        site.proxy_server.a.v4
+    );
+    let mut service = spawn(site, &site.proxy, "engine", &config)?;
+    // It has no socket that listens: it is there when somebody answers.
+    let began = Instant::now();
+    while !site.client.enter(|| Ok(TcpStream::connect_timeout(&address, LOOK_AGAIN * 100).is_ok()))? {
+        if began.elapsed() > STEERS_WITHIN || !service.is_running() {
+            return Err(Unavailable::Failed(anyhow!("the packet engine does not answer: {}", service.log())));
+        }
+    }
+    Ok((service, address))
 }
 
 /// A SOCKS listener of both versions and all dialects.
@@ -147,6 +182,13 @@ pub(super) fn start(
     config: &str,
     port: u16,
 ) -> Result<Service, Unavailable> {
+    let mut service = spawn(site, node, role, config)?;
+    service.wait_listening(node, port)?;
+    Ok(service)
+}
+
+/// Starts it and does not wait.
+fn spawn(site: &Site, node: &Node, role: &str, config: &str) -> Result<Service, Unavailable> {
     let program = program()?;
     let directory = site.directory.path();
     let path = directory.join(format!("sidetrack-{role}.toml"));
@@ -163,7 +205,5 @@ pub(super) fn start(
         node.command_at(&program, &site.proxy_placement())
     };
     command.args(["up", "-c"]).arg(&path);
-    let mut service = Service::start(&format!("sidetrack-{role}"), command, directory)?;
-    service.wait_listening(node, port)?;
-    Ok(service)
+    Ok(Service::start(&format!("sidetrack-{role}"), command, directory)?)
 }

@@ -23,7 +23,47 @@ pub enum Choice {
     Prefix(Box<[u8]>),
     /// An LDAP request about this entry or one below it.
     LdapDn(Box<str>),
+    /// This expression is found in the first [`Pattern::LOOKED_AT`] of them.
+    Regex(Pattern),
 }
+
+/// A regular expression over bytes. Looking for it takes time in proportion to the bytes, whatever they are.
+#[derive(Clone, Debug)]
+pub struct Pattern(regex::bytes::Regex);
+
+impl Pattern {
+    /// Most bytes that are looked at.
+    pub const LOOKED_AT: usize = 4096;
+    /// Most memory that the expression may take, bytes.
+    const SIZE_MAX: usize = 1 << 18;
+
+    /// Reads an expression. `.` and classes mean bytes, so that no sender can hide behind invalid UTF-8.
+    ///
+    /// # Errors
+    /// Where it is wrong, or that it is too large, in words.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let mut builder = regex::bytes::RegexBuilder::new(text);
+        let built = builder.unicode(false).size_limit(Self::SIZE_MAX).dfa_size_limit(Self::SIZE_MAX).build();
+        built.map(Self).map_err(|error| error.to_string())
+    }
+
+    fn fits(&self, first: &[u8]) -> Option<bool> {
+        let looked_at = first.get(..Self::LOOKED_AT).unwrap_or(first);
+        if self.0.is_match(looked_at) {
+            return Some(true);
+        }
+        // More bytes may bring it; no more are waited for than are looked at.
+        (first.len() >= Self::LOOKED_AT).then_some(false)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
 
 impl Choice {
     /// Whether the first bytes are like this; none: that takes more of them.
@@ -42,6 +82,7 @@ impl Choice {
                 First::NotLdap => Some(false),
                 First::Request(request) => Some(ldap::is_below(request.dn, base)),
             },
+            Self::Regex(pattern) => pattern.fits(first),
         }
     }
 }
@@ -91,5 +132,36 @@ mod tests {
             [&delete[..4], delete, b"GET"].map(|first| dn.fits(first)),
             [None, Some(true), Some(false)]
         );
+    }
+
+    #[test]
+    fn an_expression_is_looked_for_in_a_bounded_part_only() {
+        let api = Choice::Regex(Pattern::new(r"^(GET|POST) /api/v[0-9]+/").unwrap());
+        assert_eq!(
+            [&b"GET /ap"[..], b"POST /api/v12/x HTTP/1.1", b"GET /other"].map(|first| api.fits(first)),
+            [None, Some(true), None],
+            "only more bytes than are looked at say no"
+        );
+        let late = Choice::Regex(Pattern::new("end").unwrap());
+        let mut bytes = vec![b'x'; Pattern::LOOKED_AT - 3];
+        assert_eq!(late.fits(&bytes), None);
+        bytes.extend(b"end");
+        assert_eq!(late.fits(&bytes), Some(true));
+        bytes.splice(0..0, *b"y");
+        assert_eq!(late.fits(&bytes), Some(false), "one byte too late");
+    }
+
+    #[test]
+    fn expressions_are_of_bytes_and_of_bounded_size() {
+        let any = Choice::Regex(Pattern::new(r"(?s)^\x16\x03.\xff").unwrap());
+        assert_eq!(any.fits(b"\x16\x03\xfe\xff"), Some(true), "not only UTF-8");
+        assert!(Pattern::new("(").is_err());
+        let huge = "(a{100}){100}{100}";
+        assert!(Pattern::new(huge).unwrap_err().contains("size"), "{huge}");
+        // One that takes other engines time without end.
+        let evil = Choice::Regex(Pattern::new("^(a+)+$").unwrap());
+        let mut bytes = vec![b'a'; 4095];
+        bytes.push(b'b');
+        assert_eq!(evil.fits(&bytes), Some(false));
     }
 }

@@ -20,7 +20,7 @@ pub mod tap;
 
 pub use at::{At, List, Secret};
 pub use check::tests::{DecisionTest, Expectation};
-pub use engine::{Choice, EngineIo, EngineListener};
+pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets};
 pub(crate) use parse::parse;

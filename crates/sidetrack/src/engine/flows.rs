@@ -4,11 +4,12 @@ use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record};
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
-use sidetrack_core::function::{ChainSpec, Stop};
+use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::time::Instant;
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
@@ -39,6 +40,26 @@ struct Known {
     slot: Option<Slot>,
     detail: Option<Box<str>>,
     chain: Option<Box<Chain>>,
+    /// What its rule says of functions that fail.
+    on_down: OnDown,
+}
+
+/// What becomes of the payload of one packet.
+fn passed(chain: &mut Chain, now: Instant, from: Side, bytes: &[u8]) -> Result<Payload, Stop> {
+    Ok(match chain.handle(now, from, bytes)? {
+        Offered::Unchanged => Payload::Keep,
+        Offered::Inside => {
+            chain.advance(now + AT_ONCE, from)?;
+            Payload::Replace(chain.take(from, usize::MAX).to_vec())
+        }
+    })
+}
+
+fn on_down(verdict: Option<&Verdict>) -> OnDown {
+    match verdict.map(|verdict| &verdict.action) {
+        Some(Action::Carry(carry)) => carry.chain.as_ref().map_or(OnDown::Deny, |chain| chain.on_down),
+        _ => OnDown::Deny,
+    }
 }
 
 impl fmt::Debug for Flows {
@@ -91,21 +112,24 @@ impl Flows {
         spec.map(|spec| (self.chains)(spec, flow).map(Box::new)).transpose()
     }
 
-    /// Payload of one packet passes the functions.
+    /// Payload of one packet passes the functions. One that fails, by its own word or by a fault, ends the flow, or the flow
+    /// goes on without functions, as its rule says.
     pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
         let Some(known) = self.known.get_mut(&id) else { return Payload::Keep };
         let Some(chain) = &mut known.chain else { return Payload::Keep };
-        let passed = chain.handle(now, from, bytes).and_then(|offered| match offered {
-            Offered::Unchanged => Ok(Payload::Keep),
-            Offered::Inside => {
-                chain.advance(now + AT_ONCE, from)?;
-                Ok(Payload::Replace(chain.take(from, usize::MAX).to_vec()))
-            }
-        });
-        passed.unwrap_or_else(|stop| {
-            known.detail = Some(stop.detail.into());
-            Payload::Reset(stop.reason)
-        })
+        // The chain is not used again after a fault.
+        let stop = match catch_unwind(AssertUnwindSafe(|| passed(chain, now, from, bytes))) {
+            Ok(Ok(payload)) => return payload,
+            Ok(Err(stop)) => stop,
+            Err(_) => Stop::failed("a fault in a function; the log has it"),
+        };
+        known.chain = None;
+        if stop.reason == EndReason::FunctionFailed && known.on_down == OnDown::Skip {
+            tracing::warn!(flow = known.flow.id.0, why = %stop.detail, "goes on without its functions");
+            return Payload::Keep;
+        }
+        known.detail = Some(stop.detail.into());
+        Payload::Reset(stop.reason)
     }
 
     /// It is carried.
@@ -116,16 +140,18 @@ impl Flows {
         decided: Decided,
         chain: Option<Box<Chain>>,
     ) {
+        let on_down = on_down(decided.verdict.as_ref());
         let flow = Arc::new(self.live(opening.opened, now, decided));
         flow.set_waker(&self.waker);
         let slot = Some(self.ledger.enter(flow.clone()));
-        self.known.insert(opening.id, Known { flow, slot, detail: None, chain });
+        self.known.insert(opening.id, Known { flow, slot, detail: None, chain, on_down });
     }
 
     /// It is refused, for this reason in words.
     pub fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
-        let known = Known { flow, slot: None, detail: Some(detail.into()), chain: None };
+        let known =
+            Known { flow, slot: None, detail: Some(detail.into()), chain: None, on_down: OnDown::Deny };
         self.known.insert(opening.id, known);
     }
 
@@ -136,14 +162,14 @@ impl Flows {
             let flow = Flow {
                 intercept: Intercept::Engine,
                 listener: self.listener.clone(),
-                client: record.client,
-                orig_dst: record.local.into(),
+                client: record.client(),
+                orig_dst: record.local().into(),
                 host: None,
                 process: None,
                 user: None,
             };
             let flow = self.live(record.opened, record.closed, Decided { flow, verdict: None });
-            Known { flow: Arc::new(flow), slot: None, detail: None, chain: None }
+            Known { flow: Arc::new(flow), slot: None, detail: None, chain: None, on_down: OnDown::Deny }
         });
         count(&known.flow, record.client_bytes, record.server_bytes);
         if let Some(connected) = record.connected {
@@ -196,5 +222,71 @@ fn count(flow: &LiveFlow, up: u64, down: u64) {
     if up + down > 0 {
         flow.count(up, down);
         flow.touch(flow.age());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidetrack_core::function::{Interest, Stage, Step};
+
+    /// A function that fails at the second packet: by a fault, or by its own word.
+    struct Failing {
+        packets: usize,
+        by_fault: bool,
+    }
+
+    impl Stage for Failing {
+        fn interest(&self, _: Side) -> Interest {
+            Interest::Bytes
+        }
+
+        fn handle(&mut self, _: Instant, _: Side, bytes: &[u8], _: &mut Vec<u8>) -> Step {
+            self.packets += 1;
+            if self.packets == 1 {
+                return Step::Pass(bytes.len());
+            }
+            assert!(!self.by_fault, "the fault of the test");
+            Step::Stop(Stop::failed("it says so"))
+        }
+    }
+
+    fn flows() -> Flows {
+        let nothing = |_: &ChainSpec, _: &Flow| Chain::new(Vec::new(), Instant::ZERO);
+        Flows::new(
+            "test".into(),
+            Arc::default(),
+            Arc::new(|| FlowId(1)),
+            Arc::new(nothing),
+            Waker::noop().clone(),
+        )
+    }
+
+    fn with(flows: &mut Flows, by_fault: bool, on_down: OnDown) -> ConnectionId {
+        let id = ConnectionId(7);
+        let stage: Box<dyn Stage> = Box::new(Failing { packets: 0, by_fault });
+        let chain = Chain::new(vec![("failing".into(), stage)], Instant::ZERO).expect("begins");
+        let flow = Arc::new(LiveFlow::new(FlowId(1)));
+        let known = Known { flow, slot: None, detail: None, chain: Some(Box::new(chain)), on_down };
+        flows.known.insert(id, known);
+        id
+    }
+
+    #[test]
+    fn a_function_that_fails_ends_its_flow_or_is_passed_by_as_the_rule_says() {
+        for by_fault in [true, false] {
+            for (on_down, wanted) in
+                [(OnDown::Deny, Payload::Reset(EndReason::FunctionFailed)), (OnDown::Skip, Payload::Keep)]
+            {
+                let mut flows = flows();
+                let id = with(&mut flows, by_fault, on_down);
+                let mut say = |bytes| flows.payload(id, Instant::ZERO, Side::Client, bytes);
+                assert_eq!(say(b"first"), Payload::Keep);
+                assert_eq!(say(b"second"), wanted, "{by_fault} {on_down:?}");
+                assert_eq!(say(b"third"), Payload::Keep, "no function is asked any more");
+                let detail = flows.known[&id].detail.as_deref().unwrap_or_default();
+                assert_eq!(detail.is_empty(), on_down == OnDown::Skip, "{detail}");
+            }
+        }
     }
 }

@@ -244,7 +244,7 @@ impl Worker {
         while let Some(record) = self.engine.poll_record() {
             let select = self.engine.callbacks_mut();
             if matches!(record.reason, EndReason::ConnectTimeout | EndReason::Unreachable)
-                && let Some(server) = record.server
+                && let Some(server) = record.server()
             {
                 select.hops.forget(server.ip());
             }

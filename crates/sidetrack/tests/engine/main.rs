@@ -8,6 +8,7 @@ mod node;
 mod site;
 
 mod binding;
+mod choosing;
 mod ends;
 mod flood;
 mod ldap;

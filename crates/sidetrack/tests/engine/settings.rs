@@ -52,6 +52,16 @@ fn what_cannot_work_is_refused_with_its_reason() {
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\naccept_proxy_protocol = '10.0.0.0/8'",
             "reads no PROXY protocol header",
         ),
+        (
+            "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { choose = [{ regex = '(', to = \
+             '10.0.0.2:80' }] }",
+            "no expression that can be used",
+        ),
+        (
+            "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { choose = [{ regex = 'a', prefix = \
+             'b', to = '10.0.0.2:80' }] }",
+            "one of a `prefix`",
+        ),
         ("address = '192.0.2.1:80'\ninterfaces = ['a']", "does not say which server"),
     ] {
         let error = load(text).expect_err(reason);

@@ -1,6 +1,6 @@
 //! `[[listen]]` of kind engine.
 
-use super::super::{At, Choice, EngineIo, EngineListener, List, ReverseTarget, raw};
+use super::super::{At, Choice, EngineIo, EngineListener, List, Pattern, ReverseTarget, raw};
 use super::Check;
 use sidetrack_core::engine::Steering;
 use sidetrack_core::flow::Host;
@@ -48,14 +48,15 @@ impl Check<'_> {
     }
 
     fn choice(&mut self, choice: &At<raw::Choice>) -> Option<(Choice, SocketAddr)> {
-        let like = match (&choice.prefix, &choice.ldap_dn) {
-            (Some(prefix), None) if !prefix.is_empty() => Choice::Prefix(prefix.as_bytes().into()),
-            (None, Some(dn)) => Choice::LdapDn(dn.as_str().into()),
+        let like = match (&choice.prefix, &choice.regex, &choice.ldap_dn) {
+            (Some(prefix), None, None) if !prefix.is_empty() => Choice::Prefix(prefix.as_bytes().into()),
+            (None, Some(regex), None) => Choice::Regex(self.pattern(regex)?),
+            (None, None, Some(dn)) => Choice::LdapDn(dn.as_str().into()),
             _ => {
                 let help = "write { prefix = \"SSH-\", to = \"192.0.2.1:22\" } or { ldap_dn = \"dc=a\", to = \"192.0.2.1:389\" }";
                 self.error(
                     choice.span(),
-                    "a choice has either a `prefix`, which is not empty, or an `ldap_dn`",
+                    "a choice has one of a `prefix`, which is not empty, a `regex` and an `ldap_dn`",
                     help,
                 );
                 return None;
@@ -71,6 +72,17 @@ impl Check<'_> {
             return None;
         };
         Some((like, to))
+    }
+
+    fn pattern(&mut self, text: &At<String>) -> Option<Pattern> {
+        match Pattern::new(text) {
+            Ok(pattern) => Some(pattern),
+            Err(error) => {
+                let help = "write one such as \"^GET /api/\", in the syntax of Rust's regex crate";
+                self.error(text.span(), format!("this is no expression that can be used: {error}"), help);
+                None
+            }
+        }
     }
 
     /// A packet cannot wait for a name to be resolved.

@@ -24,12 +24,15 @@ pub struct Engine {
     pub connections_max: Option<At<u32>>,
 }
 
-/// A server for clients whose first bytes are like this; one of `prefix` and `ldap_dn`.
+/// A server for clients whose first bytes are like this; one of `prefix`, `regex` and `ldap_dn`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
     /// They begin with this text.
     pub prefix: Option<At<String>>,
+    /// This regular expression is found in their first 4096: of bytes, in the syntax of Rust's regex crate. Those in which
+    /// it is not found yet are waited for as long as a name.
+    pub regex: Option<At<String>>,
     /// They are an LDAP request about this entry or one below it: the name of a bind, the base of a search.
     pub ldap_dn: Option<At<String>>,
     /// The server, an address and a port.

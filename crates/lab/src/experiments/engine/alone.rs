@@ -1,4 +1,4 @@
-//! `engine`: what the packet engine costs. `--core`: the core alone, in memory, without any packet I/O.
+//! The engine's core alone, in memory, without any packet I/O.
 //!
 //! A closed loop of complete connections, each of seven packets in: SYN, ACK, request; SYN-ACK of the server; its FIN,
 //! the client's FIN, its acknowledgement. All connections are open at once, at different steps, and consecutive packets
@@ -7,10 +7,10 @@
 //! median one was interrupted by somebody else and is left out; how many were is shown.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
 use anyhow::{Result, ensure};
+use serde::Serialize;
 use sidetrack_core::engine::packet::{Header, Ip, flags};
 use sidetrack_core::engine::{
     Ahead, Callbacks, Checksums, Config, Engine, Fate, Hop, Listen, Opening, Selection, Share, Target,
@@ -30,52 +30,46 @@ const REQUEST: &[u8] = b"sixteen bytes...";
 const CLIENT_ISN: u32 = 1000;
 const SERVER_ISN: u32 = 9000;
 
-/// Options of `sidetrack-lab engine`.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Options {
-    /// The core alone, in memory (the only part there is yet).
-    #[arg(long, required = true)]
-    pub core: bool,
-    /// Fewer connections, one round; the bars are shown and not held.
-    #[arg(long)]
-    pub quick: bool,
-    /// Rounds; the median counts.
-    #[arg(long, default_value_t = 5)]
-    pub rounds: usize,
-    /// Have the engine verify every checksum, as it must where no network card has done so.
-    #[arg(long)]
-    pub verify: bool,
+/// One row of the table.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Row {
+    /// Connections open all the time.
+    pub open: usize,
+    /// Nanoseconds a packet, the median of all rounds.
+    pub nanos: f64,
+    /// Batches that were interrupted in that round, percent.
+    pub left_out: f64,
+    /// The most nanoseconds a packet may take; none: it is shown for comparison.
+    pub bar: Option<f64>,
 }
 
-/// Measures and prints a table; fails when a bar is missed.
+impl Row {
+    /// Nanoseconds a connection.
+    #[must_use]
+    pub fn connection_nanos(&self) -> f64 {
+        self.nanos * PACKETS as f64
+    }
+}
+
+/// Measures; each row in so many rounds of so many connections. With `verify` the engine computes every checksum that comes
+/// in, as it must where no network card has done so.
 ///
 /// # Errors
 /// When a connection does not go as it must.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let (rounds, connections) = if options.quick { (1, 100_000) } else { (options.rounds.max(1), 1_000_000) };
-    let checksums = if options.verify { Checksums::Verify } else { Checksums::Verified };
-    println!("| open connections | ns a packet, median of {rounds} | ns a connection | left out | bar | |");
-    println!("|---|---|---|---|---|---|");
-    let mut missed = false;
+pub fn run(rounds: usize, connections: usize, verify: bool) -> Result<Vec<Row>> {
+    let checksums = if verify { Checksums::Verify } else { Checksums::Verified };
+    let mut rows = Vec::new();
     for open in [1024, 4096, 65_536] {
-        let mut rows = Vec::new();
-        for _ in 0..rounds {
-            rows.push(measure(open, connections, checksums)?);
+        let mut costs = Vec::new();
+        for _ in 0..rounds.max(1) {
+            costs.push(measure(open, connections, checksums)?);
         }
-        rows.sort_by(|a, b| a.nanos.total_cmp(&b.nanos));
-        let Some(Cost { nanos, left_out }) = rows.get(rounds / 2).copied() else { continue };
+        costs.sort_by(|a, b| a.nanos.total_cmp(&b.nanos));
+        let Some(Cost { nanos, left_out }) = costs.get(costs.len() / 2).copied() else { continue };
         let bar = BARS.iter().find(|(at, _)| *at == open).map(|(_, bar)| *bar);
-        let verdict = match bar {
-            None => "",
-            Some(bar) if nanos <= bar => "held",
-            Some(_) => "MISSED",
-        };
-        missed |= verdict == "MISSED";
-        let shown = bar.map_or(String::new(), |bar| format!("{bar:.0}"));
-        let connection = nanos * PACKETS as f64;
-        println!("| {open} | {nanos:.1} | {connection:.0} | {left_out:.1} % | {shown} | {verdict} |");
+        rows.push(Row { open, nanos, left_out, bar });
     }
-    Ok(if missed && !options.quick { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(rows)
 }
 
 /// The server for a client is told by the client's address, so that answers are matched without a table.
@@ -288,4 +282,24 @@ fn learn(peers: &mut [Peers], caused: &Caused) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_connection_of_the_loop_is_complete_and_recorded() {
+        // An error, a refused packet or a record with another reason than "ok" would fail it.
+        for open in [1, 64, 1000] {
+            let cost = measure(open, 2000, Checksums::Verify).expect("connections as they must be");
+            assert!(cost.nanos > 0.0);
+        }
+    }
+
+    #[test]
+    fn interrupted_batches_are_left_out() {
+        let cost = Cost::of(vec![64, 64, 64, 64_000]);
+        assert_eq!((cost.nanos, cost.left_out), (1.0, 25.0));
+    }
 }

@@ -1,0 +1,150 @@
+//! The engine beside other proxies: the same clients and the same server, both of the kernel, a new connection for each
+//! request. Clients limit the rate on two cores, so what compares is CPU time of a connection.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::super::relay::{Cell, Timing, take};
+use super::Bar;
+use crate::peers::{self, Peer};
+use crate::progress::Progress;
+use crate::site::Site;
+
+/// Our CPU time of a connection, of the others'.
+const SHARE_AT_MOST: f64 = 0.25;
+const OTHERS: [&str; 2] = ["HAProxy tcp", "nginx stream"];
+const OURS: &str = "ours engine, AF_XDP";
+
+/// One program.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Connections a second, the median of all rounds.
+    pub rate: f64,
+    /// CPU time of a connection in that round, microseconds; none: it has no program.
+    pub cpu_us: Option<f64>,
+    /// Median time of a connection in that round, microseconds.
+    pub p50_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
+    /// Why there are no figures.
+    pub missing: Option<String>,
+}
+
+fn rows() -> Vec<Peer> {
+    let names = ["direct", "HAProxy tcp", "nginx stream", "ours reverse"];
+    names.into_iter().filter_map(peers::find).chain(peers::ENGINE.iter().copied()).collect()
+}
+
+/// Measures, programs in turn.
+///
+/// # Errors
+/// The site cannot be built: root and nginx are needed.
+pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
+    let site = Site::new()?;
+    let timing = if quick { Timing::QUICK } else { Timing::FULL };
+    let cell = Cell::New(64);
+    let mut all: Vec<(Peer, Vec<Row>)> = rows().into_iter().map(|peer| (peer, Vec::new())).collect();
+    for round in 0..rounds {
+        for (peer, samples) in &mut all {
+            progress.now(&format!("kernel clients, round {} of {rounds}: {}", round + 1, peer.name));
+            let row = match take(&site, *peer, cell, timing) {
+                Ok(sample) => Row {
+                    name: peer.name.to_owned(),
+                    rate: sample.speed(cell),
+                    cpu_us: sample.cost(cell),
+                    p50_us: sample.report.p50_ns as f64 / 1e3,
+                    p99_us: sample.report.p99_ns as f64 / 1e3,
+                    missing: None,
+                },
+                Err(why) => missing(peer.name, &why.to_string()),
+            };
+            samples.push(row);
+        }
+        all.reverse();
+    }
+    if rounds % 2 == 1 {
+        all.reverse();
+    }
+    Ok(all.into_iter().filter_map(|(_, samples)| median(samples)).collect())
+}
+
+fn missing(name: &str, why: &str) -> Row {
+    let why = Some(why.to_owned());
+    Row { name: name.to_owned(), rate: 0.0, cpu_us: None, p50_us: 0.0, p99_us: 0.0, missing: why }
+}
+
+/// The sample with the median CPU time, or rate where there is none; one that failed only if all did.
+fn median(samples: Vec<Row>) -> Option<Row> {
+    let (mut good, bad): (Vec<Row>, Vec<Row>) = samples.into_iter().partition(|row| row.missing.is_none());
+    let key = |row: &Row| row.cpu_us.unwrap_or(row.rate);
+    good.sort_by(|a, b| key(a).total_cmp(&key(b)));
+    let middle = good.len() / 2;
+    good.into_iter().nth(middle).or_else(|| bad.into_iter().next())
+}
+
+/// The demands on these rows.
+pub fn bars(rows: &[Row]) -> Vec<Bar> {
+    let cpu = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.cpu_us);
+    let bar = |other: &&str| Bar {
+        what: format!("CPU time of a connection, {OURS} to {other}"),
+        measured: cpu(OURS).zip(cpu(other)).map(|(own, other)| own / other),
+        bound: SHARE_AT_MOST,
+        at_least: false,
+    };
+    OTHERS.iter().map(bar).collect()
+}
+
+/// The table.
+pub fn render(text: &mut String, rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "### Clients and server of the kernel, a new connection for each request, 64 at a time\n\n\
+         | | connections/s | CPU us a connection | p50 us | p99 us |\n|---|---:|---:|---:|---:|"
+    );
+    for row in rows {
+        let cpu = row.cpu_us.map_or("-".to_owned(), |us| format!("{us:.1}"));
+        let _ = match &row.missing {
+            Some(why) => writeln!(text, "| {} | - | - | - | {why} |", row.name),
+            None => {
+                writeln!(
+                    text,
+                    "| {} | {:.0} | {cpu} | {:.0} | {:.0} |",
+                    row.name, row.rate, row.p50_us, row.p99_us
+                )
+            }
+        };
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, cpu_us: f64) -> Row {
+        Row { cpu_us: Some(cpu_us), missing: None, ..missing(name, "") }
+    }
+
+    #[test]
+    fn the_median_is_of_what_worked() {
+        let samples = vec![row("a", 3.0), missing("a", "no"), row("a", 1.0), row("a", 2.0)];
+        assert_eq!(median(samples).and_then(|row| row.cpu_us), Some(2.0));
+        assert_eq!(median(vec![missing("a", "no")]).and_then(|row| row.missing), Some("no".to_owned()));
+    }
+
+    #[test]
+    fn bars_compare_with_each_of_the_others() {
+        let rows = [row(OURS, 20.0), row("HAProxy tcp", 80.0), row("nginx stream", 60.0)];
+        let held: Vec<bool> = bars(&rows).iter().map(Bar::holds).collect();
+        assert_eq!(held, [true, false]);
+        assert!(!bars(&rows[1..]).iter().any(Bar::holds), "not measured is not held");
+    }
+}

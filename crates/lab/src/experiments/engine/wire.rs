@@ -1,0 +1,300 @@
+//! The engine as it runs, over a veth pair with AF_XDP at both ends: the generator plays clients and server on the first
+//! CPU, Sidetrack has the second for itself.
+//!
+//! ```text
+//!   generator 10.77.9.1 (server), 10.78.0.x (clients) ------ engine 10.77.9.2:80
+//! ```
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde::Serialize;
+use sidetrack_sys::link;
+
+use super::Bar;
+use crate::launch::{self, Placement};
+use crate::packets::{Generator, Report, Spec};
+use crate::peers::ours;
+use crate::progress::Progress;
+use crate::scratch::Scratch;
+use crate::service::Service;
+use crate::topology::{self, Node};
+
+/// Number of the link's network.
+const SUBNET: u8 = 9;
+const PORT: u16 = 80;
+/// The bar of the plane in user space, connections a second on one core.
+const USER_SPACE_AT_LEAST: f64 = 130_000.0;
+/// How long the program may take until it takes packets, and until its count of flows is up to date.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const NICE: i32 = -19;
+
+/// One sample, the median of its rounds by rate.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Which part of the engine carries packets.
+    pub plane: String,
+    /// Connections open at a time.
+    pub open: u32,
+    /// What the generator saw.
+    pub report: Report,
+    /// CPU time of Sidetrack in the window, nanoseconds.
+    pub cpu_ns: u64,
+    /// Sessions that ended well by the engine's own count, of the whole run.
+    pub records: u64,
+}
+
+impl Row {
+    /// CPU time of a connection, in microseconds.
+    #[must_use]
+    pub fn cpu_us(&self) -> Option<f64> {
+        (self.report.completed > 0).then(|| self.cpu_ns as f64 / 1000.0 / self.report.completed as f64)
+    }
+
+    /// Connections a second if the engine had the whole core all the time.
+    #[must_use]
+    pub fn rate_of_core(&self) -> Option<f64> {
+        self.cpu_us().map(|us| 1e6 / us)
+    }
+}
+
+/// Generator and engine, joined.
+struct Scene {
+    generator: Node,
+    proxy: Node,
+    folder: Scratch,
+    engine: [u8; 6],
+}
+
+impl Scene {
+    fn new() -> Result<Self> {
+        let launcher = launch::launcher()?;
+        let (generator, proxy) = (Node::new("generator", &launcher)?, Node::new("proxy", &launcher)?);
+        let interface = topology::one_queue_link(&generator, &proxy, SUBNET)?;
+        let address = proxy.enter(|| Ok(link::interface(&interface)?.address))?;
+        let engine = address.context("a veth has a link-layer address")?;
+        Ok(Self { generator, proxy, folder: Scratch::new()?, engine })
+    }
+
+    fn admin(&self) -> PathBuf {
+        self.folder.path().join("wire.sock")
+    }
+
+    /// Sidetrack, ready to take packets.
+    fn start(&self, open: u32) -> Result<Service> {
+        let program = ours::program().map_err(|error| anyhow!("{error}"))?;
+        let config = self.folder.path().join("wire.toml");
+        // Room for those that are open and as many in TIME-WAIT: then ports come back in time.
+        let text = format!(
+            "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{}\"\n[record]\nto = \"none\"\n[[listen]]\n\
+             kind = \"engine\"\naddress = \"10.77.{SUBNET}.2:{PORT}\"\ninterfaces = [\"link{SUBNET}\"]\n\
+             to = \"10.77.{SUBNET}.1:{PORT}\"\nengine = {{ io = \"xdp\", source_ports = \"1024-65535\", connections_max = {} }}\n\
+             {}",
+            self.admin().display(),
+            (open * 2).max(64),
+            "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\n"
+        );
+        std::fs::write(&config, text)?;
+        let second = std::thread::available_parallelism().map_or(0, |count| count.get() - 1).min(1);
+        let placement = Placement { netns: None, cpu: Some(second), nice: Some(NICE) };
+        let mut command = self.proxy.command_at(&program.to_string_lossy(), &placement);
+        command.args(["up", "-c"]).arg(&config);
+        let mut service = Service::start("wire", command, self.folder.path())?;
+        let since = Instant::now();
+        while self.ended_well().is_err() {
+            ensure!(service.is_running(), "sidetrack ended: {}", service.log());
+            ensure!(
+                since.elapsed() < PATIENCE,
+                "sidetrack's admin socket does not answer: {}",
+                service.log()
+            );
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(service)
+    }
+
+    /// How many flows ended with reason `ok`, as the metrics say.
+    fn ended_well(&self) -> Result<u64> {
+        let mut stream = UnixStream::connect(self.admin()).context("the admin socket")?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        Ok(count_of(&answer, "ok"))
+    }
+
+    /// The same once it is at least `wanted`, or the last that was seen: the recorder runs behind.
+    fn ended_well_when(&self, wanted: u64) -> Result<u64> {
+        let since = Instant::now();
+        loop {
+            let found = self.ended_well()?;
+            if found >= wanted || since.elapsed() > Duration::from_secs(10) {
+                return Ok(found);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn sample(&self, open: u32, quick: bool) -> Result<Row> {
+        let service = self.start(open)?;
+        let spec = Spec {
+            interface: format!("link{SUBNET}"),
+            engine: self.engine,
+            front: format!("10.77.{SUBNET}.2:{PORT}").parse()?,
+            server: format!("10.77.{SUBNET}.1:{PORT}").parse()?,
+            clients: [10, 78, 0, 1].into(),
+            connections: open,
+            warmup_ms: if quick { 700 } else { 1500 },
+            window_ms: if quick { 1000 } else { 3000 },
+        };
+        let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
+        let program = self.generator.launcher().to_string_lossy().into_owned();
+        let mut generator = Generator::start(self.generator.command_at(&program, &placement), &spec)?;
+        generator.wait_window()?;
+        let before = service.cpu_ns();
+        generator.wait_drain()?;
+        let cpu_ns = service.cpu_ns().saturating_sub(before);
+        let report = generator.report()?;
+        let records = self.ended_well_when(report.whole.completed)?;
+        Ok(Row { plane: "AF_XDP, user space".into(), open, report, cpu_ns, records })
+    }
+}
+
+/// The sum of `sidetrack_flows_total` over all labels but the reason.
+fn count_of(metrics: &str, reason: &str) -> u64 {
+    let wanted = format!("reason=\"{reason}\"");
+    let lines =
+        metrics.lines().filter(|line| line.starts_with("sidetrack_flows_total{") && line.contains(&wanted));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// Measures. Whatever both sides counted must agree, or it is an error.
+///
+/// # Errors
+/// Not root, no AF_XDP, or counts that differ.
+pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
+    let scene = Scene::new()?;
+    let opens: &[u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
+    let mut rows = Vec::new();
+    for open in opens {
+        let mut samples = Vec::new();
+        for round in 0..rounds {
+            progress.now(&format!("AF_XDP, {open} open, round {} of {rounds}", round + 1));
+            let row = scene.sample(*open, quick)?;
+            check(&row)?;
+            samples.push(row);
+        }
+        samples.sort_by(|a, b| a.report.rate().total_cmp(&b.report.rate()));
+        rows.extend(samples.into_iter().nth(rounds / 2));
+    }
+    Ok(rows)
+}
+
+/// Whether generator and engine have seen the same.
+fn check(row: &Row) -> Result<()> {
+    let whole = &row.report.whole;
+    ensure!(whole.completed > 0, "no connection came to its end: {whole:?}");
+    ensure!(whole.corrupt == 0, "{} of {} frames with a wrong checksum", whole.corrupt, row.report.checked);
+    ensure!(
+        row.records >= whole.completed && row.records <= whole.completed + whole.stuck,
+        "the generator saw {} connections end well, the engine {}: {whole:?}",
+        whole.completed,
+        row.records
+    );
+    Ok(())
+}
+
+/// The demands on these rows.
+pub fn bars(rows: &[Row]) -> Vec<Bar> {
+    let best = rows
+        .iter()
+        .map(|row| row.report.rate())
+        .fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))));
+    vec![Bar {
+        what: "user-space plane (AF_XDP, copy mode), connections a second on one core".into(),
+        measured: best,
+        bound: USER_SPACE_AT_LEAST,
+        at_least: true,
+    }]
+}
+
+/// The table.
+pub fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
+    if rows.is_empty() {
+        return;
+    }
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "### Over veth, generator and engine on a core each\n\n\
+         Complete connections of seven packets towards the engine, counted where both ends are; *of a core*: what the CPU time \
+         that the engine took would give if it took all. Kernel work for a frame is on the core that sends it.\n\n\
+         | plane | open | connections/s | of a core | CPU us | cycles a connection | Mpackets/s | p50 us | p99 us | p99.9 us | \
+         given up | completed | records |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for row in rows {
+        let report = &row.report;
+        let cpu = row.cpu_us().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+            row.plane,
+            row.open,
+            report.rate(),
+            row.rate_of_core().unwrap_or_default(),
+            cpu * 1000.0 * gigahertz,
+            report.packet_rate() / 1e6,
+            report.p50_ns as f64 / 1e3,
+            report.p99_ns as f64 / 1e3,
+            report.p999_ns as f64 / 1e3,
+            report.whole.stuck,
+            report.whole.completed,
+            row.records
+        );
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packets::Tally;
+
+    #[test]
+    fn flows_are_counted_by_their_reason() {
+        let text = "# HELP x\nsidetrack_flows_total{rule=\"a\",carrier=\"direct\",reason=\"ok\"} 7\n\
+                    sidetrack_flows_total{rule=\"b\",carrier=\"direct\",reason=\"ok\"} 5\n\
+                    sidetrack_flows_total{rule=\"a\",carrier=\"direct\",reason=\"idle\"} 3\n";
+        assert_eq!((count_of(text, "ok"), count_of(text, "idle"), count_of(text, "limit")), (12, 3, 0));
+    }
+
+    #[test]
+    fn counts_that_differ_are_an_error() {
+        let row = |completed, stuck, records| Row {
+            plane: String::new(),
+            open: 1,
+            report: Report {
+                completed,
+                whole: Tally { completed, stuck, ..Tally::default() },
+                ..Report::default()
+            },
+            cpu_ns: 1000,
+            records,
+        };
+        assert!(check(&row(10, 0, 10)).is_ok());
+        assert!(
+            check(&row(10, 0, 9)).is_err()
+                && check(&row(10, 0, 11)).is_err()
+                && check(&row(0, 0, 0)).is_err()
+        );
+        assert!(
+            check(&row(10, 1, 11)).is_ok(),
+            "the last acknowledgement of one that was given up may be lost"
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! The packet generator: both ends of many short TCP connections, made of packets over AF_XDP, without a TCP of any
+//! kernel. It plays the part that the seed's traffic engine plays, in a process and on a CPU of its own.
+//!
+//! A closed loop: so many connections are open all the time, each of seven packets towards the engine: SYN, ACK and
+//! request of the client; the server's SYN-ACK, and its FIN, which acknowledges the request; the client's FIN, and its
+//! acknowledgement. The end of one begins the next, from another port.
+//!
+//! | file | does |
+//! |---|---|
+//! | `segment` | writes and reads frames, in lines of its own: it must not share a codec with what it measures |
+//! | `ends` | what both ends answer: no I/O, no clock |
+//! | `wire` | the AF_XDP socket and the loop around it |
+
+mod ends;
+mod segment;
+mod wire;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+pub use ends::{Ends, Tally};
+pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
+
+/// The line by which the generator says that its window begins.
+const WINDOW_LINE: &str = "window";
+/// The line by which it says that it counts no more, and lets what is open end.
+const DRAIN_LINE: &str = "drain";
+
+/// One job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The interface in the generator's own network namespace, with one receive queue.
+    pub interface: String,
+    /// The link-layer address of the engine.
+    pub engine: [u8; 6],
+    /// Where clients connect to.
+    pub front: SocketAddrV4,
+    /// Where the server answers: an address that the namespace's kernel answers ARP for.
+    pub server: SocketAddrV4,
+    /// The first of the clients' addresses.
+    pub clients: Ipv4Addr,
+    /// Connections open at a time, at most 65,536.
+    pub connections: u32,
+    /// Time before counting starts, in milliseconds.
+    pub warmup_ms: u64,
+    /// Time counted, in milliseconds.
+    pub window_ms: u64,
+}
+
+/// What came of a job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Connections that both ends have closed within the window.
+    pub completed: u64,
+    /// Frames that came from the engine within the window.
+    pub received: u64,
+    /// Frames sent to it within the window.
+    pub sent: u64,
+    /// Length of the window as it was, in nanoseconds.
+    pub window_ns: u64,
+    /// Median time from SYN to the last acknowledgement, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile of the same.
+    pub p99_ns: u64,
+    /// 99.9th percentile of the same.
+    pub p999_ns: u64,
+    /// Of the whole run, warm-up and the end included.
+    pub whole: Tally,
+    /// Frames whose checksums were looked at; every one in 64.
+    pub checked: u64,
+    /// Connections still open at the end.
+    pub open: u64,
+}
+
+impl Report {
+    /// Completed connections a second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        if self.window_ns == 0 { 0.0 } else { self.completed as f64 * 1e9 / self.window_ns as f64 }
+    }
+
+    /// Frames a second, both ways together.
+    #[must_use]
+    pub fn packet_rate(&self) -> f64 {
+        let packets = (self.received + self.sent) as f64;
+        if self.window_ns == 0 { 0.0 } else { packets * 1e9 / self.window_ns as f64 }
+    }
+}
+
+/// A generator at work in a process of its own. It ends with its input.
+#[derive(Debug)]
+pub struct Generator {
+    child: Child,
+    _input: ChildStdin,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Generator {
+    /// Starts it; `command` runs the lab's own program in the generator's node.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start(mut command: Command, spec: &Spec) -> Result<Self> {
+        command.arg("packets").arg(serde_json::to_string(spec)?);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().context("cannot start the packet generator")?;
+        let stdout = child.stdout.take().context("the packet generator has no standard output")?;
+        let input = child.stdin.take().context("the packet generator has no standard input")?;
+        Ok(Self { child, _input: input, lines: BufReader::new(stdout) })
+    }
+
+    /// Waits for the end of the warm-up.
+    ///
+    /// # Errors
+    /// The generator ended before that.
+    pub fn wait_window(&mut self) -> Result<()> {
+        self.wait(WINDOW_LINE)
+    }
+
+    /// Waits for the end of the window.
+    ///
+    /// # Errors
+    /// As [`Self::wait_window`].
+    pub fn wait_drain(&mut self) -> Result<()> {
+        self.wait(DRAIN_LINE)
+    }
+
+    fn wait(&mut self, wanted: &str) -> Result<()> {
+        let line = self.line()?;
+        if line.trim() != wanted {
+            bail!("the packet generator said {line:?} instead of {wanted:?}");
+        }
+        Ok(())
+    }
+
+    /// Waits for the report.
+    ///
+    /// # Errors
+    /// The generator failed; it has said why on standard error.
+    pub fn report(mut self) -> Result<Report> {
+        let line = self.line()?;
+        self.child.wait()?;
+        serde_json::from_str(&line)
+            .with_context(|| format!("the packet generator's report is not JSON: {line:?}"))
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line)? == 0 {
+            bail!("the packet generator ended without a report ({})", self.child.wait()?);
+        }
+        Ok(line)
+    }
+}
+
+impl Drop for Generator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `sidetrack-lab packets SPEC`: the child's side of [`Generator`].
+///
+/// # Errors
+/// The specification is not one, or there is no AF_XDP on the interface.
+pub fn main(spec: &str) -> Result<()> {
+    let spec: Spec = serde_json::from_str(spec).context("the specification is not valid")?;
+    let say = |line: &str| {
+        let mut out = std::io::stdout();
+        // Nobody reading any more means that the parent has ended; the death signal ends us, too.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    };
+    let report = wire::run(&spec, || say(WINDOW_LINE), || say(DRAIN_LINE))?;
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
