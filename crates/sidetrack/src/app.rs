@@ -1,6 +1,7 @@
 //! Wires everything; the only file that knows all modules.
 
 mod agreement;
+mod caches;
 mod chains;
 mod containers;
 mod control;
