@@ -4,10 +4,11 @@ use crate::client::Client;
 use crate::node::{Node, PATIENCE, eventually};
 use crate::origin::{Origin, ok};
 use crate::proxy::node;
+use sidetrack_core::http::cache::format_date;
 use sidetrack_core::http::htcp::{Message, parse, write_test};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Free for both transports at this moment.
 fn port() -> u16 {
@@ -20,8 +21,11 @@ fn port() -> u16 {
     }
 }
 
+/// With a Date: Squid takes what has none for stale.
 fn origin() -> Origin {
-    Origin::start(|request| ok("Cache-Control: max-age=3600", request.path()))
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let fields = format!("Cache-Control: max-age=3600|Date: {}", format_date(now_s));
+    Origin::start(move |request| ok(&fields, request.path()))
 }
 
 fn cache(address: &str, siblings: &str) -> Node {
@@ -91,13 +95,12 @@ impl Squid {
         let config = format!(
             "http_port 127.0.0.1:{http}\nhtcp_port {htcp}\nudp_incoming_address 127.0.0.1\nvisible_hostname squid.test\n\
              pid_filename none\naccess_log none\ncache_log {path}/log\ncache_store_log none\ncoredump_dir {path}\n\
-             cache_mem 16 MB\nacl all src all\nhttp_access allow all\nhtcp_access allow all\nicp_access allow all\n\
+             cache_mem 16 MB\nhttp_access allow all\nhtcp_access allow all\nicp_access allow all\n\
              cache_peer 127.0.0.1 sibling {} {} htcp no-digest no-netdb-exchange\nprefer_direct off\nnetdb_filename none\n\
              pinger_enable off\nicon_directory {path}\nerror_directory /usr/share/squid/errors/en\n\
              max_filedescriptors 1024\nicp_query_timeout 2000\n",
             sibling.0, sibling.1
-        )
-        .replace("acl all src all\n", "");
+        );
         let file = folder.path().join("squid.conf");
         std::fs::write(&file, config).unwrap();
         if rustix::process::geteuid().is_root() {
