@@ -157,7 +157,8 @@ mod tests {
     #[test]
     fn a_question_is_these_bytes() {
         assert_eq!(write_test(7, b"http://a/", b"Accept: *\n").unwrap(), QUESTION);
-        let test = Test { id: 7, wants_answer: true, method: b"GET", uri: b"http://a/", fields: b"Accept: *\n" };
+        let test =
+            Test { id: 7, wants_answer: true, method: b"GET", uri: b"http://a/", fields: b"Accept: *\n" };
         assert_eq!(parse(QUESTION), Some(Message::Test(test)));
         assert_eq!(write_test(1, &[b'a'; MAX_BYTES], b""), None);
     }
@@ -165,13 +166,19 @@ mod tests {
     #[test]
     fn answers_are_these_bytes_and_a_miss_has_three_empty_strings() {
         let hit = write_answer(9, Some(5)).unwrap();
-        assert_eq!(hit, b"\x00\x1c\x00\x01\x00\x16\x10\x01\x00\x00\x00\x09\x00\x08Age: 5\r\n\x00\x00\x00\x00\x00\x02");
+        assert_eq!(
+            hit,
+            b"\x00\x1c\x00\x01\x00\x16\x10\x01\x00\x00\x00\x09\x00\x08Age: 5\r\n\x00\x00\x00\x00\x00\x02"
+        );
         let miss = write_answer(9, None).unwrap();
         assert_eq!(miss, b"\x00\x14\x00\x01\x00\x0e\x11\x01\x00\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x02");
         assert_eq!(parse(&hit), Some(Message::Answer { id: 9, has: true }));
         assert_eq!(parse(&miss), Some(Message::Answer { id: 9, has: false }));
         assert_eq!(parse(&write_nop(3).unwrap()), Some(Message::Other), "an answer that nobody waits for");
-        assert_eq!(parse(b"\x00\x0e\x00\x01\x00\x08\x00\x02\x00\x00\x00\x03\x00\x02"), Some(Message::Nop { id: 3 }));
+        assert_eq!(
+            parse(b"\x00\x0e\x00\x01\x00\x08\x00\x02\x00\x00\x00\x03\x00\x02"),
+            Some(Message::Nop { id: 3 })
+        );
         let refused = b"\x00\x0e\x00\x01\x00\x08\x15\x03\x00\x00\x00\x09\x00\x02";
         assert_eq!(parse(refused), Some(Message::Answer { id: 9, has: false }));
     }

@@ -47,7 +47,9 @@ impl Drop for Asked<'_> {
 fn address(of: &Destination) -> io::Result<SocketAddr> {
     match &of.host {
         Host::Ip(ip) => Ok((*ip, of.port).into()),
-        Host::Name(name) => (name.as_str(), of.port).to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound.into()),
+        Host::Name(name) => {
+            (name.as_str(), of.port).to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound.into())
+        }
     }
 }
 
@@ -164,7 +166,8 @@ impl Proxy {
 
 /// The field lines of a question.
 fn fields_of(test: &Test<'_>) -> Option<Fields> {
-    let head = [&b"GET / HTTP/1.1\r\nHost: h\r\n"[..], without_host(test.fields).as_slice(), b"\r\n"].concat();
+    let head =
+        [&b"GET / HTTP/1.1\r\nHost: h\r\n"[..], without_host(test.fields).as_slice(), b"\r\n"].concat();
     let length = Scan::default().advance(&head, Sender::Client).ok()??;
     Some(Request::parse(head.get(..length)?).ok()?.fields)
 }

@@ -47,7 +47,9 @@ fn questions_are_answered_and_nobody_else_is() {
         socket.send_to(&write_test(number, url.as_bytes(), b"Accept: */*\r\n").unwrap(), ours).unwrap();
         let mut bytes = [0; 2000];
         let length = socket.recv(&mut bytes).unwrap();
-        let Some(Message::Answer { id, has }) = parse(&bytes[..length]) else { panic!("{:?}", &bytes[..length]) };
+        let Some(Message::Answer { id, has }) = parse(&bytes[..length]) else {
+            panic!("{:?}", &bytes[..length])
+        };
         assert_eq!(id, number);
         has
     };
@@ -108,7 +110,13 @@ impl Squid {
             std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         }
         let mut command = Command::new("squid");
-        command.arg("-N").arg("-f").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("-N")
+            .arg("-f")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut child = command.spawn().expect("squid: apt-get install squid");
         let address = SocketAddr::from(([127, 0, 0, 1], http));
         let log = folder.path().join("log");

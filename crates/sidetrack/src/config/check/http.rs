@@ -1,7 +1,8 @@
 //! `[[listen]]` of kind http, and its cache.
 
 use super::super::{
-    At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, ListenerKind, raw,
+    At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, ListenerKind,
+    raw,
 };
 use super::Check;
 use sidetrack_core::flow::Destination;
