@@ -9,6 +9,8 @@ fuzz_target!(|data: &[u8]| {
         && let Some(written) = write_test(test.id, test.uri, test.fields)
     {
         let again = parse(&written);
-        assert!(matches!(again, Some(Message::Test(same)) if (same.id, same.uri, same.fields) == (test.id, test.uri, test.fields)));
+        assert!(
+            matches!(again, Some(Message::Test(same)) if (same.id, same.uri, same.fields) == (test.id, test.uri, test.fields))
+        );
     }
 });
