@@ -11,6 +11,7 @@ DEPS_BUILD := cc:gcc clang:clang
 DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq
 DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd \
 	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
+	unshare:util-linux /usr/sbin/squid:squid \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
 	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils podman:podman runc:runc strip:binutils
 
@@ -96,6 +97,7 @@ bench-shunt: deps-bench ## The NFShunt paper's measurements with each fast path 
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/shunt.sh $(SHUNT)
 
 bench-engine: deps-bench ## The packet engine: its core, over AF_XDP, beside its peers, byte for byte (root; ENGINE=--quick: 90 s)
+	$(CARGO) build --release --locked --workspace
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine.sh $(ENGINE)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod apply;
+mod caches;
 mod chains;
 mod containers;
 mod control;

@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, check, cleanup, doctor, domain, explain, flows, functions, orchestrate, overlay, plan, policy, run,
-    schema, shunt, tunnel,
+    ca, cache, check, cleanup, doctor, domain, explain, flows, functions, orchestrate, overlay, plan, policy,
+    run, schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
 use std::io::Write;
@@ -35,6 +35,8 @@ enum Command {
     },
     /// Makes the authority in whose name TLS connections are opened
     Ca(ca::CaArgs),
+    /// Shows what caches hold, and removes it
+    Cache(cache::CacheArgs),
     /// Tries the chain of a rule: what each of its functions costs
     Chain(functions::ChainArgs),
     /// Says what is wrong with a configuration file, and where
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
         Command::Ca(args) => ca::run(&args),
+        Command::Cache(args) => cache::run(&args),
         Command::Chain(args) => functions::run_chain(&args),
         Command::Fn(args) => functions::run(&args),
         Command::Check(args) => check::run(&args),

@@ -134,6 +134,8 @@ fn the_tables_are_those_of_the_program() {
         "listen",
         "listen.users",
         "listen.cache",
+        "listen.cache.htcp",
+        "listen.cache.htcp.siblings",
         "listen.engine",
         "listen.engine.choose",
         "tap",

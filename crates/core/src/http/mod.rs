@@ -9,6 +9,7 @@ pub mod forward;
 pub mod framing;
 pub mod h2;
 pub mod head;
+pub mod htcp;
 pub mod message;
 pub mod sibling;
 pub mod sni;

@@ -3,6 +3,7 @@
 use crate::{T, fields, stored, stored_for};
 use sidetrack_core::http::cache::{
     Body, Forward, Lookup, Rules, Stored, Trouble, conditions, lookup, may_serve_stale, reply,
+    reply_first_hand,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::Method;
@@ -29,6 +30,10 @@ fn one_stored_response_is_judged_by_its_words_and_the_clients() {
         (sixty.to_owned(), "Cache-Control: max-age=30", 30, HIT),
         (sixty.to_owned(), "Cache-Control: max-age=30", 31, validate(Request)),
         (sixty.to_owned(), "Cache-Control: max-age=0", 1, validate(Request)),
+        (sixty.to_owned(), "Cache-Control: max-age=0", 0, validate(Request)),
+        (sixty.to_owned(), "Cache-Control: max-age=1", 1, HIT),
+        (sixty.to_owned(), "Cache-Control: no-store", 1, Lookup::Pass { why: Request }),
+        (sixty.to_owned(), "Cache-Control: no-store, only-if-cached", 1, HIT),
         (sixty.to_owned(), "Cache-Control: min-fresh=20", 40, HIT),
         (sixty.to_owned(), "Cache-Control: min-fresh=20", 41, validate(Request)),
         (sixty.to_owned(), "Cache-Control: no-cache", 1, validate(Request)),
@@ -45,6 +50,7 @@ fn one_stored_response_is_judged_by_its_words_and_the_clients() {
         (with("no-cache"), "Cache-Control: max-stale", 1, validate(Stale)),
         (with("no-cache=\"X\""), "", 1, HIT),
         (with("stale-while-revalidate=10"), "", 69, BEHIND),
+        (with("stale-while-revalidate=10"), "Cache-Control: only-if-cached", 69, HIT),
         (with("stale-while-revalidate=10"), "", 70, validate(Stale)),
         (with("stale-while-revalidate=10, must-revalidate"), "", 65, validate(Stale)),
         (with("stale-while-revalidate=10"), "Cache-Control: min-fresh=1", 65, validate(Stale)),
@@ -99,6 +105,9 @@ fn variants_are_selected_by_the_request() {
         Err(Lookup::Miss { why: Forward::VaryMiss }),
         "empty is not absent"
     );
+    let coding = make("Accept-Encoding: gzip, br", "Accept-Encoding", "+0");
+    assert_eq!(index("Accept-Encoding: br,gzip", &[&coding]), Ok(0), "their order means nothing");
+    assert!(index("Accept-Language: en;q=0.5, de", &both).is_err(), "that of languages may");
     let agent = make("User-Agent: A (b, c)", "User-Agent", "+0");
     assert!(index("User-Agent: A (b,c)", &[&agent]).is_err(), "no list: every byte counts");
     let (old, new) = (make("X: 1", "X", "-9"), make("X: 1", "X", "-3"));
@@ -230,6 +239,23 @@ fn ranges_are_cut_out_of_the_whole() {
     assert_eq!(many.head.fields.first("content-length"), Some((length + end.len()).to_string().as_bytes()));
     let head = reply(&one, (&Method::Head, &fields("Range: bytes=0-1")), Some(10), "B", T);
     assert_eq!((head.head.status, head.body), (200, Body::None), "ranges are for GET");
+}
+
+#[test]
+fn the_response_to_this_very_request_keeps_all_its_fields() {
+    let text = "Cache-Control: max-age=60, no-cache=\"Set-Cookie\", private=\"X-User\"|ETag: \"a\"|Set-Cookie: a=b|X-User: me";
+    let received = fields(text);
+    let stored = stored(text);
+    let first =
+        |request: &str| reply_first_hand(&stored, &received, (&Method::Get, &fields(request)), Some(10), "b");
+    let own = first("");
+    assert_eq!((own.head.status, &own.body), (200, &Body::All));
+    assert!(own.head.fields.has("set-cookie") && own.head.fields.has("x-user"));
+    assert!(!own.head.fields.has("age"), "it comes from the server");
+    assert_eq!(first("If-None-Match: \"a\"").head.status, 304);
+    assert_eq!(first("Range: bytes=0-1").head.status, 206);
+    let other = reply(&stored, (&Method::Get, &Fields::new()), Some(10), "b", T);
+    assert!(!other.head.fields.has("set-cookie") && !other.head.fields.has("x-user"));
 }
 
 #[test]

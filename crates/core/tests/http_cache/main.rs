@@ -1,6 +1,7 @@
 //! RFC 9111 as tables: what is stored, how long it is fresh, what it is good for.
 
 mod decide;
+mod file;
 mod store;
 mod update;
 

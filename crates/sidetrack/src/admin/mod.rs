@@ -14,6 +14,9 @@
 //! | `GET /v1/shunt` | the flows of the shunt |
 //! | `POST /v1/shunt?client=&server=&transport=&action=` | treats a flow as said: `shunt`, `block` or `ignore` |
 //! | `DELETE /v1/shunt?client=&server=&transport=` | withdraws that, or an entry: the packet filter is asked again |
+//! | `GET /v1/cache` | the caches: what they hold in memory and on disk |
+//! | `GET /v1/cache/resources?listener=&prefix=&limit=` | the resources that are stored |
+//! | `DELETE /v1/cache?listener=&url=`, `&prefix=`, `&all=true` | removes them, from disk too when it answers |
 //! | `GET /v1/status` | one look at everything |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
@@ -24,6 +27,7 @@
 //! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
 //! It is served by the control thread: nothing here runs on a worker.
 
+mod cache;
 mod capped;
 mod client;
 mod error;
@@ -35,6 +39,9 @@ mod shunt;
 mod socket;
 mod status;
 
+pub use cache::{
+    CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
+};
 pub use client::{Client, ClientError, Killed, Lines};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Movement, Movements, Way};
@@ -96,6 +103,29 @@ pub trait Control: Send + Sync + 'static {
     /// There is none, or what it says against it.
     fn shunt(&self, _ask: &crate::shunt::Ask) -> Result<crate::shunt::Told, String> {
         Err("the configuration has no [shunt]".to_owned())
+    }
+    /// The caches.
+    fn caches(&self) -> Vec<CacheStatus> {
+        Vec::new()
+    }
+    /// What is stored, of one listener or of all, at most so many resources of each.
+    ///
+    /// # Errors
+    /// There is no such listener, or this is no URL.
+    fn cached(
+        &self,
+        _listener: Option<&str>,
+        _scope: &CacheScope,
+        _most: usize,
+    ) -> Result<Vec<CachedResource>, String> {
+        Ok(Vec::new())
+    }
+    /// Removes what is stored; how many resources there were. It may block.
+    ///
+    /// # Errors
+    /// As [`Control::cached`].
+    fn purge(&self, _listener: Option<&str>, _scope: &CacheScope) -> Result<usize, String> {
+        Ok(0)
     }
     /// Loads the configuration anew.
     ///
@@ -164,6 +194,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/reload", axum::routing::post(status::reload))
         .route("/v1/policy", get(policy::show).put(policy::put))
         .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
+        .route("/v1/cache", get(cache::stat).delete(cache::purge))
+        .route("/v1/cache/resources", get(cache::list))
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/ping/{node}", get(overlay::ping))

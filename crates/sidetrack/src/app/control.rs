@@ -1,8 +1,11 @@
 //! What the admin interface may ask of the program: of a node, and of a `run`.
 
+use super::caches;
 use super::node::Node;
 use super::shunt::ShuntFlows;
-use crate::admin::{AgreementStatus, Applied, ConfigStatus, Control, ListenerStatus};
+use crate::admin::{
+    AgreementStatus, Applied, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, ListenerStatus,
+};
 use crate::config::Config;
 use crate::function::Function;
 use crate::metrics::{ContainersHealth, FunctionCounts};
@@ -76,6 +79,23 @@ impl Control for ControlOf {
     fn apply_agreement(&self, text: &str, dry_run: bool) -> Result<Applied, String> {
         let config = self.reload.current().load_full();
         self.node.apply_agreement(&config, text, dry_run).map_err(|error| format!("{error:#}"))
+    }
+
+    fn caches(&self) -> Vec<CacheStatus> {
+        caches::status(&self.node.proxies())
+    }
+
+    fn cached(
+        &self,
+        listener: Option<&str>,
+        scope: &CacheScope,
+        most: usize,
+    ) -> Result<Vec<CachedResource>, String> {
+        caches::list(&self.node.proxies(), listener, scope, most)
+    }
+
+    fn purge(&self, listener: Option<&str>, scope: &CacheScope) -> Result<usize, String> {
+        caches::purge(&self.node.proxies(), listener, scope)
     }
 
     fn look_at_kernel_flows(&self) {

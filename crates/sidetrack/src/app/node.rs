@@ -220,6 +220,13 @@ impl Node {
         rows.collect()
     }
 
+    /// What serves the requests of each listener that serves them one by one.
+    pub fn proxies(&self) -> Vec<super::caches::Named> {
+        let served = lock(&self.served);
+        let first = |served: &Served| served.serving.first().and_then(|one| one.listening.proxy().cloned());
+        served.iter().filter_map(|served| Some((served.listener.name.clone(), first(served)?))).collect()
+    }
+
     /// The functions of the configuration in force.
     pub fn functions(&self) -> Vec<Arc<Function>> {
         self.shared.functions.functions()

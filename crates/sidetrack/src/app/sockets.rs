@@ -33,9 +33,11 @@ pub struct Bound {
 /// # Errors
 /// Which address, and what the system said.
 pub fn bind(listener: &Listener, config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
-    let bind = |address: &SocketAddr| match catches(&listener.kind, config, &listener.name) {
-        Ok(catches) => catches.map(|catches| bind_one(listener, *address, catches, workers)),
-        Err(error) => Some(Err(error)),
+    // One for all addresses: what is stored through one of them is there for the others.
+    let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
+    let bind = |address: &SocketAddr| {
+        let catches = catches(&listener.kind, config, proxy.as_ref())?;
+        Some(bind_one(listener, *address, catches, proxy.as_ref(), workers))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
@@ -44,6 +46,7 @@ fn bind_one(
     listener: &Listener,
     mut address: SocketAddr,
     catches: Catches,
+    proxy: Option<&Arc<Proxy>>,
     workers: usize,
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
@@ -72,11 +75,11 @@ fn bind_one(
         }
         _ => Vec::new(),
     };
-    let name = &listener.name;
+    let http = proxy.filter(|_| !matches!(catches, Catches::Http(_))).cloned();
     let listening = Listening {
         name: listener.name.clone(),
         catches,
-        http: inside(&listener.kind).map(|http| proxy(http, name)).transpose()?,
+        http,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
         outgoing: None,
@@ -93,13 +96,13 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr) -> anyhow::Result<Ud
 
 /// What serves the requests of a listener.
 pub(super) fn proxy(settings: &HttpListener, name: &str) -> anyhow::Result<Arc<Proxy>> {
-    let proxy = Proxy::new(settings.clone()).with_context(|| format!("listener '{name}'"))?;
-    Ok(Arc::new(proxy))
+    Proxy::start(settings.clone()).with_context(|| format!("listener '{name}'"))
 }
 
-/// How requests inside connections that the kernel hands over are served.
-fn inside(kind: &ListenerKind) -> Option<&HttpListener> {
+/// How the requests of a listener are served, its own or those inside connections that the kernel hands over.
+fn requests(kind: &ListenerKind) -> Option<&HttpListener> {
     match kind {
+        ListenerKind::Http(http) => Some(http),
         ListenerKind::Redirect(redirect) => redirect.http.as_ref(),
         ListenerKind::Tproxy(tproxy) => tproxy.http.as_ref(),
         _ => None,
@@ -107,13 +110,13 @@ fn inside(kind: &ListenerKind) -> Option<&HttpListener> {
 }
 
 /// None for the packet engine, which has no sockets.
-fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<Option<Catches>> {
-    Ok(Some(match kind {
-        ListenerKind::Engine(_) => return Ok(None),
+fn catches(kind: &ListenerKind, config: &Config, proxy: Option<&Arc<Proxy>>) -> Option<Catches> {
+    Some(match kind {
+        ListenerKind::Engine(_) => return None,
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
-        ListenerKind::Http(http) => Catches::Http(proxy(http, name)?),
+        ListenerKind::Http(_) => Catches::Http(proxy?.clone()),
         ListenerKind::Tunnel(mutual) => Catches::Tunnel(mutual.clone()),
         ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
             v5: socks.v5,
@@ -127,5 +130,5 @@ fn catches(kind: &ListenerKind, config: &Config, name: &str) -> anyhow::Result<O
             handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
             ..ServerConfig::default()
         })),
-    }))
+    })
 }

@@ -1,6 +1,7 @@
 //! Sub-commands: arguments in, text and an exit code out.
 
 pub mod ca;
+pub mod cache;
 pub mod check;
 pub mod cleanup;
 pub mod doctor;

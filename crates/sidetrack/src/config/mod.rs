@@ -2,6 +2,7 @@
 //! sees: checked, resolved, immutable. Every error and warning names the exact place in the file.
 
 mod at;
+mod cache;
 mod check;
 mod containers;
 mod engine;
@@ -19,6 +20,7 @@ mod surroundings;
 pub mod tap;
 
 pub use at::{At, List, Secret};
+pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
 pub use check::tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use outgoing::Outgoing;
@@ -36,8 +38,6 @@ use crate::tls::Mutual;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::function::FunctionSpec;
-use sidetrack_core::http::cache::Rules;
-use sidetrack_core::http::uri::KeyRules;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
@@ -252,28 +252,6 @@ pub struct HttpListener {
     pub cache: Option<CacheSettings>,
     /// Which TLS connections of its clients are opened; none = all pass untouched.
     pub tap: Option<Arc<Tap>>,
-}
-
-/// What a cache is set to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheSettings {
-    /// Most bytes in memory.
-    pub memory_bytes: u64,
-    /// Most bytes of one response's content; larger ones are not kept.
-    pub object_bytes: u64,
-    /// Heuristics, stale responses, targeted fields.
-    pub rules: Rules,
-    /// What is left out of keys.
-    pub keys: KeyRules,
-    /// Other caches that are asked before the server is.
-    pub siblings: Vec<Destination>,
-}
-
-impl CacheSettings {
-    /// 256 MiB.
-    pub const MEMORY_BYTES: u64 = 256 << 20;
-    /// 32 MiB.
-    pub const OBJECT_BYTES: u64 = 32 << 20;
 }
 
 /// Which wire layouts of SOCKS6 a listener accepts.

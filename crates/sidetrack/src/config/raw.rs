@@ -3,6 +3,7 @@
 
 mod engine;
 pub mod function;
+mod htcp;
 mod outgoing;
 mod overlay;
 mod policy;
@@ -12,6 +13,7 @@ mod tunnel;
 
 pub use engine::{Choice, Engine, EngineIo, Steering};
 pub use function::Function;
+pub use htcp::{Htcp, HtcpSibling};
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
@@ -228,6 +230,13 @@ pub struct Cache {
     pub memory_bytes: Option<At<u64>>,
     /// Most bytes of one response; larger ones pass and are not kept. Default 33554432.
     pub object_bytes: Option<At<u64>>,
+    /// A folder where responses are kept, too, so that they survive a restart; only this listener's, made if there is
+    /// none. Default: memory only.
+    pub disk: Option<At<String>>,
+    /// Most bytes in that folder, 1 MiB to 1 PiB. Default 10737418240.
+    pub disk_bytes: Option<At<u64>>,
+    /// Networks whose PURGE requests remove what is stored; from others it is a method as any. Default: none.
+    pub purge_from: Option<List<String>>,
     /// Targeted fields (RFC 9213) that take the place of Cache-Control, in order. Default ["CDN-Cache-Control"].
     pub targets: Option<List<String>>,
     /// How long past its freshness a response is served while its server cannot be reached and the response does not say,
@@ -244,6 +253,8 @@ pub struct Cache {
     pub siblings: Option<List<String>>,
     /// A file with more of them, "[host:port]" a line. Default: none.
     pub siblings_file: Option<At<String>>,
+    /// Caches of other makers, which speak HTCP. Default: none is asked, and none may ask.
+    pub htcp: Option<At<Htcp>>,
 }
 
 /// How a listener catches flows.

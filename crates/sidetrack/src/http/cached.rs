@@ -2,17 +2,20 @@
 
 use super::Cache;
 use super::answer::Answer;
+use super::content::{Content, End};
+use super::disk::Which;
 use super::exchange::{Next, Outcome, Turn, finish};
 use super::fetch::{Fetched, Interim, add_date, knows_interim};
 use super::pool::Server;
-use super::relay::{Outgoing, Progress, Stopped, Tee};
+use super::relay::{Outgoing, Progress, Spill, Stopped, Tee};
 use super::request::name_of;
-use super::store::{Claim, Content, End, Fetching, Object, Store};
+use super::sibling::Question;
+use super::store::{Claim, Fetching, Object, Store};
 use crate::carry::Failure;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::cache::{
     Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
-    invalidated, lookup, may_serve_stale, may_store, refresh, reply,
+    invalidated, lookup, may_serve_stale, may_store, refresh, reply, reply_first_hand,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length};
@@ -32,12 +35,16 @@ const PIECES: usize = 16;
 pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
     let asked = turn.asked;
     let key = asked.key_of(&asked.resource, &cache.keys);
-    if asked.request.method.as_bytes() == b"PURGE" && asked.flow.client.ip().is_loopback() {
-        return Err(Box::new(Answer::purged(turn.proxy, cache.store.remove(&key))));
+    if asked.request.method.as_bytes() == b"PURGE" && cache.purge_from.contains(asked.flow.client.ip()) {
+        let count = cache.store.purge_behind(Which::Key(key)).await;
+        return Err(Box::new(Answer::purged(turn.proxy, count > 0)));
     }
     let mut may_wait = true;
     loop {
-        let objects = cache.store.find(&key);
+        let mut objects = cache.store.find(&key);
+        if objects.is_empty() && matches!(asked.request.method, Method::Get | Method::Head) {
+            objects = cache.store.load(&key, &cache.rules).await;
+        }
         let stored: Vec<&Stored> = objects.iter().map(|object| &object.stored).collect();
         let has_body = asked.length != Length::None;
         let fields = &asked.request.fields;
@@ -45,10 +52,15 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
         match lookup(&asked.request.method, fields, has_body, &stored, super::now_s()) {
             Lookup::Hit { index, refresh } => {
                 let Some(object) = objects.get(index) else { return cached.pass(Forward::UriMiss).await };
+                let Ok(_open) = object.content.open().await else {
+                    // Its file went, or was replaced.
+                    cache.store.forget(&key, object);
+                    continue;
+                };
                 if refresh {
                     super::refresh::behind(cached.turn, cache, &key, object);
                 }
-                return Ok(cached.reply(object, "hit").await);
+                return Ok(cached.reply(object, None, "hit").await);
             }
             Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
             Lookup::Pass { why } => return cached.pass(why).await,
@@ -97,15 +109,20 @@ impl Cached<'_, '_> {
     async fn pass(&mut self, why: Forward) -> Result<Outcome, Box<Answer>> {
         let status = self.status(&format!("fwd={}", why.as_str()));
         let requested_s = super::now_s();
-        let (outcome, head) = self.turn.pass(Some(status)).await?;
-        if let Some(head) = head {
-            let asked = self.turn.asked;
-            for resource in invalidated(&asked.request.method, &asked.resource, &head) {
-                self.cache.store.invalidate(&asked.key_of(&resource, &self.cache.keys));
+        let (asked, cache) = (self.turn.asked, self.cache);
+        let mut ok_head = None;
+        // Before the client has its answer: whoever asks after that is not told what was before.
+        let mut on_head = |head: &Response| {
+            for resource in invalidated(&asked.request.method, &asked.resource, head) {
+                cache.store.invalidate(&asked.key_of(&resource, &cache.keys));
             }
             if asked.request.method == Method::Head && head.status == 200 {
-                self.freshen(&head, requested_s);
+                ok_head = Some(head.clone());
             }
+        };
+        let outcome = self.turn.pass(Some(status), &mut on_head).await?;
+        if let Some(head) = ok_head {
+            self.freshen(&head, requested_s);
         }
         Ok(outcome)
     }
@@ -149,13 +166,15 @@ impl Cached<'_, '_> {
                 if fetched.keeps_alive {
                     self.turn.asked.route.put(server);
                 }
-                match self.updated(&fetched.response, requested_s) {
-                    Some(object) => {
-                        drop(fetching);
-                        Ok(self.reply(&object, &format!("hit; detail=validated; fwd={}", why.as_str())).await)
-                    }
-                    None => self.fetch_plain(why, fetching).await,
-                }
+                let Some(object) = self.updated(&fetched.response, requested_s) else {
+                    return self.fetch_plain(why, fetching).await;
+                };
+                let Ok(_open) = object.content.open().await else {
+                    return self.fetch_plain(why, fetching).await;
+                };
+                drop(fetching);
+                let note = format!("hit; detail=validated; fwd={}", why.as_str());
+                Ok(self.reply(&object, None, &note).await)
             }
             _ => self.receive(server, fetched, forwarded(why), requested_s, fetching).await,
         }
@@ -187,9 +206,15 @@ impl Cached<'_, '_> {
             && asked.request.method == Method::Get
             && asked.unproven.is_none()
             && is_shareable(&asked.request.fields);
-        let siblings = may.then_some(&self.cache.siblings)?;
-        let (worker, pseudonym) = (self.turn.worker, &self.turn.proxy.pseudonym);
-        siblings.ask(worker, &asked.flow, &asked.resource, pseudonym).await
+        let cache = may.then_some(self.cache)?;
+        let question = Question {
+            worker: self.turn.worker,
+            flow: &asked.flow,
+            resource: &asked.resource,
+            fields: &asked.request.fields,
+            htcp: cache.htcp.as_deref(),
+        };
+        cache.siblings.ask(&question, &self.turn.proxy.pseudonym).await
     }
 
     async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
@@ -200,10 +225,16 @@ impl Cached<'_, '_> {
 
     /// A stale response in place of an error, if there is one and it may be served.
     async fn stale_or(&mut self, trouble: Trouble, failure: &Failure) -> Result<Outcome, Box<Answer>> {
-        match self.may_be_stale(trouble) {
-            Some(object) => Ok(self.reply(&object, "hit; detail=stale-if-error").await),
-            None => Err(self.turn.failed(failure)),
-        }
+        let Some(object) = self.may_be_stale(trouble) else {
+            let mut answer = self.turn.failed(failure);
+            if self.candidate().is_some_and(|best| best.stored.forbids_stale()) {
+                // RFC 9111 Sec. 5.2.2.2: cut off, and not allowed to say what was.
+                answer.head = Response { fields: answer.head.fields, ..Response::new(504, Fields::new()) };
+            }
+            return Err(answer);
+        };
+        let Ok(_open) = object.content.open().await else { return Err(self.turn.failed(failure)) };
+        Ok(self.reply(&object, None, "hit; detail=stale-if-error").await)
     }
 
     fn may_be_stale(&self, trouble: Trouble) -> Option<Arc<Object>> {
@@ -247,11 +278,11 @@ impl Cached<'_, '_> {
         let status = fetched.response.status;
         if matches!(status, 500 | 502..=504)
             && let Some(object) = self.may_be_stale(Trouble::Error)
+            && let Ok(_open) = object.content.open().await
         {
             drop(server);
-            return Ok(self
-                .reply(&object, &format!("hit; detail=stale-if-error; fwd-status={status}"))
-                .await);
+            let note = format!("hit; detail=stale-if-error; fwd-status={status}");
+            return Ok(self.reply(&object, None, &note).await);
         }
         add_date(&mut fetched.response.fields);
         let note = format!("{from}; fwd-status={status}");
@@ -279,6 +310,10 @@ impl Cached<'_, '_> {
             Length::Chunked | Length::UntilClose => {
                 self.receive_unmeasured(server, fetched, stored, note, fetching).await
             }
+            // Too large to be held in memory, also for those who would read along.
+            Length::Exact(length) if length > self.cache.in_memory_max => {
+                self.receive_unmeasured(server, fetched, stored, note, fetching).await
+            }
             Length::Exact(length) => {
                 self.receive_measured(server, fetched, (stored, length), note, fetching).await
             }
@@ -286,7 +321,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// Of unknown length: sent while a copy is made, which is stored once it is whole.
+    /// Of unknown length, or large: sent while a copy is made, which is stored once it is whole.
     async fn receive_unmeasured(
         &mut self,
         server: Server,
@@ -297,15 +332,20 @@ impl Cached<'_, '_> {
     ) -> Result<Outcome, Box<Answer>> {
         let status = self.status(&format!("{note}; stored"));
         fetched.response.fields.push("Cache-Status", status);
-        let mut tee = Tee { bytes: Vec::new(), max: self.cache.object_max, is_over: false };
+        let (store, key) = (self.cache.store.clone(), self.key.to_vec());
+        let (copied, most) = (stored.clone(), self.cache.object_max);
+        let spill: Spill = Box::new(move || store.fill(&key, &copied, most));
+        let mut tee = Tee::new(self.cache.in_memory_max, Some(spill));
         let outcome = self.turn.send(server, fetched, Some(&mut tee)).await;
-        if outcome.reason == EndReason::Ok && !tee.is_over {
-            let object = Object { stored, content: Arc::new(Content::whole(tee.bytes)) };
-            self.cache.store.insert(self.key, Arc::new(object));
-        } else {
-            if let Some(fetching) = fetching {
-                fetching.not_shared();
+        let is_whole = outcome.reason == EndReason::Ok && !tee.is_over;
+        match (tee.fill, fetching) {
+            (Some(fill), _) if is_whole => fill.finish(),
+            (None, _) if is_whole => {
+                let object = Object { stored, content: Arc::new(Content::whole(tee.bytes)) };
+                self.cache.store.insert(self.key, Arc::new(object));
             }
+            (_, Some(fetching)) => fetching.not_shared(),
+            _ => {}
         }
         Ok(outcome)
     }
@@ -327,7 +367,7 @@ impl Cached<'_, '_> {
         let note = format!("{note}; stored");
         let (filled, outcome) = tokio::join!(
             filling.run(&mut server, fetched.length.length, progress),
-            self.reply(&object, &note)
+            self.reply(&object, Some(&fetched.response.fields), &note)
         );
         if filled && fetched.keeps_alive {
             self.turn.asked.route.put(server);
@@ -335,14 +375,18 @@ impl Cached<'_, '_> {
         Ok(outcome)
     }
 
-    /// Answers from a stored response.
-    async fn reply(&mut self, object: &Arc<Object>, note: &str) -> Outcome {
+    /// Answers from a stored response; with the fields as they were received, where it is the answer to this very
+    /// request.
+    async fn reply(&mut self, object: &Arc<Object>, received: Option<&Fields>, note: &str) -> Outcome {
         let asked = self.turn.asked;
         let now_s = super::now_s();
         let boundary = format!("{:032x}", u128::from_be_bytes(sidetrack_sys::random::bytes()));
         let request = (&asked.request.method, &asked.request.fields);
         let total = Some(object.content.length);
-        let answer = reply(&object.stored, request, total, &boundary, now_s);
+        let answer = match received {
+            None => reply(&object.stored, request, total, &boundary, now_s),
+            Some(fields) => reply_first_hand(&object.stored, fields, request, total, &boundary),
+        };
         let mut head = answer.head;
         let status = self.status(&format!("{note}; ttl={}", object.stored.ttl_s(now_s)));
         head.fields.push("Cache-Status", status);
@@ -422,6 +466,7 @@ impl Filling {
             }
             if decoder.is_done() {
                 self.object.content.finish(true);
+                self.store.settled(&self.key, &self.object);
                 return true;
             }
             match server.buffer.fill(&server.stream).await {
@@ -479,7 +524,7 @@ async fn send_range(
     (first, last): (u64, u64),
     progress: Progress<'_>,
 ) -> Result<(), Stopped> {
-    let (mut index, mut position) = (0, 0_u64);
+    let (mut index, mut position) = content.begin_at(first);
     loop {
         let (pieces, end) = content.pieces(index, PIECES).await;
         index += pieces.len();

@@ -311,7 +311,7 @@ impl Connection {
                     None if asked.request.fields.has_member("cache-control", "only-if-cached") => {
                         Err(Box::new(Answer::not_cached(proxy)))
                     }
-                    None => turn.pass(None).await.map(|(outcome, _)| outcome),
+                    None => turn.pass(None, &mut |_| ()).await,
                 };
                 match result {
                     Ok(outcome) => outcome,

@@ -125,22 +125,26 @@ impl<'a> Turn<'a> {
         Box::new(Answer::failed(self.proxy, &self.asked.resource.host_field(), failure))
     }
 
-    /// Serves the request past any cache; `status` becomes the Cache-Status field. Gives the final head, too.
+    /// Serves the request past any cache; `status` becomes the Cache-Status field. `on_head` sees the final head before
+    /// the client does.
     ///
     /// # Errors
     /// The answer of ours, if the server gave none.
-    pub async fn pass(&mut self, status: Option<String>) -> Result<(Outcome, Option<Response>), Box<Answer>> {
+    pub async fn pass(
+        &mut self,
+        status: Option<String>,
+        on_head: &mut dyn FnMut(&Response),
+    ) -> Result<Outcome, Box<Answer>> {
         if self.asked.length != Length::None {
-            return self.exchange(status).await;
+            return self.exchange(status, on_head).await;
         }
         let way = self.way();
         let client = knows_interim(self.asked.version).then_some(self.stream);
         let fetched = way.fetch(&self.asked.request, Interim { client }).await;
         let (server, mut fetched) = fetched.map_err(|failure| self.failed(&failure))?;
+        on_head(&fetched.response);
         push_status(&mut fetched.response, status);
-        let head = fetched.response.clone();
-        let outcome = self.send(server, fetched, None).await;
-        Ok((outcome, Some(head)))
+        Ok(self.send(server, fetched, None).await)
     }
 
     /// Sends what comes from the server, and puts its connection back.
@@ -184,22 +188,23 @@ impl<'a> Turn<'a> {
     }
 
     /// A request with a body.
-    async fn exchange(&mut self, status: Option<String>) -> Result<(Outcome, Option<Response>), Box<Answer>> {
+    async fn exchange(
+        &mut self,
+        status: Option<String>,
+        on_head: &mut dyn FnMut(&Response),
+    ) -> Result<Outcome, Box<Answer>> {
         let way = self.way();
         let mut server = way.connect(true).await.map_err(|failure| self.failed(&failure))?;
         let both = {
             let client = (self.stream, &mut *self.buffer, &mut *self.head_sent);
-            both(&way, self.asked, client, &mut server, status).await
+            both(&way, self.asked, client, &mut server, (status, on_head)).await
         };
         match both {
-            Ok((fetched, sent, uploaded)) => {
-                let head = fetched.response.clone();
-                Ok((self.after(server, &fetched, sent, uploaded), Some(head)))
-            }
+            Ok((fetched, sent, uploaded)) => Ok(self.after(server, &fetched, sent, uploaded)),
             Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
             Err(Unanswered::Client(why)) => {
                 let next = if *self.head_sent { Next::Reset } else { Next::Close };
-                Ok((Outcome::new(EndReason::ClientGone, Some(why), next), None))
+                Ok(Outcome::new(EndReason::ClientGone, Some(why), next))
             }
         }
     }
@@ -219,7 +224,7 @@ async fn both(
     asked: &Asked,
     (client, held, head_sent): (&Duplex, &mut Buffer, &mut bool),
     server: &mut Server,
-    status: Option<String>,
+    (status, on_head): (Option<String>, &mut dyn FnMut(&Response)),
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
     let Server { stream, buffer, .. } = server;
     let stream = &*stream;
@@ -237,6 +242,7 @@ async fn both(
     let mut download = pin!(async {
         let interim = Interim { client: knows_interim(asked.version).then_some(client) };
         let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
+        on_head(&fetched.response);
         push_status(&mut fetched.response, status);
         *head_sent = true;
         let from = (stream, &mut *buffer);

@@ -8,10 +8,13 @@ mod answer;
 mod buffer;
 mod cached;
 mod connection;
+mod content;
+mod disk;
 mod duplex;
 mod exchange;
 mod fetch;
 mod h2;
+mod htcp;
 mod intercepted;
 mod keylog;
 mod meter;
@@ -26,15 +29,22 @@ mod tap;
 
 pub use answer::refusal;
 pub use connection::serve;
+pub use content::Content;
+pub use disk::{DiskState, Which};
 pub use intercepted::intercepted;
 pub use pool::tend;
-pub use store::{Content, Object, Store};
+pub use store::{Listed, Object, Store};
 pub use tap::Tap;
 
-use crate::config::{CacheSettings, HttpListener};
+use crate::config::{CacheSettings, DiskSettings, HttpListener};
+use anyhow::Context;
+use disk::Disk;
+use htcp::Htcp;
 use sibling::Siblings;
 use sidetrack_core::http::cache::Rules;
-use sidetrack_core::http::uri::KeyRules;
+use sidetrack_core::http::message::Method;
+use sidetrack_core::http::uri::{KeyRules, Resource};
+use sidetrack_core::net::IpSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -62,34 +72,85 @@ pub struct Cache {
     pub keys: KeyRules,
     /// Most bytes of one response's content.
     pub object_max: u64,
+    /// Most bytes of one response's content that are held in memory while it comes in.
+    pub in_memory_max: u64,
+    /// Why there is no disk although one was asked for.
+    pub disk_trouble: Option<String>,
     /// Who is asked before the server is.
     pub siblings: Siblings,
+    /// What asks siblings of other makers, and answers them.
+    pub htcp: Option<Arc<Htcp>>,
+    /// Whose PURGE requests are followed.
+    pub purge_from: IpSet,
 }
 
 impl Proxy {
     /// The state of a listener that starts.
     ///
     /// # Errors
-    /// TLS connections are to be opened, and cannot be.
-    pub fn new(settings: HttpListener) -> Result<Self, crate::tls::TlsError> {
+    /// TLS connections are to be opened, and cannot be; or there is no socket for siblings.
+    pub fn start(settings: HttpListener) -> anyhow::Result<Arc<Self>> {
         let random: [u8; 4] = sidetrack_sys::random::bytes();
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
-        let cache = settings.cache.as_ref().map(Cache::new);
+        let cache = settings.cache.as_ref().map(Cache::new).transpose()?;
         let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
-        Ok(Self { pseudonym, settings, cache, tap })
+        let htcp = cache.as_ref().and_then(|cache| cache.htcp.clone());
+        let proxy = Arc::new(Self { pseudonym, settings, cache, tap });
+        if let Some(htcp) = htcp {
+            htcp.start(Arc::downgrade(&proxy))?;
+        }
+        Ok(proxy)
     }
 }
 
 impl Cache {
-    fn new(settings: &CacheSettings) -> Self {
-        Self {
-            store: Arc::new(Store::new(settings.memory_bytes)),
+    fn new(settings: &CacheSettings) -> anyhow::Result<Self> {
+        let htcp = settings.htcp.as_ref().map(|htcp| {
+            Htcp::bind(htcp).with_context(|| format!("htcp: cannot receive datagrams on {}", htcp.address))
+        });
+        let (htcp, by_htcp) = htcp.transpose()?.unzip();
+        let disk = settings.disk.as_ref().map(|disk| open_disk(disk, &settings.rules)).transpose();
+        let (disk, disk_trouble) = match disk {
+            Ok(disk) => (disk, None),
+            Err(trouble) => (None, Some(trouble)),
+        };
+        let in_memory = if disk.is_some() { settings.memory_bytes / IN_MEMORY_PART } else { u64::MAX };
+        Ok(Self {
+            object_max: if disk.is_some() {
+                settings.object_bytes
+            } else {
+                settings.object_bytes.min(settings.memory_bytes)
+            },
+            in_memory_max: settings.object_bytes.min(settings.memory_bytes).min(in_memory),
+            store: Arc::new(Store::new(settings.memory_bytes, disk)),
             rules: settings.rules.clone(),
             keys: settings.keys.clone(),
-            object_max: settings.object_bytes,
-            siblings: Siblings::new(&settings.siblings),
-        }
+            siblings: Siblings::new(&settings.siblings, by_htcp.unwrap_or_default()),
+            htcp,
+            purge_from: settings.purge_from.clone(),
+            disk_trouble,
+        })
     }
+
+    /// What a URL, or the beginning of one, is in keys; `None` if it is no URL.
+    pub fn key_of(&self, url: &str) -> Option<Vec<u8>> {
+        Resource::parse(url.as_bytes(), &Method::Get).ok().map(|resource| resource.key(&self.keys))
+    }
+}
+
+/// Where there is a disk, a response has at most this part of the memory.
+const IN_MEMORY_PART: u64 = 8;
+
+/// The store on disk. Without one the cache is as good as its memory: no reason to serve nobody.
+fn open_disk(settings: &DiskSettings, rules: &Rules) -> Result<Arc<Disk>, String> {
+    Disk::open(&settings.folder, settings.bytes, rules).map_err(|error| {
+        let folder = settings.folder.display();
+        tracing::error!(
+            "the cache keeps nothing on disk: {folder}: {error}; make it a folder that this user may write to and no other \
+             sidetrack uses, or name another one (`disk`), and restart"
+        );
+        error.to_string()
+    })
 }
 
 /// The wall clock in seconds, as caches count it.

@@ -2,12 +2,13 @@
 
 use super::Cache;
 use super::cached::Filling;
+use super::content::Content;
 use super::exchange::Turn;
 use super::fetch::{Fetched, Interim, Way, add_date};
 use super::pool::Server;
 use super::relay::{Outgoing, Progress, Tee, relay};
 use super::request::{Asked, name_of};
-use super::store::{Claim, Content, Object};
+use super::store::{Claim, Object};
 use crate::live::Decided;
 use crate::session::{Entry, Watched};
 use sidetrack_core::flow::EndReason;
@@ -105,7 +106,7 @@ async fn read_all(
     fetched: &Fetched,
     max: u64,
 ) -> Result<Vec<u8>, (EndReason, String)> {
-    let mut tee = Tee { bytes: Vec::new(), max, is_over: false };
+    let mut tee = Tee::new(max, None);
     let mut decoder = Decoder::new(fetched.length.length);
     let from = (&server.stream, &mut server.buffer);
     let read = relay(from, &mut decoder, &mut Outgoing::nowhere(), Some(&mut tee), way.progress).await;

@@ -1,6 +1,7 @@
 //! Content on its way from one connection to another, out of one framing and into the other.
 
 use super::buffer::Buffer;
+use super::disk::Fill;
 use super::duplex::Duplex;
 use super::meter::Meter;
 use crate::live::{Clock, LiveFlow};
@@ -160,23 +161,47 @@ impl<'a> Outgoing<'a> {
 }
 
 /// A copy of content that passes, for the cache.
-#[derive(Debug)]
 pub struct Tee {
-    /// The content so far.
+    /// The content so far, while it is not going to the disk.
     pub bytes: Vec<u8>,
-    /// Most bytes; more means that it is not kept.
+    /// Most bytes in memory; more goes to the disk, or is not kept.
     pub max: u64,
     /// It became too much.
     pub is_over: bool,
+    /// Where more than that goes.
+    pub spill: Option<Spill>,
+    /// It goes there.
+    pub fill: Option<Fill>,
 }
 
+/// What begins a copy on disk.
+pub type Spill = Box<dyn FnOnce() -> Option<Fill>>;
+
 impl Tee {
-    fn push(&mut self, data: &[u8]) {
-        if self.is_over || (self.bytes.len() + data.len()) as u64 > self.max {
-            self.is_over = true;
-            self.bytes = Vec::new();
-        } else {
-            self.bytes.extend_from_slice(data);
+    /// A copy of at most so many bytes in memory.
+    pub const fn new(max: u64, spill: Option<Spill>) -> Self {
+        Self { bytes: Vec::new(), max, is_over: false, spill, fill: None }
+    }
+
+    async fn push(&mut self, data: &[u8]) {
+        if self.is_over {
+            return;
+        }
+        if self.fill.is_none() && (self.bytes.len() + data.len()) as u64 > self.max {
+            self.fill = self.spill.take().and_then(|begin| begin());
+            let held = std::mem::take(&mut self.bytes);
+            self.is_over = match &mut self.fill {
+                Some(fill) => !fill.push(&held).await,
+                None => true,
+            };
+        }
+        match &mut self.fill {
+            Some(fill) if !self.is_over => self.is_over = !fill.push(data).await,
+            None if !self.is_over => self.bytes.extend_from_slice(data),
+            _ => {}
+        }
+        if self.is_over {
+            self.fill = None;
         }
     }
 }
@@ -197,7 +222,7 @@ pub async fn relay(
             let decoded =
                 decoder.decode(buffer.data()).map_err(|error| Stopped::Source(error.to_string()))?;
             if let Some(tee) = &mut tee {
-                tee.push(decoded.data);
+                tee.push(decoded.data).await;
             }
             out.push(decoded.data).await.map_err(Stopped::Sink)?;
             let consumed = decoded.consumed;

@@ -4,12 +4,14 @@
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::fetch::{Fetched, NoBytes};
+use super::htcp::Htcp;
 use super::pool::{Route, Server};
 use super::relay::write_all;
 use crate::carry::{self, Order};
 use crate::reactor::timeout;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, Flow};
+use sidetrack_core::http::fields::{Fields, write_field};
 use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{Decoder, Length, response_length};
 use sidetrack_core::http::message::{Method, Response, Scan, Sender};
@@ -20,6 +22,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -36,62 +39,120 @@ thread_local! {
 /// The siblings of a cache.
 #[derive(Debug)]
 pub struct Siblings {
+    /// Those that know the seed's message.
     routes: Vec<Route>,
+    /// Those that are asked by HTCP, and where; the route leads to their HTTP.
+    by_htcp: Vec<(Route, SocketAddr)>,
 }
 
+/// What siblings are asked, and for whom.
+pub struct Question<'a> {
+    /// The worker.
+    pub worker: &'a Worker,
+    /// The request's flow.
+    pub flow: &'a Flow,
+    /// What it asks for.
+    pub resource: &'a Resource,
+    /// Its fields.
+    pub fields: &'a Fields,
+    /// What asks by HTCP.
+    pub htcp: Option<&'a Htcp>,
+}
+
+/// Fields of a request that siblings are told where there is room for fields.
+const TOLD: [&str; 5] = ["accept", "accept-charset", "accept-encoding", "accept-language", "user-agent"];
+
+/// What a sibling has.
+type Answered = Option<(Server, Fetched)>;
+
 /// One question to one sibling.
-type Asking<'a> = Pin<Box<dyn Future<Output = Option<(Server, Fetched)>> + 'a>>;
+type Asking<'a> = Pin<Box<dyn Future<Output = Answered> + 'a>>;
 
 impl Siblings {
-    /// These.
-    pub fn new(siblings: &[Destination]) -> Self {
+    /// These: of the seed's kind, and of HTCP's.
+    pub fn new(siblings: &[Destination], by_htcp: Vec<(Destination, SocketAddr)>) -> Self {
         // One way for all: connections are kept by the way and the server they lead to.
         let carry = Arc::new(Carry::default());
         let route = |to: &Destination| Route { carry: carry.clone(), destination: to.clone(), secure: None };
-        Self { routes: siblings.iter().map(route).collect() }
+        let by_htcp = by_htcp.iter().map(|(to, at)| (route(to), *at)).collect();
+        Self { routes: siblings.iter().map(route).collect(), by_htcp }
     }
 
     /// Asks all that answer as a rule, at the same time; the first that has it.
-    pub async fn ask(
-        &self,
-        worker: &Worker,
-        flow: &Flow,
-        resource: &Resource,
-        pseudonym: &str,
-    ) -> Option<(Server, Fetched)> {
-        if self.routes.is_empty() {
+    pub async fn ask(&self, question: &Question<'_>, pseudonym: &str) -> Answered {
+        if self.routes.is_empty() && self.by_htcp.is_empty() {
             return None;
         }
-        let question = write_question(resource)?;
-        let asking = |route| Box::pin(ask_one(worker, flow, route, &question)) as Asking<'_>;
-        let mut asked: Vec<Asking<'_>> = self.routes.iter().map(asking).collect();
-        let (server, mut fetched) = poll_fn(|cx| {
-            let mut index = 0;
-            while let Some(one) = asked.get_mut(index) {
-                match one.as_mut().poll(cx) {
-                    Poll::Ready(Some(hit)) => return Poll::Ready(Some(hit)),
-                    Poll::Ready(None) => drop(asked.swap_remove(index)),
-                    Poll::Pending => index += 1,
-                }
-            }
-            if asked.is_empty() { Poll::Ready(None) } else { Poll::Pending }
-        })
-        .await?;
+        let text = write_question(question.resource)?;
+        let told = question.told();
+        let mut asked: Vec<Asking<'_>> = Vec::new();
+        for route in &self.routes {
+            asked.push(Box::pin(ask_one(question, route, exchange(question, route, &text, &[]))));
+        }
+        for (route, at) in self.by_htcp.iter().filter(|_| question.htcp.is_some()) {
+            asked.push(Box::pin(ask_one(question, route, by_htcp(question, route, *at, &told))));
+        }
+        let (server, mut fetched) = first(&mut asked).await?;
         forward::response(&mut fetched.response, pseudonym);
         Some((server, fetched))
     }
 }
 
+/// The first that has it.
+async fn first(asked: &mut Vec<Asking<'_>>) -> Answered {
+    poll_fn(|cx| {
+        let mut index = 0;
+        while let Some(one) = asked.get_mut(index) {
+            match one.as_mut().poll(cx) {
+                Poll::Ready(Some(hit)) => return Poll::Ready(Some(hit)),
+                Poll::Ready(None) => drop(asked.swap_remove(index)),
+                Poll::Pending => index += 1,
+            }
+        }
+        if asked.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}
+
+impl Question<'_> {
+    fn url(&self) -> Vec<u8> {
+        [b"http://", self.resource.host_field().as_bytes(), &self.resource.path].concat()
+    }
+
+    /// The field lines that are told.
+    fn told(&self) -> Vec<u8> {
+        let mut lines = format!("Host: {}\r\n", self.resource.host_field()).into_bytes();
+        for (name, value) in self.fields.iter() {
+            if TOLD.iter().any(|told| name.eq_ignore_ascii_case(told.as_bytes())) {
+                write_field(&mut lines, name, value);
+            }
+        }
+        lines
+    }
+
+    /// Whether an answer to what was told is one to the request: it was selected by nothing that was not told.
+    fn is_answered_by(&self, response: &Response, told: &[&str]) -> bool {
+        response.fields.members("vary").all(|name| {
+            let is_told = told.iter().any(|told| name.eq_ignore_ascii_case(told.as_bytes()));
+            name != b"*" && (is_told || !self.fields.has(name))
+        })
+    }
+}
+
 /// Asks one, if it is to be asked now, and remembers how it answered.
-async fn ask_one(worker: &Worker, flow: &Flow, route: &Route, question: &[u8]) -> Option<(Server, Fetched)> {
-    let now = || worker.clock.now();
+async fn ask_one(
+    question: &Question<'_>,
+    route: &Route,
+    exchange: impl Future<Output = io::Result<Answered>>,
+) -> Answered {
+    let now = || question.worker.clock.now();
     let with = |act: &mut dyn FnMut(&mut Patience)| {
         PATIENCE.with_borrow_mut(|known| act(known.entry(route.destination.clone()).or_default()));
     };
     let mut wait = None;
     with(&mut |patience| wait = patience.wait(now()));
     let began = Instant::now();
-    match timeout(wait?, exchange(worker, flow, route, question)).await {
+    match timeout(wait?, exchange).await {
         Ok(Ok(answer)) => {
             with(&mut |patience| patience.answered(began.elapsed()));
             answer
@@ -108,23 +169,39 @@ async fn ask_one(worker: &Worker, flow: &Flow, route: &Route, question: &[u8]) -
     }
 }
 
+/// Asks by HTCP whether it has it, and fetches it then.
+async fn by_htcp(
+    question: &Question<'_>,
+    route: &Route,
+    at: SocketAddr,
+    told: &[u8],
+) -> io::Result<Answered> {
+    let (Some(htcp), url) = (question.htcp, question.url()) else { return Ok(None) };
+    if !htcp.ask(at, &url, told).await? {
+        return Ok(None);
+    }
+    let start: [&[u8]; 4] = [b"GET ", &url, b" HTTP/1.1\r\n", told];
+    let text = [&start.concat()[..], b"Cache-Control: only-if-cached\r\n\r\n"].concat();
+    exchange(question, route, &text, &TOLD).await
+}
+
 /// The question and the head of the answer; `None`: it has nothing.
 async fn exchange(
-    worker: &Worker,
-    flow: &Flow,
+    question: &Question<'_>,
     route: &Route,
-    question: &[u8],
-) -> io::Result<Option<(Server, Fetched)>> {
+    text: &[u8],
+    told: &[&str],
+) -> io::Result<Answered> {
     let mut server = match route.take() {
         Some(server) => server,
-        None => dial(worker, flow, route).await?,
+        None => dial(question.worker, question.flow, route).await?,
     };
-    write_all(&server.stream, &mut [IoSlice::new(question)]).await?;
+    write_all(&server.stream, &mut [IoSlice::new(text)]).await?;
     let response = head(&mut server).await?;
     let length = response_length(&Method::Get, &response).map_err(io::Error::other)?;
     let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
     server.home = Some(route.clone());
-    if response.status == 200 && length.is_certain {
+    if response.status == 200 && length.is_certain && question.is_answered_by(&response, told) {
         return Ok(Some((server, Fetched { response, length, keeps_alive })));
     }
     if keeps_alive && skip(&mut server, length.length).await? {

@@ -1,11 +1,13 @@
-//! Stored responses in memory: variants under a key, bounded in bytes, the longest unused go first; and who is fetching
-//! what, so that many who miss the same make one fetch.
+//! Stored responses in memory: variants under a key, bounded in bytes, the longest unused go first; those on disk behind
+//! them, if there is a disk; and who is fetching what, so that many who miss the same make one fetch.
 
-use sidetrack_core::http::cache::Stored;
+use super::content::{Content, End};
+use super::disk::{Disk, DiskState, Fill, Which};
+use sidetrack_core::http::cache::{Rules, Stored};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 /// Most variants (by Vary) under one key.
 const VARIANTS_MAX: usize = 32;
@@ -22,91 +24,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The content of a response: whole, or still coming in.
-#[derive(Debug)]
-pub struct Content {
-    state: Mutex<ContentState>,
-    grown: Notify,
-    /// The number of bytes it will have.
-    pub length: u64,
-}
-
-#[derive(Debug, Default)]
-struct ContentState {
-    pieces: Vec<Arc<[u8]>>,
-    held: u64,
-    end: End,
-}
-
-/// How far a content is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum End {
-    /// More comes.
-    #[default]
-    Coming,
-    /// All is there.
-    Whole,
-    /// It broke off: what is there is not all.
-    Cut,
-}
-
-impl Content {
-    /// Content that will come.
-    pub fn coming(length: u64) -> Self {
-        Self { state: Mutex::default(), grown: Notify::new(), length }
-    }
-
-    /// Content that is there.
-    pub fn whole(bytes: Vec<u8>) -> Self {
-        let content = Self::coming(bytes.len() as u64);
-        content.push(&bytes);
-        content.finish(true);
-        content
-    }
-
-    /// Adds a piece.
-    pub fn push(&self, data: &[u8]) {
-        if !data.is_empty() {
-            let mut state = lock(&self.state);
-            state.held += data.len() as u64;
-            state.pieces.push(data.into());
-            drop(state);
-            self.grown.notify_waiters();
-        }
-    }
-
-    /// No more comes; it is whole only if its length is right.
-    pub fn finish(&self, complete: bool) {
-        let mut state = lock(&self.state);
-        state.end = if complete && state.held == self.length { End::Whole } else { End::Cut };
-        drop(state);
-        self.grown.notify_waiters();
-    }
-
-    /// How far it is.
-    pub fn end(&self) -> End {
-        lock(&self.state).end
-    }
-
-    /// Pieces from the one of this number on, `most` of them; waits while there is none and more comes.
-    pub async fn pieces(&self, from: usize, most: usize) -> (Vec<Arc<[u8]>>, End) {
-        loop {
-            let grown = self.grown.notified();
-            tokio::pin!(grown);
-            // From here on no growth is missed.
-            grown.as_mut().enable();
-            {
-                let state = lock(&self.state);
-                let pieces: Vec<_> = state.pieces.iter().skip(from).take(most).cloned().collect();
-                if !pieces.is_empty() || state.end != End::Coming {
-                    return (pieces, state.end);
-                }
-            }
-            grown.await;
-        }
-    }
-}
-
 /// A stored response.
 #[derive(Debug)]
 pub struct Object {
@@ -116,11 +33,23 @@ pub struct Object {
     pub content: Arc<Content>,
 }
 
+/// A key, and what is stored under it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key.
+    pub key: Arc<[u8]>,
+    /// Bytes of content in memory.
+    pub memory_bytes: u64,
+    /// Bytes of files.
+    pub disk_bytes: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
     capacity: usize,
+    disk: Option<Arc<Disk>>,
 }
 
 #[derive(Debug, Default)]
@@ -179,10 +108,10 @@ impl Drop for Fetching {
 }
 
 impl Store {
-    /// A store of so many bytes.
-    pub fn new(capacity_bytes: u64) -> Self {
+    /// A store of so many bytes of memory, in front of a disk.
+    pub fn new(capacity_bytes: u64, disk: Option<Arc<Disk>>) -> Self {
         let capacity = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
-        Self { inner: Mutex::default(), capacity }
+        Self { inner: Mutex::default(), capacity, disk }
     }
 
     /// All that is stored under a key.
@@ -201,50 +130,120 @@ impl Store {
         variants.objects.clone()
     }
 
+    /// All that is stored on disk under a key of which nothing is in memory, where it is then, too.
+    pub async fn load(&self, key: &[u8], rules: &Rules) -> Vec<Arc<Object>> {
+        let Some(disk) = &self.disk else { return Vec::new() };
+        let Some((objects, claim)) = disk.load(key, rules).await else { return Vec::new() };
+        let mut inner = lock(&self.inner);
+        // Asked under the lock under which a purge looks, after it has looked on the disk.
+        if claim.is_void() {
+            return Vec::new();
+        }
+        if let Some(known) = inner.keys.get(key) {
+            return known.objects.clone();
+        }
+        for object in &objects {
+            inner.enter(key, object.clone());
+        }
+        inner.shrink(self.capacity);
+        objects
+    }
+
+    /// Whether something is on disk under a key.
+    pub fn is_on_disk(&self, key: &[u8]) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has(key))
+    }
+
     /// Stores an object in the place of the same variant, if there is one.
     pub fn insert(&self, key: &[u8], object: Arc<Object>) {
         let mut inner = lock(&self.inner);
-        let inner = &mut *inner;
         inner.unshared.remove(key);
-        if !inner.keys.contains_key(key) {
-            inner.clock += 1;
-            let (turn, key): (u64, Arc<[u8]>) = (inner.clock, key.into());
-            inner.order.insert(turn, key.clone());
-            let variants = Variants { objects: Vec::new(), bytes: 0, turn, touched: Instant::now() };
-            inner.keys.insert(key, variants);
-        }
-        if let Some(variants) = inner.keys.get_mut(key) {
-            let same = |other: &Arc<Object>| {
-                other.stored.is_same_variant(&object.stored) && other.stored.extent == object.stored.extent
-            };
-            variants.objects.retain(|other| !same(other));
-            if variants.objects.len() >= VARIANTS_MAX {
-                variants.objects.remove(0);
-            }
-            variants.objects.push(object);
-        }
-        inner.count(key);
+        inner.enter(key, object.clone());
         inner.shrink(self.capacity);
+        drop(inner);
+        self.settled(key, &object);
+    }
+
+    /// An object that is stored may have become whole: it is kept on disk then, too.
+    pub fn settled(&self, key: &[u8], object: &Arc<Object>) {
+        if let Some(disk) = self.disk.as_ref().filter(|_| object.content.end() == End::Whole) {
+            disk.put(key, object);
+        }
+    }
+
+    /// Takes a copy of a response that passes, for the disk, in the place of the same variant.
+    pub fn fill(&self, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
+        let disk = self.disk.as_ref()?;
+        let mut inner = lock(&self.inner);
+        inner.unshared.remove(key);
+        if let Some(variants) = inner.keys.get_mut(key) {
+            variants.objects.retain(|other| !other.stored.is_same_variant(stored));
+            inner.count(key);
+        }
+        drop(inner);
+        disk.fill(key, stored, most)
+    }
+
+    /// Takes an object out of memory, if it is still there.
+    pub fn forget(&self, key: &[u8], object: &Arc<Object>) {
+        let mut inner = lock(&self.inner);
+        if let Some(variants) = inner.keys.get_mut(key) {
+            variants.objects.retain(|other| !Arc::ptr_eq(other, object));
+            inner.count(key);
+        }
     }
 
     /// Replaces one object by another, if it is still there.
     pub fn replace(&self, key: &[u8], old: &Arc<Object>, new: Option<Arc<Object>>) {
         let mut inner = lock(&self.inner);
-        if let Some(variants) = inner.keys.get_mut(key)
-            && let Some(place) = variants.objects.iter().position(|other| Arc::ptr_eq(other, old))
-        {
-            variants.objects.splice(place..=place, new);
-            inner.count(key);
+        let Some(variants) = inner.keys.get_mut(key) else { return };
+        let Some(place) = variants.objects.iter().position(|other| Arc::ptr_eq(other, old)) else { return };
+        variants.objects.splice(place..=place, new.clone());
+        inner.count(key);
+        drop(inner);
+        match (&self.disk, new) {
+            (Some(disk), Some(new)) if new.content.end() == End::Whole => disk.update(key, &new),
+            (Some(disk), _) => disk.remove_variant(key, &old.stored),
+            (None, _) => {}
         }
     }
 
-    /// Forgets all that is stored under a key; whether there was something.
-    pub fn remove(&self, key: &[u8]) -> bool {
-        lock(&self.inner).remove(key)
+    /// Forgets all that is stored under keys; how many there were. Blocks while files are removed.
+    pub fn purge(&self, which: &Which) -> usize {
+        let on_disk = self.disk.as_ref().map(|disk| disk.purge(which)).unwrap_or_default();
+        self.purge_memory(which, on_disk)
     }
 
-    /// Says that all that is stored under a key may have changed: it is validated before it is used again.
+    /// As [`Self::purge`], for a worker.
+    pub async fn purge_behind(&self, which: Which) -> usize {
+        let on_disk = match &self.disk {
+            Some(disk) => disk.purge_behind(which.clone()).await,
+            None => Vec::new(),
+        };
+        self.purge_memory(&which, on_disk)
+    }
+
+    fn purge_memory(&self, which: &Which, on_disk: Vec<Arc<[u8]>>) -> usize {
+        let mut inner = lock(&self.inner);
+        let keys: Vec<Arc<[u8]>> = match which {
+            Which::Key(key) => {
+                inner.keys.get_key_value(&key[..]).map(|(key, _)| key.clone()).into_iter().collect()
+            }
+            Which::Prefix(_) => inner.keys.keys().filter(|key| which.is(key)).cloned().collect(),
+        };
+        let only_in_memory = keys.iter().filter(|key| !on_disk.contains(key)).count();
+        for key in &keys {
+            inner.remove(key);
+        }
+        on_disk.len() + only_in_memory
+    }
+
+    /// Says that all that is stored under a key may have changed: it is validated before it is used again. What is on
+    /// disk alone is forgotten.
     pub fn invalidate(&self, key: &[u8]) {
+        if let Some(disk) = &self.disk {
+            disk.remove(&Which::Key(key.to_vec()));
+        }
         let mut inner = lock(&self.inner);
         let Some(variants) = inner.keys.get_mut(key) else { return };
         for object in &mut variants.objects {
@@ -252,6 +251,36 @@ impl Store {
             stored.is_invalid = true;
             *object = Arc::new(Object { stored, content: object.content.clone() });
         }
+    }
+
+    /// Keys that begin so, in their order, at most so many.
+    pub fn list(&self, start: &[u8], most: usize) -> Vec<Listed> {
+        let on_disk = self.disk.as_ref().map(|disk| disk.list(start, most)).unwrap_or_default();
+        let inner = lock(&self.inner);
+        let in_memory = inner.keys.iter().filter(|(key, _)| key.starts_with(start));
+        let mut found: BTreeMap<Arc<[u8]>, Listed> = BTreeMap::new();
+        for (key, variants) in in_memory {
+            let of_memory = |object: &Arc<Object>| object.content.memory_bytes() as u64;
+            let memory_bytes = variants.objects.iter().map(of_memory).sum();
+            found.insert(key.clone(), Listed { key: key.clone(), memory_bytes, disk_bytes: 0 });
+        }
+        drop(inner);
+        for (key, disk_bytes) in on_disk {
+            let listed = Listed { key: key.clone(), memory_bytes: 0, disk_bytes: 0 };
+            found.entry(key).or_insert(listed).disk_bytes = disk_bytes;
+        }
+        found.into_values().take(most).collect()
+    }
+
+    /// Keys in memory, their bytes, and most of these.
+    pub fn memory(&self) -> (usize, u64, u64) {
+        let inner = lock(&self.inner);
+        (inner.keys.len(), inner.used as u64, self.capacity as u64)
+    }
+
+    /// The state of the disk.
+    pub fn disk(&self) -> Option<DiskState> {
+        self.disk.as_ref().map(|disk| disk.state())
     }
 
     /// Asks whether to fetch for this key.
@@ -271,6 +300,28 @@ impl Store {
 }
 
 impl Inner {
+    /// Puts an object in the place of the same variant.
+    fn enter(&mut self, key: &[u8], object: Arc<Object>) {
+        if !self.keys.contains_key(key) {
+            self.clock += 1;
+            let (turn, key): (u64, Arc<[u8]>) = (self.clock, key.into());
+            self.order.insert(turn, key.clone());
+            let variants = Variants { objects: Vec::new(), bytes: 0, turn, touched: Instant::now() };
+            self.keys.insert(key, variants);
+        }
+        if let Some(variants) = self.keys.get_mut(key) {
+            let same = |other: &Arc<Object>| {
+                other.stored.is_same_variant(&object.stored) && other.stored.extent == object.stored.extent
+            };
+            variants.objects.retain(|other| !same(other));
+            if variants.objects.len() >= VARIANTS_MAX {
+                variants.objects.remove(0);
+            }
+            variants.objects.push(object);
+        }
+        self.count(key);
+    }
+
     /// Counts the bytes under a key anew.
     fn count(&mut self, key: &[u8]) {
         let Some(variants) = self.keys.get_mut(key) else { return };
@@ -279,8 +330,7 @@ impl Inner {
             return;
         }
         let bytes = |object: &Arc<Object>| {
-            let content = usize::try_from(object.content.length).unwrap_or(usize::MAX);
-            object.stored.memory_bytes().saturating_add(content) + ENTRY_BYTES
+            object.stored.memory_bytes().saturating_add(object.content.memory_bytes()) + ENTRY_BYTES
         };
         let now = variants.objects.iter().map(bytes).sum::<usize>() + key.len();
         self.used = self.used.saturating_sub(variants.bytes).saturating_add(now);
@@ -318,7 +368,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_never_exceeds_the_capacity_and_the_oldest_goes_first() {
-        let store = Store::new(100_000);
+        let store = Store::new(100_000, None);
         for number in 0..50_u8 {
             store.insert(&[number], object(9000));
             assert!(lock(&store.inner).used <= 100_000);
@@ -326,13 +376,13 @@ mod tests {
         assert!(store.find(&[0]).is_empty() && !store.find(&[49]).is_empty());
         store.insert(b"large", object(200_000));
         assert!(store.find(b"large").is_empty() && lock(&store.inner).used <= 100_000);
-        let left: Vec<u8> = (0..50).filter(|number| store.remove(&[*number])).collect();
+        let left: Vec<u8> = (0..50).filter(|number| store.purge(&Which::Key(vec![*number])) == 1).collect();
         assert!(lock(&store.inner).used == 0 && lock(&store.inner).order.is_empty(), "{left:?}");
     }
 
     #[test]
     fn the_same_variant_is_replaced_and_an_object_that_went_is_not_put_back() {
-        let store = Store::new(100_000);
+        let store = Store::new(100_000, None);
         let (first, second) = (object(1), object(2));
         store.insert(b"k", first.clone());
         store.insert(b"k", second.clone());
@@ -345,7 +395,7 @@ mod tests {
 
     #[test]
     fn one_fetches_and_others_wait_until_it_is_over() {
-        let store = Arc::new(Store::new(1000));
+        let store = Arc::new(Store::new(1000, None));
         let Claim::Fetch(fetching) = store.claim(b"k") else { panic!("nobody fetches") };
         assert!(matches!(store.claim(b"k"), Claim::Wait(_)) && matches!(store.claim(b"j"), Claim::Fetch(_)));
         drop(fetching);

@@ -85,6 +85,14 @@ impl Listening {
         matches!(self.catches, Catches::Run(_))
     }
 
+    /// What serves its requests, if any are served one by one.
+    pub const fn proxy(&self) -> Option<&Arc<Proxy>> {
+        match &self.catches {
+            Catches::Http(proxy) => Some(proxy),
+            _ => self.http.as_ref(),
+        }
+    }
+
     /// Whether the client has to say something before policy can be asked.
     pub fn speaks_first(&self) -> bool {
         !self.proxy_from.is_empty()

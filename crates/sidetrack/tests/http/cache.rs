@@ -234,7 +234,7 @@ fn a_response_larger_than_the_bound_passes_and_is_not_kept() {
 #[test]
 fn rules_of_the_key_make_one_resource_of_several_urls() {
     let origin = Origin::start(|request| ok("Cache-Control: max-age=60", request.path()));
-    let node = node("cache = { ignore_parameters = ['ved', 'utm_*'] }", "");
+    let node = node("cache = { ignore_parameters = ['ved', 'utm_*'], purge_from = ['127.0.0.0/8'] }", "");
     let mut client = Client::new(node.entry());
     assert_eq!(client.fetch(&origin.url("/q?a=1&ved=x")).text(), "/q?a=1&ved=x");
     assert!(client.fetch(&origin.url("/q?a=1&ved=other&utm_source=y")).is_hit());
@@ -242,4 +242,56 @@ fn rules_of_the_key_make_one_resource_of_several_urls() {
     assert_eq!(client.ask("PURGE", &origin.url("/q?a=1"), "").status, 200);
     assert_eq!(client.ask("PURGE", &origin.url("/q?a=1"), "").status, 404);
     assert!(!client.fetch(&origin.url("/q?a=1&ved=x")).is_hit(), "purged");
+}
+
+#[test]
+fn the_first_client_gets_all_fields_and_others_what_may_be_reused() {
+    let origin = Origin::start(|_| {
+        ok(
+            "Cache-Control: max-age=60, no-cache=\"Set-Cookie\", private=\"X-User\"|Set-Cookie: a=b|X-User: me|X: y",
+            "page",
+        )
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    let url = origin.url("/");
+    let first = client.fetch(&url);
+    assert_eq!((first.field("set-cookie"), first.field("x-user")), (Some("a=b"), Some("me")));
+    assert_eq!(first.field("age"), None, "it comes from the server");
+    let second = client.fetch(&url);
+    assert!(second.is_hit() && second.field("age").is_some() && second.field("x") == Some("y"));
+    assert_eq!((second.field("set-cookie"), second.field("x-user")), (None, None));
+}
+
+#[test]
+fn what_an_unsafe_request_changed_is_stale_before_its_client_knows() {
+    // The answer's content is long in coming: its head alone says that something has changed.
+    let origin = Origin::start(|request| match request.line.starts_with("GET") {
+        true => ok("Cache-Control: max-age=60", "page"),
+        false => Act::Send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhal".to_vec()),
+    });
+    let node = cached();
+    let url = origin.url("/");
+    Client::new(node.entry()).fetch(&url);
+    let mut writer = Client::new(node.entry());
+    writer.send(format!("DELETE {url} HTTP/1.1\r\nHost: {}\r\n\r\n", origin.address));
+    assert_eq!(writer.bytes(12), b"HTTP/1.1 200");
+    assert!(!Client::new(node.entry()).fetch(&url).is_hit());
+}
+
+#[test]
+fn nothing_stale_is_said_where_that_is_forbidden() {
+    let gone = Arc::new(AtomicUsize::new(0));
+    let is_gone = gone.clone();
+    let origin = Origin::start(move |_| match is_gone.load(SeqCst) {
+        0 => ok("Cache-Control: max-age=0, must-revalidate|ETag: \"a\"", "page"),
+        _ => Act::SendAndClose(Vec::new()),
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    assert_eq!(client.fetch(&origin.url("/")).status, 200);
+    gone.store(1, SeqCst);
+    let answer = client.fetch(&origin.url("/"));
+    assert_eq!(answer.status, 504, "{answer:?}");
+    assert!(answer.field("proxy-status").is_some_and(|text| text.contains("connection_terminated")));
 }

@@ -48,7 +48,11 @@ pub struct Client {
 impl Client {
     /// Connects.
     pub fn new(to: SocketAddr) -> Self {
-        let stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
+        Self::over(TcpStream::connect_timeout(&to, PATIENCE).unwrap())
+    }
+
+    /// Over a connection that is made.
+    pub fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self { reader: BufReader::new(Box::new(stream)) }
     }
@@ -74,6 +78,14 @@ impl Client {
             .collect();
         self.send(format!("{method} {url} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n"));
         self.response(method == "HEAD")
+    }
+
+    /// GET; `None` if the connection ended before the answer was complete.
+    pub fn try_ask(&mut self, url: &str) -> Option<Response> {
+        let host = url.split('/').nth(2).unwrap_or_default();
+        let text = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        self.reader.get_mut().write_all(text.as_bytes()).and_then(|()| self.reader.get_mut().flush()).ok()?;
+        self.try_response(false)
     }
 
     /// GET.

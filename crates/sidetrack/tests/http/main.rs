@@ -4,7 +4,10 @@
 
 mod cache;
 mod client;
+mod disk;
+mod disk_crash;
 mod h2;
+mod htcp;
 mod limit;
 #[path = "../datapath/node.rs"]
 #[allow(dead_code)] // shared with the tests of the data path, which use more of it

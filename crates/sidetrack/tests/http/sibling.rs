@@ -121,3 +121,19 @@ fn siblings_are_read_from_the_file_of_the_seed() {
     let error = sidetrack::config::Config::from_text("t.toml", &text).unwrap_err().render(false);
     assert!(error.contains("line 2") && error.contains("nonsense"), "{error}");
 }
+
+#[test]
+fn what_was_selected_by_what_a_sibling_was_not_told_is_not_taken() {
+    let origin = Origin::start(|request| {
+        let language = request.field("accept-language").unwrap_or("none");
+        ok("Cache-Control: max-age=60|Vary: Accept-Language", language)
+    });
+    let other = node("cache = {}", "");
+    let near = asking(&[other.entry()]);
+    let mut client = Client::new(near.entry());
+    for number in 0..5 {
+        let url = origin.url(&format!("/{number}"));
+        assert_eq!(Client::new(other.entry()).fetch(&url).text(), "none");
+        assert_eq!(client.ask("GET", &url, "Accept-Language: nl").text(), "nl");
+    }
+}

@@ -107,9 +107,12 @@ pub fn lookup(
         },
     );
     match found {
-        Lookup::Hit { .. } => found,
+        Lookup::Hit { index, .. } if control.only_if_cached => Lookup::Hit { index, refresh: false },
         _ if control.only_if_cached => Lookup::OnlyIfCached,
-        Lookup::Miss { .. } if control.no_store => Lookup::Pass { why: Forward::Request },
+        // Whoever wants nothing stored of the exchange wants an exchange.
+        Lookup::Hit { .. } | Lookup::Validate { .. } | Lookup::Miss { .. } if control.no_store => {
+            Lookup::Pass { why: Forward::Request }
+        }
         _ => found,
     }
 }
@@ -151,7 +154,8 @@ fn judge(best: &Stored, index: usize, request: &RequestControl, now_s: UnixSecon
         false => Lookup::Miss { why },
     };
     let age_s = best.age_s(now_s);
-    let too_old = request.max_age_s.is_some_and(|most| age_s > most);
+    // Seconds do not tell what came just now from what came a second ago: none that is stored is of age 0 for sure.
+    let too_old = request.max_age_s.is_some_and(|most| age_s > most || most == 0);
     let left_s = best.ttl_s(now_s);
     let too_short =
         request.min_fresh_s.is_some_and(|least| left_s < i64::try_from(least).unwrap_or(i64::MAX));

@@ -6,9 +6,11 @@
 //! asked [`may_store`] and becomes a [`Stored`], or, if it is a 304, goes through [`refresh`]; [`reply`] makes the
 //! answer to a client out of a stored response; [`invalidated`] names what an unsafe request made stale.
 
+mod checksum;
 mod control;
 mod date;
 mod dictionary;
+pub mod file;
 mod fresh;
 mod lookup;
 mod range;
@@ -22,7 +24,7 @@ pub use control::{RequestControl, ResponseControl, Scope};
 pub use date::{format_date, parse_date};
 pub use lookup::{Forward, Lookup, Trouble, lookup, may_serve_stale};
 pub use range::{ByteRange, ContentRange, Ranges};
-pub use reply::{Body, Reply, reply};
+pub use reply::{Body, Reply, reply, reply_first_hand};
 pub use store::{Extent, NotStored, Stored, invalidated, may_store};
 pub use update::{Refreshed, combine, freshen_by_head, refresh};
 pub use validate::conditions;

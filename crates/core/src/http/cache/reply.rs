@@ -48,8 +48,31 @@ pub fn reply(
         fields.retain(|name, _| !stored.control.no_cache.names(name));
     }
     fields.set("Age", stored.age_s(now_s).to_string());
+    answer(stored, fields, (method, request), total, boundary)
+}
+
+/// Makes the answer to the very request whose response this is: with all of its fields as they were received, also
+/// those that are not stored or not reused, and without an Age of ours.
+pub fn reply_first_hand(
+    stored: &Stored,
+    received: &Fields,
+    request: (&Method, &Fields),
+    total: Option<u64>,
+    boundary: &str,
+) -> Reply {
+    answer(stored, received.clone(), request, total, boundary)
+}
+
+/// What the conditions and ranges of a request make of a response with these fields.
+fn answer(
+    stored: &Stored,
+    mut fields: Fields,
+    (method, request): (&Method, &Fields),
+    total: Option<u64>,
+    boundary: &str,
+) -> Reply {
     let is_success = (200..300).contains(&stored.status);
-    if is_success && is_not_modified(request, stored, now_s) {
+    if is_success && is_not_modified(request, stored, stored.response_time_s) {
         fields.retain(|name, _| !NOT_IN_304.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())));
         return Reply { head: Response::new(304, fields), body: Body::None };
     }

@@ -205,6 +205,16 @@ impl Stored {
         stale.unwrap_or(0)
     }
 
+    /// Whether it may not be served stale, whatever the client or a setting would allow.
+    pub fn forbids_stale(&self) -> bool {
+        self.control.forbids_stale()
+    }
+
+    /// Whether it is of any use after this moment: fresh for a while, or good to be validated or served stale.
+    pub fn is_worth_keeping(&self) -> bool {
+        self.lifetime_s > 0 || self.has_validator() || self.usefulness_s() > 0
+    }
+
     /// Whether a request selects it.
     pub fn is_selected_by(&self, request: &Fields) -> bool {
         matches(&self.selecting, request)

@@ -27,13 +27,17 @@ pub fn matches(selecting: &Selecting, request: &Fields) -> bool {
     selecting.iter().all(|(name, value)| value_of(request, name) == *value)
 }
 
-/// A field's value in one spelling: lines joined; where the field's syntax says so, white space around commas and the
-/// case of letters mean nothing.
+/// A field's value in one spelling: lines joined; where the field's syntax says so, white space around commas, the case
+/// of letters and the order of members mean nothing.
 fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
     let joined = request.joined(name)?;
     match name {
         b"accept" | b"accept-encoding" | b"accept-language" | b"accept-charset" => {
-            let list: Vec<_> = members(&joined).map(without_spaces).collect();
+            let mut list: Vec<_> = members(&joined).map(without_spaces).collect();
+            // Codings have an order of preference by weight alone; of languages some servers take the first.
+            if name == b"accept-encoding" {
+                list.sort_unstable();
+            }
             Some(list.join(&b','))
         }
         _ => Some(joined.into_owned()),

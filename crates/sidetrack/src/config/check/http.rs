@@ -1,6 +1,9 @@
 //! `[[listen]]` of kind http, and its cache.
 
-use super::super::{At, CacheSettings, HttpListener, List, raw};
+use super::super::{
+    At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, ListenerKind,
+    raw,
+};
 use super::Check;
 use sidetrack_core::flow::Destination;
 use sidetrack_core::http::cache::Rules;
@@ -11,6 +14,9 @@ use std::ops::RangeInclusive;
 
 /// Sizes a cache may be set to: a MiB to a TiB.
 const SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+/// Sizes a cache's disk may be set to: a MiB to a PiB.
+const DISK_SIZES: RangeInclusive<u64> = 1 << 20..=1 << 50;
 
 /// Most siblings of a cache: each miss asks them all.
 const SIBLINGS_MAX: usize = 16;
@@ -38,9 +44,10 @@ impl Check<'_> {
 
     fn cache(&mut self, cache: &raw::Cache) -> CacheSettings {
         let memory_bytes = self.size(cache.memory_bytes.as_ref(), SIZES, CacheSettings::MEMORY_BYTES);
-        let object_bytes = self.size(cache.object_bytes.as_ref(), 0..=memory_bytes, {
-            CacheSettings::OBJECT_BYTES.min(memory_bytes)
-        });
+        let disk = self.disk(cache);
+        let most = disk.as_ref().map_or(memory_bytes, |disk| disk.bytes.max(memory_bytes));
+        let object_bytes =
+            self.size(cache.object_bytes.as_ref(), 0..=most, CacheSettings::OBJECT_BYTES.min(most));
         let written = Rules::default();
         let seconds = |at: &Option<At<u64>>, default| at.as_ref().map_or(default, |ms| **ms / 1000);
         let rules = Rules {
@@ -57,7 +64,71 @@ impl Check<'_> {
             sort_query: cache.sort_query.as_deref().copied().unwrap_or(false),
         };
         let siblings = self.siblings(cache);
-        CacheSettings { memory_bytes, object_bytes, rules, keys, siblings }
+        let purge_from = cache.purge_from.as_ref().map(|nets| self.networks(nets)).unwrap_or_default();
+        let htcp = cache.htcp.as_ref().and_then(|htcp| self.htcp(htcp));
+        CacheSettings { memory_bytes, object_bytes, rules, keys, siblings, disk, purge_from, htcp }
+    }
+
+    fn htcp(&mut self, htcp: &At<raw::Htcp>) -> Option<HtcpSettings> {
+        let from = htcp.from.as_ref().map(|nets| self.networks(nets)).unwrap_or_default();
+        let mut siblings = Vec::new();
+        for sibling in htcp.siblings.iter().flat_map(List::items) {
+            let (Some(http), Some(htcp)) = (&sibling.http, &sibling.htcp) else {
+                let help = "write { http = \"squid.example:3128\", htcp = \"squid.example:4827\" }";
+                self.error(sibling.span(), "this sibling lacks a place", help);
+                continue;
+            };
+            if let (Some(http), Some(htcp)) = (self.destination(http), self.destination(htcp)) {
+                siblings.push(HtcpSibling { http, htcp });
+            }
+        }
+        if siblings.len() > SIBLINGS_MAX {
+            let message = format!("{} siblings are asked for every miss", siblings.len());
+            self.error(htcp.span(), message, format!("name at most {SIBLINGS_MAX}"));
+        }
+        let Some(address) = &htcp.address else {
+            let help = "write `address = \"0.0.0.0:4827\"`: answers come back there, too";
+            self.error(htcp.span(), "htcp lacks an address", help);
+            return None;
+        };
+        Some(HtcpSettings { address: self.address(address)?, from, siblings })
+    }
+
+    fn disk(&mut self, cache: &raw::Cache) -> Option<DiskSettings> {
+        let bytes = self.size(cache.disk_bytes.as_ref(), DISK_SIZES, DiskSettings::BYTES);
+        let Some(at) = &cache.disk else {
+            if let Some(bytes) = &cache.disk_bytes {
+                let help = "name its folder: `disk = \"/var/cache/sidetrack\"`";
+                self.error(bytes.span(), "there is no disk whose size this could be", help);
+            }
+            return None;
+        };
+        if at.is_empty() {
+            self.error(at.span(), "this is no folder", "write `disk = \"/var/cache/sidetrack\"`");
+            return None;
+        }
+        Some(DiskSettings { folder: self.surroundings.resolve(at), bytes })
+    }
+
+    /// Two caches in one folder would take each other's files away.
+    pub(super) fn disks_apart(&mut self, listens: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
+        let mut seen: Vec<&std::path::Path> = Vec::new();
+        for (listen, listener) in listens.iter().zip(listeners) {
+            let http = listener.as_ref().and_then(|listener| match &listener.kind {
+                ListenerKind::Http(http) => Some(http),
+                ListenerKind::Redirect(redirect) => redirect.http.as_ref(),
+                ListenerKind::Tproxy(tproxy) => tproxy.http.as_ref(),
+                _ => None,
+            });
+            let disk = http.and_then(|http| http.cache.as_ref()?.disk.as_ref());
+            let Some(folder) = disk.map(|disk| disk.folder.as_path()) else { continue };
+            if seen.contains(&folder) {
+                let span = listen.cache.as_ref().and_then(|cache| cache.disk.as_ref().map(At::span));
+                let message = format!("'{}' is another listener's", folder.display());
+                self.error(span.unwrap_or(listen.span()), message, "give each cache a folder of its own");
+            }
+            seen.push(folder);
+        }
     }
 
     /// Other caches, of the list and of the file.

@@ -70,6 +70,7 @@ impl Check<'_> {
             listener.as_ref().map(|listener| (&*listener.name, span))
         });
         self.unique(named, "listener");
+        self.disks_apart(listens, &listeners);
         listeners
     }
 

@@ -1,0 +1,180 @@
+//! Routes about caches: what they hold, and removing it.
+
+use super::AdminState;
+use super::error::ApiError;
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::{Deserialize, Serialize};
+
+/// Most resources that are listed at once.
+const LIST_MAX: usize = 10_000;
+/// As many are listed where nobody says how many.
+const LIST: usize = 100;
+
+/// The caches of all listeners.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caches {
+    /// One for each listener that has one.
+    pub caches: Vec<CacheStatus>,
+}
+
+/// A cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// Its listener.
+    pub listener: String,
+    /// In memory.
+    pub memory: MemoryStatus,
+    /// On disk, if the configuration says so.
+    pub disk: Option<DiskStatus>,
+}
+
+/// What a cache holds in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// Resources.
+    pub resources: usize,
+    /// Bytes.
+    pub bytes: u64,
+    /// Most bytes.
+    pub capacity_bytes: u64,
+}
+
+/// What a cache holds on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Where.
+    pub folder: String,
+    /// Resources.
+    pub resources: usize,
+    /// Files: the variants of the resources.
+    pub files: usize,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Most bytes.
+    pub capacity_bytes: u64,
+    /// All files of an earlier run are found.
+    pub scanned: bool,
+    /// Files that turned out not to be what was written, and were removed.
+    pub broken: u64,
+    /// Why nothing is written at the moment.
+    pub trouble: Option<String>,
+}
+
+/// Resources that are stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedResources {
+    /// In the order of listeners and keys.
+    pub resources: Vec<CachedResource>,
+}
+
+/// A resource that is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedResource {
+    /// The cache's listener.
+    pub listener: String,
+    /// The key: the normalised URL.
+    pub key: String,
+    /// Bytes of content in memory.
+    pub memory_bytes: u64,
+    /// Bytes of files.
+    pub disk_bytes: u64,
+}
+
+/// Which resources a request is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheScope {
+    /// One URL, with all its variants.
+    Url(String),
+    /// All URLs that begin with this one.
+    Prefix(String),
+    /// All.
+    All,
+}
+
+/// How many resources were removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Purged {
+    /// So many.
+    pub purged: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListWish {
+    listener: Option<String>,
+    prefix: Option<String>,
+    limit: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PurgeWish {
+    listener: Option<String>,
+    url: Option<String>,
+    prefix: Option<String>,
+    all: Option<bool>,
+}
+
+impl PurgeWish {
+    fn scope(&self) -> Result<CacheScope, ApiError> {
+        match (&self.url, &self.prefix, self.all) {
+            (Some(url), None, None) => Ok(CacheScope::Url(url.clone())),
+            (None, Some(prefix), None) => Ok(CacheScope::Prefix(prefix.clone())),
+            (None, None, Some(true)) => Ok(CacheScope::All),
+            _ => Err(ApiError::bad_request(
+                "nothing says what is to be removed",
+                "the path takes one of url=http://host/path, prefix=http://host/path and all=true",
+            )),
+        }
+    }
+}
+
+fn refused(error: String) -> ApiError {
+    ApiError::bad_request(
+        error,
+        "write a whole URL, http://host/path or https://host/path; `sidetrack cache ls` lists what there is",
+    )
+}
+
+impl AdminState {
+    /// Asks where files are looked at.
+    async fn of_caches<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&dyn super::Control) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let control = self.control.clone();
+        let told = tokio::task::spawn_blocking(move || ask(&*control)).await;
+        told.map_err(|error| ApiError::internal(format!("asking the caches ended early: {error}")))
+    }
+}
+
+pub(super) async fn stat(State(state): State<AdminState>) -> Result<Json<Caches>, ApiError> {
+    Ok(Json(Caches { caches: state.of_caches(|control| control.caches()).await? }))
+}
+
+pub(super) async fn list(
+    State(state): State<AdminState>,
+    wish: Result<Query<ListWish>, QueryRejection>,
+) -> Result<Json<CachedResources>, ApiError> {
+    let help = "the path takes listener=, prefix=http://host/path and limit=100";
+    let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let scope = wish.prefix.map_or(CacheScope::All, CacheScope::Prefix);
+    let (listener, most) = (wish.listener, wish.limit.unwrap_or(LIST).min(LIST_MAX));
+    let found = move |control: &dyn super::Control| control.cached(listener.as_deref(), &scope, most);
+    let resources = state.of_caches(found).await?.map_err(refused)?;
+    Ok(Json(CachedResources { resources }))
+}
+
+pub(super) async fn purge(
+    State(state): State<AdminState>,
+    wish: Result<Query<PurgeWish>, QueryRejection>,
+) -> Result<Json<Purged>, ApiError> {
+    let help = "the path takes listener= and one of url=, prefix= and all=true";
+    let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let scope = wish.scope()?;
+    let purge = move |control: &dyn super::Control| control.purge(wish.listener.as_deref(), &scope);
+    let purged = state.of_caches(purge).await?.map_err(refused)?;
+    Ok(Json(Purged { purged }))
+}

@@ -1,0 +1,146 @@
+//! The content of a stored response: in memory, whole or still coming in; or on disk, from where it is read as it is
+//! sent.
+
+use super::disk::OnDisk;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// What content on disk takes of memory, beside its checksums, bytes.
+const ON_DISK_BYTES: usize = 256;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Content {
+    state: Mutex<ContentState>,
+    grown: Notify,
+    /// The number of bytes it will have.
+    pub length: u64,
+    on_disk: Option<OnDisk>,
+}
+
+#[derive(Debug, Default)]
+struct ContentState {
+    pieces: Vec<Arc<[u8]>>,
+    held: u64,
+    end: End,
+}
+
+/// How far a content is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum End {
+    /// More comes.
+    #[default]
+    Coming,
+    /// All is there.
+    Whole,
+    /// It broke off: what is there is not all.
+    Cut,
+}
+
+impl Content {
+    /// Content that will come.
+    pub fn coming(length: u64) -> Self {
+        Self { state: Mutex::default(), grown: Notify::new(), length, on_disk: None }
+    }
+
+    /// Content that is there.
+    pub fn whole(bytes: Vec<u8>) -> Self {
+        Self::of_pieces(if bytes.is_empty() { Vec::new() } else { vec![bytes.into()] })
+    }
+
+    /// Content that is there, in pieces, none of them empty.
+    pub fn of_pieces(pieces: Vec<Arc<[u8]>>) -> Self {
+        let held = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let state = Mutex::new(ContentState { pieces, held, end: End::Whole });
+        Self { state, grown: Notify::new(), length: held, on_disk: None }
+    }
+
+    /// Content that lies in a file.
+    pub fn on_disk(file: OnDisk) -> Self {
+        let state = ContentState { end: End::Whole, ..ContentState::default() };
+        let length = file.length();
+        Self { state: Mutex::new(state), grown: Notify::new(), length, on_disk: Some(file) }
+    }
+
+    /// Adds a piece.
+    pub fn push(&self, data: &[u8]) {
+        if !data.is_empty() {
+            let mut state = lock(&self.state);
+            state.held += data.len() as u64;
+            state.pieces.push(data.into());
+            drop(state);
+            self.grown.notify_waiters();
+        }
+    }
+
+    /// No more comes; it is whole only if its length is right.
+    pub fn finish(&self, complete: bool) {
+        let mut state = lock(&self.state);
+        state.end = if complete && state.held == self.length { End::Whole } else { End::Cut };
+        drop(state);
+        self.grown.notify_waiters();
+    }
+
+    /// How far it is.
+    pub fn end(&self) -> End {
+        lock(&self.state).end
+    }
+
+    /// Bytes of memory it takes, or will take when it has come.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.on_disk {
+            Some(file) => ON_DISK_BYTES + file.memory_bytes(),
+            None => usize::try_from(self.length).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// All of it, if it is whole and in memory.
+    pub fn in_memory(&self) -> Option<Vec<Arc<[u8]>>> {
+        let state = lock(&self.state);
+        (self.on_disk.is_none() && state.end == End::Whole).then(|| state.pieces.clone())
+    }
+
+    /// Makes it ready to be read: whoever holds what this gives can read all of it, whatever is removed meanwhile.
+    ///
+    /// # Errors
+    /// Its file is gone, or cannot be read.
+    pub async fn open(&self) -> io::Result<Option<Arc<File>>> {
+        match &self.on_disk {
+            Some(file) => file.open().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The number of the piece to begin with for this byte, and the position of its first one.
+    pub fn begin_at(&self, position: u64) -> (usize, u64) {
+        self.on_disk.as_ref().map_or((0, 0), |file| file.block_of(position))
+    }
+
+    /// Pieces from the one of this number on, at most `most`; waits while there is none and more comes. None and
+    /// [`End::Cut`]: no more can be had.
+    pub async fn pieces(&self, from: usize, most: usize) -> (Vec<Arc<[u8]>>, End) {
+        if let Some(file) = &self.on_disk {
+            return file.piece(from).await;
+        }
+        loop {
+            let grown = self.grown.notified();
+            tokio::pin!(grown);
+            // From here on no growth is missed.
+            grown.as_mut().enable();
+            {
+                let state = lock(&self.state);
+                let pieces: Vec<_> = state.pieces.iter().skip(from).take(most).cloned().collect();
+                if !pieces.is_empty() || state.end != End::Coming {
+                    return (pieces, state.end);
+                }
+            }
+            grown.await;
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A response too large for memory, on its way to its client, and a copy of it on its way to the disk.
+
+use super::file::Writing;
+use super::index::Claim;
+use super::{Disk, Filed, lock};
+use crate::reactor::timeout;
+use sidetrack_core::http::cache::Stored;
+use sidetrack_core::http::cache::file::{BLOCK, variant_of};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Blocks that wait to be written: a client as fast as this is ahead of the disk waits for it.
+const AHEAD: usize = 16;
+/// How long a client waits for one block to be written; then the copy is given up.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// See the module. Dropped without [`Fill::finish`], it leaves nothing.
+#[derive(Debug)]
+pub struct Fill {
+    disk: Arc<Disk>,
+    stored: Stored,
+    most: u64,
+    taken: u64,
+    block: Vec<u8>,
+    path: Arc<Path>,
+}
+
+/// What the fill and the thread that writes have in common.
+#[derive(Debug)]
+struct Path {
+    claim: Arc<Claim>,
+    writing: Mutex<Option<Writing>>,
+    waiting: AtomicUsize,
+    moved: Notify,
+}
+
+impl Fill {
+    pub(super) fn new(disk: Arc<Disk>, claim: Arc<Claim>, key: &[u8], stored: Stored, most: u64) -> Self {
+        let (writing, waiting, moved) = (Mutex::default(), AtomicUsize::new(0), Notify::new());
+        let path = Arc::new(Path { claim, writing, waiting, moved });
+        let fill = Self { disk, stored, most, taken: 0, block: Vec::new(), path };
+        let (key, stored) = (key.to_vec(), fill.stored.clone());
+        fill.act(move |disk, path| {
+            let begun = Writing::begin(&disk.folder, disk.new_number(), &key, &stored, 0)?;
+            *lock(&path.writing) = Some(begun);
+            Ok(())
+        });
+        fill
+    }
+
+    /// Has the thread that writes do something; the copy is given up if that fails.
+    fn act(&self, act: impl FnOnce(&Disk, &Path) -> io::Result<()> + Send + 'static) {
+        let (disk, path) = (self.disk.clone(), self.path.clone());
+        path.waiting.fetch_add(1, SeqCst);
+        self.disk.writes.send(move || {
+            if let Err(error) = act(&disk, &path) {
+                *lock(&path.writing) = None;
+                path.claim.void();
+                disk.is_in_trouble(&error);
+            }
+            path.waiting.fetch_sub(1, SeqCst);
+            path.moved.notify_waiters();
+        });
+    }
+
+    /// Takes a piece; whether the copy goes on.
+    pub async fn push(&mut self, mut data: &[u8]) -> bool {
+        self.taken += data.len() as u64;
+        if self.taken > self.most {
+            return false;
+        }
+        while !data.is_empty() {
+            let (now, later) = data.split_at(data.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(now);
+            data = later;
+            if self.block.len() == BLOCK && !(self.has_room().await && self.send_block()) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Waits until the disk is not too far behind; whether it came so far in time.
+    async fn has_room(&self) -> bool {
+        while self.path.waiting.load(SeqCst) >= AHEAD {
+            let moved = self.path.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            let still = self.path.waiting.load(SeqCst) >= AHEAD;
+            if still && timeout(PATIENCE, moved).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn send_block(&mut self) -> bool {
+        let block = std::mem::replace(&mut self.block, Vec::with_capacity(BLOCK));
+        self.act(move |_, path| match &mut *lock(&path.writing) {
+            Some(writing) => writing.push(&block),
+            None => Ok(()),
+        });
+        !self.path.claim.is_void()
+    }
+
+    /// All of it came: it is stored when it is written.
+    pub fn finish(mut self) {
+        if !self.block.is_empty() {
+            self.send_block();
+        }
+        let variant = variant_of(&self.stored);
+        self.act(move |disk, path| {
+            let Some(writing) = lock(&path.writing).take() else { return Ok(()) };
+            let (number, bytes) = (writing.number(), writing.file_bytes());
+            let Some(gone) = disk.index.reserve(bytes) else { return Ok(()) };
+            gone.into_iter().for_each(|number| disk.folder.remove(number));
+            if let Err(error) = writing.finish() {
+                disk.index.release(bytes);
+                return Err(error);
+            }
+            let gone = disk.index.commit(&path.claim, Filed { number, bytes, variant });
+            gone.into_iter().for_each(|number| disk.folder.remove(number));
+            Ok(())
+        });
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        // Behind what waits: after `finish` nothing is left to remove.
+        self.act(|_, path| {
+            *lock(&path.writing) = None;
+            Ok(())
+        });
+    }
+}

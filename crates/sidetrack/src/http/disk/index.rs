@@ -1,0 +1,402 @@
+//! What lies on disk, by key: in memory alone, made from the files when the cache starts. The longest unused goes
+//! first.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Most variants under one key.
+const VARIANTS_MAX: usize = 32;
+
+/// One file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filed {
+    /// Its number, which is its name.
+    pub number: u64,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// What tells it from others of its key.
+    pub variant: u64,
+}
+
+/// What is done about a key and takes time: a file that is written, or read into memory. It is for nothing if the key is
+/// removed meanwhile.
+#[derive(Debug)]
+pub struct Claim {
+    key: Arc<[u8]>,
+    is_void: AtomicBool,
+}
+
+impl Claim {
+    /// Whether the key was removed since.
+    pub fn is_void(&self) -> bool {
+        self.is_void.load(Relaxed)
+    }
+
+    /// It comes to nothing.
+    pub fn void(&self) {
+        self.is_void.store(true, Relaxed);
+    }
+}
+
+/// What is to be removed, of what is there and of what a scan has not found yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// This key.
+    Key(Vec<u8>),
+    /// All keys that begin so.
+    Prefix(Vec<u8>),
+}
+
+impl Which {
+    /// Whether a key is meant.
+    pub fn is(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Key(own) => own == key,
+            Self::Prefix(start) => key.starts_with(start),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Index(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    keys: HashMap<Arc<[u8]>, Entry>,
+    /// Keys in the order of their last use.
+    order: BTreeMap<u64, Arc<[u8]>>,
+    clock: u64,
+    used: u64,
+    files: usize,
+    capacity: u64,
+    claims: HashMap<Arc<[u8]>, Vec<Weak<Claim>>>,
+    /// What was removed while the scan goes on; none: it is over.
+    removed: Option<(HashSet<Vec<u8>>, Vec<Which>)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    files: Vec<Filed>,
+    turn: u64,
+}
+
+impl Index {
+    /// Nothing yet; a scan says what there is.
+    pub fn new(capacity: u64) -> Self {
+        Self(Mutex::new(Inner { capacity, removed: Some(Default::default()), ..Inner::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another size; the files that are too much.
+    pub fn resize(&self, capacity: u64) -> Vec<u64> {
+        let mut inner = self.lock();
+        inner.capacity = capacity;
+        inner.shrink(0)
+    }
+
+    /// The files of a key, which is thereby used, and the claim to read them; none if there are none.
+    pub fn find(&self, key: &[u8]) -> Option<(Vec<Filed>, Arc<Claim>)> {
+        let mut inner = self.lock();
+        let files = inner.keys.get(key)?.files.clone();
+        inner.touch(key);
+        Some((files, inner.claim(key)))
+    }
+
+    /// Whether there is a file of this key.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.lock().keys.contains_key(key)
+    }
+
+    /// The file of this key that has this variant.
+    pub fn number_of(&self, key: &[u8], variant: u64) -> Option<u64> {
+        let inner = self.lock();
+        let files = &inner.keys.get(key)?.files;
+        files.iter().find(|file| file.variant == variant).map(|file| file.number)
+    }
+
+    /// A file for this key is going to be written.
+    pub fn claim(&self, key: &[u8]) -> Arc<Claim> {
+        self.lock().claim(key)
+    }
+
+    /// Makes room for a file: those that go. `None`: it is larger than all there is.
+    pub fn reserve(&self, bytes: u64) -> Option<Vec<u64>> {
+        let mut inner = self.lock();
+        if bytes > inner.capacity {
+            return None;
+        }
+        let gone = inner.shrink(bytes);
+        inner.used += bytes;
+        Some(gone)
+    }
+
+    /// A reserved file came to nothing.
+    pub fn release(&self, bytes: u64) {
+        let mut inner = self.lock();
+        inner.used = inner.used.saturating_sub(bytes);
+    }
+
+    /// A reserved file is there, in the place of the same variant; those that go, itself if the key was removed
+    /// meanwhile.
+    pub fn commit(&self, claim: &Claim, file: Filed) -> Vec<u64> {
+        let mut inner = self.lock();
+        if claim.is_void() {
+            inner.used = inner.used.saturating_sub(file.bytes);
+            return vec![file.number];
+        }
+        inner.put(&claim.key, file)
+    }
+
+    /// A file that the scan has found; those that go. The scan goes from the longest unused to the last used.
+    pub fn found(&self, key: &[u8], file: Filed) -> Vec<u64> {
+        let mut inner = self.lock();
+        let is_removed = inner
+            .removed
+            .as_ref()
+            .is_some_and(|(keys, more)| keys.contains(key) || more.iter().any(|which| which.is(key)));
+        let known = inner.keys.get(key).is_some_and(|entry| {
+            entry.files.iter().any(|other| other.variant == file.variant && other.number != file.number)
+        });
+        if is_removed || known {
+            return vec![file.number];
+        }
+        inner.used += file.bytes;
+        let key: Arc<[u8]> = key.into();
+        let mut gone = inner.put(&key, file);
+        gone.extend(inner.shrink(0));
+        gone
+    }
+
+    /// All files are found.
+    pub fn scanned(&self) {
+        self.lock().removed = None;
+    }
+
+    /// Whether all files are found.
+    pub fn is_scanned(&self) -> bool {
+        self.lock().removed.is_none()
+    }
+
+    /// Forgets keys, and what is under way for them; the files that go, and which keys there were.
+    pub fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
+        let mut inner = self.lock();
+        if let Some((keys, more)) = &mut inner.removed {
+            match which {
+                Which::Key(key) => drop(keys.insert(key.clone())),
+                Which::Prefix(_) => more.push(which.clone()),
+            }
+        }
+        let claimed = inner.claims.iter().filter(|(key, _)| which.is(key));
+        for claim in claimed.flat_map(|(_, claims)| claims).filter_map(Weak::upgrade) {
+            claim.void();
+        }
+        let keys: Vec<Arc<[u8]>> = match which {
+            Which::Key(key) => {
+                inner.keys.get_key_value(&key[..]).map(|(key, _)| key.clone()).into_iter().collect()
+            }
+            Which::Prefix(_) => inner.keys.keys().filter(|key| which.is(key)).cloned().collect(),
+        };
+        let gone = keys.iter().flat_map(|key| inner.remove(key)).collect();
+        (gone, keys)
+    }
+
+    /// What is under way for a key is for nothing.
+    pub fn void(&self, key: &[u8]) {
+        let inner = self.lock();
+        let claims = inner.claims.get(key).into_iter().flatten();
+        claims.filter_map(Weak::upgrade).for_each(|claim| claim.void());
+    }
+
+    /// Forgets one file, which turned out not to be good.
+    pub fn remove_file(&self, key: &[u8], number: u64) {
+        let mut inner = self.lock();
+        let Some(entry) = inner.keys.get_mut(key) else { return };
+        let Some(place) = entry.files.iter().position(|file| file.number == number) else { return };
+        let file = entry.files.swap_remove(place);
+        let is_last = entry.files.is_empty();
+        inner.used = inner.used.saturating_sub(file.bytes);
+        inner.files -= 1;
+        if is_last {
+            inner.remove(key);
+        }
+    }
+
+    /// Forgets what has not been used for longest until a part of the room is free; the files that go.
+    pub fn make_room(&self, part: u64) -> Vec<u64> {
+        let mut inner = self.lock();
+        let aim = inner.used - inner.used / part.max(1);
+        inner.shrink_to(aim)
+    }
+
+    /// Keys that begin so, with the bytes of their files, in their order, at most so many.
+    pub fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
+        let inner = self.lock();
+        let found = inner.keys.iter().filter(|(key, _)| key.starts_with(start));
+        let mut found: Vec<_> = found
+            .map(|(key, entry)| (key.clone(), entry.files.iter().map(|file| file.bytes).sum()))
+            .collect();
+        drop(inner);
+        found.sort_unstable();
+        found.truncate(most);
+        found
+    }
+
+    /// Keys, files, bytes and capacity.
+    pub fn counts(&self) -> (usize, usize, u64, u64) {
+        let inner = self.lock();
+        (inner.keys.len(), inner.files, inner.used, inner.capacity)
+    }
+}
+
+impl Inner {
+    fn claim(&mut self, key: &[u8]) -> Arc<Claim> {
+        let key: Arc<[u8]> = match self.keys.get_key_value(key) {
+            Some((key, _)) => key.clone(),
+            None => key.into(),
+        };
+        let claim = Arc::new(Claim { key: key.clone(), is_void: AtomicBool::new(false) });
+        // Those of before are dropped here: as many stay as there are under way.
+        let claims = self.claims.entry(key).or_default();
+        claims.retain(|claim| claim.strong_count() > 0);
+        claims.push(Arc::downgrade(&claim));
+        if self.claims.len() > 4096 {
+            self.claims.retain(|_, claims| claims.iter().any(|claim| claim.strong_count() > 0));
+        }
+        claim
+    }
+
+    fn touch(&mut self, key: &[u8]) {
+        let Some(entry) = self.keys.get_mut(key) else { return };
+        if let Some(key) = self.order.remove(&entry.turn) {
+            self.clock += 1;
+            entry.turn = self.clock;
+            self.order.insert(self.clock, key);
+        }
+    }
+
+    /// Enters a file whose bytes are counted already.
+    fn put(&mut self, key: &Arc<[u8]>, file: Filed) -> Vec<u64> {
+        if !self.keys.contains_key(key) {
+            self.clock += 1;
+            self.order.insert(self.clock, key.clone());
+            self.keys.insert(key.clone(), Entry { files: Vec::new(), turn: self.clock });
+        }
+        self.touch(key);
+        let Some(entry) = self.keys.get_mut(key) else { return Vec::new() };
+        let is_full = entry.files.len() >= VARIANTS_MAX;
+        let mut place = entry.files.iter().position(|other| other.variant == file.variant);
+        if place.is_none() && is_full {
+            place = Some(0);
+        }
+        let old = place.map(|place| entry.files.remove(place));
+        entry.files.push(file);
+        self.files += 1;
+        let Some(old) = old else { return Vec::new() };
+        self.used = self.used.saturating_sub(old.bytes);
+        self.files -= 1;
+        // A scan may find what is known.
+        if old.number == file.number { Vec::new() } else { vec![old.number] }
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Vec<u64> {
+        let Some(entry) = self.keys.remove(key) else { return Vec::new() };
+        self.order.remove(&entry.turn);
+        self.files -= entry.files.len();
+        self.used = self.used.saturating_sub(entry.files.iter().map(|file| file.bytes).sum());
+        entry.files.into_iter().map(|file| file.number).collect()
+    }
+
+    /// Makes room for so many bytes.
+    fn shrink(&mut self, bytes: u64) -> Vec<u64> {
+        self.shrink_to(self.capacity.saturating_sub(bytes))
+    }
+
+    fn shrink_to(&mut self, aim: u64) -> Vec<u64> {
+        let mut gone = Vec::new();
+        while self.used > aim {
+            let Some(key) = self.order.first_key_value().map(|(_, key)| key.clone()) else { break };
+            gone.extend(self.remove(&key));
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filed(number: u64, variant: u64) -> Filed {
+        Filed { number, bytes: 100, variant }
+    }
+
+    fn put(index: &Index, key: &[u8], file: Filed) -> Vec<u64> {
+        let claim = index.claim(key);
+        let mut gone = index.reserve(file.bytes).unwrap();
+        gone.extend(index.commit(&claim, file));
+        gone
+    }
+
+    #[test]
+    fn the_longest_unused_goes_first_and_the_bound_holds() {
+        let index = Index::new(1000);
+        for number in 0..10 {
+            assert!(put(&index, &[number], filed(number.into(), 0)).is_empty());
+        }
+        assert!(index.find(&[0]).is_some());
+        assert_eq!(put(&index, b"new", filed(10, 0)), [1], "0 was used");
+        assert_eq!(index.counts(), (10, 10, 1000, 1000));
+        assert_eq!(index.reserve(1001), None);
+        assert_eq!(index.resize(300), [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(index.make_room(2).len(), 2);
+        assert_eq!(index.counts().2, 100);
+    }
+
+    #[test]
+    fn the_same_variant_is_replaced_and_others_stay() {
+        let index = Index::new(10_000);
+        assert!(put(&index, b"k", filed(1, 7)).is_empty() && put(&index, b"k", filed(2, 8)).is_empty());
+        assert_eq!(put(&index, b"k", filed(3, 7)), [1]);
+        assert_eq!(index.number_of(b"k", 7), Some(3));
+        assert_eq!(index.counts(), (1, 2, 200, 10_000));
+        index.remove_file(b"k", 3);
+        index.remove_file(b"k", 2);
+        assert_eq!(index.counts(), (0, 0, 0, 10_000));
+        let gone: Vec<_> = (0..40).flat_map(|number| put(&index, b"v", filed(number, number))).collect();
+        assert_eq!((gone.len(), index.counts().1), (40 - VARIANTS_MAX, VARIANTS_MAX));
+    }
+
+    #[test]
+    fn what_is_under_way_for_a_removed_key_comes_to_nothing() {
+        let index = Index::new(1000);
+        let (one, other) = (index.claim(b"http://a/1"), index.claim(b"http://b/1"));
+        index.reserve(200).unwrap();
+        assert_eq!(index.remove(&Which::Prefix(b"http://a/".to_vec())), (Vec::new(), Vec::new()));
+        assert_eq!(index.commit(&one, filed(1, 0)), [1], "its own file goes");
+        assert!(index.commit(&other, filed(2, 0)).is_empty());
+        assert_eq!(index.counts(), (1, 1, 100, 1000));
+        let (_, reading) = index.find(b"http://b/1").unwrap();
+        assert_eq!(index.remove(&Which::Key(b"http://b/1".to_vec())).0, [2]);
+        assert!(reading.is_void());
+    }
+
+    #[test]
+    fn a_scan_brings_back_nothing_that_was_removed_or_replaced_meanwhile() {
+        let index = Index::new(1000);
+        index.remove(&Which::Key(b"gone".to_vec()));
+        index.remove(&Which::Prefix(b"http://a/".to_vec()));
+        put(&index, b"new", filed(9, 0));
+        assert_eq!(index.found(b"gone", filed(1, 0)), [1]);
+        assert_eq!(index.found(b"http://a/x", filed(2, 0)), [2]);
+        assert_eq!(index.found(b"new", filed(3, 0)), [3], "what was written since is newer");
+        assert!(index.found(b"new", filed(9, 0)).is_empty(), "the scan saw the new file, too");
+        assert!(index.found(b"old", filed(4, 0)).is_empty());
+        index.scanned();
+        assert_eq!(index.counts(), (2, 2, 200, 1000));
+        assert!(index.is_scanned() && index.find(b"old").is_some());
+    }
+}

@@ -1,0 +1,419 @@
+//! Stored responses on disk, behind those in memory: one file each, so that they survive the process however it ends.
+//!
+//! Workers never wait for the disk: files are written, found and removed by threads of the store, and content is read by
+//! a worker only where the kernel has it in memory. The disk's troubles (full, read-only, broken) cost what is stored,
+//! never a request.
+
+mod file;
+mod fill;
+mod index;
+mod io;
+
+pub use fill::Fill;
+pub use index::Which;
+
+use super::content::{Content, End};
+use super::store::Object;
+use file::{Folder, Writing, read_block, read_block_at_hand, rewrite_head};
+use index::{Claim, Filed, Index};
+use io::Io;
+use sidetrack_core::http::cache::file::{BLOCK, Plan, variant_of};
+use sidetrack_core::http::cache::{Rules, Stored};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Content up to this size is read into memory when it is found, bytes.
+const INTO_MEMORY_MAX: u64 = 1 << 20;
+/// Threads that read.
+const READERS: usize = 4;
+/// Most bytes that wait to be written; what comes on top is not kept on disk.
+const WAITING_MAX: u64 = 64 << 20;
+/// How long nothing is written after the disk was full.
+const PAUSE_FULL: Duration = Duration::from_secs(2);
+/// How long nothing is written after another failure.
+const PAUSE: Duration = Duration::from_secs(30);
+/// How long a start waits for the files to be found; the rest is found while requests are served.
+const SCAN_WAIT: Duration = Duration::from_secs(2);
+/// A full disk: this part of what is stored goes.
+const ROOM_PART: u64 = 16;
+
+/// The stores of this process by folder: a listener that is set up anew goes on with the one there is.
+static OPEN: Mutex<Vec<(PathBuf, Weak<Disk>)>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Disk {
+    folder: Folder,
+    index: Index,
+    reads: Io,
+    writes: Io,
+    waiting: AtomicU64,
+    paused_until: Mutex<Option<(Instant, String)>>,
+    scanned: (Mutex<bool>, Condvar),
+    /// Files that turned out not to be what was written.
+    broken: AtomicU64,
+    /// Holds the folder for this process.
+    _lock: File,
+}
+
+/// What a store on disk has to say about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskState {
+    /// Resources.
+    pub keys: usize,
+    /// Files: the variants of the resources.
+    pub files: usize,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Most bytes.
+    pub capacity: u64,
+    /// All files of an earlier process are found.
+    pub is_scanned: bool,
+    /// Files that turned out not to be what was written, and were removed.
+    pub broken: u64,
+    /// Why nothing is written at the moment.
+    pub trouble: Option<String>,
+}
+
+impl Disk {
+    /// The store in this folder.
+    ///
+    /// # Errors
+    /// The folder cannot be made or written to, or another process uses it.
+    pub fn open(path: &Path, capacity: u64, rules: &Rules) -> std::io::Result<Arc<Self>> {
+        let mut open = lock(&OPEN);
+        open.retain(|(_, disk)| disk.strong_count() > 0);
+        let known = open.iter().find(|(other, _)| other == path).and_then(|(_, disk)| disk.upgrade());
+        if let Some(disk) = known {
+            disk.forget(disk.index.resize(capacity));
+            return Ok(disk);
+        }
+        let folder = Folder::make(path)?;
+        let holding = File::create(path.join("lock"))?;
+        holding.try_lock().map_err(|error| match error {
+            std::fs::TryLockError::WouldBlock => {
+                std::io::Error::new(ErrorKind::ResourceBusy, "another sidetrack uses it")
+            }
+            std::fs::TryLockError::Error(error) => error,
+        })?;
+        let disk = Arc::new(Self {
+            folder,
+            index: Index::new(capacity),
+            reads: Io::start("cache-read", READERS)?,
+            writes: Io::start("cache-write", 1)?,
+            waiting: AtomicU64::new(0),
+            paused_until: Mutex::default(),
+            scanned: Default::default(),
+            broken: AtomicU64::new(0),
+            _lock: holding,
+        });
+        disk.scan(rules.clone())?;
+        open.push((path.to_owned(), Arc::downgrade(&disk)));
+        drop(open);
+        disk.wait_for_scan();
+        Ok(disk)
+    }
+
+    fn scan(self: &Arc<Self>, rules: Rules) -> std::io::Result<()> {
+        let disk = self.clone();
+        let scan = move || {
+            for number in disk.folder.numbers().unwrap_or_default() {
+                match disk.folder.find(number, &rules) {
+                    Ok(found) => {
+                        let bytes = found.plan.file_bytes();
+                        let file = Filed { number, bytes, variant: variant_of(&found.stored) };
+                        disk.index.found(&found.key, file).into_iter().for_each(|n| disk.folder.remove(n));
+                    }
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => disk.is_broken(number, &error),
+                }
+            }
+            disk.index.scanned();
+            *lock(&disk.scanned.0) = true;
+            disk.scanned.1.notify_all();
+        };
+        std::thread::Builder::new().name("cache-scan".to_owned()).spawn(scan).map(|_| ())
+    }
+
+    fn wait_for_scan(&self) {
+        let done = lock(&self.scanned.0);
+        // Poisoned or late: the scan goes on behind.
+        let _ = self.scanned.1.wait_timeout_while(done, SCAN_WAIT, |done| !*done);
+    }
+
+    fn is_broken(&self, number: u64, error: &std::io::Error) {
+        self.broken.fetch_add(1, Relaxed);
+        tracing::warn!(path = %self.folder.path(number).display(), %error, "removed from the cache");
+        self.folder.remove(number);
+    }
+
+    /// All that is stored under a key, ready to be used, and the claim that it still is stored; nothing if nothing is.
+    pub async fn load(self: &Arc<Self>, key: &[u8], rules: &Rules) -> Option<(Vec<Arc<Object>>, Arc<Claim>)> {
+        let (files, claim) = self.index.find(key)?;
+        let (disk, key, rules) = (self.clone(), key.to_vec(), rules.clone());
+        let read = move || files.into_iter().filter_map(|file| disk.read(file, &key, &rules)).collect();
+        let objects: Vec<_> = self.reads.run(read).await?;
+        (!objects.is_empty()).then_some((objects, claim))
+    }
+
+    /// Whether something is stored under a key.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.index.has(key)
+    }
+
+    /// Reads one file. What is not good is removed.
+    fn read(self: &Arc<Self>, filed: Filed, key: &[u8], rules: &Rules) -> Option<Arc<Object>> {
+        let number = filed.number;
+        let read = || {
+            let found = self.folder.find(number, rules)?;
+            if found.key != key {
+                return Err(std::io::Error::new(ErrorKind::InvalidData, "it holds another key"));
+            }
+            let content = if found.plan.length <= INTO_MEMORY_MAX {
+                Content::of_pieces(found.content()?)
+            } else {
+                let (disk, key) = (self.clone(), key.to_vec());
+                let (plan, sums, open) = (found.plan, found.sums()?, Mutex::default());
+                Content::on_disk(OnDisk { disk, key, number, plan, sums, open })
+            };
+            Ok(Arc::new(Object { stored: found.stored, content: Arc::new(content) }))
+        };
+        match read() {
+            Ok(object) => Some(object),
+            Err(error) => {
+                self.index.remove_file(key, number);
+                // Replaced or evicted meanwhile is no fault.
+                if error.kind() != ErrorKind::NotFound {
+                    self.is_broken(number, &error);
+                }
+                None
+            }
+        }
+    }
+
+    /// Keeps an object whose content is whole and in memory; not while the disk is in trouble or far behind.
+    pub fn put(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
+        let length = object.content.length;
+        let is_far_behind = self.waiting.load(Relaxed).saturating_add(length) > WAITING_MAX;
+        if is_far_behind || self.trouble().is_some() || !object.stored.is_worth_keeping() {
+            return;
+        }
+        let claim = self.index.claim(key);
+        self.waiting.fetch_add(length, Relaxed);
+        let (disk, key, object) = (self.clone(), key.to_vec(), object.clone());
+        self.writes.send(move || {
+            if !claim.is_void()
+                && let Some(pieces) = object.content.in_memory()
+                && let Err(error) = disk.write(&claim, &key, &object.stored, &pieces)
+            {
+                disk.is_in_trouble(&error);
+            }
+            disk.waiting.fetch_sub(length, Relaxed);
+        });
+    }
+
+    fn write(&self, claim: &Claim, key: &[u8], stored: &Stored, pieces: &[Arc<[u8]>]) -> std::io::Result<()> {
+        let number = self.new_number();
+        let length = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let mut writing = Writing::begin(&self.folder, number, key, stored, length)?;
+        let bytes = writing.file_bytes();
+        let Some(gone) = self.index.reserve(bytes) else { return Ok(()) };
+        gone.into_iter().for_each(|number| self.folder.remove(number));
+        let written = pieces.iter().try_for_each(|piece| writing.push(piece)).and_then(|()| writing.finish());
+        if let Err(error) = written {
+            self.index.release(bytes);
+            return Err(error);
+        }
+        let filed = Filed { number, bytes, variant: variant_of(stored) };
+        self.index.commit(claim, filed).into_iter().for_each(|number| self.folder.remove(number));
+        Ok(())
+    }
+
+    /// A number that no file has: there is one chance in 2^64 that it has.
+    fn new_number(&self) -> u64 {
+        u64::from_be_bytes(sidetrack_sys::random::bytes())
+    }
+
+    /// Takes a copy of a response that passes, of at most so many bytes, in the place of the same variant; not while the
+    /// disk is in trouble.
+    pub fn fill(self: &Arc<Self>, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
+        if self.trouble().is_some() || !stored.is_worth_keeping() {
+            return None;
+        }
+        let claim = self.index.claim(key);
+        Some(Fill::new(self.clone(), claim, key, stored.clone(), most))
+    }
+
+    /// Nothing is written for a while; if the disk is full, some of what is there goes.
+    fn is_in_trouble(&self, error: &std::io::Error) {
+        let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        let pause = if is_full { PAUSE_FULL } else { PAUSE };
+        if is_full {
+            self.index.make_room(ROOM_PART).into_iter().for_each(|number| self.folder.remove(number));
+        }
+        let said = format!("{error}; not written to for {} s", pause.as_secs());
+        tracing::warn!(folder = %self.folder, error = said, "the cache's disk is in trouble; requests are not");
+        *lock(&self.paused_until) = Some((Instant::now() + pause, said));
+    }
+
+    /// Why nothing is written now.
+    fn trouble(&self) -> Option<String> {
+        let mut paused = lock(&self.paused_until);
+        if paused.as_ref().is_some_and(|(until, _)| *until <= Instant::now()) {
+            *paused = None;
+        }
+        paused.as_ref().map(|(_, why)| why.clone())
+    }
+
+    /// What is said about a stored response has changed (a 304 came), or it is not on disk yet.
+    pub fn update(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
+        let Some(number) = self.index.number_of(key, variant_of(&object.stored)) else {
+            return self.put(key, object);
+        };
+        let (disk, key, object) = (self.clone(), key.to_vec(), object.clone());
+        self.writes.send(move || match rewrite_head(&disk.folder, number, &key, &object.stored) {
+            Ok(true) => {}
+            // Without room for the new head the old one must not stay: it says other things.
+            Ok(false) => disk.remove_number(&key, number),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => {
+                disk.remove_number(&key, number);
+                disk.is_in_trouble(&error);
+            }
+        });
+    }
+
+    fn remove_number(&self, key: &[u8], number: u64) {
+        self.index.remove_file(key, number);
+        self.folder.remove(number);
+    }
+
+    /// Forgets keys: no request finds them from now on, and their files go as soon as a thread comes to it.
+    pub fn remove(self: &Arc<Self>, which: &Which) {
+        self.forget(self.index.remove(which).0);
+    }
+
+    /// Forgets keys and waits until their files are gone, too, so that no crash brings them back; which they were.
+    /// Blocks.
+    pub fn purge(&self, which: &Which) -> Vec<Arc<[u8]>> {
+        let (gone, keys) = self.index.remove(which);
+        gone.into_iter().for_each(|number| self.folder.remove(number));
+        keys
+    }
+
+    /// As [`Self::purge`], for a worker.
+    pub async fn purge_behind(self: &Arc<Self>, which: Which) -> Vec<Arc<[u8]>> {
+        let disk = self.clone();
+        self.reads.run(move || disk.purge(&which)).await.unwrap_or_default()
+    }
+
+    /// Forgets one variant.
+    pub fn remove_variant(self: &Arc<Self>, key: &[u8], stored: &Stored) {
+        // It may be on its way; what else is on its way for this key is then fetched again.
+        self.index.void(key);
+        if let Some(number) = self.index.number_of(key, variant_of(stored)) {
+            self.index.remove_file(key, number);
+            self.forget(vec![number]);
+        }
+    }
+
+    /// Removes files that nobody knows any more.
+    fn forget(self: &Arc<Self>, gone: Vec<u64>) {
+        if !gone.is_empty() {
+            let disk = self.clone();
+            self.reads.send(move || gone.into_iter().for_each(|number| disk.folder.remove(number)));
+        }
+    }
+
+    /// Keys that begin so, with the bytes of their files, in their order, at most so many.
+    pub fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
+        self.index.list(start, most)
+    }
+
+    /// What there is to say about it.
+    pub fn state(&self) -> DiskState {
+        let (keys, files, bytes, capacity) = self.index.counts();
+        let (broken, is_scanned) = (self.broken.load(Relaxed), self.index.is_scanned());
+        DiskState { keys, files, bytes, capacity, is_scanned, broken, trouble: self.trouble() }
+    }
+}
+
+/// Content that lies in a file.
+#[derive(Debug)]
+pub struct OnDisk {
+    disk: Arc<Disk>,
+    key: Vec<u8>,
+    number: u64,
+    plan: Plan,
+    sums: Vec<u64>,
+    /// Open while somebody reads.
+    open: Mutex<Weak<File>>,
+}
+
+impl OnDisk {
+    /// Bytes of content.
+    pub const fn length(&self) -> u64 {
+        self.plan.length
+    }
+
+    /// Bytes of memory it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.sums.len() * 8 + self.key.len()
+    }
+
+    /// The number of the block that has this byte, and the position of its first one.
+    pub fn block_of(&self, position: u64) -> (usize, u64) {
+        let block = BLOCK as u64;
+        let index = (position / block).min(self.plan.blocks());
+        (usize::try_from(index).unwrap_or(usize::MAX), index * block)
+    }
+
+    /// Opens the file, or shares it with who reads it already.
+    ///
+    /// # Errors
+    /// It is gone, or cannot be opened.
+    pub async fn open(&self) -> std::io::Result<Arc<File>> {
+        if let Some(file) = lock(&self.open).upgrade() {
+            return Ok(file);
+        }
+        let path = self.disk.folder.path(self.number);
+        let opened = self.disk.reads.run(move || File::open(path)).await;
+        let opened = opened.unwrap_or_else(|| Err(std::io::Error::other("a thread failed")));
+        let file = Arc::new(opened.inspect_err(|_| self.disk.index.remove_file(&self.key, self.number))?);
+        *lock(&self.open) = Arc::downgrade(&file);
+        Ok(file)
+    }
+
+    /// One block; none and [`End::Cut`] if it cannot be had: the file is removed then.
+    pub async fn piece(&self, index: usize) -> (Vec<Arc<[u8]>>, End) {
+        let number = index as u64;
+        let Some(sum) = self.sums.get(index).copied() else { return (Vec::new(), End::Whole) };
+        let end = if index + 1 == self.sums.len() { End::Whole } else { End::Coming };
+        match self.read((number, sum)).await {
+            Ok(block) => (vec![block], end),
+            Err(error) => {
+                self.disk.index.remove_file(&self.key, self.number);
+                self.disk.is_broken(self.number, &error);
+                (Vec::new(), End::Cut)
+            }
+        }
+    }
+
+    async fn read(&self, (number, sum): (u64, u64)) -> std::io::Result<Arc<[u8]>> {
+        let file = self.open().await?;
+        if let Some(block) = read_block_at_hand(&file, &self.plan, (number, sum))? {
+            return Ok(block);
+        }
+        let plan = self.plan;
+        let read = self.disk.reads.run(move || read_block(&file, &plan, (number, sum))).await;
+        read.unwrap_or_else(|| Err(std::io::Error::other("a thread failed")))
+    }
+}
