@@ -20,7 +20,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
-.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-engine deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-engine bench-http deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -93,6 +93,10 @@ bench-overlay: deps-bench ## The overlay beside plain TCP over the same links, s
 bench-engine: need-cargo ## What the packet engine's core costs a packet, in memory (ENGINE=--quick: 10 s)
 	$(CARGO) build --release --locked -p sidetrack-lab
 	$(TARGET_DIR)/release/sidetrack-lab engine --core $(ENGINE)
+
+bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of seed 003 (root; HTTP=--quick: 90 s)
+	$(CARGO) build --release --locked --workspace
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/http.sh $(HTTP)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency
 	@command -v cargo-deny >/dev/null || { \

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
-use sidetrack_lab::experiments::{chain, engine, epi, flights, idle, links, overlay, relay};
+use sidetrack_lab::experiments::{chain, engine, epi, flights, http, idle, links, overlay, relay};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::load;
 
@@ -35,6 +35,8 @@ enum Job {
     Overlay(overlay::Options),
     /// What the packet engine costs: its core alone, in memory; fails when a bar is missed.
     Engine(engine::Options),
+    /// The HTTP side beside other proxies and caches, and seed 003's pages; fails when a bar is missed.
+    Http(http::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -69,6 +71,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Links(options) => links::run(&options),
         Job::Overlay(options) => overlay::run(&options),
         Job::Engine(options) => engine::run(&options),
+        Job::Http(options) => http::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),

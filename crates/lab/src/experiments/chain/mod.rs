@@ -1,6 +1,6 @@
 //! `chain`: what functions cost, inside us and in containers, and how fast a chain changes under live flows.
 
-mod bars;
+pub(super) mod bars;
 mod crypt;
 mod swap;
 
