@@ -12,6 +12,7 @@ mod duplex;
 mod exchange;
 mod fetch;
 mod h2;
+mod har;
 mod intercepted;
 mod keylog;
 mod meter;

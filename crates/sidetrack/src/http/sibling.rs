@@ -115,7 +115,7 @@ async fn exchange(
     route: &Route,
     question: &[u8],
 ) -> io::Result<Option<(Server, Fetched)>> {
-    let mut server = match route.take() {
+    let mut server = match route.take(false) {
         Some(server) => server,
         None => dial(worker, flow, route).await?,
     };

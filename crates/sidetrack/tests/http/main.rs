@@ -4,6 +4,7 @@
 
 mod cache;
 mod client;
+mod filter;
 mod h2;
 mod limit;
 #[path = "../datapath/node.rs"]
