@@ -7,8 +7,9 @@ use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
 use sidetrack_core::policy::{
-    Action, Capture, Carry, Condition, Decision, Dial, HostPattern, KernelAction, KernelPath, KernelRule,
-    Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, Warm, without_user_space,
+    Action, Capture, Carry, Condition, Decision, Dial, HostFile, HostList, HostPattern, KernelAction,
+    KernelPath, KernelRule, Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, Warm,
+    without_user_space,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -51,6 +52,46 @@ fn verdict(decision: Decision) -> Verdict {
         Decision::Verdict(verdict) => verdict,
         other => panic!("no verdict yet: {other:?}"),
     }
+}
+
+#[test]
+fn files_words_and_urls_are_asked_as_far_as_they_are_known() {
+    let list = HostList::parse(b"||ads.example^\n");
+    let file = HostFile { path: "ads.txt".into(), list: Arc::new(list) };
+    let policy = Policy::new(
+        vec![
+            rule("file", vec![Condition::HostFile(vec![file])], Action::Deny),
+            rule("word", vec![Condition::HostContains(vec!["casino".into()])], Action::Deny),
+            rule("url", vec![Condition::Url(vec!["*://*/banner/*".into()])], Action::Deny),
+        ],
+        Action::default(),
+    );
+    assert!(policy.asks_url());
+    let flow = flow("192.0.2.1:9", "198.51.100.1:443");
+    assert!(matches!(policy.decide(&flow, Seen::Nothing), Decision::NeedFirstBytes { .. }));
+    fn ruled(policy: &Policy, flow: &Flow, seen: Seen<'_>) -> Option<String> {
+        verdict(policy.decide(flow, seen)).rule.map(|rule| rule.to_string())
+    }
+    for (name, wanted) in
+        [("www.ads.example", Some("file")), ("bigcasino.example", Some("word")), ("web.example", None)]
+    {
+        let host: HostName = name.parse().unwrap();
+        assert_eq!(ruled(&policy, &flow, Seen::FirstBytes(Some(&host))).as_deref(), wanted, "{name}");
+        let url = format!("http://{name}/banner/1.png");
+        let seen = Seen::Request { host: Some(&host), url: &url };
+        assert_eq!(ruled(&policy, &flow, seen).as_deref(), wanted.or(Some("url")), "{url}");
+    }
+    assert_eq!(ruled(&policy, &flow, Seen::FirstBytes(None)), None, "nobody knows its name");
+    let trace: Vec<String> =
+        policy.trace(&flow, Seen::FirstBytes(None)).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        trace,
+        [
+            "1. 'file': no: not host_file ads.txt",
+            "2. 'word': no: not host_contains casino",
+            "3. 'url': no: not url *://*/banner/*"
+        ]
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
-use sidetrack_lab::experiments::{chain, engine, epi, flights, idle, links, overlay, relay, shunt};
+use sidetrack_lab::experiments::{chain, engine, epi, flights, http, idle, links, overlay, relay, shunt};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::{load, packets};
 
@@ -37,6 +37,8 @@ enum Job {
     Engine(engine::Options),
     /// The measurements of the NFShunt paper with each fast path; fails when a bar is missed.
     Shunt(shunt::Options),
+    /// The HTTP side beside other proxies and caches, and seed 003's pages; fails when a bar is missed.
+    Http(http::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -78,6 +80,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Overlay(options) => overlay::run(&options),
         Job::Engine(options) => engine::run(&options),
         Job::Shunt(options) => shunt::run(&options),
+        Job::Http(options) => http::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Packets { spec } => packets::main(&spec).map(|()| ExitCode::SUCCESS),

@@ -1,7 +1,7 @@
 //! Patterns with `*` (any run of characters, also none) and `?` (any one character).
 
 /// Whether all of `text` fits `pattern`. Time is bounded by the product of both lengths; nothing recurses.
-pub(super) fn fits(pattern: &str, text: &str) -> bool {
+pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let mut pattern_left = pattern.chars();
     let mut text_left = text.chars();
     // Where to try again if the run that the latest `*` stands for has to be longer.

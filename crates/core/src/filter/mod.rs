@@ -24,6 +24,7 @@ mod test;
 mod value;
 
 pub use error::FilterError;
+pub(crate) use glob::fits;
 
 use crate::flow::{Destination, EndReason, Intercept};
 use std::fmt;

@@ -80,6 +80,25 @@ pub fn request<'a>(
     Ok(Request { method, target: pseudo.path.to_vec(), version: Version::Http11, fields: head })
 }
 
+/// The HTTP/1.1 head of a request for a WebSocket (RFC 8441 Sec. 5): the same as an upgrade, with a key of ours, since over
+/// HTTP/2 there is none.
+///
+/// # Errors
+/// It is malformed.
+pub fn websocket<'a>(
+    pseudo: Pseudo<'_>,
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    key: &str,
+) -> Result<Request, Malformed> {
+    let mut request = request(Pseudo { method: b"GET", ..pseudo }, fields, false)?;
+    // Whoever sends one all the same does not get to say what the answer to it is.
+    request.fields.remove("sec-websocket-key");
+    request.fields.push("Connection", "Upgrade");
+    request.fields.push("Upgrade", "websocket");
+    request.fields.push("Sec-WebSocket-Key", key);
+    Ok(request)
+}
+
 fn check(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
     let of_connection = OF_CONNECTIONS.iter().any(|other| name == other.as_bytes());
     let other_te = name == b"te" && value != b"trailers";
@@ -176,5 +195,21 @@ mod tests {
         ]);
         let kept: Vec<_> = fields(&head).map(|(name, _)| String::from_utf8(name).unwrap()).collect();
         assert_eq!(kept, ["te", "x-kept"]);
+    }
+
+    #[test]
+    fn a_websocket_is_an_upgrade_with_a_key_of_ours() {
+        let pseudo = Pseudo { method: b"CONNECT", authority: Some(b"web.example"), path: b"/chat" };
+        let fields: [(&[u8], &[u8]); 2] =
+            [(b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"theirs")];
+        let mut out = Vec::new();
+        websocket(pseudo, fields.into_iter(), "ours").unwrap().write_to(&mut out);
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "GET /chat HTTP/1.1\r\nHost: web.example\r\nsec-websocket-version: 13\r\nConnection: Upgrade\r\n\
+             Upgrade: websocket\r\nSec-WebSocket-Key: ours\r\n\r\n"
+        );
+        let upgrade: [(&[u8], &[u8]); 1] = [(b"upgrade", b"h2c")];
+        assert_eq!(websocket(pseudo, upgrade.into_iter(), "ours"), Err(Malformed::Field));
     }
 }

@@ -115,6 +115,11 @@ impl Target {
 }
 
 impl Resource {
+    /// The URL as people write it: the port only where it is not the scheme's own.
+    pub fn url(&self) -> String {
+        format!("{}://{}{}", self.scheme.as_str(), self.host_field(), String::from_utf8_lossy(&self.path))
+    }
+
     fn new(scheme: Scheme, authority: &[u8], path: Vec<u8>) -> Result<Self, MessageError> {
         let Authority { host, port } = Authority::parse(authority).map_err(|_| MessageError::BadHost)?;
         let server = Destination { host, port: port.unwrap_or(scheme.default_port()) };

@@ -1,6 +1,8 @@
 //! What a rule asks of a flow.
 
 use super::decide::Seen;
+use super::host_list::HostList;
+use crate::filter::fits;
 use crate::flow::{Flow, Host, HostName, HostNameError, Intercept};
 use crate::net::{IpSet, PortSet};
 use std::fmt;
@@ -34,6 +36,22 @@ pub enum Condition {
     Uid(Vec<u32>),
     /// The host name is one of these. Where it is not known it is looked for in the first bytes.
     Host(Vec<HostPattern>),
+    /// The host name is in one of these lists. It is looked for as for [`Condition::Host`].
+    HostFile(Vec<HostFile>),
+    /// The host name holds one of these words, in lower case. It is looked for as for [`Condition::Host`].
+    HostContains(Vec<Box<str>>),
+    /// The URL fits one of these patterns, in which `*` stands for anything and `?` for one character; requests whose
+    /// URL is seen only: of what passes unopened, nobody knows it.
+    Url(Vec<Box<str>>),
+}
+
+/// A list of hosts, and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFile {
+    /// The file, as the configuration names it.
+    pub path: Box<str>,
+    /// What is in it.
+    pub list: Arc<HostList>,
 }
 
 /// Whether a condition holds, as far as is known.
@@ -52,7 +70,7 @@ fn known_host<'a>(flow: &'a Flow, seen: Seen<'a>) -> Option<&'a HostName> {
         Host::Ip(_) => None,
     };
     flow.host.as_ref().or(destination).or(match seen {
-        Seen::FirstBytes(name) => name,
+        Seen::FirstBytes(name) | Seen::Request { host: name, .. } => name,
         Seen::Nothing => None,
     })
 }
@@ -70,6 +88,9 @@ impl Condition {
             Self::Process(_) => "process",
             Self::Uid(_) => "user",
             Self::Host(_) => "host",
+            Self::HostFile(_) => "host_file",
+            Self::HostContains(_) => "host_contains",
+            Self::Url(_) => "url",
         }
     }
 
@@ -81,7 +102,8 @@ impl Condition {
             Self::From(_) | Self::To(_) => 2,
             Self::SocksUser(_) => 3,
             Self::Process(_) | Self::Uid(_) => 4,
-            Self::Host(_) => 5,
+            Self::Host(_) | Self::HostFile(_) | Self::HostContains(_) => 5,
+            Self::Url(_) => 6,
         }
     }
 
@@ -103,6 +125,11 @@ impl Condition {
             (Self::Host(outer), Self::Host(inner)) => {
                 inner.iter().all(|one| outer.iter().any(|pattern| pattern.covers(one)))
             }
+            (Self::HostFile(outer), Self::HostFile(inner)) => within(outer, inner),
+            (Self::HostContains(outer), Self::HostContains(inner)) => {
+                inner.iter().all(|one| outer.iter().any(|word| one.contains(&**word)))
+            }
+            (Self::Url(outer), Self::Url(inner)) => within(outer, inner),
             _ => false,
         }
     }
@@ -127,13 +154,27 @@ impl Condition {
                 None => return Truth::NeedsProcess,
                 Some(process) => process.uid.is_some_and(|uid| uids.contains(&uid)),
             },
-            Self::Host(patterns) => match known_host(flow, seen) {
-                Some(host) => patterns.iter().any(|pattern| pattern.matches(host)),
+            Self::Host(_) | Self::HostFile(_) | Self::HostContains(_) => match known_host(flow, seen) {
+                Some(host) => self.names(host),
                 None if matches!(seen, Seen::Nothing) => return Truth::NeedsFirstBytes,
                 None => false,
             },
+            Self::Url(patterns) => match seen {
+                Seen::Request { url, .. } => patterns.iter().any(|pattern| fits(pattern, url)),
+                Seen::Nothing | Seen::FirstBytes(_) => false,
+            },
         };
         if known { Truth::Holds } else { Truth::Fails }
+    }
+
+    /// Whether a host is one of those that a condition on host names means.
+    fn names(&self, host: &HostName) -> bool {
+        match self {
+            Self::Host(patterns) => patterns.iter().any(|pattern| pattern.matches(host)),
+            Self::HostFile(files) => files.iter().any(|file| file.list.contains(host)),
+            Self::HostContains(words) => words.iter().any(|word| host.as_str().contains(&**word)),
+            _ => false,
+        }
     }
 }
 
@@ -256,6 +297,8 @@ impl fmt::Display for Condition {
             Self::SocksUser(names) | Self::Process(names) => list(names, ToString::to_string),
             Self::Uid(uids) => list(uids, ToString::to_string),
             Self::Host(patterns) => list(patterns, ToString::to_string),
+            Self::HostFile(files) => list(files, |file| file.path.to_string()),
+            Self::HostContains(words) | Self::Url(words) => list(words, ToString::to_string),
         };
         write!(f, "{} {value}", self.key())
     }

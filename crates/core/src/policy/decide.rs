@@ -14,6 +14,13 @@ pub enum Seen<'a> {
     Nothing,
     /// They were read, or the wait for them ended; with the host name they hold, if any.
     FirstBytes(Option<&'a HostName>),
+    /// A request was read.
+    Request {
+        /// The host it is for, if that has a name.
+        host: Option<&'a HostName>,
+        /// What it asks for: scheme, host, port where it is not the scheme's own, path and query.
+        url: &'a str,
+    },
 }
 
 /// The answer of [`Policy::decide`].

@@ -187,7 +187,12 @@ impl Traffic {
                 Condition::Listener(_) | Condition::Intercept(_) => {}
                 // Only SOCKS knows users.
                 Condition::SocksUser(_) => return None,
-                Condition::Process(_) | Condition::Uid(_) | Condition::Host(_) => terms.undecided = true,
+                Condition::Process(_)
+                | Condition::Uid(_)
+                | Condition::Host(_)
+                | Condition::HostFile(_)
+                | Condition::HostContains(_)
+                | Condition::Url(_) => terms.undecided = true,
                 Condition::From(set) => terms.restrict_from(set),
                 Condition::To(set) => match self.server() {
                     Some(server) if !set.contains(server.ip()) => return None,

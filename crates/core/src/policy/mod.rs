@@ -3,10 +3,12 @@
 
 mod condition;
 mod decide;
+mod host_list;
 mod kernel;
 
-pub use condition::{Condition, HostPattern, HostPatternError, Match};
+pub use condition::{Condition, HostFile, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
+pub use host_list::HostList;
 pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
 
 use crate::agreement::Clause;
@@ -24,6 +26,7 @@ pub struct Policy {
     default: Action,
     default_why: Arc<str>,
     first_bytes_ms: u64,
+    asks_url: bool,
 }
 
 /// One rule.
@@ -184,7 +187,9 @@ impl Policy {
             Action::Deny => "no rule matched; default deny".into(),
             Action::Carry(carry) => format!("no rule matched; default {}", carry.carrier).into(),
         };
-        Self { rules, whys, default, default_why, first_bytes_ms: Self::FIRST_BYTES_MS }
+        let of_url = |condition: &Condition| matches!(condition, Condition::Url(_));
+        let asks_url = rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_url));
+        Self { rules, whys, default, default_why, first_bytes_ms: Self::FIRST_BYTES_MS, asks_url }
     }
 
     /// Sets how long a flow may wait for its first bytes where a rule asks for the host name, milliseconds.
@@ -192,6 +197,11 @@ impl Policy {
     pub fn with_first_bytes_ms(mut self, wait_ms: u64) -> Self {
         self.first_bytes_ms = wait_ms;
         self
+    }
+
+    /// Whether a rule asks for URLs: else nobody need put one together.
+    pub const fn asks_url(&self) -> bool {
+        self.asks_url
     }
 
     /// The rules in order.

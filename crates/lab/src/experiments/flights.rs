@@ -165,6 +165,8 @@ fn request(site: &Site, running: &Running<'_>, fast_open: bool) -> Result<()> {
         dial: running.dial,
         via: running.via,
         destination: running.destination,
+        authority: None,
+        tls: false,
         path: SMALL_FILE.into(),
         fast_open: fast_open && running.via != Via::Plain,
         warmup_ms: 0,

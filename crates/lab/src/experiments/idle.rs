@@ -132,6 +132,8 @@ fn hold(site: &Site, peer: Peer, flows: u32) -> Result<Held, Unavailable> {
         dial: running.dial,
         via: running.via,
         destination: running.destination,
+        authority: None,
+        tls: false,
         path: SMALL_FILE.into(),
         fast_open: false,
         warmup_ms: OPENS_WITHIN_MS,

@@ -4,6 +4,7 @@ pub mod chain;
 pub mod engine;
 pub mod epi;
 pub mod flights;
+pub mod http;
 pub mod idle;
 pub mod links;
 pub mod overlay;

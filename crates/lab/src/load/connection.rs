@@ -10,6 +10,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::histogram::Histogram;
 use super::script::Script;
+use super::tls::Tls;
 use super::wire;
 use super::{Spec, Work};
 
@@ -51,6 +52,8 @@ impl Tally {
 pub enum Outcome {
     /// It waits for the next event.
     Open,
+    /// There may be more to read at once: the event has to be asked for again.
+    More,
     /// It has done its one request and the stream has ended.
     Done,
 }
@@ -59,6 +62,8 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
+    /// From the step on that is the first inside TLS.
+    tls: Option<Box<Tls>>,
     /// Number of the step, see [`Script::step`].
     step: usize,
     /// Bytes of the step written.
@@ -89,6 +94,7 @@ impl Connection {
         let now = Instant::now();
         Ok(Self {
             socket,
+            tls: None,
             step: 0,
             sent,
             replies: 0,
@@ -124,7 +130,7 @@ impl Connection {
     ) -> Result<Outcome, Failure> {
         for _ in 0..READS_PER_EVENT {
             self.write(script)?;
-            let discard = self.body_left > 0 && self.input.is_empty();
+            let discard = self.tls.is_none() && self.body_left > 0 && self.input.is_empty();
             let wanted = if discard {
                 scratch.len().min(usize::try_from(self.body_left).unwrap_or(usize::MAX))
             } else {
@@ -145,10 +151,11 @@ impl Connection {
                 };
             }
             self.progress_at = Instant::now();
-            if discard {
-                self.take_body(count as u64, tally);
-            } else {
-                self.input.extend_from_slice(buffer.get(..count).unwrap_or_default());
+            let bytes = buffer.get(..count).unwrap_or_default();
+            match &mut self.tls {
+                Some(tls) => tls.receive(bytes, &mut self.input)?,
+                None if discard => self.take_body(count as u64, tally),
+                None => self.input.extend_from_slice(bytes),
             }
             self.understand(script, work, tally)?;
             if count < wanted && !ended {
@@ -156,11 +163,21 @@ impl Connection {
                 return Ok(Outcome::Open);
             }
         }
-        Ok(Outcome::Open)
+        Ok(Outcome::More)
     }
 
     fn write(&mut self, script: &Script) -> Result<(), Failure> {
         let rest = script.step(self.step).send.get(self.sent..).unwrap_or_default();
+        if let Some(config) = script.tls_at(self.step) {
+            let tls = match &mut self.tls {
+                Some(tls) => tls,
+                none => none.insert(Box::new(Tls::new(config)?)),
+            };
+            if !self.answered {
+                self.sent += tls.take(rest)?;
+            }
+            return tls.send(&self.socket);
+        }
         if rest.is_empty() || self.answered {
             return Ok(());
         }

@@ -163,17 +163,15 @@ impl<'a> Engine<'a> {
         let outcome = connection.advance(&self.script, work, ended, &mut self.scratch, &mut self.tally);
         self.ended += self.tally.requests - before;
         match outcome {
-            Ok(Outcome::Open) => self.rearm(at, data),
+            Ok(Outcome::Open) => {}
+            Ok(Outcome::More) => self.rearm(at, data),
             Ok(Outcome::Done) => self.vacate(at),
             Err(failure) => self.fail(at, &failure),
         }
     }
 
-    /// Bulk streams stop reading before the socket is empty; asking for the event again brings it back.
+    /// Who stops reading before the socket is empty asks for the event again, which brings it back.
     fn rearm(&mut self, at: usize, data: u64) {
-        if self.spec.work != Work::Bulk {
-            return;
-        }
         let Some(connection) = self.slots.get(at).and_then(|slot| slot.connection.as_ref()) else { return };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let _ = epoll::modify(&self.epoll, connection, epoll::EventData::new_u64(data), flags);

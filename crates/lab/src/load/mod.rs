@@ -8,6 +8,7 @@ mod connection;
 mod engine;
 mod histogram;
 mod script;
+mod tls;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ pub enum Via {
         /// As above; announced in option kind 2.
         initial_data: bool,
     },
+    /// HTTP CONNECT (RFC 9110 Sec. 9.3.6), then the server's own protocol.
+    HttpConnect,
 }
 
 /// One job for the generator.
@@ -74,7 +77,14 @@ pub struct Spec {
     pub via: Via,
     /// The server they want, named inside SOCKS requests.
     pub destination: SocketAddr,
-    /// Path of the file to ask for.
+    /// The same as a name and a port, for CONNECT and the field Host; none: `destination`.
+    #[serde(default)]
+    pub authority: Option<String>,
+    /// Whether TLS is spoken with the server, or with who takes its place. Nothing is resumed, and whatever
+    /// certificate comes is taken: what others do is measured, not we.
+    #[serde(default)]
+    pub tls: bool,
+    /// Path of the file to ask for, or its whole URL where a proxy is asked.
     pub path: String,
     /// Send the first bytes in the SYN (TCP Fast Open, RFC 7413) where a cookie is known.
     pub fast_open: bool,

@@ -1,5 +1,10 @@
 //! A connection's conversation as data: what to write, then what to wait for, step by step.
 
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+
+use super::tls;
 use super::wire::{self, Expect};
 use super::{Spec, Via, Work};
 
@@ -13,12 +18,14 @@ pub struct Step {
 }
 
 /// The whole conversation of a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Script {
     /// From connect to the first complete answer.
     pub opening: Vec<Step>,
     /// One further request on the same connection.
     pub again: Step,
+    /// Number of the first step inside TLS, and with what it is spoken; none: all are in clear.
+    tls: Option<(usize, Arc<ClientConfig>)>,
 }
 
 impl Script {
@@ -28,11 +35,21 @@ impl Script {
         let connection = if spec.work == Work::NewConnection { "close" } else { "keep-alive" };
         let request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n\r\n",
-            spec.path, spec.destination
+            spec.path,
+            authority(spec)
         );
         let request = request.into_bytes();
         let again = Step { send: request.clone(), expect: vec![Expect::HttpHead] };
-        Self { opening: opening(spec, request), again }
+        let opening = opening(spec, request);
+        // What leads to the server is in clear, the request itself is not.
+        let tls = spec.tls.then(|| (opening.len().saturating_sub(1), tls::config()));
+        Self { opening, again, tls }
+    }
+
+    /// With what a step is spoken that lies inside TLS.
+    #[must_use]
+    pub fn tls_at(&self, position: usize) -> Option<&Arc<ClientConfig>> {
+        self.tls.as_ref().filter(|(first, _)| position >= *first).map(|(_, config)| config)
     }
 
     /// Step number `position` of a connection; after the opening, the same request for ever.
@@ -42,10 +59,19 @@ impl Script {
     }
 }
 
+fn authority(spec: &Spec) -> String {
+    spec.authority.clone().unwrap_or_else(|| spec.destination.to_string())
+}
+
 fn opening(spec: &Spec, request: Vec<u8>) -> Vec<Step> {
     let step = |send: Vec<u8>, expect: &[Expect]| Step { send, expect: expect.to_vec() };
     match spec.via {
         Via::Plain => vec![step(request, &[Expect::HttpHead])],
+        Via::HttpConnect => {
+            let authority = authority(spec);
+            let connect = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+            vec![step(connect.into_bytes(), &[Expect::HttpTunnel]), step(request, &[Expect::HttpHead])]
+        }
         Via::Socks5 => vec![
             step(wire::SOCKS5_GREETING.to_vec(), &[Expect::Socks5Method]),
             step(wire::socks5_connect(spec.destination), &[Expect::Socks5Reply]),

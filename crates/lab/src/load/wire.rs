@@ -19,6 +19,8 @@ pub enum Expect {
     Socks6SocksxOperation,
     /// The head of an HTTP answer with status 200; its body follows.
     HttpHead,
+    /// The head of an HTTP answer with status 200 to CONNECT: the tunnel begins behind it.
+    HttpTunnel,
 }
 
 /// A reply that was understood.
@@ -54,7 +56,9 @@ pub fn parse(expect: Expect, bytes: &[u8]) -> Result<Option<Reply>, Malformed> {
             fixed(bytes, &[6, 0], length, "SOCKS6 operation refused")
         }
         Expect::Socks6SocksxOperation => fixed(bytes, &[6, 0], 12, "SOCKS6 operation refused"),
-        Expect::HttpHead => http_head(bytes),
+        Expect::HttpHead => http_head(bytes, body_length),
+        // Whatever lengths it names mean nothing (RFC 9110 Sec. 9.3.6).
+        Expect::HttpTunnel => http_head(bytes, |_| Some(0)),
     }
 }
 
@@ -89,18 +93,24 @@ fn big_endian(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
 }
 
-fn http_head(bytes: &[u8]) -> Result<Option<Reply>, Malformed> {
-    const OK: &[u8] = b"HTTP/1.1 200";
-    let seen = OK.len().min(bytes.len());
-    if bytes[..seen] != OK[..seen] {
+fn http_head(bytes: &[u8], body: impl Fn(&str) -> Option<u64>) -> Result<Option<Reply>, Malformed> {
+    const OK: &[u8] = b"HTTP/1.? 200";
+    const VERSION_AT: usize = 7;
+    let differs = |(at, (seen, wanted)): (usize, (&u8, &u8))| at != VERSION_AT && seen != wanted;
+    if bytes.iter().zip(OK).enumerate().any(differs) {
         return Err(Malformed("HTTP status is not 200"));
     }
     let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(&bytes[..end]).map_err(|_| Malformed("HTTP head is not ASCII"))?;
-    let body = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse().ok());
-    body.map_or(Err(Malformed("HTTP answer without a length")), |body| {
+    body(head).map_or(Err(Malformed("HTTP answer without a length")), |body| {
         Ok(Some(Reply { length: end + 4, body }))
     })
+}
+
+fn body_length(head: &str) -> Option<u64> {
+    const NAME: &str = "content-length:";
+    let named = |line: &&str| line.get(..NAME.len()).is_some_and(|name| name.eq_ignore_ascii_case(NAME));
+    head.lines().find(named)?.get(NAME.len()..)?.trim().parse().ok()
 }
 
 /// SOCKS5 greeting that offers "no authentication" only.
@@ -177,13 +187,15 @@ mod tests {
 
     #[test]
     fn no_prefix_of_a_reply_is_a_reply() {
-        let replies: [(Expect, &[u8], u64); 6] = [
+        let replies: [(Expect, &[u8], u64); 8] = [
             (Expect::Socks5Method, &[5, 0], 0),
             (Expect::Socks5Reply, &[5, 0, 0, 3, 2, b'a', b'b', 0, 80], 0),
             (Expect::Socks6Auth, &[6, 0, 0, 4, 0, 8, 0, 4], 0),
             (Expect::Socks6Operation, &[6, 0, 0, 4, 1, 1, 0, 1, 9, 9, 9, 9, 0, 8, 0, 4], 0),
             (Expect::Socks6SocksxOperation, &[6, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], 0),
             (Expect::HttpHead, b"HTTP/1.1 200 OK\r\nContent-Length: 130\r\n\r\n", 130),
+            (Expect::HttpHead, b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n", 7),
+            (Expect::HttpTunnel, b"HTTP/1.0 200 Connection established\r\n\r\n", 0),
         ];
         for (expect, bytes, body) in replies {
             for end in 0..bytes.len() {

@@ -267,13 +267,13 @@ impl Drop for Table<'_> {
 }
 
 /// The path of an installed program.
-fn installed(program: &str) -> Result<PathBuf, Unavailable> {
+pub(crate) fn installed(program: &str) -> Result<PathBuf, Unavailable> {
     let absent = || Unavailable::Absent(format!("{program} is not installed; bench/peers.sh installs it"));
     launch::find_program(program).ok_or_else(absent)
 }
 
 /// A program in the proxy's node that takes a configuration file, started and listening.
-fn configured(
+pub(crate) fn configured(
     site: &Site,
     program: &str,
     config: &str,

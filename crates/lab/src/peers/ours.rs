@@ -129,7 +129,7 @@ fn reverse_listener(site: &Site) -> String {
     format!("[[listen]]\nkind = \"reverse\"\naddress = \"{address}\"\nto = \"{origin}\"\n")
 }
 
-pub(super) fn rule(keys: &str) -> String {
+pub(crate) fn rule(keys: &str) -> String {
     format!("[[rule]]\nname = \"all\"\n{keys}\n")
 }
 
@@ -175,7 +175,7 @@ pub fn program_with_run() -> Result<PathBuf, Unavailable> {
     Err(Unavailable::Absent(format!("{} has no sub-command run", program.display())))
 }
 
-pub(super) fn start(
+pub(crate) fn start(
     site: &Site,
     node: &Node,
     role: &str,

@@ -162,6 +162,8 @@ impl<'s> World<'s> {
             dial,
             via,
             destination: self.site.origin(),
+            authority: None,
+            tls: false,
             path: SMALL_FILE.into(),
             fast_open: false,
             warmup_ms: 0,

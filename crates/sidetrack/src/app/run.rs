@@ -72,6 +72,8 @@ pub struct TapCommand {
     pub ca: Option<PathBuf>,
     /// A file for secrets.
     pub keylog: Option<PathBuf>,
+    /// A file for requests.
+    pub har: Option<PathBuf>,
 }
 
 impl TapCommand {
@@ -89,6 +91,7 @@ impl TapCommand {
                     trust_pem: None,
                     roots: Roots::of_system_and(None)?,
                     keylog: None,
+                    har: None,
                 }
             }
             (None, None) => {
@@ -97,6 +100,9 @@ impl TapCommand {
         };
         if self.keylog.is_some() {
             tap.keylog.clone_from(&self.keylog);
+        }
+        if self.har.is_some() {
+            tap.har.clone_from(&self.har);
         }
         let root_file = self.ca.clone().unwrap_or_default().join(ROOT_FILE);
         let (root_pem, root) = (tap.signer.root_pem().to_owned(), tap.signer.root().clone());

@@ -33,6 +33,9 @@ pub struct RunArgs {
     /// Appends the secrets of opened connections to this file, for Wireshark and others
     #[arg(long, value_name = "FILE", requires = "tap")]
     pub keylog: Option<PathBuf>,
+    /// Writes the command's requests into this file as an HTTP Archive, without content and with secrets masked
+    #[arg(long, value_name = "FILE", requires = "tap")]
+    pub har: Option<PathBuf>,
     /// Tells about every flow at the end, not only about those that failed
     #[arg(short, long)]
     pub verbose: bool,
@@ -61,7 +64,7 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
         (None, Some(_)) => None,
         (given, _) => Some(ca::folder(given.as_deref())?),
     };
-    Ok(Some(TapCommand { ca, keylog: args.keylog.clone() }))
+    Ok(Some(TapCommand { ca, keylog: args.keylog.clone(), har: args.har.clone() }))
 }
 
 /// Runs the sub-command; exits with the command's code.

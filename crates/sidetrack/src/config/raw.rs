@@ -461,6 +461,14 @@ pub struct Match {
     pub port: Option<List<Number>>,
     /// The host name, or "*.example" for all names below. Looked for in the first bytes where it is not known.
     pub host: Option<List<String>>,
+    /// The host name is in one of these files: one name a line, "*.name" for all below, ".name" for both; lines of hosts
+    /// files ("0.0.0.0 name") and of Adblock lists ("||name^", "@@||name^"). Looked for as for `host`.
+    pub host_file: Option<List<String>>,
+    /// The host name holds one of these words. Looked for as for `host`.
+    pub host_contains: Option<List<String>>,
+    /// The URL fits one of these patterns: "*" stands for anything, "?" for one character. Requests whose URL is seen only:
+    /// those of http listeners and of connections that are opened.
+    pub url: Option<List<String>>,
     /// Names of listeners.
     pub listener: Option<List<String>>,
     /// How the flow was caught.

@@ -20,6 +20,8 @@ pub struct Tap {
     pub roots: Roots,
     /// A file for the secrets of connections.
     pub keylog: Option<PathBuf>,
+    /// A file for the requests of connections, without content and secrets.
+    pub har: Option<PathBuf>,
 }
 
 impl PartialEq for Tap {
@@ -29,6 +31,7 @@ impl PartialEq for Tap {
             && self.rules == other.rules
             && self.trust_pem == other.trust_pem
             && self.keylog == other.keylog
+            && self.har == other.har
     }
 }
 

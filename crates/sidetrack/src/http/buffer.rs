@@ -1,6 +1,7 @@
 //! Bytes that were read from a connection and not used yet. An idle connection holds none.
 
 use super::duplex::Duplex;
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 
@@ -8,6 +9,13 @@ use std::io;
 const READ_MIN: usize = 16 * 1024;
 /// Room for one read where much is to come.
 const READ_MAX: usize = 128 * 1024;
+
+/// Most buffers of a worker that wait for a connection that reads.
+const SPARE_MAX: usize = 64;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -50,10 +58,18 @@ impl Buffer {
         bytes
     }
 
-    /// Gives memory back while nothing is held.
+    /// Gives memory back while nothing is held: the next connection that reads has it.
     pub fn release(&mut self) {
         if self.is_empty() {
-            *self = Self::default();
+            let mut bytes = std::mem::take(self).bytes;
+            if bytes.capacity() == READ_MIN {
+                bytes.clear();
+                SPARE.with_borrow_mut(|spare| {
+                    if spare.len() < SPARE_MAX {
+                        spare.push(bytes);
+                    }
+                });
+            }
         }
     }
 
@@ -67,6 +83,11 @@ impl Buffer {
             self.start = 0;
         }
         let room = if self.was_filled { READ_MAX } else { READ_MIN };
+        if self.bytes.capacity() == 0
+            && let Some(spare) = SPARE.with_borrow_mut(Vec::pop)
+        {
+            self.bytes = spare;
+        }
         self.bytes.reserve(room);
         let room = self.bytes.capacity() - self.bytes.len();
         let n = poll_fn(|cx| from.poll_recv_into(cx, &mut self.bytes)).await?;

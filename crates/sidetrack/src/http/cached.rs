@@ -51,7 +51,9 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
         let mut cached = Cached { turn, cache, key: &key, objects: &objects };
         match lookup(&asked.request.method, fields, has_body, &stored, super::now_s()) {
             Lookup::Hit { index, refresh } => {
-                let Some(object) = objects.get(index) else { return cached.pass(Forward::UriMiss).await };
+                let Some(object) = objects.get(index) else {
+                    return Box::pin(cached.pass(Forward::UriMiss)).await;
+                };
                 let Ok(_open) = object.content.open().await else {
                     // Its file went, or was replaced.
                     cache.store.forget(&key, object);
@@ -63,11 +65,12 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                 return Ok(cached.reply(object, None, "hit").await);
             }
             Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
-            Lookup::Pass { why } => return cached.pass(why).await,
+            // Boxed here and below: a hit has no need of the room.
+            Lookup::Pass { why } => return Box::pin(cached.pass(why)).await,
             Lookup::Miss { why } | Lookup::Validate { why, .. } if may_wait && is_shareable(fields) => {
                 match cache.store.claim(&key) {
-                    Claim::Fetch(fetching) => return cached.fetch(why, Some(fetching)).await,
-                    Claim::Alone => return cached.fetch(why, None).await,
+                    Claim::Fetch(fetching) => return Box::pin(cached.fetch(why, Some(fetching))).await,
+                    Claim::Alone => return Box::pin(cached.fetch(why, None)).await,
                     Claim::Wait(mut fetching) => {
                         // Gone or too slow: both mean to look again, and to wait no more.
                         let _ = crate::reactor::timeout(WAIT, fetching.changed()).await;
@@ -75,7 +78,9 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                     }
                 }
             }
-            Lookup::Miss { why } | Lookup::Validate { why, .. } => return cached.fetch(why, None).await,
+            Lookup::Miss { why } | Lookup::Validate { why, .. } => {
+                return Box::pin(cached.fetch(why, None)).await;
+            }
         }
     }
 }
@@ -380,8 +385,12 @@ impl Cached<'_, '_> {
     async fn reply(&mut self, object: &Arc<Object>, received: Option<&Fields>, note: &str) -> Outcome {
         let asked = self.turn.asked;
         let now_s = super::now_s();
-        let boundary = format!("{:032x}", u128::from_be_bytes(sidetrack_sys::random::bytes()));
         let request = (&asked.request.method, &asked.request.fields);
+        // Only ranges can need one, and most requests ask for none.
+        let boundary = match request.1.has("range") {
+            true => format!("{:032x}", u128::from_be_bytes(sidetrack_sys::random::bytes())),
+            false => String::new(),
+        };
         let total = Some(object.content.length);
         let answer = match received {
             None => reply(&object.stored, request, total, &boundary, now_s),
@@ -397,7 +406,7 @@ impl Cached<'_, '_> {
         let (length, again) = finish(&mut head, length, asked.version, asked.hop.keeps_alive);
         let mut bytes = Vec::with_capacity(512);
         head.write_to(&mut bytes);
-        *self.turn.head_sent = true;
+        self.turn.told.begin(&head);
         let progress = self.turn.progress();
         progress.mark();
         let out = Outgoing::new(self.turn.stream, bytes, length);
@@ -528,14 +537,15 @@ async fn send_range(
     loop {
         let (pieces, end) = content.pieces(index, PIECES).await;
         index += pieces.len();
-        for piece in &pieces {
+        let mut wanted: [&[u8]; PIECES] = [&[]; PIECES];
+        for (piece, wanted) in pieces.iter().zip(&mut wanted) {
             let length = piece.len() as u64;
             let within =
                 |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
-            let wanted = piece.get(within(first)..within(last.saturating_add(1))).unwrap_or_default();
-            out.push(wanted).await.map_err(Stopped::Sink)?;
+            *wanted = piece.get(within(first)..within(last.saturating_add(1))).unwrap_or_default();
             position += length;
         }
+        out.push_all(&wanted).await.map_err(Stopped::Sink)?;
         progress.mark();
         if position > last || (pieces.len() < PIECES && end == End::Whole) {
             return Ok(());

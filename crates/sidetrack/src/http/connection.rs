@@ -4,6 +4,7 @@ use super::answer::Answer;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::exchange::{Next, Outcome, Turn, finish};
+use super::har::{Har, Told};
 use super::open::Inside;
 use super::relay::write_all;
 use super::request::{Desk, Wish};
@@ -19,7 +20,7 @@ use sidetrack_core::http::forward;
 use sidetrack_core::http::framing::Length;
 use sidetrack_core::http::message::{MessageError, Method, Request, Response, Scan, Sender, Version};
 use sidetrack_core::http::sibling;
-use sidetrack_core::http::uri::Resource;
+use sidetrack_core::http::uri::{Resource, Scheme};
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -48,8 +49,8 @@ pub struct Connection {
     pub inside: Option<Inside>,
     /// Its client speaks HTTP/2 from now on.
     pub is_multiplexed: bool,
-    /// The final head of an answer to the request at hand went out, at least in part.
-    pub head_sent: bool,
+    /// What the client was told of the request at hand.
+    pub told: Told,
 }
 
 /// What came where a request was expected.
@@ -143,7 +144,7 @@ impl Connection {
             buffer,
             inside: None,
             is_multiplexed: false,
-            head_sent: false,
+            told: Told::default(),
         }
     }
 
@@ -220,8 +221,7 @@ impl Connection {
         }
         let mut entry = Entry::new(&self.worker);
         let live = entry.live().clone();
-        live.decide(undecided(&self.listening, self.peer));
-        self.head_sent = false;
+        self.told = Told::default();
         let clock = self.worker.clock;
         let outcome = {
             let work = pin!(self.respond(came, &live));
@@ -229,8 +229,15 @@ impl Connection {
         };
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            Err(reason) => self.interrupted(reason).await,
+            // Boxed here and below: what ends a connection need not have room while it serves.
+            Err(reason) => Box::pin(self.interrupted(reason)).await,
         };
+        if live.decided().is_none() {
+            live.decide(undecided(&self.listening, self.peer));
+        }
+        if let Some((har, scheme)) = self.har() {
+            har.add(scheme, &mut self.told, &live);
+        }
         match outcome.next {
             Next::Again => {
                 entry.end(outcome.reason, outcome.detail);
@@ -238,21 +245,29 @@ impl Connection {
             }
             Next::Close => {
                 entry.end(outcome.reason, outcome.detail);
-                self.client().close_after_answer().await;
+                Box::pin(self.client().close_after_answer()).await;
             }
             Next::Reset => {
                 self.client().reset();
                 entry.end(outcome.reason, outcome.detail);
             }
-            Next::Tunnel(destination, user) => return self.tunnel(destination, user, entry).await,
+            Next::Tunnel(destination, user) => {
+                return Box::pin(self.tunnel(destination, user, entry)).await;
+            }
             Next::Upgraded(server, carry) => {
                 let worker = self.worker.clone();
                 let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
                 let early = [buffer.take(), peeked].concat();
-                upgraded(&worker, self.client(), (stream, early), &carry, entry).await;
+                Box::pin(upgraded(&worker, self.client(), (stream, early), &carry, entry)).await;
             }
         }
         None
+    }
+
+    /// Where requests are written down, if they are, and the scheme of those of this connection.
+    fn har(&self) -> Option<(Arc<Har>, Scheme)> {
+        let har = self.proxy.tap.as_ref()?.har()?;
+        Some((har.clone(), self.inside.as_ref().map_or(Scheme::Http, Inside::scheme)))
     }
 
     /// The client as the rest of the program knows it, with the bytes it has sent.
@@ -282,6 +297,9 @@ impl Connection {
                 return self.answer(answer, Length::None, broken).await;
             }
         };
+        if self.har().is_some() {
+            self.told.request = Some(request.clone());
+        }
         let asker = Asker {
             version: request.version,
             is_head: request.method == Method::Head,
@@ -303,7 +321,7 @@ impl Connection {
                     asked: &asked,
                     stream: &self.stream,
                     buffer: &mut self.buffer,
-                    head_sent: &mut self.head_sent,
+                    told: &mut self.told,
                 };
                 let result = match &proxy.cache {
                     Some(cache) => cached::serve(&mut turn, cache).await,
@@ -337,7 +355,7 @@ impl Connection {
         if !asker.is_head {
             out.extend_from_slice(&answer.content);
         }
-        self.head_sent = true;
+        self.told.begin(&head);
         if let Err(error) = write_all(&self.stream, &mut [IoSlice::new(&out)]).await {
             let detail = format!("the client left: {error}");
             return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
@@ -352,7 +370,7 @@ impl Connection {
             EndReason::Idle => "nothing moved for too long",
             _ => "ended by hand",
         };
-        if self.head_sent {
+        if self.told.is_begun {
             return Outcome::new(reason, Some(what.to_owned()), Next::Reset);
         }
         let failure = crate::carry::Failure::new(reason, what);

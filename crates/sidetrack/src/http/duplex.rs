@@ -99,6 +99,14 @@ impl Duplex {
         }
     }
 
+    /// As [`Self::is_quiet`], as far as is known without a call: what came since the loop last asked is not seen.
+    pub fn seems_quiet(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => !stream.may_read() || self.is_quiet(),
+            Self::Other(_) => self.is_quiet(),
+        }
+    }
+
     /// Whether the other end has neither closed nor said anything.
     pub fn is_quiet(&self) -> bool {
         match self {

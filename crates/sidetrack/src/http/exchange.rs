@@ -4,7 +4,8 @@ use super::Proxy;
 use super::answer::Answer;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
-use super::fetch::{Fetched, Interim, Way, add_date, knows_interim};
+use super::fetch::{Fetched, Interim, Reuse, Way, add_date, knows_interim};
+use super::har::Told;
 use super::pool::Server;
 use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
 use super::request::{Asked, name_of};
@@ -14,10 +15,13 @@ use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
-use sidetrack_core::http::message::{Response, Version};
+use sidetrack_core::http::message::{Method, Response, Version};
 use sidetrack_core::policy::Carry;
 use std::pin::pin;
 use std::sync::Arc;
+
+/// Room for a head, and for content that is small enough to be copied behind it.
+const HEAD_ROOM: usize = 2048;
 
 /// How serving a request ended.
 #[derive(Debug)]
@@ -66,8 +70,8 @@ pub struct Turn<'a> {
     pub stream: &'a Duplex,
     /// What the client has sent behind the request's head.
     pub buffer: &'a mut Buffer,
-    /// The final head went out.
-    pub head_sent: &'a mut bool,
+    /// What the client was told.
+    pub told: &'a mut Told,
 }
 
 /// How the sending of an answer ended.
@@ -136,7 +140,8 @@ impl<'a> Turn<'a> {
         on_head: &mut dyn FnMut(&Response),
     ) -> Result<Outcome, Box<Answer>> {
         if self.asked.length != Length::None {
-            return self.exchange(status, on_head).await;
+            // Boxed: most requests have no body.
+            return Box::pin(self.exchange(status, on_head)).await;
         }
         let way = self.way();
         let client = knows_interim(self.asked.version).then_some(self.stream);
@@ -152,7 +157,7 @@ impl<'a> Turn<'a> {
         let progress = self.progress();
         let sent = {
             let Server { stream, buffer, .. } = &mut server;
-            *self.head_sent = true;
+            self.told.begin(&fetched.response);
             deliver(self.asked, progress, &mut fetched, (stream, buffer), self.stream, tee).await
         };
         self.after(server, &fetched, sent, true)
@@ -194,16 +199,16 @@ impl<'a> Turn<'a> {
         on_head: &mut dyn FnMut(&Response),
     ) -> Result<Outcome, Box<Answer>> {
         let way = self.way();
-        let mut server = way.connect(true).await.map_err(|failure| self.failed(&failure))?;
+        let mut server = way.connect(Reuse::Checked).await.map_err(|failure| self.failed(&failure))?;
         let both = {
-            let client = (self.stream, &mut *self.buffer, &mut *self.head_sent);
+            let client = (self.stream, &mut *self.buffer, &mut *self.told);
             both(&way, self.asked, client, &mut server, (status, on_head)).await
         };
         match both {
             Ok((fetched, sent, uploaded)) => Ok(self.after(server, &fetched, sent, uploaded)),
             Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
             Err(Unanswered::Client(why)) => {
-                let next = if *self.head_sent { Next::Reset } else { Next::Close };
+                let next = if self.told.is_begun { Next::Reset } else { Next::Close };
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), next))
             }
         }
@@ -222,7 +227,7 @@ enum Unanswered {
 async fn both(
     way: &Way<'_>,
     asked: &Asked,
-    (client, held, head_sent): (&Duplex, &mut Buffer, &mut bool),
+    (client, held, told): (&Duplex, &mut Buffer, &mut Told),
     server: &mut Server,
     (status, on_head): (Option<String>, &mut dyn FnMut(&Response)),
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
@@ -244,7 +249,7 @@ async fn both(
         let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
         on_head(&fetched.response);
         push_status(&mut fetched.response, status);
-        *head_sent = true;
+        told.begin(&fetched.response);
         let from = (stream, &mut *buffer);
         let sent = deliver(asked, progress, &mut fetched, from, client, None).await;
         Ok((fetched, sent))
@@ -281,21 +286,27 @@ async fn deliver(
     tee: Option<&mut Tee>,
 ) -> Sent {
     let status = fetched.response.status;
-    let mut head = fetched.response.clone();
-    let (length, again) = if status == 101 {
-        (Length::None, false)
-    } else {
-        add_date(&mut head.fields);
-        finish(&mut head, fetched.length.length, asked.version, asked.hop.keeps_alive)
-    };
-    let mut bytes = Vec::with_capacity(512);
-    head.write_to(&mut bytes);
+    let (length, again, bytes) = head_for(asked, fetched);
     let out = Outgoing::new(to, bytes, length);
     let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
     let stopped = relay(from, &mut decoder, &mut out, tee, progress).await.err();
     progress.live.count(0, out.written);
     Sent { stopped, again, until_close: length == Length::UntilClose, status }
+}
+
+/// The head of an answer as this client gets it, the framing that goes with it, and whether another request can follow.
+fn head_for(asked: &Asked, fetched: &Fetched) -> (Length, bool, Vec<u8>) {
+    let mut head = fetched.response.clone();
+    let (length, again) = if head.status == 101 {
+        (Length::None, false)
+    } else {
+        add_date(&mut head.fields);
+        finish(&mut head, fetched.length.length, asked.version, asked.hop.keeps_alive)
+    };
+    let mut bytes = Vec::with_capacity(HEAD_ROOM);
+    head.write_to(&mut bytes);
+    (length, again, bytes)
 }
 
 /// Adds the Cache-Status of an answer that did not come from the cache.

@@ -20,6 +20,17 @@ use std::time::Duration;
 /// Most interim responses to one request.
 const MAX_INTERIM: usize = 8;
 
+/// Whether a connection that waits will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// If it stands, as far as is known without asking: the request can be sent again.
+    Likely,
+    /// If it stands at this moment.
+    Checked,
+    /// A new one is made.
+    Never,
+}
+
 /// What is needed to reach the server of a request.
 pub struct Way<'a> {
     /// The worker whose loop this is.
@@ -63,14 +74,24 @@ impl Way<'_> {
     ///
     /// # Errors
     /// Why there is none.
-    pub async fn connect(&self, may_reuse: bool) -> Result<Server, Failure> {
-        if may_reuse && let Some(server) = self.route.take() {
+    pub async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
+        if reuse != Reuse::Never
+            && let Some(server) = self.route.take(reuse == Reuse::Checked)
+        {
             self.progress.mark();
             return Ok(server);
         }
-        if may_reuse && let Some(server) = self.stream_of_shared().await {
+        if reuse != Reuse::Never
+            && let Some(server) = self.stream_of_shared().await
+        {
             return Ok(server);
         }
+        // Boxed: most requests find a connection, and need no room for the making of one.
+        Box::pin(self.dial()).await
+    }
+
+    /// A new connection to the server.
+    async fn dial(&self) -> Result<Server, Failure> {
         let carry = &*self.route.carry;
         let limit = carry.connect_timeout_ms.unwrap_or(self.worker.config().limits.connect_timeout_ms);
         let deadline = self.progress.clock.now() + Duration::from_millis(limit);
@@ -138,9 +159,10 @@ impl Way<'_> {
     pub async fn fetch(&self, request: &Request, client: Interim<'_>) -> Result<(Server, Fetched), Failure> {
         let mut head = Vec::with_capacity(512);
         request.write_to(&mut head);
-        let mut may_reuse = true;
+        let is_repeatable = request.method.is_idempotent();
+        let mut reuse = if is_repeatable { Reuse::Likely } else { Reuse::Checked };
         loop {
-            let mut server = self.connect(may_reuse).await?;
+            let mut server = self.connect(reuse).await?;
             let sent = write_all(&server.stream, &mut [IoSlice::new(&head)]).await;
             let sent = sent.map_err(|error| broken(&error.to_string()));
             self.progress.live.count(head.len() as u64, 0);
@@ -155,10 +177,10 @@ impl Way<'_> {
                 Ok(fetched) => return Ok((server, fetched)),
                 Err(failure) => {
                     let stale = server.is_reused && failure.reason == EndReason::ServerReset;
-                    if !(stale && server.buffer.is_empty() && request.method.is_idempotent()) {
+                    if !(stale && server.buffer.is_empty() && is_repeatable) {
                         return Err(failure);
                     }
-                    may_reuse = false;
+                    reuse = Reuse::Never;
                 }
             }
         }

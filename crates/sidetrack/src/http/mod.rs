@@ -14,6 +14,7 @@ mod duplex;
 mod exchange;
 mod fetch;
 mod h2;
+mod har;
 mod htcp;
 mod intercepted;
 mod keylog;

@@ -99,7 +99,7 @@ impl Connection {
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
         let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
         let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
-        let verdict = desk.decide(&mut flow);
+        let verdict = desk.decide(&mut flow, None);
         let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none() && carry.agreement.is_none());
         (may, Decided { flow, verdict: Some(verdict) })
     }

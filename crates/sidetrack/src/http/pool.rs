@@ -95,8 +95,9 @@ impl Route {
         !self.carry.keep_client_address && self.carry.proxy_protocol.is_none()
     }
 
-    /// An idle connection, if there is one that still stands.
-    pub fn take(&self) -> Option<Server> {
+    /// An idle connection, if there is one that still stands. `is_checked`: as far as can be known at this moment, for a
+    /// request that cannot be repeated.
+    pub fn take(&self, is_checked: bool) -> Option<Server> {
         if !self.is_shared() {
             return None;
         }
@@ -106,7 +107,8 @@ impl Route {
             let found = loop {
                 let Some(idle) = list.pop() else { break None };
                 pool.count -= 1;
-                if idle.stream.is_quiet() {
+                let stands = if is_checked { idle.stream.is_quiet() } else { idle.stream.seems_quiet() };
+                if stands {
                     break Some(Server {
                         stream: idle.stream,
                         buffer: Buffer::default(),

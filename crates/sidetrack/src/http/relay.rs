@@ -112,6 +112,28 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
+    /// Takes content that lies in several pieces: in as few calls as the socket takes them, where nothing has to be put
+    /// between.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && self.meter.is_none())
+        else {
+            for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+                self.push(piece).await?;
+            }
+            return Ok(());
+        };
+        self.written += (self.pending.len() + length) as u64;
+        let all = std::iter::once(self.pending.as_slice()).chain(pieces.iter().copied());
+        let mut slices: Vec<IoSlice<'_>> = all.map(IoSlice::new).collect();
+        write_all(to, &mut slices).await?;
+        self.pending.clear();
+        Ok(())
+    }
+
     async fn take(&mut self, data: &[u8]) -> io::Result<()> {
         let Some(to) = self.to.filter(|_| !data.is_empty()) else { return Ok(()) };
         if self.is_chunked {

@@ -224,7 +224,7 @@ impl Desk<'_> {
         live: &LiveFlow,
     ) -> Result<Wish, Box<Answer>> {
         let mut flow = self.flow(&resource, user);
-        let verdict = self.decide(&mut flow);
+        let verdict = self.decide(&mut flow, Some(&resource));
         let verdict = self.worker.judge(&self.worker.config(), live, &flow, verdict);
         let carry = match verdict.action {
             Action::Carry(carry) => carry,
@@ -298,12 +298,18 @@ impl Desk<'_> {
         (inside.destination.host != resource.server.host).then(|| inside.destination.clone())
     }
 
-    /// Asks policy. Processes are looked up where a rule asks for them.
-    pub fn decide(&self, flow: &mut Flow) -> Verdict {
+    /// Asks policy about what a request is for, or about a connection of which no request is seen yet. Processes are
+    /// looked up where a rule asks for them.
+    pub fn decide(&self, flow: &mut Flow, resource: Option<&Resource>) -> Verdict {
         let config = self.worker.config();
         let name = flow.host.clone();
+        let url = resource.filter(|_| config.policy.asks_url()).map(Resource::url);
+        let seen = match &url {
+            Some(url) => Seen::Request { host: name.as_ref(), url },
+            None => Seen::FirstBytes(name.as_ref()),
+        };
         loop {
-            match config.policy.decide(flow, Seen::FirstBytes(name.as_ref())) {
+            match config.policy.decide(flow, seen) {
                 Decision::Verdict(verdict) => {
                     if self.listening.names_programs() && flow.process.is_none() {
                         flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
@@ -338,7 +344,14 @@ const fn name(host: &Host) -> Option<&HostName> {
 /// What an answer or a record calls a request: method and URL, without the query, which may hold secrets.
 pub fn name_of(method: &Method, resource: &Resource) -> String {
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
-    let method = String::from_utf8_lossy(method.as_bytes());
-    let (scheme, host) = (resource.scheme.as_str(), resource.host_field());
-    format!("{method} {scheme}://{host}{}", String::from_utf8_lossy(path))
+    let (method, scheme) = (String::from_utf8_lossy(method.as_bytes()), resource.scheme.as_str());
+    // With room for what is said behind it.
+    let mut name = String::with_capacity(method.len() + path.len() + 64);
+    name.push_str(&method);
+    name.push(' ');
+    name.push_str(scheme);
+    name.push_str("://");
+    name.push_str(&resource.host_field());
+    name.push_str(&String::from_utf8_lossy(path));
+    name
 }

@@ -192,7 +192,7 @@ async fn exchange(
     text: &[u8],
     told: &[&str],
 ) -> io::Result<Answered> {
-    let mut server = match route.take() {
+    let mut server = match route.take(false) {
         Some(server) => server,
         None => dial(question.worker, question.flow, route).await?,
     };

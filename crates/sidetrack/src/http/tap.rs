@@ -1,6 +1,7 @@
 //! TLS that is opened: we speak to the client in its server's name, with the consent of whoever installed our authority,
 //! and to the server as any client does, believing nobody whom it would not believe.
 
+use super::har::Har;
 use super::keylog::KeyLogFile;
 use crate::carry::tls::{Tls, reason};
 use crate::carry::{Failure, Stream};
@@ -14,6 +15,7 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, Error, ServerConf
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::http::sni::ClientHello;
 use sidetrack_core::http::tap::{Learnt, Untouched};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -29,7 +31,18 @@ pub struct Tap {
     /// Without the certificate of a host.
     clients: ServerConfig,
     servers: ClientConfig,
+    /// By host and whether HTTP/1.1 alone is offered: rustls resumes a session only with the very configuration that
+    /// made it.
+    towards: Mutex<HashMap<(Host, bool), Arc<Towards>>>,
     learnt: Mutex<Learnt>,
+    har: Option<Arc<Har>>,
+}
+
+/// How TLS is spoken with one server.
+struct Towards {
+    config: Arc<ClientConfig>,
+    /// It has asked for a certificate of ours.
+    wants: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Tap {
@@ -60,7 +73,12 @@ impl Tap {
             let log = Arc::new(log);
             (clients.key_log, servers.key_log) = (log.clone(), log);
         }
-        Ok(Self { settings, clients, servers, learnt: Mutex::default() })
+        let har = settings.har.as_deref().map(|path| {
+            let cannot = |error| TlsError::Authority(format!("cannot write {}: {error}", path.display()));
+            Har::create(path).map(Arc::new).map_err(cannot)
+        });
+        let har = har.transpose()?;
+        Ok(Self { settings, clients, servers, towards: Mutex::default(), learnt: Mutex::default(), har })
     }
 
     /// Whether connections to this server may be opened, as far as can be said before the client has spoken.
@@ -112,6 +130,32 @@ impl Tap {
         format!("the client does not take our certificate for {host} ({error}){next}")
     }
 
+    /// Where requests are written down, if they are.
+    pub const fn har(&self) -> Option<&Arc<Har>> {
+        self.har.as_ref()
+    }
+
+    /// How TLS is spoken with a server.
+    fn towards(&self, host: &Host, is_alone: bool) -> Arc<Towards> {
+        let mut known = self.towards.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (host.clone(), is_alone);
+        if let Some(towards) = known.get(&key) {
+            return towards.clone();
+        }
+        let wants = Arc::new(AtomicBool::new(false));
+        let mut config = self.servers.clone();
+        config.client_auth_cert_resolver = Arc::new(NoCertificate(wants.clone()));
+        if is_alone {
+            config.alpn_protocols.retain(|protocol| protocol != b"h2");
+        }
+        if known.len() >= SESSIONS_MAX {
+            known.clear();
+        }
+        let towards = Arc::new(Towards { config: Arc::new(config), wants });
+        known.insert(key, towards.clone());
+        towards
+    }
+
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
         self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,23 +187,20 @@ impl Secure {
         let name = server_name(host).ok_or_else(|| {
             Failure::new(EndReason::Certificate, format!("no certificate can be for {host}"))
         })?;
-        let wants = Arc::new(AtomicBool::new(false));
-        let mut config = self.tap.servers.clone();
-        config.client_auth_cert_resolver = Arc::new(NoCertificate(wants.clone()));
-        if self.is_alone {
-            config.alpn_protocols.retain(|protocol| protocol != b"h2");
-        }
-        let made = Tls::client(stream, Arc::new(config), name, early);
+        let towards = self.tap.towards(host, self.is_alone);
+        let made = Tls::client(stream, towards.config.clone(), name, early);
         let shaken = match made {
             Ok(mut tls) => tls.handshake().await.map(|()| tls),
             Err(error) => Err(error),
         };
-        if wants.load(Relaxed) {
+        // Another connection to the same host may be told of it first: what is learnt is the same.
+        let wants = towards.wants.swap(false, Relaxed);
+        if wants {
             self.tap.learnt().wants_certificate(clock.now(), host);
         }
         shaken.map_err(|error| {
             let (why, what) = explained(&error);
-            let next = if wants.load(Relaxed) {
+            let next = if wants {
                 "; it asks for a client certificate: the next connection passes untouched"
             } else {
                 ""

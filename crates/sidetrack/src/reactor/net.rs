@@ -205,6 +205,11 @@ impl TcpStream {
         Ok(fd.into())
     }
 
+    /// Whether there may be something to read, as far as the loop has been told: no call, and nothing is waited for.
+    pub fn may_read(&self) -> bool {
+        self.place.with(|source| source.readable)
+    }
+
     /// Whether there may be something to read.
     pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.place.poll_readable(cx)

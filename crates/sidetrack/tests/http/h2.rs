@@ -5,10 +5,12 @@ use crate::tap::{Authority, NAME, node};
 use crate::tls_origin::{Asks, TlsOrigin, World};
 use bytes::Bytes;
 use sidetrack::tls::{Made, provider};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Runs curl through the proxy, trusting the authority.
 fn curl(node: &crate::node::Node, authority: &Authority, arguments: &[&str]) -> String {
@@ -142,4 +144,127 @@ fn a_stream_that_is_reset_ends_its_own_request_only() {
     let out =
         curl(&node, &authority, &[&["--http2"], &write[..], &[&bad, "-o", "/dev/null", &good]].concat());
     assert_eq!(out, "502\n200\n");
+}
+
+/// A server of WebSockets over TLS and HTTP/1.1 that greets, then sends back what it gets. At `/no` it refuses.
+fn websocket_origin(identity: &Made) -> SocketAddr {
+    let (certificates, key) = crate::tls_origin::chain(identity);
+    let config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .unwrap();
+    let config = Arc::new(config);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+            std::thread::spawn(move || serve_websocket(rustls::StreamOwned::new(connection, socket)));
+        }
+    });
+    address
+}
+
+fn serve_websocket(mut stream: rustls::StreamOwned<rustls::ServerConnection, std::net::TcpStream>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if stream.read_exact(&mut byte).is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    if head.starts_with("GET /no ") {
+        let _ = stream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
+        return;
+    }
+    assert!(
+        head.starts_with("GET /chat?room=1 HTTP/1.1\r\n") && head.contains("\r\nUpgrade: websocket\r\n"),
+        "{head}"
+    );
+    let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).unwrap();
+    let hashed = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    let hash = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, hashed.as_bytes());
+    let accept = data_encoding::BASE64.encode(hash.as_ref());
+    let answer = format!(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: {accept}\r\n\r\nhello"
+    );
+    stream.write_all(answer.as_bytes()).unwrap();
+    let mut buffer = [0; 4096];
+    while let Ok(n @ 1..) = stream.read(&mut buffer) {
+        stream.write_all(&buffer[..n]).unwrap();
+    }
+}
+
+/// HTTP/2 as a client that has come through CONNECT and trusts the authority.
+async fn h2_client(node: &crate::node::Node, authority: &Authority) -> h2::client::SendRequest<Bytes> {
+    let mut socket = tokio::net::TcpStream::connect(node.entry()).await.unwrap();
+    let connect = format!("CONNECT {NAME}:443 HTTP/1.1\r\nHost: {NAME}:443\r\n\r\n");
+    socket.write_all(connect.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(socket.read_u8().await.unwrap());
+    }
+    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(crate::tls_origin::roots(&authority.root()))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(NAME.try_into().unwrap(), socket).await.unwrap();
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    // The server's settings come behind its handshake.
+    for _ in 0..60_000 {
+        if requests.is_extended_connect_protocol_enabled() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    requests.ready().await.unwrap()
+}
+
+fn extended(path: &str, protocol: &'static str) -> http::Request<()> {
+    let mut request = http::Request::new(());
+    *request.method_mut() = http::Method::CONNECT;
+    *request.uri_mut() = format!("https://{NAME}{path}").parse().unwrap();
+    *request.version_mut() = http::Version::HTTP_2;
+    request.headers_mut().insert("sec-websocket-version", "13".parse().unwrap());
+    request.extensions_mut().insert(h2::ext::Protocol::from_static(protocol));
+    request
+}
+
+#[test]
+fn a_websocket_over_http_2_reaches_a_server_that_knows_http_1_only() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let server = websocket_origin(&world.identity(NAME, 30));
+    let node = node(&authority, server, "cache = {}", "");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut requests = h2_client(&node, &authority).await;
+        let (answer, mut up) = requests.send_request(extended("/chat?room=1", "websocket"), false).unwrap();
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert!(!answer.headers().contains_key("sec-websocket-accept"), "{answer:?}");
+        let mut down = answer.into_body();
+        let big = "0123456789abcdef".repeat(2_000);
+        up.send_data(Bytes::from(big.clone()), true).unwrap();
+        let mut got = Vec::new();
+        while let Some(data) = down.data().await {
+            let data = data.unwrap();
+            let _ = down.flow_control().release_capacity(data.len());
+            got.extend_from_slice(&data);
+        }
+        assert!(got == format!("hello{big}").into_bytes(), "{} bytes", got.len());
+        // Refused by the server, and what nobody knows.
+        let (refused, _up) = requests.send_request(extended("/no", "websocket"), false).unwrap();
+        assert_eq!(refused.await.unwrap().status(), 403);
+        let (unknown, _up) = requests.send_request(extended("/", "connect-ip"), false).unwrap();
+        assert_eq!(unknown.await.unwrap().status(), 501);
+    });
 }

@@ -103,6 +103,26 @@ fn requests_inside_connect_are_seen_decided_cached_and_recorded() {
 }
 
 #[test]
+fn tls_with_a_server_is_resumed() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let origin =
+        TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, |_| ok("Connection: close", "once"));
+    let node = node(&authority, origin.address, "", "");
+    let mut shaken = opened(&node, &authority.root(), &["http/1.1"]);
+    for _ in 0..3 {
+        shaken.client.send(format!("GET / HTTP/1.1\r\nHost: {NAME}\r\n\r\n"));
+        assert_eq!(shaken.client.response(false).text(), "once");
+    }
+    let seen = (*origin.connections.lock().unwrap(), *origin.resumed.lock().unwrap());
+    assert_eq!(
+        seen,
+        (3, 2),
+        "each request has a connection of its own, and the first handshake is the only full one"
+    );
+}
+
+#[test]
 fn bodies_pass_through_tls_both_ways() {
     let world = World::new();
     let authority = Authority::new(&world);
@@ -316,6 +336,45 @@ fn an_authority_is_never_written_over() {
     let said = ca::init(&folder.path().join("ca"), &scopes, 1).unwrap();
     assert!(said.contains("root.pem") && said.contains("tap = true"));
     assert!(ca::init(&folder.path().join("ca"), &scopes, 1).is_err());
+}
+
+#[test]
+fn requests_are_written_down_as_an_archive_without_secrets() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let origin = TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, |request| match request.path() {
+        "/login" => ok("Set-Cookie: session=secret\r\nContent-Type: text/plain", "welcome"),
+        _ => ok("Cache-Control: max-age=60", "page"),
+    });
+    let path = authority.path("requests.har");
+    let node = node(&authority, origin.address, "cache = {}", &format!("har = '{}'", path.display()));
+    let read = || -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).expect("whole at any time")
+    };
+    assert_eq!(read()["log"]["entries"].as_array().map(Vec::len), Some(0));
+    let mut shaken = opened(&node, &authority.root(), &[]);
+    for request in ["/login?user=me&flag", "/page", "/page"] {
+        shaken.client.send(format!(
+            "GET {request} HTTP/1.1\r\nHost: {NAME}\r\nAuthorization: Basic c2VjcmV0\r\nCookie: a=secret\r\n\r\n"
+        ));
+        assert_eq!(shaken.client.response(false).status, 200);
+    }
+    let archive = crate::node::eventually("three entries", || {
+        let archive = read();
+        (archive["log"]["entries"].as_array()?.len() == 3).then_some(archive)
+    });
+    let text = archive.to_string();
+    assert!(!text.contains("secret") && !text.contains("c2VjcmV0"), "{text}");
+    let entry = &archive["log"]["entries"][0];
+    assert_eq!(entry["request"]["url"], format!("https://{NAME}/login?user=me&flag"));
+    assert_eq!(entry["request"]["method"], "GET");
+    assert_eq!(entry["request"]["queryString"][0], serde_json::json!({"name": "user", "value": "me"}));
+    assert_eq!(entry["response"]["status"], 200);
+    assert_eq!(entry["response"]["content"]["mimeType"], "text/plain");
+    let masked = serde_json::json!({"name": "Authorization", "value": "***"});
+    assert!(entry["request"]["headers"].as_array().unwrap().contains(&masked), "{entry}");
+    assert!(entry["time"].as_f64().is_some_and(|time| time > 0.0) && archive["log"]["version"] == "1.2");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub struct TlsOrigin {
     pub asked: Arc<Mutex<Vec<Request>>>,
     /// Connections whose handshake was made.
     pub connections: Arc<Mutex<usize>>,
+    /// How many of them resumed an earlier session.
+    pub resumed: Arc<Mutex<usize>>,
 }
 
 impl TlsOrigin {
@@ -84,9 +86,12 @@ impl TlsOrigin {
         let (asked, connections) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
         let act: Arc<Acting> = Arc::new(act);
         let (seen, count) = (asked.clone(), connections.clone());
+        let resumed = Arc::new(Mutex::new(0));
+        let resuming = resumed.clone();
         std::thread::spawn(move || {
             for mut socket in listener.incoming().flatten() {
                 let (config, act, seen, count) = (config.clone(), act.clone(), seen.clone(), count.clone());
+                let resuming = resuming.clone();
                 std::thread::spawn(move || {
                     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                     let mut connection = ServerConnection::new(config).unwrap();
@@ -98,11 +103,13 @@ impl TlsOrigin {
                         }
                     }
                     *count.lock().unwrap() += 1;
+                    let is_resumed = connection.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
+                    *resuming.lock().unwrap() += usize::from(is_resumed);
                     answer(StreamOwned::new(connection, socket), &*act, &seen);
                 });
             }
         });
-        Self { address, asked, connections }
+        Self { address, asked, connections, resumed }
     }
 }
 

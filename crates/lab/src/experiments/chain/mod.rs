@@ -1,7 +1,7 @@
 //! `chain`: what functions cost, inside us and in containers, how fast a chain changes under live flows, and how soon what was
 //! decided about data holds at three proxies.
 
-mod bars;
+pub(super) mod bars;
 mod crypt;
 mod enforce;
 mod plane;

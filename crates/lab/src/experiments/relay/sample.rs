@@ -57,6 +57,8 @@ pub fn take(site: &Site, peer: Peer, cell: Cell, timing: Timing) -> Result<Sampl
         dial: running.dial,
         via: running.via,
         destination: running.destination,
+        authority: None,
+        tls: false,
         path: path.to_owned(),
         fast_open: false,
         warmup_ms: timing.warmup_ms,

@@ -28,6 +28,8 @@ fn spec(dial: SocketAddr, work: Work, via: Via, max_requests: u64) -> Spec {
         dial,
         via,
         destination: "192.0.2.1:80".parse().expect("a literal"),
+        authority: None,
+        tls: false,
         path: "/small".into(),
         fast_open: false,
         warmup_ms: 0,

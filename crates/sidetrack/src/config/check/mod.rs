@@ -6,6 +6,7 @@ mod engine;
 mod functions;
 mod http;
 mod listen;
+mod lists;
 mod outgoing;
 mod overlay;
 mod policy;

@@ -75,6 +75,9 @@ impl Check<'_> {
         all.extend(raw.to.as_ref().map(|nets| Condition::To(self.networks(nets))));
         all.extend(raw.port.as_ref().map(|ports| Condition::Port(self.ports(ports))));
         all.extend(raw.host.as_ref().map(|hosts| Condition::Host(self.host_patterns(hosts))));
+        all.extend(raw.host_file.as_ref().map(|files| Condition::HostFile(self.host_files(files))));
+        all.extend(raw.host_contains.as_ref().map(|words| Condition::HostContains(self.host_words(words))));
+        all.extend(raw.url.as_ref().map(|patterns| Condition::Url(self.url_patterns(patterns))));
         if let Some(names) = &raw.listener {
             self.not_empty(names);
             for name in names.items() {

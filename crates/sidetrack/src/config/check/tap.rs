@@ -56,7 +56,8 @@ impl Check<'_> {
             );
             self.surroundings.resolve(at)
         });
-        self.tap = Some(Arc::new(Tap { signer, rules, trust_pem, roots, keylog }));
+        let har = raw.har.as_ref().map(|at| self.surroundings.resolve(at));
+        self.tap = Some(Arc::new(Tap { signer, rules, trust_pem, roots, keylog, har }));
     }
 
     fn patterns(&mut self, list: &super::super::List<String>) -> Vec<HostPattern> {

@@ -26,4 +26,7 @@ pub struct Tap {
     /// A file to which the secrets of all connections that are opened are appended, for Wireshark and others (the NSS
     /// key log format). Default: none.
     pub keylog: Option<At<String>>,
+    /// A file into which all requests are written that are served by listeners with `tap = true`, as an HTTP Archive (HAR 1.2) without
+    /// content; values of fields such as Authorization and Cookie are masked. One that is there is overwritten. Default: none.
+    pub har: Option<At<String>>,
 }

@@ -8,6 +8,7 @@ use super::super::open::Inside;
 use super::super::relay::{Outgoing, Stopped};
 use super::{
     CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,
+    websocket,
 };
 use crate::carry::Stream;
 use crate::intercept::Listening;
@@ -15,8 +16,9 @@ use crate::reactor::{self, timeout};
 use crate::session::Client;
 use crate::worker::Worker;
 use bytes::Bytes;
+use h2::ext::Protocol;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::StatusCode;
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
 use sidetrack_core::http::h2::{Malformed, Pseudo, request};
@@ -34,7 +36,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What all streams of a connection share.
 #[derive(Clone)]
-struct Place {
+pub(super) struct Place {
     worker: Arc<Worker>,
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
@@ -52,7 +54,8 @@ pub async fn serve(connection: Connection, inside: Inside) {
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(header_list_max())
         .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .enable_connect_protocol();
     let (stream, _) = stream.into_stream();
     let Ok(Ok(mut connection)) = timeout(patience, builder.handshake::<Stream, Bytes>(stream)).await else {
         return;
@@ -81,15 +84,14 @@ pub async fn serve(connection: Connection, inside: Inside) {
 /// Serves one stream.
 async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, body) = asked.into_parts();
+    if let Some(protocol) = parts.extensions.get::<Protocol>() {
+        return websocket::serve(place, protocol.as_str(), &parts, (body, respond)).await;
+    }
     let (request, length) = match head_of(&parts, !body.is_end_stream()) {
         Ok(read) => read,
         Err(_) => return respond.send_reset(Reason::PROTOCOL_ERROR),
     };
-    let (pipe, other) = pipe();
-    let client = Client::new(other);
-    let Place { worker, listening, proxy, peer, inside } = place;
-    let served = Connection::new(worker, listening, proxy, client, peer).within(inside);
-    reactor::spawn(served.serve_all());
+    let pipe = place.connection();
     let mut bytes = Vec::with_capacity(512);
     request.write_to(&mut bytes);
     let reason = {
@@ -97,7 +99,8 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
             let mut out = Outgoing::new(&pipe, bytes, length);
             drain(body, &mut out).await
         });
-        let mut download = pin!(answer(&pipe, &request.method, &mut respond));
+        let mut buffer = Buffer::default();
+        let mut download = pin!(answer((&pipe, &mut buffer), &request.method, None, &mut respond));
         let mut uploaded = false;
         loop {
             tokio::select! {
@@ -108,9 +111,9 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
                     Err(Stopped::Source(_)) => break Some(Reason::CANCEL),
                 },
                 answered = &mut download => break match answered {
-                    Ok(()) if uploaded => None,
+                    Ok(_) if uploaded => None,
                     // The rest of the body is of no use to anybody (RFC 9113 Sec. 8.1).
-                    Ok(()) => Some(Reason::NO_ERROR),
+                    Ok(_) => Some(Reason::NO_ERROR),
                     Err(_) => Some(Reason::INTERNAL_ERROR),
                 },
             }
@@ -121,39 +124,76 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
     }
 }
 
-/// The request as HTTP/1.1 has it, and how its body is framed there.
-fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Length), Malformed> {
+impl Place {
+    /// A connection in memory that is served as one to this place.
+    pub(super) fn connection(self) -> Duplex {
+        let (pipe, other) = pipe();
+        let Self { worker, listening, proxy, peer, inside } = self;
+        let served = Connection::new(worker, listening, proxy, Client::new(other), peer).within(inside);
+        reactor::spawn(served.serve_all());
+        pipe
+    }
+}
+
+/// The pseudo-fields of a request.
+pub(super) fn pseudo(parts: &http::request::Parts) -> Pseudo<'_> {
     let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let path = parts.uri.path_and_query().map_or(&b"/"[..], |path| path.as_str().as_bytes());
-    let pseudo = Pseudo { method: parts.method.as_str().as_bytes(), authority, path };
-    let fields = parts.headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
-    let request = request(pseudo, fields, has_body)?;
+    Pseudo { method: parts.method.as_str().as_bytes(), authority, path }
+}
+
+/// The fields of a request.
+pub(super) fn fields_of(parts: &http::request::Parts) -> impl Iterator<Item = (&[u8], &[u8])> {
+    parts.headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
+}
+
+/// The request as HTTP/1.1 has it, and how its body is framed there.
+fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Length), Malformed> {
+    let request = request(pseudo(parts), fields_of(parts), has_body)?;
     let length = request_length(&request).map_err(|_| Malformed::Field)?;
     Ok((request, length))
 }
 
-/// Sends what comes out of the connection in memory.
-async fn answer(from: &Duplex, method: &Method, respond: &mut SendResponse<Bytes>) -> Result<(), Stopped> {
+/// Sends what comes out of the connection in memory. `accept` is what an answer has to say that switches to a WebSocket:
+/// after it the stream goes on.
+pub(super) async fn answer(
+    (from, buffer): (&Duplex, &mut Buffer),
+    method: &Method,
+    accept: Option<&str>,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<Option<SendStream<Bytes>>, Stopped> {
     let lost = |what: &str| Stopped::Source(what.to_owned());
-    let mut buffer = Buffer::default();
+    let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
     loop {
-        let read = head(from, &mut buffer, Sender::Server).await.map_err(|error| lost(&error.to_string()))?;
+        let read = head(from, buffer, Sender::Server).await.map_err(|error| lost(&error.to_string()))?;
         let bytes = read.ok_or_else(|| lost("no answer"))?;
-        let response = Response::parse(&bytes).map_err(|error| lost(&error.to_string()))?;
+        let mut response = Response::parse(&bytes).map_err(|error| lost(&error.to_string()))?;
         let length = response_length(method, &response).map_err(|error| lost(&error.to_string()))?.length;
+        let switches = response.status == 101;
+        if switches {
+            let said = response.fields.first("sec-websocket-accept");
+            if accept.is_none() || said != accept.map(str::as_bytes) {
+                return Err(lost("it switches to what was not asked for"));
+            }
+            response.fields.remove("sec-websocket-accept");
+            // RFC 8441 Sec. 5.
+            response.status = 200;
+        }
         let mut head = http::Response::new(());
         *head.status_mut() = StatusCode::from_u16(response.status).map_err(|_| lost("no status"))?;
         *head.headers_mut() = headers(&response.fields);
-        let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
         if response.is_interim() {
             respond.send_informational(head).map_err(gone)?;
             continue;
         }
         let mut decoder = Decoder::new(length);
-        let mut stream = respond.send_response(head, decoder.is_done()).map_err(gone)?;
-        if decoder.is_done() {
-            return Ok(());
+        let mut stream = respond.send_response(head, decoder.is_done() && !switches).map_err(gone)?;
+        if switches {
+            return Ok(Some(stream));
         }
-        return pour((from, &mut buffer), &mut decoder, &mut stream).await;
+        if !decoder.is_done() {
+            pour((from, buffer), &mut decoder, &mut stream).await?;
+        }
+        return Ok(None);
     }
 }

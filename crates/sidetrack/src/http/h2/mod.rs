@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod ask;
+mod websocket;
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;

@@ -1,0 +1,109 @@
+//! Memory of opened TLS connections that have had one answer and stay open.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::anyhow;
+
+use super::cells::{Cell, Part};
+use super::rows::{Row, Scene};
+use crate::experiments::chain::bars::Bar;
+use crate::experiments::relay::Spread;
+use crate::load::{Spec, Work};
+use crate::peers::Unavailable;
+use crate::service::Service;
+
+/// How long the connections may take to open.
+const OPENS_WITHIN_MS: u64 = 60_000;
+/// How long they stay.
+const IDLE_MS: u64 = 2000;
+/// When memory is read: what opening needed has been given back by then.
+const READ_AFTER: Duration = Duration::from_millis(IDLE_MS / 2);
+/// Most KiB a connection of ours.
+const MOST_KIB: f64 = 40.0;
+
+const ROWS: [&str; 2] = ["Squid ssl_bump", "ours, opening"];
+
+/// What was seen of one program.
+struct Held {
+    connections: u32,
+    empty_bytes: u64,
+    full_bytes: u64,
+}
+
+impl Held {
+    fn kib_each(&self) -> f64 {
+        self.full_bytes.saturating_sub(self.empty_bytes) as f64 / 1024.0 / f64::from(self.connections.max(1))
+    }
+}
+
+/// Measures, writes the table and gives the bar.
+pub fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
+    let _ = writeln!(
+        text,
+        "### Memory of idle connections\n\n{connections} opened TLS connections to one host, one answer out of the cache each, then \
+         idle. Memory is the proportional share (Pss) of all processes above the same with one such connection.\n\n\
+         | | held | with one, KiB | with all, KiB | KiB each |\n|---|---:|---:|---:|---:|"
+    );
+    let mut bars = Vec::new();
+    for row in ROWS.iter().filter_map(|name| Row::named(name)) {
+        let held = hold(scene, row, connections);
+        let _ = match &held {
+            Ok(held) => writeln!(
+                text,
+                "| {} | {} | {} | {} | {:.1} |",
+                row.name,
+                held.connections,
+                held.empty_bytes / 1024,
+                held.full_bytes / 1024,
+                held.kib_each()
+            ),
+            Err(why) => writeln!(text, "| {} | {why} | - | - | - |", row.name),
+        };
+        if row.is_ours {
+            let all = |held: Held| match held.connections {
+                open if open == connections => {
+                    Spread::of(vec![held.kib_each()]).ok_or_else(|| "nothing was read".to_owned())
+                }
+                open => Err(format!("only {open} of {connections} were held")),
+            };
+            bars.push(Bar {
+                what: format!("{}, idle connection", row.name),
+                measured: held.map_err(|why| why.to_string()).and_then(all),
+                bound: MOST_KIB,
+                at_least: false,
+                unit: " KiB",
+            });
+        }
+    }
+    text.push('\n');
+    bars
+}
+
+fn hold(scene: &Scene<'_>, row: &Row, connections: u32) -> Result<Held, Unavailable> {
+    let mut services = (row.start)(scene)?;
+    let cell = Cell::of(Part::Tls, true).next().ok_or_else(|| anyhow!("there is no column of TLS"))?;
+    let load = row.load(scene, cell);
+    let idle = |connections| Spec {
+        work: Work::Idle,
+        connections,
+        warmup_ms: OPENS_WITHIN_MS,
+        window_ms: IDLE_MS,
+        ..load.clone()
+    };
+    let (empty_bytes, _) = read(scene, &services, &idle(1))?;
+    let (full_bytes, open) = read(scene, &services, &idle(connections))?;
+    if !services.iter_mut().all(Service::is_running) {
+        return Err(anyhow!("ended under load").into());
+    }
+    Ok(Held { connections: open, empty_bytes, full_bytes })
+}
+
+/// Memory while the connections of a job are idle, and how many there are.
+fn read(scene: &Scene<'_>, services: &[Service], spec: &Spec) -> anyhow::Result<(u64, u32)> {
+    let mut generator = scene.site.generate(spec)?;
+    generator.wait_window()?;
+    std::thread::sleep(READ_AFTER);
+    let bytes = services.iter().map(Service::resident_bytes).sum();
+    Ok((bytes, generator.report()?.open))
+}

@@ -1,0 +1,258 @@
+//! Seed 003, Sec. 3.2: pages by curl, directly, through the proxy and out of its cache, from servers at a distance; and
+//! its run of ApacheBench.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::origin::{Origin, PORT, TLS_PORT};
+use super::programs;
+use super::rows::{PROXY_PORT, Scene};
+use crate::experiments::chain::bars::Bar;
+use crate::experiments::relay::Spread;
+use crate::link::{Conditions, Kind, Network, Wire};
+use crate::progress::Progress;
+use crate::service::Service;
+use crate::site::{ORIGIN_NAME, Site};
+
+/// Every request ends after so many seconds.
+const ENDS_WITHIN_S: &str = "20";
+/// Without the cache at most this part of the direct time.
+const UNCACHED_MOST: f64 = 1.03;
+/// Out of the cache over http at most so long.
+const CACHED_MOST_MS: f64 = 1.5;
+/// Out of the cache over https at most so long after the TLS handshake.
+const CACHED_AFTER_HANDSHAKE_MOST_MS: f64 = 2.0;
+
+/// One page of Fig. 8, and where we put its server.
+struct Page {
+    scheme: &'static str,
+    file: &'static str,
+    rtt_ms: u64,
+    /// The seed's: page, no cache over direct, cache over direct.
+    seed: (&'static str, f64, f64),
+}
+
+const PAGES: &[Page] = &[
+    Page { scheme: "http", file: "index.html", rtt_ms: 20, seed: ("cs.tufts.edu index.html", 0.88, 0.501) },
+    Page { scheme: "http", file: "bio.html", rtt_ms: 50, seed: ("cs.cmu.edu bio.html", 1.43, 0.240) },
+    Page {
+        scheme: "http",
+        file: "headshot.jpg",
+        rtt_ms: 200,
+        seed: ("cs.cmu.edu headshot.jpg", 1.09, 0.019),
+    },
+    Page { scheme: "https", file: "100k", rtt_ms: 200, seed: ("google.com search", 1.03, 0.083) },
+    Page { scheme: "https", file: "100k", rtt_ms: 20, seed: ("instagram.com", 1.50, 0.309) },
+    Page { scheme: "https", file: "100k", rtt_ms: 50, seed: ("youtube.com", 1.21, 0.234) },
+];
+
+/// The columns of the seed's Fig. 7, in seconds.
+const TIMES: [&str; 6] = ["namelookup", "connect", "appconnect", "pretransfer", "starttransfer", "total"];
+
+/// What curl says of one request, in seconds, in the order of [`TIMES`].
+type Times = [f64; 6];
+
+/// How a page is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Direct,
+    Proxy,
+    Cached,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Direct, Self::Proxy, Self::Cached];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Proxy => "proxy, not stored",
+            Self::Cached => "proxy, out of its cache",
+        }
+    }
+}
+
+/// Measures, writes the tables and gives the bars.
+///
+/// # Errors
+/// Links, origin or proxy cannot be made, or curl or ab does not do its work.
+pub fn run(quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Bar>> {
+    let launcher = crate::launch::launcher()?;
+    let network = Network::new(Kind::Auto, &launcher, 1)?;
+    let (site, wires) = Site::emulated(&network)?;
+    let scene = Scene { origin: Origin::start(&site)?, site: &site };
+    let _proxy: Vec<Service> =
+        programs::ours_opening(&scene).map_err(|why| anyhow::anyhow!("ours: {why}"))?;
+    let requests = if quick { 5 } else { 20 };
+    let _ = writeln!(
+        text,
+        "### Pages (Figs. 7 and 8)\n\n{requests} times each by curl, in turn; medians. Links: {:?}. The client is beside the proxy, the \
+         server at the distance named, directly and from the proxy. What is not stored comes over connections to the server that the proxy \
+         has kept.\n\n| page of the seed | here | RTT ms | direct ms | not stored | cached | not stored / direct (seed) | cached / direct \
+         (seed) |\n|---|---|---:|---:|---:|---:|---:|---:|",
+        network.kind()
+    );
+    let mut bars = Vec::new();
+    let mut fig_7 = None;
+    for page in PAGES {
+        progress.now(&format!("pages: {}", page.seed.0));
+        let times = page.measure(&scene, &wires, requests)?;
+        bars.extend(page.report(&times, text)?);
+        if page.seed.0.starts_with("instagram") {
+            fig_7 = Some(times);
+        }
+    }
+    if let Some(times) = fig_7 {
+        figure_7(&times, text);
+    }
+    apache_bench(&scene, &wires, text)?;
+    Ok(bars)
+}
+
+impl Page {
+    fn measure(&self, scene: &Scene<'_>, wires: &[Wire], requests: usize) -> Result<[Vec<Times>; 3]> {
+        place_server(wires, self.rtt_ms)?;
+        // What is stored and what is kept comes from requests before the first that counts.
+        for way in Way::ALL {
+            self.ask(scene, way)?;
+        }
+        let mut times: [Vec<Times>; 3] = Default::default();
+        for _ in 0..requests {
+            for (way, times) in Way::ALL.into_iter().zip(&mut times) {
+                times.push(self.ask(scene, way)?);
+            }
+        }
+        Ok(times)
+    }
+
+    /// One page by curl.
+    fn ask(&self, scene: &Scene<'_>, way: Way) -> Result<Times> {
+        let port = if self.scheme == "https" { TLS_PORT } else { PORT };
+        let folder = if way == Way::Cached { "hit" } else { "miss" };
+        let url = format!("{}://{ORIGIN_NAME}:{port}/{folder}/{}", self.scheme, self.file);
+        let format: Vec<String> = TIMES.iter().map(|name| format!("%{{time_{name}}}")).collect();
+        let format = format!("%{{http_code}} {}", format.join(" "));
+        let there = format!("{ORIGIN_NAME}:{port}:{}", scene.site.client_server.b.v4);
+        let proxy = format!("http://{}", scene.site.proxy_address(PROXY_PORT));
+        let directory = scene.site.directory.path();
+        let root = match way {
+            Way::Direct => scene.origin.authority.clone(),
+            Way::Proxy | Way::Cached => directory.join("our-ca/root.pem"),
+        };
+        let root = root.display().to_string();
+        let mut arguments = vec!["-q", "-s", "-o", "/dev/null", "-m", ENDS_WITHIN_S, "-w", &format];
+        arguments.extend(["--cacert", &root]);
+        arguments.extend(match way {
+            Way::Direct => ["--resolve", &there],
+            Way::Proxy | Way::Cached => ["-x", &proxy],
+        });
+        arguments.push(&url);
+        let said =
+            scene.site.client.run("curl", &arguments).with_context(|| format!("{}: {url}", way.name()))?;
+        let mut words = said.split_whitespace();
+        ensure!(words.next() == Some("200"), "{} gave {said:?} for {url}", way.name());
+        let mut times = Times::default();
+        for time in &mut times {
+            *time = words
+                .next()
+                .and_then(|word| word.parse().ok())
+                .with_context(|| format!("curl said {said:?}"))?;
+        }
+        Ok(times)
+    }
+
+    fn report(&self, times: &[Vec<Times>; 3], text: &mut String) -> Result<Vec<Bar>> {
+        let [direct, uncached, cached] = times;
+        let spread = |values: Vec<f64>| Spread::of(values).context("curl was never asked");
+        let total = |times: &[Times]| spread(times.iter().map(|times| times[5] * 1e3).collect());
+        let over_direct = |times: &[Times]| {
+            let pairs = times.iter().zip(direct);
+            spread(pairs.map(|(one, direct)| one[5] / direct[5].max(1e-9)).collect())
+        };
+        let (slower, faster) = (over_direct(uncached)?, over_direct(cached)?);
+        let (name, seed_slower, seed_faster) = self.seed;
+        let _ = writeln!(
+            text,
+            "| {name} | {} {} | {} | {:.1} | {:.1} | {:.2} | {:.3} ({seed_slower}) | {:.3} ({seed_faster}) |",
+            self.scheme,
+            self.file,
+            self.rtt_ms,
+            total(direct)?.median,
+            total(uncached)?.median,
+            total(cached)?.median,
+            slower.median,
+            faster.median,
+        );
+        let is_tls = self.scheme == "https";
+        let after_handshake = spread(cached.iter().map(|times| (times[5] - times[2]) * 1e3).collect())?;
+        let (what, measured, bound) = if is_tls {
+            ("cached, after the local handshake", after_handshake, CACHED_AFTER_HANDSHAKE_MOST_MS)
+        } else {
+            ("cached", total(cached)?, CACHED_MOST_MS)
+        };
+        let bar = |what: &str, measured, bound, unit| Bar {
+            what: format!("{} {}, {} ms: {what}", self.scheme, self.file, self.rtt_ms),
+            measured: Ok(measured),
+            bound,
+            at_least: false,
+            unit,
+        };
+        Ok(vec![bar("not stored / direct", slower, UNCACHED_MOST, ""), bar(what, measured, bound, " ms")])
+    }
+}
+
+/// The server's distance, from the client and from the proxy.
+fn place_server(wires: &[Wire], rtt_ms: u64) -> Result<()> {
+    let [client_proxy, to_server @ ..] = wires else { return Ok(()) };
+    client_proxy.set_both(Conditions::default())?;
+    to_server
+        .iter()
+        .try_for_each(|wire| wire.set_both(Conditions::delayed(Duration::from_millis(rtt_ms) / 2)))
+}
+
+fn figure_7(times: &[Vec<Times>; 3], text: &mut String) {
+    let _ =
+        writeln!(text, "\nThe times of instagram.com's page, ms (Fig. 7):\n\n| | {} |", TIMES.join(" | "));
+    let _ = writeln!(text, "|---|{}", "---:|".repeat(TIMES.len()));
+    for (way, times) in Way::ALL.into_iter().zip(times) {
+        let median = |at: usize| {
+            Spread::of(times.iter().map(|times| times[at] * 1e3).collect()).map_or(0.0, |all| all.median)
+        };
+        let values: Vec<String> = (0..TIMES.len()).map(|at| format!("{:.2}", median(at))).collect();
+        let _ = writeln!(text, "| {} | {} |", way.name(), values.join(" | "));
+    }
+    text.push('\n');
+}
+
+/// The seed's run: `ab -n 5 -c 3` of the page of Fig. 10, and a longer one.
+fn apache_bench(scene: &Scene<'_>, wires: &[Wire], text: &mut String) -> Result<()> {
+    place_server(wires, PAGES[0].rtt_ms)?;
+    let url = format!("http://{ORIGIN_NAME}:{PORT}/hit/index.html");
+    let proxy = scene.site.proxy_address(PROXY_PORT).to_string();
+    let _ = writeln!(
+        text,
+        "ApacheBench (Fig. 10; the seed: 54.58 requests/s, 18.3 ms, none failed), the page stored, its server {} ms away:\n\n\
+         | | requests/s | ms each | failed |\n|---|---:|---:|---:|",
+        PAGES[0].rtt_ms
+    );
+    for (count, at_once) in [("5", "3"), ("5000", "3")] {
+        let said = scene.site.client.run("ab", &["-q", "-n", count, "-c", at_once, "-X", &proxy, &url])?;
+        let value = |name: &str| {
+            let line = said.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split(':').nth(1)?.split_whitespace().next()).map(str::to_owned)
+        };
+        let value = |name: &str| value(name).with_context(|| format!("ab does not say {name:?}: {said}"));
+        let failed = value("Failed requests")?;
+        let _ = writeln!(
+            text,
+            "| -n {count} -c {at_once} | {} | {} | {failed} |",
+            value("Requests per second")?,
+            value("Time per request")?,
+        );
+        ensure!(failed == "0", "ab counted {failed} failed requests");
+    }
+    text.push('\n');
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! The rows: other people's proxies and caches, and ours, in the role they are compared in.
+
+use std::net::SocketAddr;
+
+use super::cells::{Cell, Part};
+use super::origin::{self, Origin};
+use super::programs;
+use crate::load::{Spec, Via};
+use crate::peers::Unavailable;
+use crate::service::Service;
+use crate::site::{ORIGIN_NAME, Site};
+
+/// Port on which every program listens that is measured.
+pub const PROXY_PORT: u16 = 9080;
+
+/// The place: hosts, links, origin.
+#[derive(Debug)]
+pub struct Scene<'s> {
+    /// Hosts and links.
+    pub site: &'s Site,
+    /// What is asked for.
+    pub origin: Origin,
+}
+
+/// How clients ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// The origin itself, over the direct link.
+    Direct,
+    /// A program that stands for the origin.
+    Origin,
+    /// A proxy, by the whole URL, or CONNECT where the part is about that.
+    Proxy,
+}
+
+/// One program in one role.
+#[derive(Debug)]
+pub struct Row {
+    /// Name in tables and for `--only`.
+    pub name: &'static str,
+    /// Whether it is ours.
+    pub is_ours: bool,
+    /// Where it has figures.
+    pub parts: &'static [Part],
+    /// How it is asked.
+    pub ask: Ask,
+    /// Whether it has a cache.
+    pub caches: bool,
+    /// A run for a look has it, too.
+    pub is_quick: bool,
+    /// Starts its programs; they listen when it returns.
+    pub start: fn(&Scene<'_>) -> Result<Vec<Service>, Unavailable>,
+}
+
+const CACHING: &[Part] = &[Part::Hit, Part::Miss];
+
+/// Every row, in the order of the tables.
+pub static ROWS: &[Row] = &[
+    Row { caches: false, ..row("direct", &Part::ALL, Ask::Direct, |_| Ok(Vec::new())) },
+    row("nginx", CACHING, Ask::Origin, programs::nginx),
+    row("HAProxy", CACHING, Ask::Origin, programs::haproxy),
+    Row { is_quick: false, ..row("Varnish", CACHING, Ask::Origin, programs::varnish) },
+    Row { is_quick: false, ..row("Traffic Server", CACHING, Ask::Origin, programs::traffic_server) },
+    row("Squid", &[Part::Hit, Part::Miss, Part::Tunnel], Ask::Proxy, programs::squid),
+    row("Squid ssl_bump", &[Part::Tls], Ask::Proxy, programs::squid_bumping),
+    Row { caches: false, is_quick: false, ..row("mitmproxy", &[Part::Tls], Ask::Proxy, programs::mitmproxy) },
+    ours("ours", &[Part::Hit, Part::Miss, Part::Tunnel], Ask::Proxy, programs::ours),
+    ours("ours, for the origin", CACHING, Ask::Origin, programs::ours_for_origin),
+    Row {
+        caches: false,
+        is_quick: false,
+        ..ours("ours, no cache", &[Part::Miss], Ask::Proxy, programs::ours_without_cache)
+    },
+    ours("ours, opening", &[Part::Tls], Ask::Proxy, programs::ours_opening),
+];
+
+const fn row(
+    name: &'static str,
+    parts: &'static [Part],
+    ask: Ask,
+    start: fn(&Scene<'_>) -> Result<Vec<Service>, Unavailable>,
+) -> Row {
+    Row { name, is_ours: false, parts, ask, caches: true, is_quick: true, start }
+}
+
+const fn ours(
+    name: &'static str,
+    parts: &'static [Part],
+    ask: Ask,
+    start: fn(&Scene<'_>) -> Result<Vec<Service>, Unavailable>,
+) -> Row {
+    Row { is_ours: true, ..row(name, parts, ask, start) }
+}
+
+impl Row {
+    /// The rows of a part.
+    pub fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
+        ROWS.iter().filter(move |row| row.parts.contains(&part) && (row.is_quick || !quick))
+    }
+
+    /// The row of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        ROWS.iter().find(|row| row.name == name)
+    }
+
+    /// Whether a column's requests have to come to the origin.
+    #[must_use]
+    pub fn asks_origin(&self, cell: &Cell) -> bool {
+        !self.caches || !cell.is_hit()
+    }
+
+    /// What the load generator does.
+    #[must_use]
+    pub fn load(&self, scene: &Scene<'_>, cell: &Cell) -> Spec {
+        let tls = cell.part == Part::Tls;
+        let port = if tls { origin::TLS_PORT } else { origin::PORT };
+        let destination = SocketAddr::from((scene.site.proxy_server.b.v4, port));
+        let proxy = scene.site.proxy_address(PROXY_PORT);
+        let authority = format!("{ORIGIN_NAME}:{port}");
+        let (dial, via, path) = match (self.ask, cell.part) {
+            (Ask::Direct, _) => {
+                let origin = SocketAddr::from((scene.site.client_server.b.v4, port));
+                (origin, Via::Plain, cell.path.to_owned())
+            }
+            (Ask::Origin, _) => (proxy, Via::Plain, cell.path.to_owned()),
+            (Ask::Proxy, Part::Tunnel | Part::Tls) => (proxy, Via::HttpConnect, cell.path.to_owned()),
+            (Ask::Proxy, _) => (proxy, Via::Plain, format!("http://{authority}{}", cell.path)),
+        };
+        Spec {
+            work: cell.work,
+            connections: cell.connections,
+            dial,
+            via,
+            destination,
+            authority: Some(authority),
+            tls,
+            path,
+            fast_open: false,
+            warmup_ms: 0,
+            window_ms: 0,
+            max_requests: u64::MAX,
+        }
+    }
+}

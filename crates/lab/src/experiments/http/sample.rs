@@ -1,0 +1,185 @@
+//! One program in one column for about a second, and whether it did what the column is about.
+
+use std::collections::BTreeMap;
+
+use anyhow::{anyhow, ensure};
+use serde::Serialize;
+
+use super::cells::Cell;
+use super::rows::{Row, Scene};
+use crate::experiments::relay::{Spread, Timing};
+use crate::load::Report;
+use crate::machine::{Disturbance, DisturbanceMeter};
+use crate::peers::Unavailable;
+use crate::service::Service;
+
+/// A share of answers that may fail before ours counts as broken.
+const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
+/// A cache may ask the origin for this share of its answers in a column of hits: what began before the window.
+const ASKED_SHARE_MOST: f64 = 0.01;
+/// So many requests may lie on the border of the window, a connection and a bit each.
+const BORDER: f64 = 64.0;
+/// Where every answer has to come from the origin, it was asked at least so often for each: it shares its core with the
+/// client and says late what it has counted, but not that late.
+const ASKED_SHARE_LEAST: f64 = 0.5;
+
+/// What was seen.
+#[derive(Debug, Clone, Serialize)]
+pub struct Sample {
+    /// What the client saw.
+    pub report: Report,
+    /// CPU time of the programs in the window, in nanoseconds; none without a program.
+    pub cpu_ns: Option<u64>,
+    /// What others took from us.
+    pub disturbance: Disturbance,
+}
+
+impl Sample {
+    /// Answers per second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.report.rate()
+    }
+
+    /// Microseconds of CPU for each answer.
+    #[must_use]
+    pub fn cpu_us(&self) -> Option<f64> {
+        let answers = self.report.requests as f64;
+        (answers > 0.0).then_some(self.cpu_ns? as f64 / 1e3 / answers)
+    }
+}
+
+/// Takes one.
+///
+/// # Errors
+/// The program is absent, ended, or did something else than the column is about.
+pub fn take(scene: &Scene<'_>, row: &Row, cell: &Cell, timing: Timing) -> Result<Sample, Unavailable> {
+    let mut services = (row.start)(scene)?;
+    let spec = crate::load::Spec {
+        warmup_ms: timing.warmup_ms,
+        window_ms: timing.window_ms,
+        ..row.load(scene, cell)
+    };
+    let mut generator = scene.site.generate(&spec)?;
+    generator.wait_window()?;
+    let asked_before = scene.origin.requests(scene.site)?;
+    let (before, meter) = (cpu_ns(&services), DisturbanceMeter::start());
+    let report = generator.report()?;
+    let cpu_ns = (!services.is_empty()).then(|| cpu_ns(&services).saturating_sub(before));
+    let disturbance = meter.stop();
+    let asked = scene.origin.requests(scene.site)?.saturating_sub(asked_before);
+    for service in &mut services {
+        if !service.is_running() {
+            let log: Vec<String> = service.log().lines().rev().take(3).map(str::to_owned).collect();
+            return Err(anyhow!("{} ended under load: {}", row.name, log.join(" | ")).into());
+        }
+    }
+    check(&report, asked, row, cell)?;
+    Ok(Sample { report, cpu_ns, disturbance })
+}
+
+fn cpu_ns(services: &[Service]) -> u64 {
+    services.iter().map(Service::cpu_ns).sum()
+}
+
+/// Refuses a sample that would compare failures with answers, or answers from the origin with answers from a cache.
+fn check(report: &Report, asked: u64, row: &Row, cell: &Cell) -> anyhow::Result<()> {
+    let (answers, failed) = (report.requests as f64, report.error_count() as f64);
+    ensure!(answers > 0.0, "no answer; failed connections: {:?}", report.errors);
+    ensure!(
+        !row.is_ours || failed <= answers * OUR_FAILED_SHARE_LIMIT,
+        "{failed} of {answers} failed: {:?}",
+        report.errors
+    );
+    let asked = asked as f64;
+    if row.asks_origin(cell) {
+        ensure!(
+            asked + BORDER >= answers * ASKED_SHARE_LEAST,
+            "{answers} answers, but the origin was asked {asked} times only"
+        );
+    } else {
+        ensure!(
+            asked <= answers * ASKED_SHARE_MOST + BORDER,
+            "{answers} answers, and the origin was asked {asked} times: no hits"
+        );
+    }
+    Ok(())
+}
+
+/// All samples of a run, by column and row.
+#[derive(Debug, Default, Serialize)]
+pub struct Samples {
+    taken: BTreeMap<&'static str, BTreeMap<&'static str, BTreeMap<u32, Sample>>>,
+    missing: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
+    /// Samples dropped because others took too much of the CPU.
+    pub dropped: u32,
+}
+
+impl Samples {
+    /// Keeps one.
+    pub fn add(&mut self, cell: &Cell, row: &Row, round: u32, sample: Sample) {
+        self.taken.entry(cell.name).or_default().entry(row.name).or_default().insert(round, sample);
+    }
+
+    /// Notes that a row has no figures in a column, and why.
+    pub fn miss(&mut self, cell: &Cell, row: &Row, reason: &Unavailable) -> String {
+        let reason = reason.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let line = format!("{}, {}: {reason}", row.name, cell.name);
+        self.missing.entry(cell.name).or_default().insert(row.name, reason);
+        line
+    }
+
+    /// Why a row has no figures in a column.
+    #[must_use]
+    pub fn why_missing(&self, cell: &str, row: &str) -> Option<&str> {
+        self.missing.get(cell)?.get(row).map(String::as_str)
+    }
+
+    /// A value over all rounds.
+    #[must_use]
+    pub fn spread(&self, cell: &str, row: &str, value: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.taken.get(cell)?.get(row)?.values().filter_map(value).collect())
+    }
+
+    /// The ratio of two rows, taken within each round.
+    #[must_use]
+    pub fn ratio(
+        &self,
+        cell: &str,
+        (ours, theirs): (&str, &str),
+        value: impl Fn(&Sample) -> Option<f64>,
+    ) -> Option<Spread> {
+        let rows = self.taken.get(cell)?;
+        let theirs = rows.get(theirs)?;
+        let pair = |(round, sample): (&u32, &Sample)| {
+            let divisor = value(theirs.get(round)?)?;
+            (divisor > 0.0).then_some(value(sample)? / divisor)
+        };
+        Spread::of(rows.get(ours)?.iter().filter_map(pair).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_of_something_else_is_refused() {
+        let cell = |name| super::super::cells::CELLS.iter().find(|cell| cell.name == name).expect("a column");
+        let row = |name| Row::named(name).expect("a row");
+        let mut report = Report { requests: 10_000, window_ns: 1_000_000_000, ..Report::default() };
+        let (hit, miss) = (cell("hit 1 KB"), cell("miss 1 KB"));
+        assert!(check(&report, 100, row("ours"), hit).is_ok());
+        assert!(check(&report, 9_990, row("ours"), hit).is_err(), "every answer came from the origin");
+        assert!(check(&report, 9_990, row("direct"), hit).is_ok(), "it has no cache");
+        assert!(check(&report, 9_990, row("nginx"), miss).is_ok());
+        assert!(
+            check(&report, 4_900, row("nginx"), miss).is_err(),
+            "the cache answered what must not be stored"
+        );
+        report.errors.insert("closed early".into(), 11);
+        assert!(check(&report, 100, row("ours"), hit).is_err());
+        assert!(check(&report, 100, row("nginx"), hit).is_ok());
+        assert!(check(&Report::default(), 0, row("nginx"), hit).is_err());
+    }
+}

@@ -1,0 +1,73 @@
+//! What rules ask of hosts and URLs in large: files of names, words, patterns.
+
+use super::super::{At, List};
+use super::Check;
+use sidetrack_core::policy::{HostFile, HostList};
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Largest file of host names, bytes: several million of them.
+const HOST_FILE_MAX: u64 = 256 << 20;
+
+impl Check<'_> {
+    /// Files of host names.
+    pub(super) fn host_files(&mut self, paths: &List<String>) -> Vec<HostFile> {
+        self.not_empty(paths);
+        paths.items().iter().filter_map(|path| self.host_file(path)).collect()
+    }
+
+    fn host_file(&mut self, path: &At<String>) -> Option<HostFile> {
+        let list = match read(&self.surroundings.resolve(path)) {
+            Ok(text) => HostList::parse(&text),
+            Err(error) => {
+                let help = "a relative path starts from the folder of this file";
+                self.error(path.span(), format!("cannot read '{}': {error}", path.as_str()), help);
+                return None;
+            }
+        };
+        if list.is_empty() {
+            let message = format!("'{}' names no host", path.as_str());
+            let help = "write one name a line, or \"*.name\" for all names below; lines of hosts files and of Adblock \
+                        lists (\"||name^\") are read, too";
+            self.error(path.span(), message, help);
+        }
+        Some(HostFile { path: path.as_str().into(), list: Arc::new(list) })
+    }
+
+    /// Words in host names, which are in lower case.
+    pub(super) fn host_words(&mut self, words: &List<String>) -> Vec<Box<str>> {
+        self.not_empty(words);
+        for word in words.items() {
+            if word.is_empty()
+                || word.contains(|c: char| c.is_whitespace() || c.is_control() || "/:*".contains(c))
+            {
+                let help = "write a part of a name, such as \"casino\"; patterns of names go into `host`, of URLs into `url`";
+                self.error(word.span(), format!("no host name holds '{}'", word.as_str()), help);
+            }
+        }
+        words.items().iter().map(|word| word.to_lowercase().into()).collect()
+    }
+
+    /// Patterns of URLs.
+    pub(super) fn url_patterns(&mut self, patterns: &List<String>) -> Vec<Box<str>> {
+        self.not_empty(patterns);
+        for pattern in patterns.items() {
+            if !pattern.starts_with('*') && !pattern.contains("://") {
+                let help =
+                    "a pattern is for the whole URL: \"http://ads.example/*\", \"*/banner/*\", \"*.exe\"";
+                self.error(pattern.span(), format!("no URL fits '{}'", pattern.as_str()), help);
+            }
+        }
+        patterns.items().iter().map(|pattern| pattern.as_str().into()).collect()
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    std::fs::File::open(path)?.take(HOST_FILE_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > HOST_FILE_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 256 MiB"));
+    }
+    Ok(text)
+}

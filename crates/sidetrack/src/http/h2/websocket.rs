@@ -1,0 +1,89 @@
+//! WebSockets over HTTP/2 (RFC 8441). To everybody behind the stream, policy and the server among them, they are upgrades of
+//! HTTP/1.1, which every server of WebSockets knows.
+
+use super::super::buffer::Buffer;
+use super::super::duplex::Duplex;
+use super::super::relay::{Stopped, write_all};
+use super::accept::{Place, answer, fields_of, pseudo};
+use super::send;
+use bytes::{Bytes, BytesMut};
+use data_encoding::BASE64;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::StatusCode;
+use http::request::Parts;
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use sidetrack_core::http::h2 as map;
+use sidetrack_core::http::message::Method;
+use std::io::IoSlice;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// What is hashed behind the key (RFC 6455 Sec. 1.3).
+const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// Most bytes of one read.
+const READ_BYTES: usize = 16 * 1024;
+
+/// Serves a request that is to become a stream of another protocol, to its end.
+pub async fn serve(
+    place: Place,
+    protocol: &str,
+    parts: &Parts,
+    (body, mut respond): (RecvStream, SendResponse<Bytes>),
+) {
+    if protocol != "websocket" {
+        let mut head = http::Response::new(());
+        *head.status_mut() = StatusCode::NOT_IMPLEMENTED;
+        // Whoever is gone need not be told.
+        let _ = respond.send_response(head, true);
+        return;
+    }
+    let key = BASE64.encode(&sidetrack_sys::random::bytes::<16>());
+    let Ok(request) = map::websocket(pseudo(parts), fields_of(parts), &key) else {
+        return respond.send_reset(Reason::PROTOCOL_ERROR);
+    };
+    let accept = BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{GUID}").as_bytes()).as_ref());
+    let mut head = Vec::with_capacity(512);
+    request.write_to(&mut head);
+    let (pipe, mut buffer) = (place.connection(), Buffer::default());
+    let opened = match write_all(&pipe, &mut [IoSlice::new(&head)]).await {
+        Ok(()) => answer((&pipe, &mut buffer), &Method::Get, Some(&accept), &mut respond).await,
+        Err(error) => Err(Stopped::Sink(error)),
+    };
+    match opened {
+        Ok(Some(to)) => tunnel(pipe, buffer, body, to).await,
+        // It was refused, with what there is to say about it.
+        Ok(None) => {}
+        Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
+    }
+}
+
+/// Moves bytes both ways, until both ends have said their last or one is cut.
+async fn tunnel(pipe: Duplex, mut buffer: Buffer, mut body: RecvStream, mut to: SendStream<Bytes>) {
+    let (stream, peeked) = pipe.into_stream();
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
+    let cut = |error: std::io::Error| Stopped::Source(error.to_string());
+    let up = async {
+        while let Some(data) = body.data().await {
+            let data = data.map_err(gone)?;
+            writer.write_all(&data).await.map_err(cut)?;
+            // Only of a stream that is over can nothing be given back.
+            let _ = body.flow_control().release_capacity(data.len());
+        }
+        writer.shutdown().await.map_err(cut)
+    };
+    let down = async {
+        send(&mut to, [buffer.take(), peeked].concat().into()).await?;
+        loop {
+            let mut bytes = BytesMut::with_capacity(READ_BYTES);
+            if reader.read_buf(&mut bytes).await.map_err(cut)? == 0 {
+                return to.send_data(Bytes::new(), true).map_err(gone);
+            }
+            send(&mut to, bytes.freeze()).await?;
+        }
+    };
+    if let Err(stopped) = tokio::try_join!(up, down) {
+        tracing::debug!(?stopped, "a WebSocket was cut");
+        to.send_reset(Reason::CANCEL);
+    }
+}

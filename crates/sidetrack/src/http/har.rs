@@ -1,0 +1,177 @@
+//! Requests of opened connections as an HTTP Archive (HAR 1.2), for browsers' developer tools and whoever looks into what a
+//! program asked. Heads, times and sizes; no content, and what could be a secret is masked.
+
+use crate::live::LiveFlow;
+use serde_json::{Value, json};
+use sidetrack_core::http::fields::Fields;
+use sidetrack_core::http::message::{Request, Response, Version};
+use sidetrack_core::http::uri::{Scheme, Target};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// What stands behind the last entry.
+const TAIL: &str = "\n]}}\n";
+
+/// Fields whose values may be secrets.
+const SECRET: [&str; 5] =
+    ["authorization", "cookie", "set-cookie", "proxy-authorization", "proxy-authenticate"];
+
+/// See the module: a file readable by nobody else, and whole after every entry.
+#[derive(Debug)]
+pub struct Har(Mutex<Archive>);
+
+#[derive(Debug)]
+struct Archive {
+    file: File,
+    /// Where the next entry goes: in the place of the tail.
+    end: u64,
+    is_empty: bool,
+}
+
+/// What was told to a client, as far as somebody wants to know.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// The final head of an answer to the request at hand went out, at least in part.
+    pub is_begun: bool,
+    /// The request, if it is wanted.
+    pub request: Option<Request>,
+    /// The head of the answer to it.
+    head: Option<Response>,
+}
+
+impl Told {
+    /// The head of an answer goes out.
+    pub fn begin(&mut self, head: &Response) {
+        self.is_begun = true;
+        if self.request.is_some() {
+            self.head = Some(head.clone());
+        }
+    }
+}
+
+impl Har {
+    /// Makes the file, in the place of an older one.
+    ///
+    /// # Errors
+    /// As open(2) and write(2).
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+        let creator = json!({"name": "sidetrack", "version": env!("CARGO_PKG_VERSION")});
+        let head = format!("{{\"log\":{{\"version\":\"1.2\",\"creator\":{creator},\"entries\":[");
+        file.write_all_at(format!("{head}{TAIL}").as_bytes(), 0)?;
+        Ok(Self(Mutex::new(Archive { file, end: head.len() as u64, is_empty: true })))
+    }
+
+    /// Adds a request and the answer to it.
+    pub fn add(&self, scheme: Scheme, told: &mut Told, live: &LiveFlow) {
+        let Some(request) = told.request.take() else { return };
+        let entry = entry(scheme, &request, told.head.take().as_ref(), live);
+        let mut archive = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = archive.append(&entry) {
+            tracing::warn!(%error, "cannot write the archive of requests");
+        }
+    }
+}
+
+impl Archive {
+    fn append(&mut self, entry: &Value) -> io::Result<()> {
+        let comma = if self.is_empty { "" } else { "," };
+        let text = format!("{comma}\n{entry}");
+        // In one call: whoever reads meanwhile sees the old end or the new one.
+        self.file.write_all_at(format!("{text}{TAIL}").as_bytes(), self.end)?;
+        self.end += text.len() as u64;
+        self.is_empty = false;
+        Ok(())
+    }
+}
+
+fn entry(scheme: Scheme, request: &Request, head: Option<&Response>, live: &LiveFlow) -> Value {
+    let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let age = live.age();
+    let connect = live.connect_time();
+    let first_byte = live.first_byte_time().unwrap_or(age).min(age);
+    let wait = first_byte.saturating_sub(connect.unwrap_or_default());
+    let peer = live.decided().map(|decided| decided.flow.client);
+    json!({
+        "startedDateTime": humantime::format_rfc3339_millis(live.since).to_string(),
+        "time": millis(age),
+        "request": request_of(scheme, request, live.bytes().0),
+        "response": response_of(head, live.bytes().1),
+        "cache": {},
+        "timings": {
+            "send": 0,
+            // None where a connection was kept, or nothing was asked of the server.
+            "connect": connect.map_or(-1.0, millis),
+            "wait": millis(wait),
+            "receive": millis(age.saturating_sub(first_byte)),
+        },
+        "_client": peer.map(|peer| peer.to_string()),
+        "_flow": live.id.to_string(),
+    })
+}
+
+fn request_of(scheme: Scheme, request: &Request, bytes: u64) -> Value {
+    let url = match Target::within(request, scheme) {
+        Ok((Target::Resource(resource), _)) => resource.url(),
+        _ => String::from_utf8_lossy(&request.target).into_owned(),
+    };
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let pairs: Vec<Value> = pairs
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            json!({"name": name, "value": value})
+        })
+        .collect();
+    json!({
+        "method": String::from_utf8_lossy(request.method.as_bytes()),
+        "url": url,
+        "httpVersion": version(request.version),
+        "cookies": [],
+        "headers": fields(&request.fields),
+        "queryString": pairs,
+        "headersSize": -1,
+        "bodySize": -1,
+        "_bytesToServer": bytes,
+    })
+}
+
+fn response_of(head: Option<&Response>, bytes: u64) -> Value {
+    let text = |name: &str| {
+        let value = head.and_then(|head| head.fields.first(name));
+        value.map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
+    };
+    let size = text("content-length").parse::<i64>().unwrap_or(-1);
+    json!({
+        // 0: there was none, as browsers write it.
+        "status": head.map_or(0, |head| head.status),
+        "statusText": head.map(|head| String::from_utf8_lossy(head.reason.as_ref()).into_owned()).unwrap_or_default(),
+        "httpVersion": "HTTP/1.1",
+        "cookies": [],
+        "headers": head.map(|head| fields(&head.fields)).unwrap_or_default(),
+        "content": {"size": size, "mimeType": text("content-type")},
+        "redirectURL": text("location"),
+        "headersSize": -1,
+        "bodySize": size,
+        "_bytesToClient": bytes,
+    })
+}
+
+const fn version(version: Version) -> &'static str {
+    match version {
+        Version::Http10 => "HTTP/1.0",
+        Version::Http11 => "HTTP/1.1",
+    }
+}
+
+fn fields(fields: &Fields) -> Vec<Value> {
+    let one = |(name, value): (&[u8], &[u8])| {
+        let is_secret = SECRET.iter().any(|secret| name.eq_ignore_ascii_case(secret.as_bytes()));
+        let value = if is_secret { "***".into() } else { String::from_utf8_lossy(value) };
+        json!({"name": String::from_utf8_lossy(name), "value": value})
+    };
+    fields.iter().map(one).collect()
+}
