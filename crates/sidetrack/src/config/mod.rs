@@ -39,7 +39,7 @@ use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::policy::{Action, Capture, HostPattern, KernelRule, Policy, Traffic};
+use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
-use sidetrack_core::http::message::{Method, Response, Version};
+use sidetrack_core::http::message::{Response, Version};
 use sidetrack_core::policy::Carry;
 use std::pin::pin;
 use std::sync::Arc;
