@@ -335,6 +335,10 @@ pub enum Input<'a> {
 }
 
 /// What a shunt wants done.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time is taken from a short queue, and copied nowhere else"
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Install this; answer with [`Input::Installed`], [`Input::Failed`] or [`Input::Gone`].

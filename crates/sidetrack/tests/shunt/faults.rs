@@ -81,6 +81,9 @@ fn segment(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32) -> Vec<u8
     let folded = (sum & 0xffff) + (sum >> 16);
     let checksum = !u16::try_from((folded & 0xffff) + (folded >> 16)).expect("16 bits");
     packet[36..38].copy_from_slice(&checksum.to_be_bytes());
+    let header = sum(&packet[..20]);
+    let checksum = !u16::try_from((header & 0xffff) + (header >> 16)).expect("16 bits");
+    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
     packet
 }
 

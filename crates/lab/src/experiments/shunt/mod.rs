@@ -17,7 +17,7 @@ use crate::machine::{DisturbanceMeter, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
 use anyhow::Result;
-use report::Section;
+use report::{Section, Table};
 use setup::Setup;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -184,8 +184,8 @@ fn each<T>(
     part: Part,
     progress: &Progress,
     run: impl Fn(Setup) -> Result<T>,
-) -> Result<Vec<(Setup, Vec<T>)>> {
-    let mut rows: Vec<(Setup, Vec<T>)> = setups.iter().map(|setup| (*setup, Vec::new())).collect();
+) -> Result<Table<T>> {
+    let mut rows: Table<T> = setups.iter().map(|setup| (*setup, Vec::new())).collect();
     for round in 0..rounds {
         for (setup, row) in &mut rows {
             progress.now(&format!("{}, round {} of {rounds}: {}", part.name(), round + 1, setup.name()));

@@ -20,6 +20,8 @@ const REVOKE_BARS: [(Setup, f64); 3] = [(Setup::Tc, 5.0), (Setup::Xdp, 5.0), (Se
 
 /// Rows of a table: what was measured of each set-up.
 pub type Rows<T> = [(Setup, Vec<T>)];
+/// The same, of its own.
+pub type Table<T> = Vec<(Setup, Vec<T>)>;
 
 /// A part's text, and whether its bars are held.
 pub struct Section {
@@ -180,7 +182,7 @@ fn fast(setup: Setup, row: &[load::Slice]) -> String {
 }
 
 /// Tables III, V and VI.
-pub fn rtt(tables: &[(u64, Vec<(Setup, Vec<load::Slice>)>)]) -> Section {
+pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
     let mut section =
         Section::new("Tables III, V and VI: one TCP flow at a round trip of its own (iperf3, cubic)");
     section.columns(&[
@@ -226,7 +228,7 @@ pub fn rtt(tables: &[(u64, Vec<(Setup, Vec<load::Slice>)>)]) -> Section {
 }
 
 /// Rates over round trips.
-pub fn rates(tables: &[(u64, Vec<(Setup, Vec<load::Slice>)>)]) -> String {
+pub fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
     let places: Vec<String> = tables.iter().map(|(ms, _)| format!("{ms} ms")).collect();
     let series: Vec<Series> = Setup::SEED
         .iter()
