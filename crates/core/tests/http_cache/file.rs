@@ -8,21 +8,21 @@ const KEY: &[u8] = b"http://web.example:80/page?q";
 
 fn vary() -> Stored {
     let text = "Cache-Control: max-age=60|Vary: Accept, X-None|ETag: \"a\"|Date: {-5}|Age: 3|X:";
-    stored_for("Accept: text/html", 200, text).unwrap()
+    stored_for("Accept: text/html", 200, text).expect("storable")
 }
 
 /// A file as it is written, without its content.
 fn written(plan: &Plan, heads: &[&[u8]]) -> Vec<u8> {
-    let mut file = vec![0; usize::try_from(plan.content_offset()).unwrap()];
+    let mut file = vec![0; usize::try_from(plan.content_offset()).expect("small")];
     put(&mut file, 0, &plan.to_bytes());
     for (sequence, head) in (0..).zip(heads) {
-        put(&mut file, plan.slot_offset(sequence), &plan.slot(sequence, head).unwrap());
+        put(&mut file, plan.slot_offset(sequence), &plan.slot(sequence, head).expect("room"));
     }
     file
 }
 
 fn put(file: &mut [u8], at: u64, bytes: &[u8]) {
-    let at = usize::try_from(at).unwrap();
+    let at = usize::try_from(at).expect("small");
     file[at..at + bytes.len()].copy_from_slice(bytes);
 }
 

@@ -201,10 +201,8 @@ fn damaged_files_are_never_served() {
     }
     await_files(folder.path(), paths.len());
     drop(first);
-    let mut number = 0_usize;
-    for path in files(folder.path()) {
+    for (number, path) in (1_usize..).zip(files(folder.path())) {
         let mut bytes = std::fs::read(&path).unwrap();
-        number += 1;
         match number % 4 {
             0 => bytes.truncate(bytes.len() - 1),
             1 => bytes[9000 % (number * 700)] ^= 1,
