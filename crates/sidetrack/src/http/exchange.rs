@@ -23,6 +23,9 @@ use std::sync::Arc;
 /// Room for a head, and for content that is small enough to be copied behind it.
 const HEAD_ROOM: usize = 2048;
 
+/// Who wants to see a final head before the client does.
+type OnHead<'f> = &'f mut dyn FnMut(&Response);
+
 /// How serving a request ended.
 #[derive(Debug)]
 pub struct Outcome {
@@ -137,7 +140,7 @@ impl<'a> Turn<'a> {
     pub async fn pass(
         &mut self,
         status: Option<String>,
-        on_head: &mut dyn FnMut(&Response),
+        on_head: OnHead<'_>,
     ) -> Result<Outcome, Box<Answer>> {
         if self.asked.length != Length::None {
             // Boxed: most requests have no body.
@@ -196,7 +199,7 @@ impl<'a> Turn<'a> {
     async fn exchange(
         &mut self,
         status: Option<String>,
-        on_head: &mut dyn FnMut(&Response),
+        on_head: OnHead<'_>,
     ) -> Result<Outcome, Box<Answer>> {
         let way = self.way();
         let mut server = way.connect(Reuse::Checked).await.map_err(|failure| self.failed(&failure))?;
@@ -229,7 +232,7 @@ async fn both(
     asked: &Asked,
     (client, held, told): (&Duplex, &mut Buffer, &mut Told),
     server: &mut Server,
-    (status, on_head): (Option<String>, &mut dyn FnMut(&Response)),
+    (status, on_head): (Option<String>, OnHead<'_>),
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
     let Server { stream, buffer, .. } = server;
     let stream = &*stream;

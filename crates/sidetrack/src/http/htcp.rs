@@ -23,6 +23,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Most questions that wait for an answer; more are not asked.
 const WAITING_MAX: usize = 4096;
 
+/// Siblings that are asked by HTCP: where they serve, and where they are asked.
+pub type Siblings = Vec<(Destination, SocketAddr)>;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Htcp {
@@ -58,7 +61,7 @@ impl Htcp {
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub fn bind(settings: &HtcpSettings) -> io::Result<(Arc<Self>, Vec<(Destination, SocketAddr)>)> {
+    pub fn bind(settings: &HtcpSettings) -> io::Result<(Arc<Self>, Siblings)> {
         let socket = sidetrack_sys::udp::bind_shared(settings.address)?;
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(LOOK))?;

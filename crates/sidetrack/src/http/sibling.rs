@@ -4,7 +4,7 @@
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::fetch::{Fetched, NoBytes};
-use super::htcp::Htcp;
+use super::htcp::{self, Htcp};
 use super::pool::{Route, Server};
 use super::relay::write_all;
 use crate::carry::{self, Order};
@@ -70,7 +70,7 @@ type Asking<'a> = Pin<Box<dyn Future<Output = Answered> + 'a>>;
 
 impl Siblings {
     /// These: of the seed's kind, and of HTCP's.
-    pub fn new(siblings: &[Destination], by_htcp: Vec<(Destination, SocketAddr)>) -> Self {
+    pub fn new(siblings: &[Destination], by_htcp: htcp::Siblings) -> Self {
         // One way for all: connections are kept by the way and the server they lead to.
         let carry = Arc::new(Carry::default());
         let route = |to: &Destination| Route { carry: carry.clone(), destination: to.clone(), secure: None };

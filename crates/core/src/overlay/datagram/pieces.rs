@@ -99,7 +99,7 @@ mod tests {
                 let mut joiner = Joiner::default();
                 let order = (first..all.len()).chain(0..first);
                 let joined: Vec<_> = order.clone().filter_map(|at| joiner.join(all[at].clone())).collect();
-                assert_eq!(joined, [frame.clone()], "room {room}, from {first}");
+                assert_eq!(joined, std::slice::from_ref(&frame), "room {room}, from {first}");
                 assert!(joiner.incomplete.is_empty());
                 let without: Vec<_> = order.skip(1).filter_map(|at| joiner.join(all[at].clone())).collect();
                 assert!(without.is_empty(), "one is missing");
