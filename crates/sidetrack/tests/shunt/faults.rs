@@ -77,8 +77,8 @@ fn segment(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32) -> Vec<u8
     packet.extend(sequence.to_be_bytes());
     packet.extend([0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
     // Addresses, protocol and length: the pseudo-header.
-    let sum = sum(&packet[12..]) + 6 + 20;
-    let folded = (sum & 0xffff) + (sum >> 16);
+    let pseudo = sum(&packet[12..]) + 6 + 20;
+    let folded = (pseudo & 0xffff) + (pseudo >> 16);
     let checksum = !u16::try_from((folded & 0xffff) + (folded >> 16)).expect("16 bits");
     packet[36..38].copy_from_slice(&checksum.to_be_bytes());
     let header = sum(&packet[..20]);
