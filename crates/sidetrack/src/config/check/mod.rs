@@ -129,10 +129,7 @@ pub(super) fn check(
     Some(Config {
         version,
         workers: usize::try_from(workers).unwrap_or(0),
-        on_crash: match file.on_crash.as_deref() {
-            Some(raw::OnCrash::Closed) => OnCrash::Closed,
-            Some(raw::OnCrash::Open) | None => OnCrash::Open,
-        },
+        on_crash: on_crash(file),
         admin,
         record,
         limits,
@@ -149,6 +146,13 @@ pub(super) fn check(
         tests,
         warnings: Vec::new(),
     })
+}
+
+fn on_crash(file: &raw::File) -> OnCrash {
+    match file.on_crash.as_deref() {
+        Some(raw::OnCrash::Closed) => OnCrash::Closed,
+        Some(raw::OnCrash::Open) | None => OnCrash::Open,
+    }
 }
 
 impl Check<'_> {
