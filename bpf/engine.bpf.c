@@ -8,6 +8,7 @@
  * Left to the kernel: fragments, IPv6 extension headers, VLAN tags, and all that is not TCP or such an ICMP error.
  */
 #include "engine.h"
+#include "offload.h"
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/pkt_cls.h>
@@ -18,8 +19,15 @@ static long (*skb_load)(const void *ctx, __u32 at, void *to, __u32 length, __u32
 	(void *)BPF_FUNC_skb_load_bytes_relative;
 static long (*xdp_load)(void *ctx, __u32 at, void *to, __u32 length) = (void *)BPF_FUNC_xdp_load_bytes;
 
+static __u64 (*ktime_coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
+static long (*skb_store)(struct __sk_buff *skb, __u32 at, const void *from, __u32 length, __u64 flags) =
+	(void *)BPF_FUNC_skb_store_bytes;
+static long (*l4_checksum)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to, __u64 flags) =
+	(void *)BPF_FUNC_l4_csum_replace;
+static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
+
 /* Made by user space; the loader puts their descriptors here. */
-extern char listens, sources, settings, sockets;
+extern char listens, sources, settings, sockets, buckets, flows, lending, taken;
 
 #define swap16(x) __builtin_bswap16(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
@@ -34,6 +42,7 @@ struct ends {
 	struct listen_key local;
 	__u8 remote[16] ALIGNED;
 	__u16 remote_port;
+	__u32 transport; /* where TCP begins, from the IP header on */
 };
 
 /* What a packet is. */
@@ -56,8 +65,9 @@ ALWAYS_INLINE void map4(__u8 *to, const __u8 *from)
 	words[3] = *(const __u32 *)from;
 }
 
-ALWAYS_INLINE void take_ports(struct ends *ends, const __u16 *ports, int quoted)
+ALWAYS_INLINE void take_ports(struct ends *ends, const __u16 *ports, __u32 at, int quoted)
 {
+	ends->transport = at;
 	ends->remote_port = swap16(quoted ? ports[1] : ports[0]);
 	ends->local.port = swap16(quoted ? ports[0] : ports[1]);
 	ends->local.zero = 0;
@@ -82,7 +92,7 @@ ALWAYS_INLINE int read4(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *
 	if (ip[9] == IPPROTO_TCP) {
 		if (load(ctx, xdp, at + length, ports, sizeof(ports)))
 			return 0;
-		take_ports(ends, ports, quoted);
+		take_ports(ends, ports, at + length, quoted);
 	}
 	return ip[9];
 }
@@ -100,7 +110,7 @@ ALWAYS_INLINE int read6(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *
 	if (ip[6] == IPPROTO_TCP) {
 		if (load(ctx, xdp, *after, ports, sizeof(ports)))
 			return 0;
-		take_ports(ends, ports, quoted);
+		take_ports(ends, ports, *after, quoted);
 	}
 	return ip[6];
 }
@@ -167,11 +177,24 @@ ALWAYS_INLINE int owner(const struct ends *ends)
 	return spread(ends) % set->workers;
 }
 
+#include "offload.bpf.h"
+
 SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 {
 	struct ends ends = {};
 
 	return read(skb, 0, swap16(skb->protocol), &ends) != FOREIGN && owner(&ends) >= 0 ? -1 : 0;
+}
+
+/* The same, but for packets of lent connections: tc passes them on. */
+SECTION("socket/rest") int socket_rest(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+	enum verdict verdict = read(skb, 0, swap16(skb->protocol), &ends);
+
+	if (verdict == SEGMENT && passes(skb, 0, skb->gso_size, &ends))
+		return 0;
+	return verdict != FOREIGN && owner(&ends) >= 0 ? -1 : 0;
 }
 
 SECTION("socket/worker") int socket_worker(struct __sk_buff *skb)
@@ -193,6 +216,23 @@ SECTION("tc/own") int tc_own(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* The same, and those that "socket/rest" has left are passed on. */
+SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+
+	if (read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT)
+		return TC_ACT_UNSPEC;
+	switch (pass_on(skb, &ends)) {
+	case NOT_TAKEN:
+		return owner(&ends) >= 0 ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	case FAILED:
+		return TC_ACT_SHOT;
+	default:
+		return TC_ACT_REDIRECT;
+	}
+}
+
 SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 {
 	struct ends ends = {};
@@ -204,3 +244,18 @@ SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 		return XDP_PASS;
 	return xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS);
 }
+
+SECTION("license") char _license[] = "Dual MIT/GPL";
+
+/* For crates/sys/src/bpf/offload.rs: what it takes the layout to be is compared with this. */
+#define PLACE(type, member) offsetof(struct type, member)
+SECTION("layout") const __u32 _layout[] = {
+	sizeof(struct flow), sizeof(struct flow_side), sizeof(struct bucket), sizeof(struct lending), sizeof(struct taken),
+	PLACE(flow, side), PLACE(flow_side, remote), PLACE(flow_side, local), PLACE(flow_side, ports),
+	PLACE(flow_side, add), PLACE(flow_side, sent), PLACE(flow_side, acknowledged), PLACE(flow_side, edge),
+	PLACE(flow_side, stamp), PLACE(flow_side, packets), PLACE(flow_side, given), PLACE(flow_side, done),
+	PLACE(flow_side, joined), PLACE(flow_side, stamp_add), PLACE(flow_side, stamp_first),
+	PLACE(flow_side, egress), PLACE(flow_side, to), PLACE(flow_side, from), PLACE(flow_side, mss),
+	PLACE(flow_side, shift), PLACE(flow_side, shown_shift), PLACE(flow_side, fix), PLACE(flow_side, v6),
+	PLACE(flow_side, last_ns),
+};

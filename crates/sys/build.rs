@@ -26,7 +26,8 @@ fn compile(folder: &Path, stem: &str, object: &Path) {
     // A big-endian host has big-endian BPF.
     let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" { "bpfeb" } else { "bpfel" };
     let run = Command::new(&clang)
-        .args(["-O2", "-g0", "-target", target, "-Wall", "-Wextra", "-Werror"])
+        // Version 3 of the instructions (Linux 5.12) has atomic exchange.
+        .args(["-O2", "-g0", "-target", target, "-mcpu=v3", "-Wall", "-Wextra", "-Werror"])
         // Where Debian and Ubuntu keep the architecture's part of the kernel's headers (package linux-libc-dev).
         .arg(format!("-I/usr/include/{machine}-linux-gnu"))
         .arg("-c")

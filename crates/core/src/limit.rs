@@ -20,6 +20,9 @@ pub const DESCRIPTORS_PER_PIPE: u64 = 2;
 pub struct Budget {
     flows: Pool,
     pipes: u64,
+    /// Flows without descriptors that live now, and how many may live of both kinds.
+    beside: u64,
+    most: u64,
 }
 
 /// Use of one bounded resource. All counts are since the start but `live`.
@@ -84,19 +87,43 @@ impl Budget {
         let usable = nofile.saturating_sub(reserve);
         let pipes = (usable / Self::PIPE_SHARE / DESCRIPTORS_PER_PIPE).min(Self::MAX_PIPES);
         let flows = (usable - pipes * DESCRIPTORS_PER_PIPE) / DESCRIPTORS_PER_FLOW;
-        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes }
+        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes, beside: 0, most: u64::MAX }
     }
 
-    /// The same with at most `flows` flows.
+    /// The same with at most `flows` flows, those without descriptors counted.
     #[must_use]
     pub fn at_most(self, flows: u64) -> Self {
-        Self { flows: Pool::new(self.flows.0.max.min(flows)), ..self }
+        Self { flows: Pool::new(self.flows.0.max.min(flows)), most: flows, ..self }
     }
 
     /// Whether one more flow may start; if so it is counted and must be released once.
     #[must_use]
     pub fn admit(&mut self) -> bool {
+        if self.flows.0.live + self.beside >= self.most {
+            self.flows.0.shed = self.flows.0.shed.saturating_add(1);
+            return false;
+        }
         self.flows.admit()
+    }
+
+    /// Whether one more flow may start that takes no descriptor, as those of the packet engine; if so it is counted and
+    /// must be released once by [`Budget::release_beside`]. Only [`Budget::at_most`] bounds these.
+    #[must_use]
+    pub fn admit_beside(&mut self) -> bool {
+        let admitted = self.flows.0.live + self.beside < self.most;
+        self.beside += u64::from(admitted);
+        admitted
+    }
+
+    /// A flow without descriptors has ended.
+    pub fn release_beside(&mut self) {
+        debug_assert!(self.beside > 0, "released more than was admitted");
+        self.beside = self.beside.saturating_sub(1);
+    }
+
+    /// Most flows of both kinds, if there is such a bound.
+    pub fn most(&self) -> Option<u64> {
+        Some(self.most).filter(|most| *most < u64::MAX)
     }
 
     /// A flow that was admitted has ended and its descriptors are closed.

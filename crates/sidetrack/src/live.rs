@@ -10,7 +10,7 @@ use sidetrack_core::policy::{Action, Verdict};
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
@@ -114,6 +114,7 @@ pub struct LiveFlow {
     sniff_us: AtomicU64,
     /// Set once.
     taken: OnceLock<Taken>,
+    shunted: AtomicBool,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
     /// When the owner wants to be woken, on the workers' clock.
@@ -161,6 +162,7 @@ impl LiveFlow {
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
             taken: OnceLock::new(),
+            shunted: AtomicBool::new(false),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
             due_reason: AtomicU8::new(0),
@@ -262,6 +264,16 @@ impl LiveFlow {
     /// What carries the flow, where its carrier leaves that open and the path stands.
     pub fn taken(&self) -> Option<Taken> {
         self.taken.get().copied()
+    }
+
+    /// Notes that its bytes go past Sidetrack, by an entry of ours in the kernel.
+    pub fn shunted(&self) {
+        self.shunted.store(true, Relaxed);
+    }
+
+    /// Whether bytes of it went past Sidetrack.
+    pub fn was_shunted(&self) -> bool {
+        self.shunted.load(Relaxed)
     }
 
     /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.

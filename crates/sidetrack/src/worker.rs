@@ -319,6 +319,8 @@ fn is_about_the_connection(error: &io::Error) -> bool {
 pub struct Admission {
     shared: Arc<Shared>,
     client: Option<IpAddr>,
+    /// It is a flow of the packet engine.
+    beside: bool,
 }
 
 impl Admission {
@@ -332,12 +334,40 @@ impl Admission {
             let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
             if !budget.admit() {
                 let max = budget.flows().max;
-                return Err(format!(
-                    "{max} flows are the most that the limit on open files allows (RLIMIT_NOFILE)"
-                ));
+                return Err(match budget.most() {
+                    Some(most) if most <= max => {
+                        format!("{most} flows are the most that limits.max_flows allows")
+                    }
+                    _ => format!(
+                        "{max} flows are the most that the limit on open files allows (RLIMIT_NOFILE)"
+                    ),
+                });
             }
         }
-        let mut admission = Self { shared, client: None };
+        Self { shared, client: None, beside: false }.for_client(client)
+    }
+
+    /// Asks for leave for one more flow of this client that takes no descriptor; none if nothing bounds these.
+    ///
+    /// # Errors
+    /// Which limit is reached, in words.
+    pub fn beside(shared: &Arc<Shared>, client: IpAddr) -> Result<Option<Self>, String> {
+        {
+            let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+            let most = budget.most();
+            if most.is_none() && shared.per_client.is_none() {
+                return Ok(None);
+            }
+            if !budget.admit_beside() {
+                let most = most.unwrap_or_default();
+                return Err(format!("{most} flows are the most that limits.max_flows allows"));
+            }
+        }
+        Self { shared: shared.clone(), client: None, beside: true }.for_client(client).map(Some)
+    }
+
+    fn for_client(self, client: IpAddr) -> Result<Self, String> {
+        let mut admission = self;
         let admitted = admission
             .shared
             .per_client
@@ -356,6 +386,7 @@ impl Drop for Admission {
         if let (Some(limit), Some(client)) = (&self.shared.per_client, self.client) {
             limit.lock().unwrap_or_else(PoisonError::into_inner).release(client);
         }
-        self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner).release();
+        let mut budget = self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.beside { budget.release_beside() } else { budget.release() }
     }
 }

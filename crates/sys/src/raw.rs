@@ -41,6 +41,15 @@ pub struct PacketSocket {
     socket: Socket,
 }
 
+/// What has become of frames that passed the filter of a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// They were put where the socket takes them from.
+    pub come: u32,
+    /// There was no room for them.
+    pub dropped: u32,
+}
+
 /// Frames that were taken, each behind its header.
 #[derive(Debug)]
 pub struct Frames {
@@ -175,6 +184,30 @@ impl PacketSocket {
         }
         set_int(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, choose.as_fd().as_raw_fd())?;
         Ok(value as u16)
+    }
+
+    /// What has come since this was asked last (`PACKET_STATISTICS`).
+    ///
+    /// # Errors
+    /// What getsockopt(2) says.
+    pub fn counts(&self) -> io::Result<Counts> {
+        let mut counts = [0_u32; 2];
+        let mut length = size_of_val(&counts) as libc::socklen_t;
+        // SAFETY: the kernel writes a `struct tpacket_stats`, two words, whose size `length` says.
+        let asked = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                counts.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if asked < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let [all, dropped] = counts;
+        Ok(Counts { come: all.saturating_sub(dropped), dropped })
     }
 
     /// Takes the frames that wait, [`BATCH`] at most; none may wait.

@@ -1,5 +1,6 @@
 //! What the engine is told before the first packet, and what it asks while it runs.
 
+use super::lend::{LentTo, Progress};
 use super::ports::Share;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
@@ -175,5 +176,22 @@ pub trait Callbacks {
     fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {
         let _ = (id, from, bytes);
         Payload::Keep
+    }
+
+    /// Packets of the connection in this slot are only translated from now on: it may be lent
+    /// ([`Engine::translation`](super::Engine::translation)).
+    fn plain(&mut self, slot: u32) {
+        let _ = slot;
+    }
+
+    /// What has become of a lent connection since this was asked last; none: nothing.
+    fn progress(&mut self, lent: LentTo) -> Option<Progress> {
+        let _ = lent;
+        None
+    }
+
+    /// A lent connection has ended: whoever has it is to let go of it.
+    fn ended(&mut self, lent: LentTo) {
+        let _ = lent;
     }
 }

@@ -3,6 +3,7 @@
 use super::checksum::Sum;
 use super::config::{ConnectionId, Hop};
 use super::edit::Edits;
+use super::lend::LentTo;
 use super::options::Offer;
 use super::packet::Tuple;
 use super::record::{Stamps, State};
@@ -91,6 +92,8 @@ pub(super) struct Hot {
     pub(super) active: Instant,
     /// Slot of what only some connections need, or [`NONE`].
     pub(super) slow: u32,
+    /// Who translates its packets as well.
+    pub(super) lent: Option<LentTo>,
     pub(super) phase: Phase,
     /// Packets can be rewritten where they are: same family, same options, no edits.
     pub(super) plain: bool,
@@ -156,6 +159,8 @@ pub(super) struct Cold {
     pub(super) key: u32,
     /// Whether there is a source towards the server, and whether it goes back to the free ones.
     pub(super) source: Source,
+    /// Packets of it were passed on by whom it was lent to.
+    pub(super) passed_elsewhere: bool,
     pub(super) stamps: Stamps,
 }
 
@@ -181,6 +186,7 @@ impl Default for Cold {
             idle: Duration::ZERO,
             key: 0,
             source: Source::None,
+            passed_elsewhere: false,
             stamps: Stamps::default(),
         }
     }

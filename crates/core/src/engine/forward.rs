@@ -119,6 +119,9 @@ impl<C: Callbacks> Engine<C> {
         }
         if let Some(hot) = self.hot.get_mut(slot) {
             hot.plain = hot.same_options && hot.same_family;
+            if hot.may_be_lent() {
+                self.callbacks.plain(slot as u32);
+            }
         }
     }
 }

@@ -214,9 +214,12 @@ impl<C: Callbacks> Engine<C> {
         hop: Hop,
         checksums: Checksums,
     ) -> Fate {
-        let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
+        let Some((phase, lent)) = self.hot.get(slot).map(|hot| (hot.phase, hot.lent)) else {
             return Fate::Dropped(Drop::NoConnection);
         };
+        if lent.is_some() {
+            self.catch_up(slot);
+        }
         match phase {
             Phase::Bound => self.forward(now, slot, from, header, packet, checksums),
             Phase::TimeWait if from == CLIENT && self.may_open_again(slot, header, packet) => {
@@ -378,6 +381,7 @@ impl<C: Callbacks> Engine<C> {
             client_packets: client.packets,
             server_packets: server.packets,
             reason,
+            passed_elsewhere: cold.passed_elsewhere,
             stamps: cold.stamps,
         });
     }
@@ -391,6 +395,7 @@ impl<C: Callbacks> Engine<C> {
             self.record(now, slot, reason);
         }
         self.free_slow(slot);
+        self.ended(slot);
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
         if hot.phase == Phase::Opening {
             self.half_open = self.half_open.saturating_sub(1);

@@ -12,6 +12,7 @@
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
 //! | `forward` | rewrites packets where they are: nearly all |
 //! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
+//! | `lend` | lets the kernel translate packets of a connection that needs nobody else |
 //! | `ahead` | reads from memory what a batch will need, all at once |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
@@ -28,6 +29,7 @@ mod edit;
 mod expire;
 mod forward;
 mod icmp;
+mod lend;
 mod machine;
 mod open;
 pub mod options;
@@ -45,6 +47,7 @@ mod timer;
 
 pub use ahead::Ahead;
 pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Selection, Target};
+pub use lend::{LentTo, Moved, Progress, Standing, Translation};
 pub use machine::{Counters, Drop, Engine, Fate};
 pub use packet::Checksums;
 pub use ports::{Share, Steering};

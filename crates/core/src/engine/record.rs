@@ -200,6 +200,8 @@ pub struct Record {
     pub client_packets: u32,
     /// Packets taken from the server.
     pub server_packets: u32,
+    /// Packets of it were passed on by whom it was lent to.
+    pub passed_elsewhere: bool,
     /// The states of both sides.
     pub stamps: Stamps,
 }

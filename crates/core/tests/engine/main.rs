@@ -4,6 +4,7 @@
 
 mod conformance;
 mod exhaustion;
+mod lent;
 mod network;
 mod pcap;
 mod peer;

@@ -3,10 +3,11 @@
 use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at, config};
 use crate::wire::{ACK, FIN, PSH, Packet, SYN};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Hop, Opening, Payload, Record, Selection,
-    Target,
+    Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Hop, LentTo, Opening, Payload, Progress,
+    Record, Selection, Target,
 };
 use sidetrack_core::flow::Side;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 /// Says the same to every connection.
@@ -14,11 +15,22 @@ pub struct Fixed {
     pub selection: Selection,
     pub asked: Vec<(Vec<u8>, bool)>,
     pub payload: Payload,
+    /// Slots that may be lent, what the borrower says in turn, and what it was told to let go of.
+    pub plain: Vec<u32>,
+    pub progress: VecDeque<Progress>,
+    pub ended: Vec<LentTo>,
 }
 
 impl Fixed {
     pub fn new(selection: Selection) -> Self {
-        Self { selection, asked: Vec::new(), payload: Payload::Keep }
+        Self {
+            selection,
+            asked: Vec::new(),
+            payload: Payload::Keep,
+            plain: Vec::new(),
+            progress: VecDeque::new(),
+            ended: Vec::new(),
+        }
     }
 }
 
@@ -34,6 +46,18 @@ impl Callbacks for Fixed {
 
     fn payload(&mut self, _: ConnectionId, _: Side, _: &[u8]) -> Payload {
         self.payload.clone()
+    }
+
+    fn plain(&mut self, slot: u32) {
+        self.plain.push(slot);
+    }
+
+    fn progress(&mut self, _: LentTo) -> Option<Progress> {
+        self.progress.pop_front()
+    }
+
+    fn ended(&mut self, lent: LentTo) {
+        self.ended.push(lent);
     }
 }
 

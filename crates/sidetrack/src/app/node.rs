@@ -17,7 +17,7 @@ use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
 use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
-use crate::worker::{FAR_WAITING_MAX, Shared};
+use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{FlowId, Process};
@@ -400,12 +400,16 @@ pub(super) fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listene
 }
 
 fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engine::Engines> {
-    let (numbers, functions) = (shared.clone(), shared.clone());
+    let (numbers, functions, bounds) = (shared.clone(), shared.clone(), shared.clone());
     let surroundings = engine::Surroundings {
         config: shared.config.clone(),
         clock: shared.clock(),
         next_id: Arc::new(move || numbers.next_flow_id()),
         chains: Arc::new(move |spec, flow| functions.functions.chain(spec, flow)),
+        admit: Arc::new(move |client| {
+            Admission::beside(&bounds, client)
+                .map(|leave| leave.map(|leave| Box::new(leave) as engine::Leave))
+        }),
     };
     engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
 }

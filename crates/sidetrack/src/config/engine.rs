@@ -106,6 +106,8 @@ pub struct EngineListener {
     pub steering: Steering,
     /// Most connections at a time of each worker.
     pub connections_max: u32,
+    /// Most connections at a time whose packets the kernel translates by itself, of all workers; 0: none.
+    pub offload_max: u32,
 }
 
 impl EngineListener {
@@ -113,6 +115,8 @@ impl EngineListener {
     pub const SOURCE_PORTS: RangeInclusive<u16> = 61_000..=65_535;
     /// Connections of each worker.
     pub const CONNECTIONS_MAX: u32 = 65_536;
+    /// Connections that the kernel translates: some 20 MiB of its memory.
+    pub const OFFLOAD_MAX: u32 = 65_536;
 }
 
 #[cfg(test)]

@@ -16,6 +16,10 @@ pub struct Arrived<'a> {
     pub checksums: Checksums,
 }
 
+/// How many frames had come by each interface at some time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mark(pub Vec<u64>);
+
 /// Moves the frames of one worker. Numbers of frames are those of the last [`Driver::receive`].
 pub trait Driver: Send + fmt::Debug {
     /// Takes the frames that wait, a batch at most; how many.
@@ -35,6 +39,17 @@ pub trait Driver: Send + fmt::Debug {
 
     /// Hands everything to be sent to the kernel; frames that came in are gone then.
     fn flush(&mut self);
+
+    /// Remembers which frames have come until now, those that nobody has taken yet counted.
+    fn mark(&mut self) -> Mark {
+        Mark::default()
+    }
+
+    /// Whether all frames that had come at that time were taken.
+    fn is_past(&self, mark: &Mark) -> bool {
+        let _ = mark;
+        true
+    }
 
     /// Packets that found no room since the beginning.
     fn lost(&self) -> u64;

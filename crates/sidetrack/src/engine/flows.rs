@@ -7,8 +7,10 @@ use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::time::Instant;
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
@@ -16,6 +18,12 @@ use std::time::{Duration, SystemTime};
 
 /// Makes the functions that a flow passes.
 pub type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + Send + Sync>;
+
+/// What is held as long as a flow lives, and counts it.
+pub type Leave = Box<dyn Any + Send>;
+
+/// Says whether there may be one more flow of this client; why not, in words.
+pub type Admit = Arc<dyn Fn(IpAddr) -> Result<Option<Leave>, String> + Send + Sync>;
 
 /// How far in the future a function is told to be that holds bytes back for more: with packets there is no later.
 const AT_ONCE: Duration = Duration::from_secs(3600);
@@ -28,6 +36,7 @@ pub struct Flows {
     ledger: Arc<Ledger>,
     next_id: NextId,
     chains: Chains,
+    admit: Admit,
     listener: Arc<str>,
     known: HashMap<ConnectionId, Known>,
     waker: Waker,
@@ -40,6 +49,7 @@ struct Known {
     slot: Option<Slot>,
     detail: Option<Box<str>>,
     chain: Option<Box<Chain>>,
+    _leave: Option<Leave>,
     /// What its rule says of functions that fail.
     on_down: OnDown,
 }
@@ -75,9 +85,18 @@ impl Flows {
         ledger: Arc<Ledger>,
         next_id: NextId,
         chains: Chains,
+        admit: Admit,
         waker: Waker,
     ) -> Self {
-        Self { ledger, next_id, chains, listener, known: HashMap::new(), waker }
+        Self { ledger, next_id, chains, admit, listener, known: HashMap::new(), waker }
+    }
+
+    /// Leave for one more flow of this client, to be kept as long as it lives.
+    ///
+    /// # Errors
+    /// Which limit is reached, in words.
+    pub fn leave(&self, client: IpAddr) -> Result<Option<Leave>, String> {
+        (self.admit)(client)
     }
 
     /// A flow as it is before policy is asked.
@@ -139,19 +158,20 @@ impl Flows {
         now: Instant,
         decided: Decided,
         chain: Option<Box<Chain>>,
+        leave: Option<Leave>,
     ) {
         let on_down = on_down(decided.verdict.as_ref());
         let flow = Arc::new(self.live(opening.opened, now, decided));
         flow.set_waker(&self.waker);
         let slot = Some(self.ledger.enter(flow.clone()));
-        self.known.insert(opening.id, Known { flow, slot, detail: None, chain, on_down });
+        self.known.insert(opening.id, Known { flow, slot, detail: None, chain, on_down, _leave: leave });
     }
 
     /// It is refused, for this reason in words.
     pub fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
-        let known =
-            Known { flow, slot: None, detail: Some(detail.into()), chain: None, on_down: OnDown::Deny };
+        let detail = Some(detail.into());
+        let known = Known { flow, slot: None, detail, chain: None, on_down: OnDown::Deny, _leave: None };
         self.known.insert(opening.id, known);
     }
 
@@ -169,16 +189,20 @@ impl Flows {
                 user: None,
             };
             let flow = self.live(record.opened, record.closed, Decided { flow, verdict: None });
-            Known { flow: Arc::new(flow), slot: None, detail: None, chain: None, on_down: OnDown::Deny }
+            let on_down = OnDown::Deny;
+            Known { flow: Arc::new(flow), slot: None, detail: None, chain: None, on_down, _leave: None }
         });
         count(&known.flow, record.client_bytes, record.server_bytes);
+        if record.passed_elsewhere {
+            known.flow.shunted();
+        }
         if let Some(connected) = record.connected {
             known.flow.connected(connected.since(record.opened));
         }
-        self.leave(known, record.reason, record.closed.since(record.opened));
+        self.end(known, record.reason, record.closed.since(record.opened));
     }
 
-    fn leave(&self, known: Known, reason: EndReason, duration: Duration) {
+    fn end(&self, known: Known, reason: EndReason, duration: Duration) {
         let ended = Ended { flow: known.flow, reason, detail: known.detail, duration };
         match known.slot {
             Some(slot) => self.ledger.leave(slot, ended),
@@ -193,6 +217,11 @@ impl Flows {
                 count(&known.flow, up, down);
             }
         }
+    }
+
+    /// Packets of these the kernel passes on by itself.
+    pub fn shunted(&self, shunted: impl Iterator<Item = ConnectionId>) {
+        shunted.filter_map(|id| self.known.get(&id)).for_each(|known| known.flow.shunted());
     }
 
     /// Those that somebody wishes to end.
@@ -210,7 +239,7 @@ impl Flows {
         for (_, mut known) in std::mem::take(&mut self.known) {
             known.detail.get_or_insert_with(|| detail.into());
             let duration = known.flow.age();
-            self.leave(known, EndReason::Internal, duration);
+            self.end(known, EndReason::Internal, duration);
         }
     }
 }
@@ -258,6 +287,7 @@ mod tests {
             Arc::default(),
             Arc::new(|| FlowId(1)),
             Arc::new(nothing),
+            Arc::new(|_| Ok(None)),
             Waker::noop().clone(),
         )
     }
@@ -267,7 +297,8 @@ mod tests {
         let stage: Box<dyn Stage> = Box::new(Failing { packets: 0, by_fault });
         let chain = Chain::new(vec![("failing".into(), stage)], Instant::ZERO).expect("begins");
         let flow = Arc::new(LiveFlow::new(FlowId(1)));
-        let known = Known { flow, slot: None, detail: None, chain: Some(Box::new(chain)), on_down };
+        let known =
+            Known { flow, slot: None, detail: None, chain: Some(Box::new(chain)), on_down, _leave: None };
         flows.known.insert(id, known);
         id
     }

@@ -6,6 +6,7 @@
 //! | `open.rs` | what needs rights: sockets, programs on interfaces |
 //! | `driver.rs`, `packet.rs`, `xdp.rs` | takes frames and sends them: packet sockets, AF_XDP |
 //! | `strays.rs`, `bell.rs` | what workers tell each other |
+//! | `offload.rs`, `joining.rs` | connections that the kernel translates by itself; how it takes them over |
 //! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
 //! | `select.rs` | asks policy for a server |
 //! | `flows.rs` | flows in flight and their records |
@@ -15,6 +16,8 @@ mod bell;
 mod driver;
 mod flows;
 mod hops;
+mod joining;
+mod offload;
 mod open;
 mod packet;
 mod select;
@@ -23,5 +26,6 @@ mod worker;
 mod xdp;
 
 pub use driver::{Arrived, Driver};
+pub use flows::Leave;
 pub use open::{OpenError, Opened};
 pub use worker::{Engines, Surroundings};

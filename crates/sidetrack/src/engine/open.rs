@@ -7,8 +7,9 @@ use super::strays::{Ring, Strays};
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
-use sidetrack_sys::bpf::{BpfError, Hook, Own, OwnOn, XdpOn};
+use sidetrack_sys::bpf::{BpfError, Hook, Lending, Own, OwnOn, XdpOn};
 use sidetrack_sys::link;
+use sidetrack_sys::random;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
 use sidetrack_sys::xsk::{self, Copying, Umem, XskSocket};
 use std::io;
@@ -126,6 +127,10 @@ pub struct Part {
     pub driver: Box<dyn Driver>,
     /// Its way to the other workers.
     pub strays: Strays,
+    /// The interfaces, in the order of the driver.
+    pub interfaces: Vec<Interface>,
+    /// Where all workers' connections are that the kernel has, and this worker's number and how many there are.
+    pub lending: Option<(Arc<Lending>, u32, u32)>,
     /// Wakes it.
     pub bell: Arc<Bell>,
 }
@@ -152,6 +157,7 @@ struct Opening<'a> {
     listener: &'a Listener,
     interfaces: Vec<Interface>,
     own: Own,
+    lending: Option<Arc<Lending>>,
     mark: u32,
 }
 
@@ -188,9 +194,12 @@ impl Opened {
         let own = own(&listener.addresses, engine, &shares);
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
-        let opening = Opening { listener, interfaces, own, mark };
+        let mut opening = Opening { listener, interfaces, own, lending: None, mark };
         let drivers = match engine.io {
-            EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
+            EngineIo::Packet => {
+                opening.lend(engine.offload_max);
+                opening.packet(workers, &mut self.kept)?
+            }
             EngineIo::Xdp => opening.xdp(workers, &mut self.kept)?,
         };
         let failed = |error| opening.socket_error("any interface", error);
@@ -204,9 +213,14 @@ impl Opened {
             })
             .collect();
         let strays = Strays::between(shares.clone(), &rings);
-        for (((share, driver), strays), bell) in shares.into_iter().zip(drivers).zip(strays).zip(bells) {
-            let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
-            self.parts.push(Part { listener: listener.clone(), share, mtu, driver, strays, bell });
+        let (mtu, number) =
+            (u16::try_from(mtu).unwrap_or(u16::MAX), |n| u32::try_from(n).unwrap_or(u32::MAX));
+        for (worker, (((share, driver), strays), bell)) in
+            shares.into_iter().zip(drivers).zip(strays).zip(bells).enumerate()
+        {
+            let lending = opening.lending.clone().map(|all| (all, number(worker), number(workers)));
+            let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
+            self.parts.push(Part { listener, share, mtu, driver, strays, interfaces, lending, bell });
         }
         Ok(())
     }
@@ -223,6 +237,24 @@ impl Opening<'_> {
 
     fn routed(&self) -> Result<RoutedSocket, OpenError> {
         RoutedSocket::open(self.mark).map_err(|error| self.socket_error("any interface", error))
+    }
+
+    /// Makes room for connections that the kernel is to have. Without, user space has them all.
+    fn lend(&mut self, connections: u32) {
+        if connections == 0 {
+            return;
+        }
+        let seed = u64::from_ne_bytes(random::bytes::<8>());
+        let tried = Lending::new(connections, seed).map_err(BpfError::Map).and_then(|lending| {
+            let lending = Arc::new(lending);
+            self.own.try_lending(&lending).map(|()| lending)
+        });
+        match tried {
+            Ok(lending) => self.lending = Some(lending),
+            Err(error) => {
+                tracing::warn!(listener = %self.listener.name, %error, "the kernel takes no connections of the packet engine");
+            }
+        }
     }
 
     fn packet(&self, workers: usize, kept: &mut Vec<Kept>) -> Result<Vec<Box<dyn Driver>>, OpenError> {

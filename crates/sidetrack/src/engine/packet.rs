@@ -1,6 +1,6 @@
 //! Frames by packet sockets, one for each interface.
 
-use super::driver::{Arrived, Driver};
+use super::driver::{Arrived, Driver, Mark};
 use super::hops::{self, ETHERNET, ROUTED};
 use super::open::Interface;
 use sidetrack_core::engine::packet::Ip;
@@ -37,12 +37,15 @@ struct Port {
     interface: Interface,
     socket: PacketSocket,
     outgoing: Vec<Outgoing>,
+    /// Frames that the kernel has put into the socket, and that were taken from it.
+    come: u64,
+    taken: u64,
 }
 
 impl PacketDriver {
     /// Over these sockets, one for each interface.
     pub fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
-        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new() };
+        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), come: 0, taken: 0 };
         let ports = sockets.into_iter().map(port).collect();
         Self { ports, routed, frames: Frames::default(), from: 0, turn: 0, made: Vec::new(), lost: 0 }
     }
@@ -61,12 +64,13 @@ impl Driver for PacketDriver {
         for _ in 0..self.ports.len() {
             self.from = self.turn;
             self.turn = (self.turn + 1) % self.ports.len();
-            let Some(port) = self.ports.get(self.from) else { continue };
+            let Some(port) = self.ports.get_mut(self.from) else { continue };
             let count = match port.socket.receive(&mut self.frames) {
                 // It may come back; meanwhile the others have work.
                 Err(error) if error.raw_os_error() == Some(ENETDOWN) => 0,
                 result => result?,
             };
+            port.taken += count as u64;
             if count > 0 {
                 return Ok(count);
             }
@@ -137,6 +141,21 @@ impl Driver for PacketDriver {
             port.outgoing.clear();
         }
         self.made.clear();
+    }
+
+    fn mark(&mut self) -> Mark {
+        let come = self.ports.iter_mut().map(|port| {
+            if let Ok(counts) = port.socket.counts() {
+                port.come += u64::from(counts.come);
+                self.lost += u64::from(counts.dropped);
+            }
+            port.come
+        });
+        Mark(come.collect())
+    }
+
+    fn is_past(&self, mark: &Mark) -> bool {
+        self.ports.iter().zip(&mark.0).all(|(port, come)| port.taken >= *come)
     }
 
     fn lost(&self) -> u64 {

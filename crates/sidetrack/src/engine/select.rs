@@ -2,11 +2,14 @@
 
 use super::flows::Flows;
 use super::hops::Hops;
+use super::offload::Offload;
 use crate::config::{Config, EngineListener, Listener, ReverseTarget};
 use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::engine::{Callbacks, ConnectionId, Opening, Payload, Selection, Target};
+use sidetrack_core::engine::{
+    Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Selection, Target,
+};
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
 use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::{Sniff, sniff};
@@ -25,6 +28,8 @@ pub struct Select {
     pub flows: Flows,
     /// The ways to servers.
     pub hops: Hops,
+    /// The connections that the kernel has; none: it takes none.
+    pub offload: Option<Offload>,
     /// The time of the packet at hand.
     pub now: Instant,
 }
@@ -58,8 +63,9 @@ impl Select {
         engine: EngineListener,
         config: Arc<ArcSwap<Config>>,
         flows: Flows,
+        offload: Option<Offload>,
     ) -> Self {
-        Self { listener, engine, config, flows, hops: Hops::default(), now: Instant::ZERO }
+        Self { listener, engine, config, flows, hops: Hops::default(), offload, now: Instant::ZERO }
     }
 
     /// Policy's word; how long to wait for more bytes if it cannot be had yet.
@@ -199,10 +205,15 @@ impl Callbacks for Select {
             Ok(_) => target,
             Err(stop) => Err(Refusal { reason: stop.reason, detail: stop.detail.clone() }),
         };
+        let admitted = target.and_then(|target| {
+            let leave = self.flows.leave(opening.client.ip());
+            let leave = leave.map_err(|detail| Refusal { reason: EndReason::Limit, detail })?;
+            Ok((target, leave))
+        });
         let decided = Decided { flow, verdict };
-        match target {
-            Ok(target) => {
-                self.flows.carried(opening, self.now, decided, chain.unwrap_or_default());
+        match admitted {
+            Ok((target, leave)) => {
+                self.flows.carried(opening, self.now, decided, chain.unwrap_or_default(), leave);
                 Selection::Server(target)
             }
             Err(refusal) => {
@@ -214,5 +225,21 @@ impl Callbacks for Select {
 
     fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {
         self.flows.payload(id, self.now, from, bytes)
+    }
+
+    fn plain(&mut self, slot: u32) {
+        if let Some(offload) = &mut self.offload {
+            offload.offer(slot);
+        }
+    }
+
+    fn progress(&mut self, lent: LentTo) -> Option<Progress> {
+        self.offload.as_mut()?.progress(lent, self.now)
+    }
+
+    fn ended(&mut self, lent: LentTo) {
+        if let Some(offload) = &mut self.offload {
+            offload.ended(lent, self.now);
+        }
     }
 }

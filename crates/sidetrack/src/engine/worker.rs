@@ -2,11 +2,12 @@
 
 use super::bell::Bell;
 use super::driver::Driver;
-use super::flows::{Chains, Flows, NextId};
+use super::flows::{Admit, Chains, Flows, NextId};
 use super::hops;
-use super::open::{Kept, Opened, Part};
+use super::offload::Offload;
+use super::open::{Interface, Kept, Opened, Part};
 use super::select::Select;
-use super::strays::Strays;
+use super::strays::{Stray, Strays};
 use crate::config::{Config, EngineListener, Listener, ListenerKind};
 use crate::live::{Clock, Ledger};
 use arc_swap::ArcSwap;
@@ -14,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
+use sidetrack_sys::bpf::Lending;
 use sidetrack_sys::random;
 use std::fmt;
 use std::io;
@@ -41,6 +43,8 @@ pub struct Surroundings {
     pub next_id: NextId,
     /// Makes the functions of flows.
     pub chains: Chains,
+    /// Says whether there may be one more.
+    pub admit: Admit,
 }
 
 impl fmt::Debug for Surroundings {
@@ -104,6 +108,7 @@ struct Worker {
     settings: EngineListener,
     share: Share,
     mtu: u16,
+    lending: Lent,
     surroundings: Surroundings,
     ledger: Arc<Ledger>,
     bell: Arc<Bell>,
@@ -129,7 +134,8 @@ impl Worker {
     /// An engine without connections.
     fn engine(&self) -> Engine<Select> {
         let Self { listener, settings, share, surroundings, .. } = self;
-        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell)
+        let offload = self.lending.offload(surroundings.clock);
+        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload)
     }
 
     /// Until it is told to stop. A panic ends the connections, not the worker.
@@ -148,23 +154,37 @@ impl Worker {
         self.driver.flush();
         self.note_records();
         let (counters, lost) = (self.engine.counters(), self.driver.lost());
-        tracing::debug!(listener = %self.listener.name, ?counters, lost, "a worker of the packet engine ends");
+        let offload = self.engine.callbacks_mut().offload.as_ref().map(Offload::counters);
+        tracing::debug!(listener = %self.listener.name, ?counters, ?offload, lost, "a worker of the packet engine ends");
     }
 
     fn turns(&mut self) {
         while !self.bell.stopped() {
             let now = self.surroundings.clock.now();
+            let driver = &mut self.driver;
+            if let Some(offload) = &mut self.engine.callbacks_mut().offload {
+                offload.remember(|| driver.mark());
+            }
             let taken = self.receive();
             self.handle(now, taken);
+            self.lend(now);
             if self.bell.heard() {
                 self.end_unwanted(now);
             }
             if now >= self.counted + COUNT_EVERY {
                 self.counted = now;
+                self.engine.refresh();
+                if let Some(offload) = &mut self.engine.callbacks_mut().offload {
+                    offload.look_around();
+                }
                 let traffic: Vec<_> = self.engine.traffic().collect();
-                self.engine.callbacks_mut().flows.count(traffic.into_iter());
+                let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
+                let flows = &mut self.engine.callbacks_mut().flows;
+                flows.count(traffic.into_iter());
+                flows.shunted(shunted.into_iter());
             }
-            if taken == 0 {
+            let busy = self.engine.callbacks_mut().offload.as_ref().is_some_and(Offload::is_busy);
+            if taken == 0 && !busy {
                 self.wait(now);
             }
         }
@@ -200,12 +220,8 @@ impl Worker {
         for frame in 0..taken {
             self.packet(now, frame);
         }
-        while let Some(mut stray) = self.strays.next() {
-            let fate = self.engine.handle(now, &mut stray.packet, stray.hop, stray.checksums);
-            if let Fate::Forward { len, hop } = fate {
-                self.driver.send(stray.packet.get(..len).unwrap_or_default(), hop);
-            }
-            self.send_own();
+        while let Some(stray) = self.strays.next() {
+            self.stray(now, stray);
         }
         self.engine.tick(now);
         self.send_own();
@@ -213,9 +229,22 @@ impl Worker {
         self.note_records();
     }
 
+    /// A packet that did not just come in.
+    fn stray(&mut self, now: Instant, mut stray: Stray) {
+        let fate = self.engine.handle(now, &mut stray.packet, stray.hop, stray.checksums);
+        if let Fate::Forward { len, hop } = fate {
+            self.driver.send(stray.packet.get(..len).unwrap_or_default(), hop);
+        }
+        self.send_own();
+    }
+
     fn packet(&mut self, now: Instant, frame: usize) {
         let Some(arrived) = self.driver.arrived(frame) else { return };
         if self.strays.pass_on(&arrived) {
+            return;
+        }
+        let offload = self.engine.callbacks_mut().offload.as_mut();
+        if offload.is_some_and(|offload| offload.holds(&arrived, now)) {
             return;
         }
         let answering = hops::answering(arrived.packet).map(|server| (server, arrived.hop));
@@ -232,6 +261,56 @@ impl Worker {
             self.engine.callbacks_mut().hops.learn(server, hop, now);
         }
         self.send_own();
+    }
+
+    /// Lends connections to the kernel, and learns what became of those it has. Everything was sent before.
+    fn lend(&mut self, now: Instant) {
+        let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
+        let mut more = offload.next(now);
+        while let Some((slot, returns)) = more {
+            let translation = self.engine.translation(slot);
+            let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
+            let to = translation.and_then(|translation| offload.lend(slot, returns, &translation, now));
+            more = offload.next(now);
+            if let Some(to) = to {
+                self.engine.lend(slot, to);
+            }
+        }
+        self.tell_standing();
+        let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
+        let driver = &self.driver;
+        let waited = offload.carry_on(|mark| driver.is_past(mark), now);
+        if !waited.is_empty() {
+            waited.into_iter().for_each(|stray| self.stray(now, stray));
+            self.driver.flush();
+            self.tell_standing();
+        }
+        self.reclaim(now);
+    }
+
+    /// The kernel is told what was handled and sent here of connections that it has.
+    fn tell_standing(&mut self) {
+        let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
+        for (to, slot) in offload.touched() {
+            let standing = self.engine.standing(slot, to);
+            if let (Some(offload), Some(standing)) = (&mut self.engine.callbacks_mut().offload, standing) {
+                offload.stands(to, &standing);
+            }
+        }
+    }
+
+    /// Takes back connections that the kernel has done with.
+    fn reclaim(&mut self, now: Instant) {
+        while let Some(offload) = &mut self.engine.callbacks_mut().offload
+            && let Some((to, slot)) = offload.done_with(now)
+        {
+            if let Some(slot) = slot {
+                self.engine.reclaim(slot);
+            }
+            if let Some(offload) = &mut self.engine.callbacks_mut().offload {
+                offload.forget(to, now);
+            }
+        }
     }
 
     fn send_own(&mut self) {
@@ -262,8 +341,15 @@ impl Worker {
     }
 
     /// Until a packet comes, something is due, or the bell rings.
-    fn wait(&self, now: Instant) {
-        let due = self.engine.deadline().map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
+    fn wait(&mut self, now: Instant) {
+        let offload = self.engine.callbacks_mut().offload.as_ref().and_then(Offload::deadline);
+        let due = self
+            .engine
+            .deadline()
+            .into_iter()
+            .chain(offload)
+            .min()
+            .map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
         let descriptors = self.driver.descriptors();
         let mut fds: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let bell = self.bell.as_fd();
@@ -286,15 +372,18 @@ impl Worker {
 impl Worker {
     /// None if the listener is none of the engine's.
     fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
-        let Part { listener, share, mtu, driver, strays, bell: _ } = part;
+        let Part { listener, share, mtu, driver, strays, lending, interfaces, bell: _ } = part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
-        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell);
+        let lending = Lent { lending, interfaces };
+        let offload = lending.offload(surroundings.clock);
+        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload);
         let (surroundings, counted) = (surroundings.clone(), Instant::ZERO);
         Some(Self {
             listener,
             settings,
             share,
             mtu,
+            lending,
             surroundings,
             ledger,
             bell,
@@ -307,6 +396,20 @@ impl Worker {
     }
 }
 
+/// What the kernel may have of this worker's connections.
+struct Lent {
+    lending: Option<(Arc<Lending>, u32, u32)>,
+    interfaces: Vec<Interface>,
+}
+
+impl Lent {
+    fn offload(&self, clock: Clock) -> Option<Offload> {
+        let (lending, worker, workers) = self.lending.as_ref()?;
+        Some(Offload::new(lending.part(*worker, *workers), self.interfaces.clone(), clock))
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "all that an engine is made of")]
 fn fresh(
     listener: &Listener,
     settings: &EngineListener,
@@ -315,6 +418,7 @@ fn fresh(
     surroundings: &Surroundings,
     ledger: &Arc<Ledger>,
     bell: &Arc<Bell>,
+    offload: Option<Offload>,
 ) -> Engine<Select> {
     let listen = listener.addresses.iter().map(|address| Listen {
         address: Some(address.ip()).filter(|ip| !ip.is_unspecified()),
@@ -329,9 +433,10 @@ fn fresh(
         ledger.clone(),
         surroundings.next_id.clone(),
         surroundings.chains.clone(),
+        surroundings.admit.clone(),
         waker,
     );
-    let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows);
+    let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows, offload);
     Engine::new(config, select, surroundings.clock.now())
 }
 
@@ -418,6 +523,8 @@ mod tests {
             mtu: 1500,
             driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
             strays,
+            interfaces: Vec::new(),
+            lending: None,
             bell: bell.clone(),
         };
         let surroundings = Surroundings {
@@ -425,6 +532,7 @@ mod tests {
             clock: Clock::start(),
             next_id: Arc::new(|| FlowId(1)),
             chains: Arc::new(|_, _| sidetrack_core::chain::Chain::new(Vec::new(), Instant::ZERO)),
+            admit: Arc::new(|_| Ok(None)),
         };
         let worker = Worker::new(part, &surroundings, ledger.clone(), bell.clone()).unwrap();
         (worker, ledger, bell)

@@ -297,7 +297,8 @@ impl Connection {
                 return self.answer(answer, Length::None, broken).await;
             }
         };
-        if self.har().is_some() {
+        // What goes through a tunnel is in the archive if it is opened, and is nothing of HTTP if not.
+        if self.har().is_some() && request.method != Method::Connect {
             self.told.request = Some(request.clone());
         }
         let asker = Asker {

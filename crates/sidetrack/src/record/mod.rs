@@ -124,7 +124,7 @@ impl<'a> FlowRecord<'a> {
             connect_seconds: flow.connect_time().map(seconds),
             first_byte_seconds: flow.first_byte_time().map(seconds),
             duration_seconds: seconds(duration),
-            shunted: known.is_some_and(|known| known.intercept == Intercept::Kernel),
+            shunted: flow.was_shunted() || known.is_some_and(|known| known.intercept == Intercept::Kernel),
             reason: None,
             detail: None,
             agreement: decided.and_then(Decided::agreement).map(Cow::Borrowed),

@@ -70,19 +70,11 @@ fn a_first_request_of_several_segments_is_forwarded_at_once() {
     }
 }
 
-/// What a busy machine delays is not sent again: only what is lost, or held for long. (The second needs Linux 6.11.)
-fn patient() {
-    sidetrack_sys::sysctl::write("net/ipv4/tcp_early_retrans", "0").expect("no tail loss probe");
-    let _ = sidetrack_sys::sysctl::write("net/ipv4/tcp_rto_min_us", "20000000");
-}
-
 fn at_once(way: &str) {
     let mut site = Site::new();
     let server = site.server("10.0.2.1");
     site.start("", &engine_by(way, &format!("names = {{ \"a.example\" = \"{}\" }}", server.address)));
-    for host in [&site.line.client, &site.line.server] {
-        host.run(patient);
-    }
+    site.be_patient();
     let before = site.retransmitted();
     site.line.client.run(|| {
         for filler in [1500, 6000, 11_000] {

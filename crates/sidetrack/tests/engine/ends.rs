@@ -83,6 +83,32 @@ fn policy_denies_and_says_why() {
 }
 
 #[test]
+fn limits_count_its_flows() {
+    if !is_root() {
+        return;
+    }
+    for (limit, said) in
+        [("max_flows = 2", "limits.max_flows"), ("max_flows_per_client = 2", "max_flows_per_client")]
+    {
+        let mut site = Site::new();
+        let server = site.server("10.0.2.1");
+        site.start(
+            &format!("default = \"direct\"\n[limits]\n{limit}\n"),
+            &engine(&format!("to = \"{}\"", server.address)),
+        );
+        let [first, _second] =
+            site.line.client.run(|| [0; 2].map(|_| Client::connect(to(ENGINE)).expect("greeted")));
+        assert_eq!(site.line.client.run(refused), io::ErrorKind::ConnectionReset);
+        let record = site.record();
+        assert_eq!(record.text("reason"), "limit");
+        assert!(record.text("detail").contains(said), "{record:?}");
+        first.close().expect("closed in order");
+        assert_eq!(site.record().text("reason"), "ok");
+        site.line.client.run(|| visit(to(ENGINE), b"room again"));
+    }
+}
+
+#[test]
 fn bytes_arrive_as_they_were_sent_and_half_closes_pass() {
     if is_root() {
         WAYS.into_iter().for_each(there_and_back);

@@ -13,6 +13,7 @@ mod ends;
 mod flood;
 mod ldap;
 mod loss;
+mod offload;
 mod settings;
 mod tools;
 mod workers;

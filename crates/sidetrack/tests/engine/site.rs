@@ -88,6 +88,16 @@ impl Site {
         self.up.as_mut().expect("started").record()
     }
 
+    /// What a busy machine delays is not sent again: only what is lost, or held for long. (The second needs Linux 6.11.)
+    pub fn be_patient(&self) {
+        for host in [&self.line.client, &self.line.server] {
+            host.run(|| {
+                sidetrack_sys::sysctl::write("net/ipv4/tcp_early_retrans", "0").expect("no tail loss probe");
+                let _ = sidetrack_sys::sysctl::write("net/ipv4/tcp_rto_min_us", "20000000");
+            });
+        }
+    }
+
     /// TCP segments that the client's and the server's kernel have sent again so far.
     pub fn retransmitted(&self) -> [u64; 2] {
         [&self.line.client, &self.line.server].map(|node| node.run(retransmitted))
@@ -102,9 +112,14 @@ pub fn enter(node: &Node) -> impl FnOnce() + Send + 'static {
 
 /// `RetransSegs` of this thread's network namespace.
 fn retransmitted() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("counters");
-    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    counter("snmp", "Tcp:", "RetransSegs")
+}
+
+/// A counter of this thread's network namespace.
+pub fn counter(file: &str, group: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("counters");
+    let mut lines = text.lines().filter(|line| line.starts_with(group));
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
-    let at = names.split(' ').position(|name| name == "RetransSegs").expect("a counter");
+    let at = names.split(' ').position(|one| one == name).expect("a counter");
     values.split(' ').nth(at).expect("a value").parse().expect("a number")
 }

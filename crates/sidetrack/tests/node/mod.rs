@@ -287,6 +287,11 @@ impl Record {
         self.text(field).parse().unwrap_or_else(|_| panic!("{field} of {self:?}"))
     }
 
+    /// A field that says yes or no.
+    pub fn flag(&self, field: &str) -> bool {
+        self.0[field].as_bool().unwrap_or_else(|| panic!("{field} of {self:?}"))
+    }
+
     /// A number.
     pub fn number(&self, field: &str) -> u64 {
         self.0[field].as_u64().unwrap_or_else(|| panic!("{field} of {self:?}"))

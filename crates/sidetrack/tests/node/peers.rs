@@ -88,6 +88,11 @@ impl Client {
         if back == bytes { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
+    /// The connection itself.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream.into_inner()
+    }
+
     /// Closes in order and waits for the other end's close.
     pub fn close(mut self) -> io::Result<()> {
         self.stream.get_mut().shutdown(Shutdown::Write)?;

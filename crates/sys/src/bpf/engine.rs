@@ -1,10 +1,11 @@
 //! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
 
 use super::load::{self, BpfError};
-use super::{ENGINE, Hook, Link, Map, MapKind, Program, ProgramKind};
+use super::{ENGINE, Hook, Lending, Link, Map, MapKind, Program, ProgramKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Most addresses with a port where clients connect, and most addresses of our own towards servers.
 const ENTRIES_MAX: u32 = 1024;
@@ -18,6 +19,7 @@ pub struct Own {
     listens: Map,
     sources: Map,
     settings: Map,
+    lending: Option<Arc<Lending>>,
 }
 
 /// The engine's packets on one interface, kept from the kernel's own TCP until this is dropped.
@@ -55,6 +57,7 @@ impl Own {
             listens: load::map("listens", MapKind::Hash, 20, 4, ENTRIES_MAX)?,
             sources: load::map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
             settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
+            lending: None,
         };
         let value = [workers.to_ne_bytes(), block.to_ne_bytes()].concat();
         own.settings.put(&[0; 4], &value).map_err(BpfError::Map)?;
@@ -85,18 +88,33 @@ impl Own {
         self.sources.put(&address(Some(ip)), &value).map_err(BpfError::Map)
     }
 
+    /// Has the programs that are loaded from now on pass on the packets of connections that are lent to them.
+    ///
+    /// # Errors
+    /// What the kernel has against the programs that do that; then the others stay in use.
+    pub fn try_lending(&mut self, lending: &Arc<Lending>) -> Result<(), BpfError> {
+        self.lending = Some(lending.clone());
+        let tried = self.socket_filter().and_then(|_| self.load("tc/rest", ProgramKind::Tc, None));
+        if tried.is_err() {
+            self.lending = None;
+        }
+        tried.map(drop)
+    }
+
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
+        let lent = self.lending.iter().flat_map(|lending| lending.maps());
         let maps: Vec<&Map> =
-            [&self.listens, &self.sources, &self.settings].into_iter().chain(more).collect();
+            [&self.listens, &self.sources, &self.settings].into_iter().chain(more).chain(lent).collect();
         load::program(ENGINE, name, kind, &maps)
     }
 
-    /// The filter of a packet socket: the engine's packets only.
+    /// The filter of a packet socket: the engine's packets only, and of these not what [`Own::keep_from_kernel`] passes on.
     ///
     /// # Errors
     /// What the kernel has against it.
     pub fn socket_filter(&self) -> Result<Program, BpfError> {
-        self.load("socket/own", ProgramKind::SocketFilter, None)
+        let name = if self.lending.is_some() { "socket/rest" } else { "socket/own" };
+        self.load(name, ProgramKind::SocketFilter, None)
     }
 
     /// Chooses the packet socket of a fanout group: that of the worker whose packet it is.
@@ -108,12 +126,13 @@ impl Own {
     }
 
     /// Keeps the engine's packets that come in by the interface with this index from the kernel's own TCP, which would
-    /// answer them with resets. Packet sockets still see them.
+    /// answer them with resets. Packet sockets still see them. What their filter has left of lent connections is passed on.
     ///
     /// # Errors
     /// EINVAL before Linux 6.6.
     pub fn keep_from_kernel(&self, index: u32) -> Result<OwnOn, BpfError> {
-        let program = self.load("tc/own", ProgramKind::Tc, None)?;
+        let name = if self.lending.is_some() { "tc/rest" } else { "tc/own" };
+        let program = self.load(name, ProgramKind::Tc, None)?;
         let hook = Hook::TcxIngress;
         let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
         Ok(OwnOn { _link: link })

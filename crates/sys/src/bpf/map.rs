@@ -17,6 +17,8 @@ pub enum MapKind {
     Hash = 1,
     /// Numbered from 0.
     Array = 2,
+    /// Numbered from 0, each processor with values of its own.
+    PerCpuArray = 6,
     /// AF_XDP sockets, numbered from 0.
     Xsk = 17,
     /// Devices by interface index, for XDP.
@@ -66,11 +68,20 @@ impl Map {
     /// # Errors
     /// EPERM without CAP_BPF (CAP_SYS_ADMIN before Linux 5.8), ENOMEM.
     pub fn create(shape: MapShape) -> io::Result<Self> {
+        Self::create_with(shape, 0)
+    }
+
+    /// The same with flags of the kernel's (`BPF_F_*`).
+    ///
+    /// # Errors
+    /// As [`Map::create`].
+    pub(super) fn create_with(shape: MapShape, flags: u32) -> io::Result<Self> {
         let mut argument = Argument::new()
             .u32(0, shape.kind as u32)
             .u32(4, size(shape.key_bytes))
             .u32(8, size(shape.value_bytes))
             .u32(12, shape.entries_max)
+            .u32(16, flags)
             .name(28, shape.name);
         // SAFETY: no addresses; the result is a descriptor.
         let fd = unsafe { argument.open(Command::MapCreate) }?;

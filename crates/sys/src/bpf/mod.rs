@@ -8,7 +8,9 @@ mod engine;
 mod flow;
 mod load;
 mod map;
+mod memory;
 mod object;
+mod offload;
 mod program;
 mod syscall;
 mod table;
@@ -18,6 +20,7 @@ pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
+pub use offload::{Lending, LendingPart, Lent, LentSide, Numbers, Seen};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
 

@@ -44,6 +44,10 @@ impl Check<'_> {
                 .number(keys.connections_max.as_ref(), 16..=1 << 24, " connections")
                 .and_then(|number| u32::try_from(number).ok())
                 .unwrap_or(EngineListener::CONNECTIONS_MAX),
+            offload_max: self
+                .number(keys.offload_max.as_ref(), 0..=1 << 22, " connections")
+                .and_then(|number| u32::try_from(number).ok())
+                .unwrap_or(EngineListener::OFFLOAD_MAX),
         })
     }
 

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What becomes of packets of lent connections (offload.h); a part of engine.bpf.c.
+ *
+ * Passed on by a program are segments in the window, with or without payload, whose options are those of every usual
+ * sender: none, time stamps, SACK. All else is user space's: SYN, FIN, RST, other options, what does not fit the receiver,
+ * what lies outside the window, a time to live that would run out.
+ */
+#define TCP_FIN 1
+#define TCP_SYN 2
+#define TCP_RST 4
+#define TCP_ACK 16
+#define BARE 20
+/* NOP NOP TIMESTAMPS(10), and NOP NOP SACK without its length. */
+#define STAMPS 0x0101080a
+#define STAMPS_LENGTH 12
+#define SACK 0x01010500
+#define BLOCKS_MAX 4
+/* Since Linux 6.16: with BPF_F_PSEUDO_HDR, of IPv6, where no header checksum makes up for the addresses. */
+#define F_IPV6 (1ULL << 7)
+
+#define AFTER(a, b) ((__s32)((__u32)(a) - (__u32)(b)) > 0)
+
+/* A segment, as far as is read of it. */
+struct segment {
+	__u32 tcp[BARE / 4 + 15]; /* room for what four bits can say, which is more than there can be */
+	__u32 options;            /* bytes of them */
+	__u32 payload;
+	__u32 stamps;  /* not 0: they begin with time stamps */
+	__u32 blocks;  /* of SACK, which is the last option */
+	__u32 ttl;
+};
+
+ALWAYS_INLINE __u32 sequence_of(const struct segment *s)
+{
+	return bpf_htonl(s->tcp[1]);
+}
+
+ALWAYS_INLINE __u32 acknowledgement_of(const struct segment *s)
+{
+	return bpf_htonl(s->tcp[2]);
+}
+
+ALWAYS_INLINE __u8 flags_of(const struct segment *s)
+{
+	return ((const __u8 *)s->tcp)[13];
+}
+
+ALWAYS_INLINE __u32 window_of(const struct segment *s)
+{
+	return swap16(((const __u16 *)s->tcp)[7]);
+}
+
+/* Whether the options are of the usual layout. */
+ALWAYS_INLINE int understood(struct segment *s)
+{
+	__u32 rest = s->options;
+	__u32 word = bpf_htonl(s->tcp[BARE / 4]);
+
+	if (!rest)
+		return 1;
+	if (word == STAMPS && rest >= STAMPS_LENGTH) {
+		s->stamps = 1;
+		rest -= STAMPS_LENGTH;
+		if (!rest)
+			return 1;
+		word = bpf_htonl(s->tcp[(BARE + STAMPS_LENGTH) / 4]);
+	}
+	if ((word & 0xffffff00) != SACK || (word & 0xff) + 2 != rest || rest < 12 || rest > 36 || (rest - 4) & 7)
+		return 0;
+	s->blocks = (rest - 4) / 8;
+	return 1;
+}
+
+/* Reads the segment behind the ends that were read already. */
+ALWAYS_INLINE int read_segment(void *ctx, int xdp, const struct ends *ends, struct segment *s)
+{
+	__u8 ip[8] ALIGNED;
+	__u32 length, header, at = ends->transport;
+
+	if (load(ctx, xdp, 0, ip, sizeof(ip)))
+		return 0;
+	if (ip[0] >> 4 == 4) {
+		/* Other than 20: IP options. */
+		if (at != 20 || load(ctx, xdp, 8, &s->ttl, 1))
+			return 0;
+		length = (__u32)ip[2] << 8 | ip[3];
+	} else {
+		length = ((__u32)ip[4] << 8 | ip[5]) + 40;
+		s->ttl = ip[7];
+	}
+	if (load(ctx, xdp, at, s->tcp, BARE))
+		return 0;
+	header = (((const __u8 *)s->tcp)[12] >> 4) * 4;
+	if (header < BARE || length < at + header)
+		return 0;
+	s->payload = length - at - header;
+	s->options = (header - BARE) & 0x3c;
+	if (s->options && load(ctx, xdp, at + BARE, s->tcp + BARE / 4, s->options))
+		return 0;
+	return 1;
+}
+
+ALWAYS_INLINE __u64 mix(__u64 hash, __u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+	return hash ^ (hash >> 32);
+}
+
+/* The entry of a packet between these ends, as it stands in a place; 0: there is none. */
+ALWAYS_INLINE __u32 entry_of(const struct ends *ends)
+{
+	const __u64 *remote = (const void *)ends->remote;
+	const __u64 *local = (const void *)ends->local.address;
+	__u32 zero = 0, index, tag, entry = 0;
+	const struct lending *set = map_lookup(&lending, &zero);
+	const struct bucket *bucket;
+	__u64 hash;
+
+	if (!set)
+		return 0;
+	hash = mix(mix(mix(mix(set->seed, remote[0]), remote[1]), local[0]), local[1]);
+	hash = mix(hash, (__u32)ends->remote_port << 16 | ends->local.port);
+	index = (__u32)hash & set->bucket_mask;
+	tag = hash >> 32;
+	bucket = map_lookup(&buckets, &index);
+	if (!bucket)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < PLACES; i++) {
+		__u64 place = *(volatile const __u64 *)&bucket->place[i];
+
+		if (place >> 32 == tag && (__u32)place)
+			entry = (__u32)place;
+	}
+	return entry;
+}
+
+ALWAYS_INLINE struct flow *flow_of(__u32 entry)
+{
+	__u32 index = (entry - 1) >> 1;
+
+	return entry ? map_lookup(&flows, &index) : 0;
+}
+
+ALWAYS_INLINE int is_between(const struct flow_side *own, const struct ends *ends)
+{
+	const __u64 *remote = (const void *)own->remote, *local = (const void *)own->local;
+	const __u64 *from = (const void *)ends->remote, *to = (const void *)ends->local.address;
+
+	return remote[0] == from[0] && remote[1] == from[1] && local[0] == to[0] && local[1] == to[1] &&
+	       own->ports == ((__u32)ends->remote_port << 16 | ends->local.port);
+}
+
+/* Moves a number forward, whoever else moves it. */
+ALWAYS_INLINE void forward32(__u32 *number, __u32 to)
+{
+#pragma unroll
+	for (int i = 0; i < 3; i++) {
+		__u32 old = *(volatile __u32 *)number;
+
+		if (!AFTER(to, old) || __sync_val_compare_and_swap(number, old, to) == old)
+			return;
+	}
+}
+
+ALWAYS_INLINE void forward64(__u64 *number, __u32 to)
+{
+#pragma unroll
+	for (int i = 0; i < 3; i++) {
+		__u64 old = *(volatile __u64 *)number;
+		__u64 new = old + (__u32)(to - (__u32)old);
+
+		if (!AFTER(to, old) || __sync_val_compare_and_swap(number, old, new) == old)
+			return;
+	}
+}
+
+/*
+ * Whether nothing of this side's is under way in user space that the segment would overtake. User space counts what it sent
+ * on of what it was given; once that is all, the program has the side for good. Acknowledgements without payload may
+ * overtake each other: a receiver of an old one learns nothing new from it. They are left to user space until the other
+ * side has joined: it holds them back, so that the other side's sender pauses and its segments come to an end there.
+ */
+ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, const struct segment *s)
+{
+	volatile __u32 *given = &own->given, *done = &own->done, *joined = &own->joined;
+
+	if (*joined)
+		return 1;
+	if (!s->payload && !*(volatile const __u32 *)&other->joined)
+		return 0;
+	if (*given == *done) {
+		*joined = 1;
+		return 1;
+	}
+	return !s->payload;
+}
+
+/* User space gets a segment of a side that has not joined. */
+ALWAYS_INLINE void count_given(struct flow_side *own, const struct segment *s)
+{
+	if (s->payload && !*(volatile __u32 *)&own->joined)
+		__sync_fetch_and_add(&own->given, 1);
+}
+
+/* Whether the receiver can have a use for a segment, and its sender had something to acknowledge. */
+ALWAYS_INLINE int in_window(const struct flow_side *own, const struct flow_side *other, const struct segment *s)
+{
+	__u32 sent = *(volatile const __u64 *)&other->sent;
+	__u32 end = sequence_of(s) + s->payload;
+
+	return !AFTER(acknowledgement_of(s) - other->add, sent) &&
+	       !AFTER(end + own->add, *(volatile const __u32 *)&other->edge + 1);
+}
+
+ALWAYS_INLINE void note(struct flow_side *own, const struct segment *s)
+{
+	__u32 end = sequence_of(s) + s->payload, acknowledged = acknowledgement_of(s);
+
+	if (s->stamps && !AFTER(sequence_of(s), *(volatile __u64 *)&own->sent))
+		own->stamp = bpf_htonl(s->tcp[BARE / 4 + 1]);
+	if (s->payload)
+		forward64(&own->sent, end);
+	forward32(&own->acknowledged, acknowledged);
+	forward32(&own->edge, acknowledged + (window_of(s) << (own->shift & 15)));
+	__sync_fetch_and_add(&own->packets, 1);
+	own->last_ns = ktime_coarse_ns();
+}
+
+/* Whether a program passes on this packet of a lent connection. If so it is counted. */
+ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_side *other, __u32 gso_size,
+			struct segment *s)
+{
+	__u8 flags = flags_of(s);
+
+	if (*(volatile __u32 *)&flow->state != FLOW_LENT || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
+		return 0;
+	if (!in_window(own, other, s)) {
+		count_given(own, s);
+		return 0;
+	}
+	if ((flags & (TCP_FIN | TCP_RST)) || !understood(s) ||
+	    (gso_size ? gso_size : s->payload) + s->options > other->mss) {
+		/* What follows it is not to overtake it. */
+		*(volatile __u32 *)&flow->state = FLOW_RETURNED;
+		return 0;
+	}
+	if (!joins(own, other, s)) {
+		count_given(own, s);
+		return 0;
+	}
+	note(own, s);
+	return 1;
+}
+
+/* The decision about one packet, for whoever sees it next on this processor. */
+ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const struct ends *ends)
+{
+	__u32 zero = 0, entry = entry_of(ends);
+	struct taken *seen = map_lookup(&taken, &zero);
+	struct flow *flow = flow_of(entry);
+	struct segment s = {};
+	struct flow_side *own, *other;
+
+	if (!seen)
+		return 0;
+	/* What was decided about an earlier packet that never came to tc. */
+	seen->entry = 0;
+	if (!flow)
+		return 0;
+	own = entry & 1 ? &flow->side[0] : &flow->side[1];
+	other = entry & 1 ? &flow->side[1] : &flow->side[0];
+	if (!is_between(own, ends) || !read_segment(skb, xdp, ends, &s) ||
+	    !judge(flow, own, other, gso_size, &s))
+		return 0;
+	seen->entry = entry;
+	seen->ports = s.tcp[0];
+	seen->sequence = s.tcp[1];
+	seen->acknowledgement = s.tcp[2];
+	return 1;
+}
+
+/* One's complement sums, folded at the end; words as they stand in the packet. */
+ALWAYS_INLINE __u64 replaced(__u64 sum, __u32 old, __u32 new)
+{
+	return sum + (__u32)~old + new;
+}
+
+ALWAYS_INLINE __u32 folded(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* Writes a word of the segment; what that changes in its checksum. */
+ALWAYS_INLINE __u64 put(struct segment *s, __u32 at, __u32 new, __u64 sum)
+{
+	sum = replaced(sum, s->tcp[at], bpf_htonl(new));
+	s->tcp[at] = bpf_htonl(new);
+	return sum;
+}
+
+ALWAYS_INLINE __u32 rescaled(const struct flow_side *own, const struct flow_side *other, __u32 window)
+{
+	if (own->shift == other->shown_shift)
+		return window;
+	window = (window << (own->shift & 15)) >> (other->shown_shift & 15);
+	return window > 0xffff ? 0xffff : window;
+}
+
+/* Translates the header; what that changes in its checksum, but for the addresses. */
+ALWAYS_INLINE __u64 translate(struct segment *s, const struct flow_side *own, const struct flow_side *other)
+{
+	__u32 word = bpf_htonl(s->tcp[3]);
+	__u64 sum = 0;
+
+	sum = put(s, 0, other->ports << 16 | other->ports >> 16, sum);
+	sum = put(s, 1, sequence_of(s) + own->add, sum);
+	sum = put(s, 2, acknowledgement_of(s) - other->add, sum);
+	sum = put(s, 3, (word & 0xffff0000) | rescaled(own, other, word & 0xffff), sum);
+	if (s->stamps) {
+		__u32 echo = bpf_htonl(s->tcp[BARE / 4 + 2]) - other->stamp_add;
+
+		sum = put(s, BARE / 4 + 1, bpf_htonl(s->tcp[BARE / 4 + 1]) + own->stamp_add, sum);
+		sum = put(s, BARE / 4 + 2, AFTER(other->stamp_first, echo) ? other->stamp_first : echo, sum);
+	}
+	return sum;
+}
+
+enum passed { NOT_TAKEN, FAILED, PASSED };
+
+/* Translates the edges of SACK blocks from this byte of the segment on. */
+ALWAYS_INLINE __u64 translate_blocks(struct segment *s, __u32 first, const struct flow_side *other)
+{
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < BLOCKS_MAX * 2; i++) {
+		__u32 at = first / 4 + i;
+
+		if ((__u32)i < s->blocks * 2 && at < sizeof(s->tcp) / 4)
+			sum = put(s, at, bpf_htonl(s->tcp[at]) - other->add, sum);
+	}
+	return sum;
+}
+
+/* The new IP header: addresses, one hop less. */
+ALWAYS_INLINE int rewrite_ip(struct __sk_buff *skb, const struct flow_side *own, const struct flow_side *other)
+{
+	__u32 ip[10];
+	__u64 sum;
+
+	if (own->v6) {
+		if (load(skb, 0, 0, ip, 40))
+			return 0;
+		((__u8 *)ip)[7]--;
+		__builtin_memcpy(ip + 2, other->local, 16);
+		__builtin_memcpy(ip + 6, other->remote, 16);
+		return !skb_store(skb, ETH_HLEN, ip, 40, 0);
+	}
+	if (load(skb, 0, 0, ip, 20))
+		return 0;
+	sum = replaced((__u16) ~((__u16 *)ip)[5], ((__u16 *)ip)[4], 0);
+	((__u8 *)ip)[8]--;
+	sum = replaced(sum, 0, ((__u16 *)ip)[4]);
+	((__u16 *)ip)[5] = ~folded(sum + own->fix);
+	ip[3] = *(const __u32 *)(other->local + 12);
+	ip[4] = *(const __u32 *)(other->remote + 12);
+	return !skb_store(skb, ETH_HLEN, ip, 20, 0);
+}
+
+/* The checksum by what changed; where it is not finished yet, only the addresses are in it. */
+ALWAYS_INLINE int fix_checksum(struct __sk_buff *skb, const struct flow_side *own, __u32 at, __u64 sum)
+{
+	if (l4_checksum(skb, at, 0, folded(sum), 0))
+		return 0;
+	if (own->v6 && !l4_checksum(skb, at, 0, own->fix, BPF_F_PSEUDO_HDR | F_IPV6))
+		return 1;
+	return !l4_checksum(skb, at, 0, own->fix, BPF_F_PSEUDO_HDR);
+}
+
+ALWAYS_INLINE int rewrite(struct __sk_buff *skb, struct segment *s, const struct flow_side *own,
+			  const struct flow_side *other)
+{
+	__u32 tcp = ETH_HLEN + (own->v6 ? 40 : 20);
+	__u64 sum = translate(s, own, other);
+
+	if (s->stamps)
+		sum += translate_blocks(s, BARE + STAMPS_LENGTH + 4, other);
+	else
+		sum += translate_blocks(s, BARE + 4, other);
+	/* Destination and source stand together in both. */
+	if (skb_store(skb, 0, other->to, 12, 0) || !rewrite_ip(skb, own, other))
+		return 0;
+	if (skb_store(skb, tcp, s->tcp, BARE + (s->options & 0x3c), 0))
+		return 0;
+	return fix_checksum(skb, own, tcp + 16, sum);
+}
+
+/* Passes on the packet if the socket's filter has decided so. */
+ALWAYS_INLINE enum passed pass_on(struct __sk_buff *skb, const struct ends *ends)
+{
+	__u32 zero = 0, entry;
+	struct taken *seen = map_lookup(&taken, &zero);
+	struct flow_side *own, *other;
+	struct segment s = {};
+	struct flow *flow;
+
+	if (!seen || !seen->entry)
+		return NOT_TAKEN;
+	entry = seen->entry;
+	flow = flow_of(entry);
+	if (!flow || !read_segment(skb, 0, ends, &s) || seen->ports != s.tcp[0] || seen->sequence != s.tcp[1] ||
+	    seen->acknowledgement != s.tcp[2])
+		return NOT_TAKEN;
+	seen->entry = 0;
+	own = entry & 1 ? &flow->side[0] : &flow->side[1];
+	other = entry & 1 ? &flow->side[1] : &flow->side[0];
+	if (!understood(&s) || !rewrite(skb, &s, own, other))
+		return FAILED;
+	return tc_redirect(other->egress, 0) == TC_ACT_REDIRECT ? PASSED : FAILED;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Connections that the packet engine has lent to the kernel: what the programs of engine.bpf.c and
+ * crates/sys/src/bpf/offload.rs share. User space maps the memory of these maps; both sides write to it.
+ *
+ * A connection is found by the hash of a packet's two ends: in one line of memory stand eight places, each the upper half of
+ * a hash and a number. Only user space puts places there and takes them out, so a program sees a place or does not.
+ *
+ * Numbers are in the byte order of the host. "Own" is the side a packet comes from, "other" the one it goes to; each side's
+ * numbers are as that side sees them.
+ */
+#ifndef SIDETRACK_OFFLOAD_H
+#define SIDETRACK_OFFLOAD_H
+
+#include <linux/types.h>
+#include <stddef.h>
+
+/* flow.state: written by user space, and set to RETURNED by a program that met a packet for user space. */
+enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2 };
+
+struct flow_side {
+	/* Fixed while it is lent. */
+	__u8 remote[16] __attribute__((aligned(8)));
+	__u8 local[16];
+	__u32 ports; /* remote << 16 | local */
+	__u32 add;   /* to sequence numbers of its packets */
+	/* What both write, and only ever forward. */
+	__u64 sent;         /* after the last byte it sent; the upper half counts the turns of the lower */
+	__u32 acknowledged; /* the highest number it acknowledged, as it sees the other side's numbers */
+	__u32 edge;         /* the highest number its window ever allowed, likewise */
+	__u32 stamp;        /* its last time stamp */
+	__u32 packets;      /* that a program passed on; a frame that stands for several counts once */
+	/* How the kernel takes over from user space, see joins(). */
+	__u32 given;  /* segments with payload that user space got since it lent the connection */
+	__u32 done;   /* of these: sent on. Before user space knows: never equal */
+	__u32 joined; /* not 0: nothing of it is under way in user space */
+	/* Fixed while it is lent. */
+	__u32 stamp_add;   /* to its time stamps */
+	__u32 stamp_first; /* the other side is never shown to echo an earlier one */
+	__u32 egress;      /* interface by which it is reached */
+	__u8 to[6];        /* its neighbour on that interface, and our own address there */
+	__u8 from[6];
+	__u16 mss;         /* largest payload it takes, options included */
+	__u8 shift;        /* of the windows it sends */
+	__u8 shown_shift;  /* of those it is shown */
+	__u32 fix;         /* change of checksums by the new addresses of its packets */
+	__u32 v6;
+	__u32 zero;
+	__u64 last_ns;     /* CLOCK_MONOTONIC_COARSE of its last packet; 0: none yet */
+};
+
+struct flow {
+	__u32 state;
+	__u32 zero[3];
+	struct flow_side side[2]; /* client, server */
+};
+
+#define PLACES 8
+
+/* Upper half: that of the hash. Lower half: number of the flow * 2 + side + 1; 0: free. */
+struct bucket {
+	__u64 place[PLACES];
+};
+
+/* The one value of the map "lending". */
+struct lending {
+	__u64 seed;
+	__u32 bucket_mask;
+	__u32 zero;
+};
+
+/* What a packet socket's filter has decided, for tc, which sees the same packet next on the same processor. */
+struct taken {
+	__u32 entry; /* as in a place; 0: nothing */
+	__u32 ports;
+	__u32 sequence;
+	__u32 acknowledgement;
+};
+
+#endif

@@ -1,0 +1,194 @@
+//! Connections whose packets need nothing but translation: somebody nearer to the interfaces, such as a program in the
+//! kernel, may do that. The connection stays ours: what was passed on there is told here before anything is decided, and a
+//! packet that comes here all the same is handled as ever.
+//!
+//! Numbers only move forward, so both may translate packets of the same connection: each takes what the other has seen when
+//! it is ahead.
+
+use super::config::{Callbacks, ConnectionId, Hop};
+use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
+use super::machine::Engine;
+use super::seq::Seq;
+use crate::time::Instant;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+
+/// Whom a connection is lent to: the borrower's own number for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LentTo(pub NonZeroU32);
+
+/// Where one side stands, in its own numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// After the last byte it sent.
+    pub sent: u32,
+    /// The highest number it acknowledged.
+    pub acknowledged: u32,
+    /// The highest number its window ever allowed.
+    pub edge: u32,
+    /// Its last time stamp.
+    pub stamp: u32,
+}
+
+/// How packets of one side come, how it is reached, and what becomes of their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The host on this side.
+    pub remote: SocketAddr,
+    /// Whom it talks to.
+    pub local: SocketAddr,
+    /// How it is reached.
+    pub hop: Hop,
+    /// What is added to its sequence numbers, and taken from the acknowledgements (SACK too) that it is sent.
+    pub add: u32,
+    /// What is added to its time stamps, and taken from those that it is shown to have sent.
+    pub stamp_add: u32,
+    /// It is never shown an earlier one.
+    pub stamp_first: u32,
+    /// Largest payload it takes, options included, bytes.
+    pub mss: u16,
+    /// Shift of the windows it sends.
+    pub shift: u8,
+    /// Shift of the windows it is shown.
+    pub shown_shift: u8,
+    /// Where it stands.
+    pub standing: Standing,
+}
+
+/// What one side has sent by way of the borrower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Where it stands now.
+    pub standing: Standing,
+    /// Payload since the last time, bytes, each once.
+    pub bytes: u64,
+    /// Packets since the last time.
+    pub packets: u32,
+}
+
+/// What has become of a lent connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Both sides, the client first.
+    pub sides: [Moved; 2],
+    /// When the last packet passed there; none: none did.
+    pub active: Option<Instant>,
+}
+
+impl Hot {
+    /// Whether nobody but the hosts themselves has a say in what becomes of its packets, and whether it stays so until one
+    /// of them closes.
+    pub(super) fn may_be_lent(&self) -> bool {
+        let open = |leg: &Leg| !leg.has_fin || leg.fin_acked;
+        self.phase == Phase::Bound
+            && self.plain
+            && !self.edited
+            && self.lent.is_none()
+            && self.leg.iter().all(open)
+    }
+}
+
+impl Leg {
+    const fn standing(&self) -> Standing {
+        Standing { sent: self.next.0, acknowledged: self.acked.0, edge: self.edge.0, stamp: self.stamp }
+    }
+
+    fn moved(&mut self, moved: &Moved) {
+        let Standing { sent, acknowledged, edge, stamp } = moved.standing;
+        self.bytes += moved.bytes;
+        self.packets = self.packets.wrapping_add(moved.packets);
+        if moved.packets > 0 && !Seq(sent).before(self.next) {
+            self.stamp = stamp;
+        }
+        self.next = self.next.max(Seq(sent));
+        self.acked = self.acked.max(Seq(acknowledged));
+        self.edge = self.edge.max(Seq(edge));
+    }
+}
+
+impl<C: Callbacks> Engine<C> {
+    /// What a borrower needs to know of the connection in this slot, the client's side first; none: it is not to be lent
+    /// now.
+    pub fn translation(&self, slot: u32) -> Option<[Translation; 2]> {
+        let hot = self.hot.get(slot as usize)?;
+        hot.may_be_lent().then(|| {
+            [CLIENT, SERVER].map(|at| {
+                let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
+                Translation {
+                    remote: tuple.remote_addr(),
+                    local: tuple.local_addr(),
+                    hop: leg.hop,
+                    add: leg.add,
+                    stamp_add: leg.stamp_add,
+                    stamp_first: leg.stamp_first,
+                    mss: leg.mss,
+                    shift: leg.shift,
+                    shown_shift: leg.shown_shift,
+                    standing: leg.standing(),
+                }
+            })
+        })
+    }
+
+    /// The connection in this slot is lent from now on.
+    pub fn lend(&mut self, slot: u32, to: LentTo) {
+        if let Some(hot) = self.hot.get_mut(slot as usize) {
+            hot.lent = Some(to);
+        }
+    }
+
+    /// It is lent no more. The borrower tells for the last time what became of it.
+    pub fn reclaim(&mut self, slot: u32) {
+        self.catch_up(slot as usize);
+        if let Some(hot) = self.hot.get_mut(slot as usize) {
+            hot.lent = None;
+        }
+    }
+
+    /// Where both sides of a lent connection stand by what was told and what came here, and the first time stamps that
+    /// they may be shown; none if it is not lent to this borrower.
+    pub fn standing(&self, slot: u32, to: LentTo) -> Option<[(Standing, u32); 2]> {
+        let hot = self.hot.get(slot as usize).filter(|hot| hot.lent == Some(to))?;
+        Some([CLIENT, SERVER].map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
+    }
+
+    /// Asks for news of every lent connection.
+    pub fn refresh(&mut self) {
+        for slot in 0..self.hot.len() {
+            self.catch_up(slot);
+        }
+    }
+
+    /// Connections of which packets were passed on by whom they are lent to.
+    pub fn passed_elsewhere(&self) -> impl Iterator<Item = ConnectionId> {
+        let both = self.hot.iter().zip(&self.cold);
+        both.filter(|(hot, cold)| hot.phase == Phase::Bound && cold.passed_elsewhere).map(|(_, cold)| cold.id)
+    }
+
+    /// Learns what became of a connection while it was lent.
+    pub(super) fn catch_up(&mut self, slot: usize) {
+        let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
+        let Some(progress) = self.callbacks.progress(lent) else { return };
+        let Some(hot) = self.hot.get_mut(slot) else { return };
+        for (leg, moved) in hot.leg.iter_mut().zip(&progress.sides) {
+            leg.moved(moved);
+        }
+        if progress.sides.iter().any(|moved| moved.packets > 0)
+            && let Some(cold) = self.cold.get_mut(slot)
+        {
+            cold.passed_elsewhere = true;
+        }
+        if let Some(active) = progress.active
+            && hot.phase == Phase::Bound
+        {
+            hot.active = hot.active.max(active);
+        }
+    }
+
+    /// A lent connection ends.
+    pub(super) fn ended(&mut self, slot: usize) {
+        if let Some(lent) = self.hot.get_mut(slot).and_then(|hot| hot.lent.take()) {
+            self.callbacks.ended(lent);
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! How the kernel takes a connection over while its packets are under way in user space.
+//!
+//! A packet that the kernel passed on while an earlier one still waits here would overtake it. So the programs count, for
+//! each side, the segments with payload that they leave to us ([`Seen::given`](sidetrack_sys::bpf::Seen)). We remember a
+//! moment's counts together with how many frames had come to our sockets at that moment; once those frames were all taken
+//! and sent on, we tell the programs that so many segments are done. The next segment of that side that comes while no more
+//! than these were given is the program's, and so are all after it.
+//!
+//! With a sender that never pauses that moment would not come: each batch that we send on makes it send more. But it
+//! pauses when it hears of no acknowledgement. Therefore acknowledgements without payload wait here as long as the other
+//! side's segments are not the kernel's, until the last of these was sent on: some microseconds, once. They may overtake
+//! each other, for an old one tells its receiver nothing.
+
+use super::driver::{Arrived, Mark};
+use super::offload::Offload;
+use super::strays::Stray;
+use sidetrack_core::engine::packet::flags;
+use sidetrack_core::engine::{LentTo, Translation};
+use sidetrack_core::time::Instant;
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// How long acknowledgements wait at most. Then user space keeps the connection for a while: both sides of it never pause.
+const HELD: Duration = Duration::from_millis(20);
+
+/// Most acknowledgements of a connection that wait.
+const HELD_MAX: usize = 1024;
+
+/// Both ends of a packet: who sent it, and to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    from: SocketAddr,
+    to: SocketAddr,
+}
+
+/// The connections that the kernel is taking over.
+#[derive(Debug, Default)]
+pub struct Joining {
+    /// By both ends of packets from either side.
+    ends: HashMap<Ends, (LentTo, usize)>,
+    flows: HashMap<LentTo, Flow>,
+    /// Those of which something happened since their counts were remembered.
+    stirred: BTreeSet<LentTo>,
+    /// What was remembered last.
+    remembered: Option<Remembered>,
+    /// Acknowledgements that need not wait any longer.
+    free: Vec<Stray>,
+}
+
+/// What programs had left to us of connections at some time, and how many frames had come by then.
+#[derive(Debug)]
+struct Remembered {
+    mark: Mark,
+    given: Vec<(LentTo, [u32; 2])>,
+}
+
+#[derive(Debug)]
+struct Flow {
+    ends: [Ends; 2],
+    /// Acknowledgements that wait, and since when.
+    held: Vec<Stray>,
+    since: Instant,
+}
+
+impl Ends {
+    /// Of packets that come from this side.
+    pub const fn of(side: &Translation) -> Self {
+        Self { from: side.remote, to: side.local }
+    }
+
+    /// Of a packet that is an acknowledgement and nothing else.
+    fn of_acknowledgement(packet: &[u8]) -> Option<Self> {
+        let (from, to, tcp, end): (IpAddr, IpAddr, usize, usize) = match packet.first()? >> 4 {
+            4 => {
+                let [from, to] = [12, 16].map(|at| packet.get(at..at + 4)?.first_chunk::<4>());
+                let end = u16::from_be_bytes(*packet.get(2..4)?.first_chunk()?);
+                ((*from?).into(), (*to?).into(), usize::from(packet.first()? & 0xf) * 4, end.into())
+            }
+            _ => {
+                let [from, to] = [8, 24].map(|at| packet.get(at..at + 16)?.first_chunk::<16>());
+                let end = u16::from_be_bytes(*packet.get(4..6)?.first_chunk()?);
+                ((*from?).into(), (*to?).into(), 40, usize::from(end) + 40)
+            }
+        };
+        let header: &[u8; 14] = packet.get(tcp..)?.first_chunk()?;
+        let length = usize::from(header[12] >> 4) * 4;
+        if tcp + length != end || header[13] & !flags::PSH != flags::ACK {
+            return None;
+        }
+        let port = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+        Some(Self { from: SocketAddr::new(from, port(0)), to: SocketAddr::new(to, port(2)) })
+    }
+}
+
+impl Joining {
+    /// One more, whose packets have these ends, the client's first.
+    pub(super) fn add(&mut self, to: LentTo, ends: [Ends; 2]) {
+        for (side, ends) in ends.into_iter().enumerate() {
+            self.ends.insert(ends, (to, side));
+        }
+        self.flows.insert(to, Flow { ends, held: Vec::new(), since: Instant::ZERO });
+        self.stirred.insert(to);
+    }
+
+    /// It has joined, or never will.
+    pub(super) fn remove(&mut self, to: LentTo) {
+        if let Some(flow) = self.flows.remove(&to) {
+            for ends in flow.ends {
+                self.ends.remove(&ends);
+            }
+            self.free.extend(flow.held);
+        }
+        self.stirred.remove(&to);
+    }
+
+    /// Something may have happened to any of them.
+    pub(super) fn stir_all(&mut self) {
+        self.stirred.extend(self.flows.keys());
+    }
+
+    /// Something happened to it.
+    pub(super) fn stir(&mut self, to: LentTo) {
+        if self.flows.contains_key(&to) {
+            self.stirred.insert(to);
+        }
+    }
+
+    /// Whether there is something to do before the next packet comes.
+    pub fn is_busy(&self) -> bool {
+        !self.stirred.is_empty() || self.remembered.is_some() || !self.free.is_empty()
+    }
+
+    /// Keeps an acknowledgement. False if it is not to wait.
+    fn hold(&mut self, to: LentTo, arrived: &Arrived<'_>, now: Instant) -> bool {
+        let Some(flow) = self.flows.get_mut(&to).filter(|flow| flow.held.len() < HELD_MAX) else {
+            return false;
+        };
+        if flow.held.is_empty() {
+            flow.since = now;
+        }
+        let (packet, hop, checksums) = (arrived.packet.to_vec(), arrived.hop, arrived.checksums);
+        flow.held.push(Stray { packet, hop, checksums });
+        self.stirred.insert(to);
+        true
+    }
+}
+
+impl Offload {
+    /// Before frames are taken: remembers what programs have left to us until now, and how many frames had come.
+    pub fn remember(&mut self, mark: impl FnOnce() -> Mark) {
+        if self.joining.remembered.is_some() || self.joining.stirred.is_empty() {
+            return;
+        }
+        let stirred = std::mem::take(&mut self.joining.stirred);
+        let given = |to| Some((to, self.given(to)?.map(|(given, _)| given)));
+        let given = stirred.into_iter().filter_map(given).collect();
+        // Whoever was counted by now has come by now.
+        self.joining.remembered = Some(Remembered { mark: mark(), given });
+    }
+
+    /// Whether a packet is to wait: an acknowledgement to a side whose segments are not the kernel's yet.
+    pub fn holds(&mut self, arrived: &Arrived<'_>, now: Instant) -> bool {
+        if self.joining.flows.is_empty() {
+            return false;
+        }
+        let Some(ends) = Ends::of_acknowledgement(arrived.packet) else { return false };
+        let Some((to, side)) = self.joining.ends.get(&ends).copied() else { return false };
+        let other = self.given(to).map(|given| if side == 0 { given[1] } else { given[0] });
+        other.is_some_and(|(_, joined)| !joined) && self.joining.hold(to, arrived, now)
+    }
+
+    /// After everything was sent: tells programs what is done, if all that was remembered is. Gives what has waited and is
+    /// to be handled now.
+    pub fn carry_on(&mut self, is_past: impl FnOnce(&Mark) -> bool, now: Instant) -> Vec<Stray> {
+        if let Some(Remembered { given, .. }) =
+            self.joining.remembered.take_if(|remembered| is_past(&remembered.mark))
+        {
+            for (to, given) in given {
+                self.tell(to, given, now);
+            }
+        }
+        std::mem::take(&mut self.joining.free)
+    }
+
+    fn tell(&mut self, to: LentTo, given: [u32; 2], now: Instant) {
+        let Some(after) = self.told(to, given) else { return };
+        if after.iter().all(|(_, joined)| *joined) {
+            return self.has_joined(to);
+        }
+        let Some(flow) = self.joining.flows.get_mut(&to) else { return };
+        if flow.held.is_empty() {
+            return;
+        }
+        if after.map(|(given, _)| given) == given {
+            // Nothing is under way here: what the sender sends now is the kernel's.
+            self.joining.free.append(&mut flow.held);
+        } else if flow.since + HELD <= now {
+            self.give_up(to, now);
+        } else {
+            self.joining.stirred.insert(to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidetrack_core::engine::{Checksums, Hop};
+
+    fn packet(v6: bool, flag: u8, payload: usize) -> Vec<u8> {
+        let mut packet = vec![0; if v6 { 40 } else { 20 } + 20 + payload];
+        let length = packet.len() as u16;
+        if v6 {
+            packet[0] = 0x60;
+            packet[4..6].copy_from_slice(&(length - 40).to_be_bytes());
+            packet[23] = 1;
+            packet[39] = 2;
+        } else {
+            packet[0] = 0x45;
+            packet[2..4].copy_from_slice(&length.to_be_bytes());
+            packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        }
+        let tcp = packet.len() - payload - 20;
+        packet[tcp + 1] = 7;
+        packet[tcp + 3] = 80;
+        packet[tcp + 12] = 0x50;
+        packet[tcp + 13] = flag;
+        packet
+    }
+
+    #[test]
+    fn only_an_acknowledgement_and_nothing_else_is_one() {
+        let ends = |from: &str, to: &str| Some(Ends { from: from.parse().unwrap(), to: to.parse().unwrap() });
+        assert_eq!(Ends::of_acknowledgement(&packet(false, 0x10, 0)), ends("10.0.0.1:7", "10.0.0.2:80"));
+        assert_eq!(Ends::of_acknowledgement(&packet(true, 0x18, 0)), ends("[::1]:7", "[::2]:80"));
+        for (flag, payload) in [(0x11, 0), (0x12, 0), (0x14, 0), (0x10, 1), (0, 0)] {
+            for v6 in [false, true] {
+                assert_eq!(Ends::of_acknowledgement(&packet(v6, flag, payload)), None, "{flag} {payload}");
+            }
+        }
+        for v6 in [false, true] {
+            let whole = packet(v6, 0x10, 0);
+            for end in 0..whole.len() - 6 {
+                assert_eq!(Ends::of_acknowledgement(&whole[..end]), None, "cut at {end}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_held_is_freed_when_the_connection_leaves() {
+        let mut joining = Joining::default();
+        let to = LentTo(std::num::NonZeroU32::MIN);
+        let ends = Ends::of_acknowledgement(&packet(false, 0x10, 0)).unwrap();
+        joining.add(to, [ends, Ends { from: ends.to, to: ends.from }]);
+        let mut bytes = packet(false, 0x10, 0);
+        let arrived = Arrived { packet: &mut bytes, hop: Hop(1), checksums: Checksums::Verify };
+        for _ in 0..HELD_MAX {
+            assert!(joining.hold(to, &arrived, Instant::ZERO));
+        }
+        assert!(!joining.hold(to, &arrived, Instant::ZERO), "the bound");
+        joining.remove(to);
+        assert_eq!((joining.free.len(), joining.ends.len(), joining.stirred.len()), (HELD_MAX, 0, 0));
+        assert!(!joining.hold(to, &arrived, Instant::ZERO));
+    }
+}

@@ -1,0 +1,255 @@
+//! After the decision the kernel carries on: streams stay whole and in order while it takes over, and records, ends and
+//! time-outs are those of flows that stay with us.
+
+use crate::hosts::{LIMIT, eventually, is_root};
+use crate::node::peers::Client;
+use crate::node::{Dice, Record, admin};
+use crate::site::{ENGINE, ENGINE6, Site, counter, engine};
+use rustix::process::Signal;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+/// Bytes of each stream.
+const BULK: usize = 24_000_000;
+
+fn to(address: &str) -> SocketAddr {
+    address.parse().expect("an address")
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&to(address), LIMIT).expect("connected");
+    stream.set_read_timeout(Some(LIMIT)).expect("limit");
+    stream.set_write_timeout(Some(LIMIT)).expect("limit");
+    stream
+}
+
+/// A server on the server's host that serves so many connections as `serve` says; its address.
+fn serve(
+    site: &Site,
+    ip: &'static str,
+    count: usize,
+    serve: impl Fn(TcpStream) + Send + Sync + 'static,
+) -> (SocketAddr, JoinHandle<()>) {
+    let (tell, told) = channel();
+    let enter = site.enter_server();
+    let thread = std::thread::spawn(move || {
+        enter();
+        let listener = TcpListener::bind((ip, 0)).expect("bound");
+        tell.send(listener.local_addr().expect("an address")).expect("the test waits");
+        std::thread::scope(|scope| {
+            for _ in 0..count {
+                let (stream, _) = listener.accept().expect("a client");
+                stream.set_read_timeout(Some(LIMIT)).expect("limit");
+                scope.spawn(|| serve(stream));
+            }
+        });
+    });
+    (told.recv().expect("a server"), thread)
+}
+
+/// Segments that either host got out of order so far: one was lost before them, or overtaken.
+fn out_of_order(site: &Site) -> [u64; 2] {
+    [&site.line.client, &site.line.server]
+        .map(|host| host.run(|| counter("netstat", "TcpExt:", "TCPOFOQueue")))
+}
+
+fn assert_carried(record: &Record, up: u64, down: u64) {
+    assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (up, down), "{record:?}");
+    assert!(record.flag("shunted"), "the kernel passed on nothing: {record:?}");
+}
+
+/// A stream down, whose length the client says, and one up.
+fn both_ways(mut stream: TcpStream) {
+    let mut first = [0];
+    stream.read_exact(&mut first).expect("a word");
+    if first == *b"d" {
+        stream.write_all(&Dice(3).bytes(BULK)).expect("sent");
+        return;
+    }
+    let mut all = vec![];
+    stream.read_to_end(&mut all).expect("everything");
+    let whole = all == Dice(4).bytes(BULK);
+    stream.write_all(if whole { b"whole" } else { b"other" }).expect("sent");
+}
+
+#[test]
+fn streams_are_whole_and_in_order_while_the_kernel_takes_over() {
+    if !is_root() {
+        return;
+    }
+    for (engine_at, ip) in [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")] {
+        let mut site = Site::new();
+        let (address, server) = serve(&site, ip, 4, both_ways);
+        site.start("", &engine(&format!("to = \"{address}\"")));
+        site.be_patient();
+        let before = (site.retransmitted(), out_of_order(&site));
+        for _ in 0..2 {
+            site.line.client.run(move || {
+                let mut stream = connect(engine_at);
+                stream.write_all(b"d").expect("sent");
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).expect("everything");
+                assert!(all == Dice(3).bytes(BULK), "{} bytes, or others", all.len());
+            });
+            assert_carried(&site.record(), 1, BULK as u64);
+            site.line.client.run(move || {
+                let mut stream = connect(engine_at);
+                stream.write_all(b"u").expect("sent");
+                stream.write_all(&Dice(4).bytes(BULK)).expect("sent");
+                stream.shutdown(Shutdown::Write).expect("half closed");
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).expect("an answer");
+                assert_eq!(answer, "whole");
+            });
+            assert_carried(&site.record(), BULK as u64 + 1, 5);
+        }
+        assert_eq!((site.retransmitted(), out_of_order(&site)), before, "{ip}: sent again, out of order");
+        server.join().expect("no panic");
+    }
+}
+
+/// A connection that has exchanged so much that the kernel has it.
+fn carried(site: &Site) -> Client {
+    let client = site.line.client.run(|| {
+        let mut client = Client::connect(to(ENGINE)).expect("greeted");
+        for number in 0..64_u8 {
+            client.echo(&[number; 2000]).expect("echoed");
+        }
+        client
+    });
+    eventually("the kernel has it", || {
+        admin::flows(site.up.as_ref().expect("started")).first().is_some_and(|flow| flow.flag("shunted"))
+    });
+    client
+}
+
+const ECHOED: u64 = 64 * 2000;
+
+#[test]
+fn ends_are_what_they_are_without() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    site.start("", &engine(&format!("to = \"{}\"", server.address)));
+    // In order.
+    let client = carried(&site);
+    let down = client.greeting_bytes() + ECHOED;
+    client.close().expect("closed in order");
+    let record = site.record();
+    assert_eq!(record.text("reason"), "ok");
+    assert_carried(&record, ECHOED, down);
+    // By reset.
+    let client = carried(&site);
+    let stream = client.into_stream();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO))
+        .expect("a reset at the end");
+    drop(stream);
+    let record = site.record();
+    assert_eq!(record.text("reason"), "client_reset");
+    assert_carried(&record, ECHOED, down);
+    // By hand.
+    let mut client = carried(&site);
+    let up = site.up.as_ref().expect("started");
+    let id = admin::flows(up)[0].number("flow");
+    let (status, body) = admin::ask(up, "DELETE", &format!("/v1/flows/{id}"));
+    assert!(status < 300, "{status} {body}");
+    let record = site.record();
+    assert_eq!(record.text("reason"), "killed");
+    assert_carried(&record, ECHOED, down);
+    assert!(client.echo(b"x").is_err(), "reset");
+    // With the program.
+    let mut client = carried(&site);
+    let (_, records) = site.up.take().expect("started").stop();
+    assert_eq!(records.last().map(|record| record.text("reason")), Some("shutdown"));
+    assert!(client.echo(b"x").is_err(), "reset");
+}
+
+#[test]
+fn a_server_that_resets_and_one_that_says_nothing_more() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let (address, server) = serve(&site, "10.0.2.1", 2, |mut stream| {
+        let mut word = [0; 1000];
+        for _ in 0..40 {
+            stream.read_exact(&mut word).expect("a word");
+            stream.write_all(&word).expect("an answer");
+        }
+        if word[0] == b'r' {
+            rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO))
+                .expect("a reset");
+        } else {
+            // Until the engine ends it.
+            let _ = stream.read(&mut word);
+        }
+    });
+    site.start(
+        "default = \"direct\"\n[limits]\nidle_timeout_ms = 1500\n",
+        &engine(&format!("to = \"{address}\"")),
+    );
+    for (word, reason) in [(b'r', "server_reset"), (b's', "idle")] {
+        let error = site.line.client.run(move || {
+            let mut stream = connect(ENGINE);
+            let mut back = [0; 1000];
+            for _ in 0..40 {
+                stream.write_all(&[word; 1000]).expect("sent");
+                stream.read_exact(&mut back).expect("an answer");
+            }
+            stream.read(&mut back).expect_err("a reset").kind()
+        });
+        assert_eq!(error, io::ErrorKind::ConnectionReset);
+        let record = site.record();
+        assert_eq!(record.text("reason"), reason);
+        assert_carried(&record, 40_000, 40_000);
+    }
+    server.join().expect("no panic");
+}
+
+#[test]
+fn nothing_is_left_of_it_when_the_program_is_killed() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    let before = site.line.router.run(crate::node::traces::Traces::now);
+    site.start("", &engine(&format!("to = \"{}\"", server.address)));
+    let mut client = carried(&site);
+    let mut up = site.up.take().expect("started");
+    up.signal(Signal::KILL);
+    up.gone();
+    site.line.router.run(move || {
+        crate::node::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
+    });
+    // Its packets come to the host's own TCP now, which knows of no such connection.
+    assert!(client.echo(b"x").is_err(), "reset");
+}
+
+#[test]
+fn what_the_kernel_has_no_room_for_stays_with_us() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    let tables =
+        engine(&format!("to = \"{}\"", server.address)).replace("io = \"packet\"", "offload_max = 1");
+    site.start("", &tables);
+    let first = carried(&site);
+    let second = site.line.client.run(|| {
+        let mut client = Client::connect(to(ENGINE)).expect("greeted");
+        for number in 0..64_u8 {
+            client.echo(&[number; 2000]).expect("echoed");
+        }
+        client
+    });
+    second.close().expect("closed in order");
+    assert!(!site.record().flag("shunted"));
+    first.close().expect("closed in order");
+    assert!(site.record().flag("shunted"));
+}

@@ -1,0 +1,447 @@
+//! Connections of the packet engine that are lent to the kernel: `bpf/offload.h` says how both sides share them.
+
+use super::memory::Shared;
+use super::{Map, MapKind, MapShape};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Bytes and offsets of `struct flow` and `struct flow_side`.
+const FLOW: usize = 272;
+const SIDES: usize = 16;
+const SIDE: usize = 128;
+const REMOTE: usize = 0;
+const LOCAL: usize = 16;
+const PORTS: usize = 32;
+const ADD: usize = 36;
+const SENT: usize = 40;
+const ACKNOWLEDGED: usize = 48;
+const EDGE: usize = 52;
+const STAMP: usize = 56;
+const PACKETS: usize = 60;
+const GIVEN: usize = 64;
+const DONE: usize = 68;
+const JOINED: usize = 72;
+const STAMP_ADD: usize = 76;
+const STAMP_FIRST: usize = 80;
+const EGRESS: usize = 84;
+const LINK: usize = 88;
+const MSS: usize = 100;
+const FIX: usize = 104;
+const V6: usize = 108;
+const LAST_NS: usize = 120;
+
+/// `enum` of `flow.state`.
+const FREE: u32 = 0;
+const LENT: u32 = 1;
+const RETURNED: u32 = 2;
+
+/// Places of a bucket.
+const PLACES: usize = 8;
+const BUCKET: usize = PLACES * 8;
+/// Bytes of `struct lending` and `struct taken`.
+const LENDING: usize = 16;
+const TAKEN: usize = 16;
+
+/// What one side's numbers are: each as that side sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// After the last byte it sent.
+    pub sent: u32,
+    /// The highest number it acknowledged.
+    pub acknowledged: u32,
+    /// The highest number its window ever allowed.
+    pub edge: u32,
+    /// Its last time stamp.
+    pub stamp: u32,
+}
+
+/// One side of a connection to be lent: how its packets come, how it is reached, what is done to its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentSide {
+    /// The host on this side; of the same IP version as everything else of the connection.
+    pub remote: SocketAddr,
+    /// Whom it talks to.
+    pub local: SocketAddr,
+    /// What is added to its sequence numbers, modulo 2^32.
+    pub add: u32,
+    /// What is added to its time stamps.
+    pub stamp_add: u32,
+    /// The other side is never shown to echo an earlier one.
+    pub stamp_first: u32,
+    /// Index of the interface by which it is reached.
+    pub egress: u32,
+    /// Its neighbour's link-layer address on that interface.
+    pub to: [u8; 6],
+    /// Our own address there.
+    pub from: [u8; 6],
+    /// Largest payload it takes, options included, bytes.
+    pub mss: u16,
+    /// Shift of the windows it sends, and of those it is shown; 0 to 14.
+    pub shift: u8,
+    /// See `shift`.
+    pub shown_shift: u8,
+    /// Where it stands.
+    pub numbers: Numbers,
+}
+
+/// What has become of one side of a lent connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Where it stands; the lower half of `sent` is the number itself.
+    pub numbers: Numbers,
+    /// As `numbers.sent`, the turns of the circle counted.
+    pub sent: u64,
+    /// Packets that the kernel passed on. A frame that stands for several counts once.
+    pub packets: u32,
+    /// Segments with payload that were left to user space.
+    pub given: u32,
+    /// The kernel has this side for good.
+    pub joined: bool,
+    /// Monotonic clock at the last packet that the kernel passed on, nanoseconds; 0: none.
+    pub last_ns: u64,
+}
+
+/// A lent connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lent(u32);
+
+impl Lent {
+    /// As a number.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// The memory of lent connections, of all workers of an engine.
+#[derive(Debug)]
+pub struct Lending {
+    buckets: Shared,
+    flows: Shared,
+    settings: Map,
+    taken: Map,
+    seed: u64,
+    mask: u32,
+    flows_max: u32,
+}
+
+/// One worker's part of it. When it is dropped, the kernel has none of its connections any more.
+#[derive(Debug)]
+pub struct LendingPart {
+    whole: Arc<Lending>,
+    first: u32,
+    count: u32,
+    free: Vec<u32>,
+}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ hash >> 32
+}
+
+/// An address in two words as they stand in memory, an IPv4 one as `::ffff:a.b.c.d`.
+fn words(ip: IpAddr) -> [u64; 2] {
+    let bytes = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    let (words, _) = bytes.as_chunks::<8>();
+    [u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1])]
+}
+
+fn ports(side: &LentSide) -> u32 {
+    u32::from(side.remote.port()) << 16 | u32::from(side.local.port())
+}
+
+/// The one's complement sum of an address, in words as they stand in memory.
+fn sum(ip: IpAddr) -> u64 {
+    let add =
+        |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().map(|word| u64::from(u16::from_ne_bytes(*word))).sum();
+    match ip {
+        IpAddr::V4(ip) => add(&ip.octets()),
+        IpAddr::V6(ip) => add(&ip.octets()),
+    }
+}
+
+/// The change of a checksum when a packet of `own` gets the addresses of one to `other`.
+fn fix(own: &LentSide, other: &LentSide) -> u32 {
+    let fold = |sum: u64| (0..4).fold(sum, |sum, _| (sum & 0xffff) + (sum >> 16));
+    let old = fold(sum(own.remote.ip()) + sum(own.local.ip()));
+    let new = sum(other.remote.ip()) + sum(other.local.ip());
+    u32::try_from(fold((0xffff - old) + new)).unwrap_or(0)
+}
+
+impl Lending {
+    /// Room for so many connections, at least one. `seed` decides where they stand: nobody outside may know it.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF, ENOMEM.
+    pub fn new(flows_max: u32, seed: u64) -> io::Result<Self> {
+        let flows_max = flows_max.clamp(1, 1 << 22);
+        // Two entries each, half of the places in use.
+        let buckets = (flows_max / 2).max(1).next_power_of_two();
+        let map = |kind, name, value_bytes| {
+            Map::create(MapShape { kind, name, key_bytes: 4, value_bytes, entries_max: 1 })
+        };
+        let lending = Self {
+            buckets: Shared::new("buckets", BUCKET, buckets)?,
+            flows: Shared::new("flows", FLOW, flows_max)?,
+            settings: map(MapKind::Array, "lending", LENDING)?,
+            taken: map(MapKind::PerCpuArray, "taken", TAKEN)?,
+            seed,
+            mask: buckets - 1,
+            flows_max,
+        };
+        let value = [&seed.to_ne_bytes()[..], &lending.mask.to_ne_bytes(), &[0; 4]].concat();
+        lending.settings.put(&[0; 4], &value)?;
+        Ok(lending)
+    }
+
+    /// What the programs need.
+    pub(super) fn maps(&self) -> [&Map; 4] {
+        [self.buckets.map(), self.flows.map(), &self.settings, &self.taken]
+    }
+
+    /// The part of one of so many workers.
+    pub fn part(self: &Arc<Self>, worker: u32, workers: u32) -> LendingPart {
+        let count = self.flows_max / workers.max(1);
+        let first = count * worker.min(workers.saturating_sub(1));
+        LendingPart { whole: self.clone(), first, count, free: (first..first + count).rev().collect() }
+    }
+
+    /// The bucket of a side and what stands in the upper half of its place.
+    fn home(&self, side: &LentSide) -> (usize, u64) {
+        let [remote, local] = [words(side.remote.ip()), words(side.local.ip())];
+        let hash = remote.iter().chain(&local).fold(self.seed, |hash, word| mix(hash, *word));
+        let hash = mix(hash, u64::from(ports(side)));
+        ((hash as u32 & self.mask) as usize * BUCKET, hash & !u64::from(u32::MAX))
+    }
+
+    /// Where the word of a side is.
+    const fn at(flow: u32, side: usize, word: usize) -> usize {
+        flow as usize * FLOW + SIDES + side * SIDE + word
+    }
+
+    fn set(&self, flow: u32, side: usize, word: usize, value: u32) {
+        self.flows.u32(Self::at(flow, side, word)).store(value, Relaxed);
+    }
+
+    fn read(&self, flow: u32, side: usize, word: usize) -> u32 {
+        self.flows.u32(Self::at(flow, side, word)).load(Acquire)
+    }
+
+    fn write(&self, flow: u32, side: usize, own: &LentSide, other: &LentSide) {
+        let double = |word, value| self.flows.u64(Self::at(flow, side, word)).store(value, Relaxed);
+        let ([remote0, remote1], [local0, local1]) = (words(own.remote.ip()), words(own.local.ip()));
+        for (word, value) in [(REMOTE, remote0), (REMOTE + 8, remote1), (LOCAL, local0), (LOCAL + 8, local1)]
+        {
+            double(word, value);
+        }
+        double(SENT, 1 << 32 | u64::from(own.numbers.sent));
+        double(LAST_NS, 0);
+        let link = [own.to, own.from].concat();
+        for (number, bytes) in link.as_chunks::<4>().0.iter().enumerate() {
+            self.set(flow, side, LINK + number * 4, u32::from_ne_bytes(*bytes));
+        }
+        let [low, high] = own.mss.to_ne_bytes();
+        for (word, value) in [
+            (PORTS, ports(own)),
+            (ADD, own.add),
+            (ACKNOWLEDGED, own.numbers.acknowledged),
+            (EDGE, own.numbers.edge),
+            (STAMP, own.numbers.stamp),
+            (PACKETS, 0),
+            (GIVEN, 0),
+            (DONE, u32::MAX),
+            (JOINED, 0),
+            (STAMP_ADD, own.stamp_add),
+            (STAMP_FIRST, own.stamp_first),
+            (EGRESS, own.egress),
+            (MSS, u32::from_ne_bytes([low, high, own.shift, own.shown_shift])),
+            (FIX, fix(own, other)),
+            (V6, u32::from(own.remote.is_ipv6())),
+        ] {
+            self.set(flow, side, word, value);
+        }
+    }
+
+    /// Puts a side where programs find it; false if there is no place.
+    fn place(&self, flow: u32, side: usize, own: &LentSide) -> bool {
+        let (bucket, tag) = self.home(own);
+        let place = tag | u64::from(flow * 2 + side as u32 + 1);
+        (0..PLACES).any(|number| {
+            self.buckets.u64(bucket + number * 8).compare_exchange(0, place, AcqRel, Relaxed).is_ok()
+        })
+    }
+
+    /// Takes a side out again.
+    fn displace(&self, flow: u32, side: usize) {
+        let wanted = flow * 2 + side as u32 + 1;
+        let word = |word| self.flows.u64(Self::at(flow, side, word)).load(Relaxed);
+        let hash = [REMOTE, REMOTE + 8, LOCAL, LOCAL + 8]
+            .into_iter()
+            .fold(self.seed, |hash, at| mix(hash, word(at)));
+        let hash = mix(hash, u64::from(self.read(flow, side, PORTS)));
+        let bucket = (hash as u32 & self.mask) as usize * BUCKET;
+        for number in 0..PLACES {
+            let place = self.buckets.u64(bucket + number * 8);
+            // Only who put it there takes it out.
+            if place.load(Relaxed) as u32 == wanted {
+                place.store(0, Release);
+            }
+        }
+    }
+}
+
+impl LendingPart {
+    /// Lends a connection, the client first; none if there is no room. Until user space has told by [`LendingPart::done`]
+    /// what it sent on, the kernel passes nothing on.
+    pub fn lend(&mut self, sides: &[LentSide; 2]) -> Option<Lent> {
+        let flow = self.free.pop()?;
+        let [client, server] = sides;
+        for (side, own, other) in [(0, client, server), (1, server, client)] {
+            self.whole.write(flow, side, own, other);
+        }
+        self.state(flow, LENT);
+        let both = self.whole.place(flow, 0, client) && self.whole.place(flow, 1, server);
+        if both {
+            return Some(Lent(flow));
+        }
+        self.forget(Lent(flow));
+        None
+    }
+
+    fn state(&self, flow: u32, state: u32) {
+        self.whole.flows.u32(flow as usize * FLOW).store(state, Release);
+    }
+
+    /// What has become of both sides, the client first.
+    pub fn look(&self, lent: Lent) -> [Seen; 2] {
+        [0, 1].map(|side| {
+            let word = |word| self.whole.read(lent.0, side, word);
+            let double = |word| self.whole.flows.u64(Lending::at(lent.0, side, word)).load(Acquire);
+            let sent = double(SENT);
+            Seen {
+                numbers: Numbers {
+                    sent: sent as u32,
+                    acknowledged: word(ACKNOWLEDGED),
+                    edge: word(EDGE),
+                    stamp: word(STAMP),
+                },
+                sent,
+                packets: word(PACKETS),
+                given: word(GIVEN),
+                joined: word(JOINED) != 0,
+                last_ns: double(LAST_NS),
+            }
+        })
+    }
+
+    /// Whether a packet came that is user space's, and all after it: the connection is back.
+    pub fn is_returned(&self, lent: Lent) -> bool {
+        self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire) != LENT
+    }
+
+    /// User space has moved a side's numbers forward: so does the kernel, unless it is ahead. Gives the place of
+    /// `numbers.sent` on the line that [`Seen::sent`] counts on.
+    pub fn advance(&self, lent: Lent, side: usize, numbers: &Numbers) -> u64 {
+        let sent = self.whole.flows.u64(Lending::at(lent.0, side, SENT));
+        let ahead = |old: u64| {
+            old.wrapping_add_signed(i64::from(numbers.sent.wrapping_sub(old as u32).cast_signed()))
+        };
+        let before = sent.fetch_update(AcqRel, Acquire, |old| (ahead(old) > old).then(|| ahead(old)));
+        for (word, to) in [(ACKNOWLEDGED, numbers.acknowledged), (EDGE, numbers.edge)] {
+            let is_after = |old: u32| to.wrapping_sub(old).cast_signed() > 0;
+            let number = self.whole.flows.u32(Lending::at(lent.0, side, word));
+            // An error: the kernel is ahead.
+            let _ = number.fetch_update(AcqRel, Acquire, |old| is_after(old).then_some(to));
+        }
+        before.map_or_else(ahead, ahead)
+    }
+
+    /// Of the segments that were left to user space so many are sent on, counted as [`Seen::given`]: once there are no
+    /// more, the next one is the kernel's.
+    pub fn done(&self, lent: Lent, side: usize, given: u32) {
+        self.whole.flows.u32(Lending::at(lent.0, side, DONE)).store(given, Release);
+    }
+
+    /// The first time stamp that the other side may be shown to echo follows at a distance.
+    pub fn stamp_first(&self, lent: Lent, side: usize, stamp: u32) {
+        self.whole.set(lent.0, side, STAMP_FIRST, stamp);
+    }
+
+    /// Everything of this connection comes to user space from now on. What programs are at work on at this moment they
+    /// still pass on and count.
+    pub fn take_back(&self, lent: Lent) {
+        self.state(lent.0, RETURNED);
+    }
+
+    /// The kernel knows nothing of it any more. To be called some milliseconds after it is back: a program may still be
+    /// at work on a packet.
+    pub fn forget(&mut self, lent: Lent) {
+        self.clear(lent.0);
+        self.free.push(lent.0);
+    }
+
+    fn clear(&self, flow: u32) {
+        self.state(flow, FREE);
+        for side in [0, 1] {
+            self.whole.displace(flow, side);
+        }
+    }
+}
+
+impl Drop for LendingPart {
+    fn drop(&mut self) {
+        let all = self.first..self.first + self.count;
+        let lent = |flow: &u32| self.whole.flows.u32(*flow as usize * FLOW).load(Relaxed) != FREE;
+        all.filter(lent).for_each(|flow| self.clear(flow));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ENGINE, Object};
+    use super::*;
+
+    #[test]
+    fn rust_and_c_mean_the_same_layout() {
+        /// The sizes, then offsets in the order of the table at the end of `bpf/engine.bpf.c`.
+        const OURS: [usize; 29] = [
+            FLOW,
+            SIDE,
+            BUCKET,
+            LENDING,
+            TAKEN, // sizes
+            SIDES,
+            REMOTE,
+            LOCAL,
+            PORTS,
+            ADD,
+            SENT,
+            ACKNOWLEDGED,
+            EDGE,
+            STAMP,
+            PACKETS,
+            GIVEN,
+            DONE,
+            JOINED,
+            STAMP_ADD,
+            STAMP_FIRST,
+            EGRESS,
+            LINK,
+            LINK + 6,
+            MSS,
+            MSS + 2,
+            MSS + 3,
+            FIX,
+            V6,
+            LAST_NS,
+        ];
+        let object = Object::parse(ENGINE).unwrap();
+        let words = object.section("layout").unwrap().as_chunks::<4>().0;
+        let theirs: Vec<usize> = words.iter().map(|word| u32::from_ne_bytes(*word) as usize).collect();
+        assert_eq!(theirs, OURS);
+    }
+}
