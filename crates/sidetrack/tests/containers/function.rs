@@ -18,7 +18,7 @@ use std::time::Duration;
 pub const SEEN: u16 = 4711;
 
 /// How long a client may be silent until its server is taken for one that speaks first.
-const SPEAKS_FIRST: Duration = Duration::from_millis(200);
+const SPEAKS_FIRST: Duration = Duration::from_secs(2);
 
 /// Nothing moves any more in any flow.
 static STALLED: AtomicBool = AtomicBool::new(false);

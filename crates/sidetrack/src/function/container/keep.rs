@@ -103,7 +103,8 @@ pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clo
                 }
                 Err(why) => Input::Failed(Failed::Start(why)),
             },
-            probed = done(&mut probing) => match probed {
+            // Of a program that has ended its end is told, and not that a probe has failed meanwhile.
+            probed = done(&mut probing), if !running.as_ref().is_some_and(|running| running.asked_why) => match probed {
                 Ok(()) => Input::Probed,
                 Err(why) => Input::Failed(Failed::Probe(why)),
             },
