@@ -12,7 +12,8 @@ use sidetrack::control::api::{Progress, Step};
 fn flows_are_as(plane: &mut Plane, ready: bool) {
     let client = Client::connect(plane.entry());
     assert_eq!(client.is_ok(), ready, "a flow is carried exactly if the application is ready");
-    for flow in flows(&plane.lab) {
+    // One that was refused may still be on its way out.
+    for flow in flows(&plane.lab).into_iter().filter(|flow| !flow.0["carrier"].is_null()) {
         assert_eq!(flow.0["chain"], json!(["count"]), "{flow:?}");
     }
 }

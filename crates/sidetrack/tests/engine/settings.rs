@@ -19,16 +19,16 @@ fn defaults_and_all_keys() {
     assert_eq!((engine.io, engine.steering), (EngineIo::Packet, Steering::Port));
     assert_eq!(engine.sources, ["192.0.2.1".parse::<std::net::IpAddr>().expect("an address")]);
     assert_eq!((engine.source_ports, engine.connections_max), (61_000..=65_535, 65_536));
-    assert_eq!(engine.offload_max, 65_536);
+    assert_eq!(engine.offload_max, 0);
     let engine = load(
         "address = '*:80'\ninterfaces = ['a', 'b']\nnames = { 'a.example' = '10.0.0.1:80' }\n\
          engine = { io = 'xdp', sources = ['10.0.0.9', 'fd00::9'], source_ports = '1024-2047', steering = 'ip', \
-         connections_max = 16, offload_max = 0 }",
+         connections_max = 16, offload_max = 65536 }",
     )
     .expect("accepted");
     assert_eq!((engine.io, engine.steering), (EngineIo::Xdp, Steering::Ip));
     assert_eq!((engine.sources.len(), engine.source_ports, engine.connections_max), (2, 1024..=2047, 16));
-    assert_eq!(engine.offload_max, 0);
+    assert_eq!(engine.offload_max, 65_536);
     assert_eq!(engine.interfaces, ["a", "b"]);
 }
 
