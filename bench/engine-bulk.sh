@@ -42,7 +42,7 @@ default = "direct"
 kind = "engine"
 address = "10.0.1.254:5201"
 interfaces = ["to-1", "to-2"]
-engine = { sources = ["10.0.2.254"] }
+engine = { sources = ["10.0.2.254"], offload_max = 65536 }
 to = "10.0.2.1:5201"
 [admin]
 socket = "$folder/admin.sock"
