@@ -10,6 +10,7 @@ pub mod chart;
 pub mod cpu;
 pub mod engine;
 pub mod experiments;
+mod generator;
 pub mod launch;
 pub mod link;
 pub mod load;

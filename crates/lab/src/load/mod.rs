@@ -12,13 +12,15 @@ mod tls;
 mod wire;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::generator::Process;
 
 pub use engine::run;
 pub use histogram::Histogram;
@@ -141,10 +143,7 @@ fn per(amount: f64, time: f64) -> f64 {
 
 /// A generator at work in a process of its own.
 #[derive(Debug)]
-pub struct Generator {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
+pub struct Generator(Process);
 
 impl Generator {
     /// Starts the generator; `command` runs the lab's own program in the client's node.
@@ -152,11 +151,8 @@ impl Generator {
     /// # Errors
     /// The process cannot be started.
     pub fn start(mut command: Command, spec: &Spec) -> Result<Self> {
-        command.arg("load").arg(serde_json::to_string(spec)?);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = command.spawn().context("cannot start the load generator")?;
-        let stdout = child.stdout.take().context("the load generator has no standard output")?;
-        Ok(Self { child, lines: BufReader::new(stdout) })
+        command.arg("load").arg(serde_json::to_string(spec)?).stdin(Stdio::null());
+        Process::start("load generator", command).map(Self)
     }
 
     /// Waits for the end of the warm-up.
@@ -164,37 +160,15 @@ impl Generator {
     /// # Errors
     /// The generator ended before that.
     pub fn wait_window(&mut self) -> Result<()> {
-        let line = self.line()?;
-        if line.trim() != WINDOW_LINE {
-            bail!("the load generator said {line:?} instead of {WINDOW_LINE:?}");
-        }
-        Ok(())
+        self.0.wait(WINDOW_LINE)
     }
 
     /// Waits for the report.
     ///
     /// # Errors
     /// The generator failed; it has said why on standard error.
-    pub fn report(mut self) -> Result<Report> {
-        let line = self.line()?;
-        self.child.wait()?;
-        serde_json::from_str(&line)
-            .with_context(|| format!("the load generator's report is not JSON: {line:?}"))
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.lines.read_line(&mut line)? == 0 {
-            bail!("the load generator ended without a report ({})", self.child.wait()?);
-        }
-        Ok(line)
-    }
-}
-
-impl Drop for Generator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn report(self) -> Result<Report> {
+        self.0.report()
     }
 }
 

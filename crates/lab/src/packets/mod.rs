@@ -15,12 +15,14 @@ mod ends;
 mod segment;
 mod wire;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::generator::Process;
 
 pub use ends::{Ends, Tally};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
@@ -93,11 +95,7 @@ impl Report {
 
 /// A generator at work in a process of its own. It ends with its input.
 #[derive(Debug)]
-pub struct Generator {
-    child: Child,
-    _input: ChildStdin,
-    lines: BufReader<std::process::ChildStdout>,
-}
+pub struct Generator(Process);
 
 impl Generator {
     /// Starts it; `command` runs the lab's own program in the generator's node.
@@ -105,12 +103,8 @@ impl Generator {
     /// # Errors
     /// The process cannot be started.
     pub fn start(mut command: Command, spec: &Spec) -> Result<Self> {
-        command.arg("packets").arg(serde_json::to_string(spec)?);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = command.spawn().context("cannot start the packet generator")?;
-        let stdout = child.stdout.take().context("the packet generator has no standard output")?;
-        let input = child.stdin.take().context("the packet generator has no standard input")?;
-        Ok(Self { child, _input: input, lines: BufReader::new(stdout) })
+        command.arg("packets").arg(serde_json::to_string(spec)?).stdin(Stdio::piped());
+        Process::start("packet generator", command).map(Self)
     }
 
     /// Waits for the end of the warm-up.
@@ -118,7 +112,7 @@ impl Generator {
     /// # Errors
     /// The generator ended before that.
     pub fn wait_window(&mut self) -> Result<()> {
-        self.wait(WINDOW_LINE)
+        self.0.wait(WINDOW_LINE)
     }
 
     /// Waits for the end of the window.
@@ -126,41 +120,15 @@ impl Generator {
     /// # Errors
     /// As [`Self::wait_window`].
     pub fn wait_drain(&mut self) -> Result<()> {
-        self.wait(DRAIN_LINE)
-    }
-
-    fn wait(&mut self, wanted: &str) -> Result<()> {
-        let line = self.line()?;
-        if line.trim() != wanted {
-            bail!("the packet generator said {line:?} instead of {wanted:?}");
-        }
-        Ok(())
+        self.0.wait(DRAIN_LINE)
     }
 
     /// Waits for the report.
     ///
     /// # Errors
     /// The generator failed; it has said why on standard error.
-    pub fn report(mut self) -> Result<Report> {
-        let line = self.line()?;
-        self.child.wait()?;
-        serde_json::from_str(&line)
-            .with_context(|| format!("the packet generator's report is not JSON: {line:?}"))
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.lines.read_line(&mut line)? == 0 {
-            bail!("the packet generator ended without a report ({})", self.child.wait()?);
-        }
-        Ok(line)
-    }
-}
-
-impl Drop for Generator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn report(self) -> Result<Report> {
+        self.0.report()
     }
 }
 
