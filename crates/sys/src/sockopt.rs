@@ -208,16 +208,6 @@ pub fn set_tcp_ack_at_once(fd: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_tcp_quickack(fd, true)?)
 }
 
-/// Lets a listening socket wait with a connection until its first bytes have come (`TCP_DEFER_ACCEPT`): accept(2) does
-/// not meet a silent client before `limit`, which the kernel rounds up to its own time-outs, has passed.
-///
-/// # Errors
-/// What setsockopt says.
-pub fn set_tcp_defer_accept(fd: impl AsFd, limit: Duration) -> io::Result<()> {
-    let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
-    set_int(fd, libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, clamp(seconds))
-}
-
 /// Chooses the congestion control by its kernel name (`bbr`, `cubic`, ...) and returns what is in force.
 ///
 /// # Errors

@@ -58,11 +58,21 @@ struct End {
     ended: bool,
     /// The end was read.
     over: bool,
+    /// The other side was told of the end.
+    told: bool,
 }
 
 impl End {
     fn new(socket: Option<OwnedFd>, readable: bool) -> Self {
-        Self { socket, held: Vec::new(), readable, writable: readable, ended: false, over: false }
+        Self {
+            socket,
+            held: Vec::new(),
+            readable,
+            writable: readable,
+            ended: false,
+            over: false,
+            told: false,
+        }
     }
 
     /// Reads what is there; `None`: nothing. 0 is the end.
@@ -106,15 +116,13 @@ pub struct Flow {
     server: End,
     /// Whether epoll tells when the client takes bytes again; asked for when it is needed first.
     client_out: bool,
-    /// Whether the server knows that the client has ended.
-    told: bool,
 }
 
 impl Flow {
     /// A client that was accepted; `key` names it in events, with the lowest bit set for its server.
     pub fn new(client: OwnedFd, key: u64) -> Self {
         let (client, server) = (End::new(Some(client), true), End::new(None, false));
-        Self { key, stage: Stage::First, client, server, client_out: false, told: false }
+        Self { key, stage: Stage::First, client, server, client_out: false }
     }
 
     /// Registers a side, once, for all that it will need.
@@ -149,7 +157,8 @@ impl Flow {
                 Stage::Replies6 => self.replies(scratch, REPLIES_6.len())?,
                 Stage::Relay => {
                     self.pump(Side::Client, epoll, scratch)?;
-                    return self.pump(Side::Server, epoll, scratch);
+                    self.pump(Side::Server, epoll, scratch)?;
+                    return Ok(!(self.client.told && self.server.told));
                 }
             };
             if !goes_on {
@@ -292,22 +301,23 @@ impl Flow {
         Ok(end.held.is_empty())
     }
 
-    /// Moves bytes from a side; false: the server has ended, and all it said is sent.
-    fn pump(&mut self, from: Side, epoll: &OwnedFd, scratch: &mut [u8]) -> Result<bool, Errno> {
+    /// Moves bytes from a side, and its end after them.
+    fn pump(&mut self, from: Side, epoll: &OwnedFd, scratch: &mut [u8]) -> Result<(), Errno> {
         loop {
             if !self.flush(from)? {
-                self.await_room(from.other(), epoll)?;
-                return Ok(true);
+                return self.await_room(from.other(), epoll);
             }
             if self.end(from).over {
-                if from == Side::Client && !self.told {
-                    self.told = true;
-                    let server = self.server.socket.as_ref().ok_or(Errno::BADF)?;
-                    rustix::net::shutdown(server, Shutdown::Write)?;
+                if !std::mem::replace(&mut self.end(from).told, true) {
+                    let other = self.end(from.other());
+                    // The last word of both needs no call of its own: closing says it.
+                    if !other.told {
+                        rustix::net::shutdown(other.socket.as_ref().ok_or(Errno::BADF)?, Shutdown::Write)?;
+                    }
                 }
-                return Ok(from == Side::Client);
+                return Ok(());
             }
-            let Some(count) = self.end(from).recv(scratch)? else { return Ok(true) };
+            let Some(count) = self.end(from).recv(scratch)? else { return Ok(()) };
             let over = self.end(from).over;
             if count > 0 {
                 let sent = self.end(from.other()).send(&scratch[..count], over)?;

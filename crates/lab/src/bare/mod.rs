@@ -1,17 +1,16 @@
 //! The least relay there can be: what no program in user space can go below, measured like any peer.
 //!
 //! One thread, one epoll instance, places made in advance, no policy, no record, no limits, no time-outs, IPv4 only.
-//! What it saves that a relay for people must not: it closes both sides as soon as the server has ended (a client that
-//! still has something to say is cut off), it lets the acknowledgement of every handshake wait for bytes (a server that
-//! speaks first is kept waiting), it is told of clients only when they have spoken (`TCP_DEFER_ACCEPT`, a silent one is
-//! never seen), and it never answers with an error. What remains is the kernel's TCP.
+//! It passes a half-close on, as every relay here has to: a program that closed both sides as soon as the server has
+//! ended would cut off a client that still has something to say. What it saves that a relay for people must not: it
+//! dials when the client has spoken and lets the acknowledgement of every handshake wait for bytes (a server that
+//! speaks first is kept waiting), and it never answers with an error. What remains is the kernel's TCP.
 
 mod flow;
 
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -27,8 +26,6 @@ const FLOWS_MAX: usize = 9_900;
 const EVENTS_MAX: usize = 256;
 /// Tells the listener from flows.
 const LISTENER: u64 = u64::MAX;
-/// How long the kernel keeps a client that says nothing to itself.
-const DEFERRED: Duration = Duration::from_secs(5);
 /// Read buffer of the thread, in bytes.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
@@ -83,7 +80,6 @@ fn listen(options: &Options) -> Result<TcpListener> {
     let listener = sockopt::listen(options.listen, &ListenOptions { backlog: 8192, ..Default::default() })
         .with_context(|| format!("cannot listen on {}", options.listen))?;
     sockopt::set_tcp_ack_with_data(&listener)?;
-    sockopt::set_tcp_defer_accept(&listener, DEFERRED)?;
     Ok(listener)
 }
 
@@ -141,7 +137,7 @@ impl Places {
         let place = &mut self.places[at];
         place.generation = place.generation.wrapping_add(1) & (u32::MAX >> 1);
         let key = u64::from(place.generation) << 33 | (at as u64) << 1;
-        // It has spoken already: read before it is watched, and no event tells what we know.
+        // Most have spoken already: read before it is watched, and no event tells what we know.
         place.flow = Some(Flow::new(client, key));
         self.run(at);
         self.watch(at, Side::Client);

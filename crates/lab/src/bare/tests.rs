@@ -107,3 +107,33 @@ fn a_refused_dial_closes() {
     let mut bytes = Vec::new();
     assert!(matches!(client.read_to_end(&mut bytes), Ok(0) | Err(_)), "an answer out of nothing");
 }
+
+/// A server that says its word, ends, and hands over what it still reads.
+fn ending_first() -> (SocketAddr, std::sync::mpsc::Receiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let (heard, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the relay dials");
+        stream.write_all(b"last word").expect("open");
+        stream.shutdown(Shutdown::Write).expect("open");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("the client closes in order");
+        heard.send(bytes)
+    });
+    (address, hears)
+}
+
+#[test]
+fn a_server_that_has_ended_still_hears_the_client() {
+    let (server, hears) = ending_first();
+    let mut client = dialled(started(Role::Reverse, Some(server)));
+    client.write_all(b"hello").expect("the relay reads");
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).expect("the server's end is passed on");
+    assert_eq!(bytes, b"last word");
+    client.write_all(&much()).expect("the relay still reads");
+    drop(client);
+    let all = hears.recv_timeout(Duration::from_secs(30)).expect("the client's end is passed on");
+    assert!(all == [b"hello", &much()[..]].concat(), "bytes were lost or mixed up");
+}

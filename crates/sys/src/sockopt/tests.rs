@@ -98,20 +98,6 @@ fn a_connected_socket_acknowledges_with_its_next_bytes_when_told() {
 }
 
 #[test]
-fn a_deferring_listener_is_told_of_those_who_spoke() {
-    let listener = loopback();
-    set_tcp_defer_accept(&listener, Duration::from_secs(30)).unwrap();
-    let address = listener.local_addr().unwrap();
-    let silent = TcpStream::connect(address).unwrap();
-    let mut speaking = TcpStream::connect(address).unwrap();
-    speaking.write_all(b"hello").unwrap();
-    listener.set_nonblocking(false).unwrap();
-    let (_stream, peer) = listener.accept().unwrap();
-    assert_eq!(peer, speaking.local_addr().unwrap(), "the silent one came first");
-    drop(silent);
-}
-
-#[test]
 fn congestion_control_is_read_back() {
     let socket = stream_socket(&"127.0.0.1:1".parse().unwrap()).unwrap();
     assert_eq!(set_congestion(&socket, "reno").unwrap(), "reno");
