@@ -49,7 +49,7 @@ run: deps-run ## Builds the release binary and runs the main job on real namespa
 test: deps-test ## Formatting, clippy, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) build --locked --workspace
+	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay
 
