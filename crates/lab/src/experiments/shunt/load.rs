@@ -1,4 +1,4 @@
-//! Tables III, V and VI: what one TCP connection brings across, what that costs, and what is lost.
+//! Tables III to VI: what one TCP connection, or several, bring across, what that costs, and what is lost.
 
 use super::counters::{Lost, Reading};
 use super::network::{NEVER_IDLE_MS, Network, PORT};
@@ -22,11 +22,11 @@ pub struct Slice {
     pub fast: f64,
 }
 
-/// Measures on a network of its own.
+/// Measures so many connections at once on a network of its own.
 ///
 /// # Errors
 /// If iperf3 is missing or fails.
-pub fn measure(setup: Setup, seconds: u64, round_trip: Duration) -> Result<Slice> {
+pub fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Duration) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, round_trip)?;
     let port = PORT.to_string();
     let mut command = network.server.command("iperf3");
@@ -34,9 +34,9 @@ pub fn measure(setup: Setup, seconds: u64, round_trip: Duration) -> Result<Slice
     let mut server = Service::start_muted("iperf3", command, network.folder())?;
     server.wait_listening(&network.server, PORT)?;
     let before = Reading::now(&network)?;
-    let time = seconds.to_string();
+    let (time, connections) = (seconds.to_string(), connections.to_string());
     // The congestion control of the paper's kernels, named, so that tables of two machines compare.
-    let arguments = ["-c", "10.0.0.2", "-p", &port, "-t", &time, "-C", "cubic", "-J"];
+    let arguments = ["-c", "10.0.0.2", "-p", &port, "-t", &time, "-P", &connections, "-C", "cubic", "-J"];
     let report = network.client.run("iperf3", &arguments)?;
     // What is still under way arrives.
     std::thread::sleep(round_trip + Duration::from_millis(50));

@@ -47,6 +47,8 @@ pub enum Part {
     Small,
     /// Tables III, V and VI: one TCP flow at 0, 100, 200 and 400 ms.
     Rtt,
+    /// Table IV: two and four TCP flows at 0, 100 and 200 ms.
+    Flows,
     /// What ends a stay on the fast path, and how soon.
     Events,
     /// Entries that come and go under traffic.
@@ -54,7 +56,8 @@ pub enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 6] = [Self::Latency, Self::Tcp, Self::Small, Self::Rtt, Self::Events, Self::Cycles];
+    const ALL: [Self; 7] =
+        [Self::Latency, Self::Tcp, Self::Small, Self::Rtt, Self::Flows, Self::Events, Self::Cycles];
 
     const fn name(self) -> &'static str {
         match self {
@@ -62,6 +65,7 @@ impl Part {
             Self::Tcp => "tcp",
             Self::Small => "small",
             Self::Rtt => "rtt",
+            Self::Flows => "flows",
             Self::Events => "events",
             Self::Cycles => "cycles",
         }
@@ -74,6 +78,10 @@ struct Plan {
     rounds: usize,
     seconds: u64,
     round_trips_ms: &'static [u64],
+    /// Several flows: how many at once, at which round trips, and how often.
+    several: &'static [usize],
+    several_ms: &'static [u64],
+    several_rounds: usize,
     /// At a round trip: slow start takes its time.
     long_seconds: u64,
     events: usize,
@@ -86,6 +94,9 @@ impl Plan {
         rounds: 5,
         seconds: 2,
         round_trips_ms: &[0, 100, 200, 400],
+        several: &[2, 4],
+        several_ms: &[0, 100, 200],
+        several_rounds: 3,
         long_seconds: 6,
         events: 10,
         cycles: 10_000,
@@ -95,6 +106,9 @@ impl Plan {
         rounds: 1,
         seconds: 1,
         round_trips_ms: &[0, 100],
+        several: &[4],
+        several_ms: &[100],
+        several_rounds: 1,
         long_seconds: 3,
         events: 2,
         cycles: 200,
@@ -137,7 +151,7 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
             report::latency(&rows)
         }
         Part::Tcp => {
-            let run = |setup| load::measure(setup, plan.seconds, Duration::ZERO);
+            let run = |setup| load::measure(setup, 1, plan.seconds, Duration::ZERO);
             let rows = each(&Setup::ALL, plan.rounds, part, &progress, run)?;
             output.json_named(part.name(), &report::by_name(&rows))?;
             report::tcp(&rows)
@@ -149,16 +163,29 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
             report::small(&rows)
         }
         Part::Rtt => {
-            let mut tables = Vec::new();
-            for ms in plan.round_trips_ms {
-                let seconds = if *ms == 0 { plan.seconds } else { plan.long_seconds };
-                let run = |setup| load::measure(setup, seconds, Duration::from_millis(*ms));
-                tables.push((*ms, each(&Setup::SEED, plan.rounds, part, &progress, run)?));
-            }
+            let run = |ms| at_round_trip(plan, ms, 1, &Setup::SEED, plan.rounds, part, &progress);
+            let tables = plan.round_trips_ms.iter().map(|ms| run(*ms)).collect::<Result<Vec<_>>>()?;
             let named: Vec<_> = tables.iter().map(|(ms, rows)| (ms, report::by_name(rows))).collect();
             output.json_named(part.name(), &named)?;
             output.svg("shunt-rtt", || report::rates(&tables))?;
             report::rtt(&tables)
+        }
+        Part::Flows => {
+            let mut tables = Vec::new();
+            for (ms, connections) in
+                plan.several_ms.iter().flat_map(|ms| plan.several.iter().map(move |n| (*ms, *n)))
+            {
+                let setups = [Setup::Slow, Setup::Tc];
+                let (_, rows) =
+                    at_round_trip(plan, ms, connections, &setups, plan.several_rounds, part, &progress)?;
+                tables.push((ms, connections, rows));
+            }
+            let named: Vec<_> = tables
+                .iter()
+                .map(|(ms, connections, rows)| (ms, connections, report::by_name(rows)))
+                .collect();
+            output.json_named(part.name(), &named)?;
+            report::flows(&tables)
         }
         Part::Events => {
             let rows =
@@ -175,6 +202,21 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
     };
     progress.end();
     Ok(section)
+}
+
+/// So many connections at a round trip of so many milliseconds.
+fn at_round_trip(
+    plan: &Plan,
+    ms: u64,
+    connections: usize,
+    setups: &[Setup],
+    rounds: usize,
+    part: Part,
+    progress: &Progress,
+) -> Result<(u64, Table<load::Slice>)> {
+    let seconds = if ms == 0 { plan.seconds } else { plan.long_seconds };
+    let run = |setup| load::measure(setup, connections, seconds, Duration::from_millis(ms));
+    Ok((ms, each(setups, rounds, part, progress, run)?))
 }
 
 /// Every set-up once a round, so that what disturbs the machine disturbs all. One row of what `run` gave for each.

@@ -227,6 +227,38 @@ pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
     section
 }
 
+/// Table IV: round trip in milliseconds, connections at once, and what they brought across.
+pub fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
+    let mut section = Section::new("Table IV: several TCP flows at once (iperf3, cubic)");
+    section.columns(&[
+        "round trip",
+        "flows",
+        "set-up",
+        "Gbit/s",
+        "range",
+        "frames lost",
+        "sent again",
+        "fast",
+    ]);
+    for (ms, connections, rows) in tables {
+        for (setup, row) in rows {
+            let rate = values(rows, *setup, |slice| slice.gbit_s);
+            section.line(&format!(
+                "| {ms} ms | {connections} | {} | {:.3} | {:.3}-{:.3} | {} | {} | {} |",
+                setup.name(),
+                median(&rate),
+                percentile(&rate, 0.0),
+                percentile(&rate, 1.0),
+                lost(row),
+                row.iter().map(|slice| slice.retransmits).sum::<u64>(),
+                fast(*setup, row),
+            ));
+        }
+    }
+    section.line("\nThe links are those of the tables above. Fast: of the flow that carried most.\n");
+    section
+}
+
 /// Rates over round trips.
 pub fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
     let places: Vec<String> = tables.iter().map(|(ms, _)| format!("{ms} ms")).collect();
