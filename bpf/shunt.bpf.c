@@ -17,8 +17,11 @@
 #include <linux/udp.h>
 
 static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
-static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+/* As exact as the kernel's tick, which is enough for times of milliseconds; asking the hardware is a good part of what a
+ * small packet costs. */
+static __u64 (*coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
 static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
+static long (*tc_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect_peer;
 static long (*xdp_redirect)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
 static long (*fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
 	(void *)BPF_FUNC_fib_lookup;
@@ -31,6 +34,11 @@ extern char flows4, flows6, settings, devices;
 #define FAMILY_INET6 10
 /* Farther than any window reaches (RFC 7323 Sec. 2.3): not of this connection as we know it. */
 #define FAR (1 << 30)
+/* How long what the kernel's tables said of a routed flow's next hop is used again. */
+#define WAY_NS 10000000ULL
+/* A direction that was silent for so long has no packet on its way through this host any more: longer than a softirq may
+ * take, and than the clock's tick. */
+#define SETTLED_NS 30000000ULL
 
 /* A packet, as far as the program looks into it. */
 struct packet {
@@ -43,9 +51,10 @@ struct packet {
 	__u8 *transport;
 	__u32 ip_header; /* bytes of the IP header; pointers are not subtracted, which takes a right more (CAP_PERFMON) */
 	__u32 ip_length;
+	__u32 each; /* bytes of the IP packet, or of each of those that it stands for */
 	__u8 protocol;
 	__u8 v6;
-	__u64 now; /* asked once: the clock is a good part of what a small packet costs */
+	__u64 now;
 };
 
 /* What is to be done with a packet. */
@@ -191,18 +200,17 @@ ALWAYS_INLINE int same_link(const struct packet *p, struct flow *flow)
 	return 1;
 }
 
-/* Whether the packet, or each of those it stands for, is larger than the egress takes. The slow path answers then. */
-ALWAYS_INLINE int too_large(const struct packet *p, const struct flow *flow)
+ALWAYS_INLINE __u32 length_of_each(const struct packet *p)
 {
 	__u32 header = p->ip_header;
 
 	if (!p->gso_size)
-		return p->ip_length > flow->mtu;
+		return p->ip_length;
 	if (p->protocol == IPPROTO_TCP)
 		header += ((struct tcphdr *)p->transport)->doff * 4;
 	else
 		header += sizeof(struct udphdr);
-	return header + p->gso_size > flow->mtu;
+	return header + p->gso_size;
 }
 
 ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, const void *key, int routed)
@@ -222,7 +230,8 @@ ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, cons
 	}
 	if (flow->action == ACTION_DROP)
 		return DROP;
-	if (too_large(p, flow))
+	/* Larger than the egress takes: the slow path answers. */
+	if (p->each > flow->mtu)
 		return SLOW;
 	if (!routed && !same_link(p, flow))
 		return SLOW;
@@ -238,7 +247,12 @@ ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
 
 	__sync_fetch_and_add(&flow->packets, 1);
 	__sync_fetch_and_add(&flow->bytes, bytes);
-	flow->last_ns = p->now;
+	/* Within a tick there is nothing new to write. */
+	if (flow->last_ns != p->now) {
+		if (flow->pair == PAIR_WAITS && p->now > flow->last_ns && p->now - flow->last_ns > SETTLED_NS)
+			flow->pair = PAIR_ACROSS;
+		flow->last_ns = p->now;
+	}
 	if (!flow->known)
 		flow->known = 1;
 }
@@ -269,32 +283,70 @@ ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6
 	return 0;
 }
 
-/* The way of a routed packet, as the kernel's own tables say now. Whatever is not plain goes to the slow path. */
-ALWAYS_INLINE int route(void *ctx, const struct packet *p, const struct flow *flow, struct bpf_fib_lookup *way)
+ALWAYS_INLINE int hops_left(const struct packet *p)
 {
 	if (p->v6) {
 		struct ipv6hdr *ip = (void *)p->network;
 
-		if (!fits(p, ip + 1) || ip->hop_limit <= 1)
-			return 0;
-		way->family = FAMILY_INET6;
-		__builtin_memcpy(way->ipv6_src, &ip->saddr, 16);
-		__builtin_memcpy(way->ipv6_dst, &ip->daddr, 16);
+		return fits(p, ip + 1) && ip->hop_limit > 1;
 	} else {
 		struct iphdr *ip = (void *)p->network;
 
-		if (!fits(p, ip + 1) || ip->ttl <= 1)
-			return 0;
-		way->family = FAMILY_INET;
-		way->tos = ip->tos;
-		way->ipv4_src = ip->saddr;
-		way->ipv4_dst = ip->daddr;
+		return fits(p, ip + 1) && ip->ttl > 1;
 	}
-	way->l4_protocol = p->protocol;
-	way->tot_len = p->gso_size ? 0 : p->ip_length;
-	way->ifindex = p->ingress;
+}
+
+/*
+ * Asks the kernel's own tables for the way of a routed packet and keeps it with the flow. Two processors that write a way
+ * at the very moment when it changes may mix both for one packet, which nobody takes then.
+ */
+ALWAYS_INLINE int find_way(void *ctx, const struct packet *p, struct flow *flow)
+{
+	struct bpf_fib_lookup way = {};
+
+	if (p->v6) {
+		struct ipv6hdr *ip = (void *)p->network;
+
+		if (!fits(p, ip + 1))
+			return 0;
+		way.family = FAMILY_INET6;
+		__builtin_memcpy(way.ipv6_src, &ip->saddr, 16);
+		__builtin_memcpy(way.ipv6_dst, &ip->daddr, 16);
+	} else {
+		struct iphdr *ip = (void *)p->network;
+
+		if (!fits(p, ip + 1))
+			return 0;
+		way.family = FAMILY_INET;
+		way.tos = ip->tos;
+		way.ipv4_src = ip->saddr;
+		way.ipv4_dst = ip->daddr;
+	}
+	way.l4_protocol = p->protocol;
+	way.tot_len = p->each;
+	way.ifindex = p->ingress;
 	/* Another egress than the one the flow was allowed for: the slow path decides. */
-	return fib_lookup(ctx, way, sizeof(*way), 0) == BPF_FIB_LKUP_RET_SUCCESS && way->ifindex == flow->egress;
+	if (fib_lookup(ctx, &way, sizeof(way), 0) != BPF_FIB_LKUP_RET_SUCCESS || way.ifindex != flow->egress)
+		return 0;
+	__builtin_memcpy(flow->link, way.dmac, ETH_ALEN);
+	__builtin_memcpy(flow->link + ETH_ALEN, way.smac, ETH_ALEN);
+	flow->way_mtu = p->each;
+	flow->way_ns = p->now;
+	return 1;
+}
+
+/*
+ * Whether a routed packet has a way, which is then in flow->link: the one found for a packet before it, if that is not long
+ * ago and this one is no larger. Whatever is not plain goes to the slow path.
+ */
+ALWAYS_INLINE int route(void *ctx, const struct packet *p, struct flow *flow)
+{
+	if (!hops_left(p))
+		return 0;
+	/* As long as none was found, way_mtu is 0. */
+	if (flow->way_mtu >= p->each && p->now - flow->way_ns < WAY_NS)
+		return 1;
+	return find_way(ctx, p, flow);
 }
 
 /* RFC 1624: the TTL is the high byte of its 16-bit word. */
@@ -317,20 +369,21 @@ ALWAYS_INLINE void one_hop(struct packet *p)
 	}
 }
 
-ALWAYS_INLINE int rewrite(void *ctx, struct packet *p, const struct flow *flow)
+ALWAYS_INLINE int rewrite(void *ctx, struct packet *p, struct flow *flow)
 {
-	struct bpf_fib_lookup way = {};
-	struct ethhdr *frame = p->data;
+	const __u32 *link = (const __u32 *)flow->link;
+	__u32 *frame = p->data;
 
-	if (!route(ctx, p, flow, &way) || !fits(p, frame + 1))
+	if (!route(ctx, p, flow) || !fits(p, frame + 3))
 		return 0;
-	__builtin_memcpy(frame->h_dest, way.dmac, ETH_ALEN);
-	__builtin_memcpy(frame->h_source, way.smac, ETH_ALEN);
+	frame[0] = link[0];
+	frame[1] = link[1];
+	frame[2] = link[2];
 	one_hop(p);
 	return 1;
 }
 
-ALWAYS_INLINE enum verdict run(void *ctx, struct packet *p, __u32 *egress, int routed)
+ALWAYS_INLINE enum verdict run(void *ctx, struct packet *p, struct flow **entry, int routed)
 {
 	struct key4 key4 = {};
 	struct key6 key6 = {};
@@ -339,13 +392,14 @@ ALWAYS_INLINE enum verdict run(void *ctx, struct packet *p, __u32 *egress, int r
 
 	if (!flow)
 		return SLOW;
-	p->now = ktime_ns();
+	p->now = coarse_ns();
+	p->each = length_of_each(p);
 	verdict = judge(p, flow, p->v6 ? (void *)&key6 : (void *)&key4, routed);
 	if (verdict == SEND && routed && !rewrite(ctx, p, flow))
 		return SLOW;
 	if (verdict != SLOW)
 		count(p, flow);
-	*egress = flow->egress;
+	*entry = flow;
 	return verdict;
 }
 
@@ -358,13 +412,15 @@ ALWAYS_INLINE int tc(struct __sk_buff *skb, int routed)
 		.length = skb->len,
 		.gso_size = skb->gso_size,
 	};
-	__u32 egress = 0;
+	struct flow *flow = 0;
 
 	if (skb->vlan_present)
 		return TC_ACT_UNSPEC;
-	switch (run(skb, &p, &egress, routed)) {
+	switch (run(skb, &p, &flow, routed)) {
 	case SEND:
-		return tc_redirect(egress, 0);
+		if (flow->pair == PAIR_ACROSS)
+			return tc_redirect_peer(flow->egress, 0);
+		return tc_redirect(flow->egress, 0);
 	case DROP:
 		return TC_ACT_SHOT;
 	default:
@@ -379,12 +435,12 @@ ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
 		.end = (void *)(long)ctx->data_end,
 		.ingress = ctx->ingress_ifindex,
 	};
-	__u32 egress = 0;
+	struct flow *flow = 0;
 
-	switch (run(ctx, &p, &egress, routed)) {
+	switch (run(ctx, &p, &flow, routed)) {
 	case SEND:
 		/* No such device any more: the slow path. */
-		return xdp_redirect(&devices, egress, XDP_PASS);
+		return xdp_redirect(&devices, flow->egress, XDP_PASS);
 	case DROP:
 		return XDP_DROP;
 	default:
@@ -426,6 +482,6 @@ SECTION("layout") const __u32 _layout[] = {
 	PLACE(flow, packets), PLACE(flow, bytes), PLACE(flow, last_ns), PLACE(flow, idle_ns),
 	PLACE(flow, generation), PLACE(flow, egress), PLACE(flow, mtu), PLACE(flow, sequence_end),
 	PLACE(flow, acknowledged), PLACE(flow, action), PLACE(flow, known), PLACE(flow, ended),
-	PLACE(flow, link), PLACE(flow, installed_as),
+	PLACE(flow, link), PLACE(flow, pair), PLACE(flow, installed_as), PLACE(flow, way_ns), PLACE(flow, way_mtu),
 	PLACE(settings, generation), PLACE(settings, alive_until_ns),
 };

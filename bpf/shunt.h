@@ -50,7 +50,7 @@ enum {
 struct flow {
 	__u64 packets;
 	__u64 bytes;         /* of IP packets, as conntrack counts them */
-	__u64 last_ns;       /* CLOCK_MONOTONIC of the latest packet; at installation: the installation */
+	__u64 last_ns;       /* CLOCK_MONOTONIC_COARSE of the latest packet; at installation: the installation */
 	__u64 idle_ns;       /* after so long without a packet it ends */
 	__u32 generation;    /* of the rules it was installed under */
 	__u32 egress;        /* interface index */
@@ -60,9 +60,19 @@ struct flow {
 	__u32 action;
 	__u32 known;         /* not 0: sequence numbers and link addresses are valid */
 	__u32 ended;
-	__u8 link[12];       /* destination and source address of the link, learnt from the first packet */
-	__u32 zero;
+	__u8 link[12];       /* destination and source address of the link: bridged, of the first packet; routed, of the way */
+	__u32 pair;          /* PAIR_* */
 	__u64 installed_as;  /* whose entry it is: user space's number */
+	__u64 way_ns;        /* routed: when the way was looked up last */
+	__u32 way_mtu;       /* routed: the largest IP packet it is known to take */
+	__u32 zero;
+};
+
+/* flow.pair: whether the egress is an end of a pair (veth, netkit) whose other end is in another network namespace. */
+enum {
+	PAIR_NONE = 0,   /* no: packets go out by the egress */
+	PAIR_WAITS = 1,  /* yes, and a packet may still be on its way there */
+	PAIR_ACROSS = 2, /* yes: packets are put where they come out, at the other end */
 };
 
 /* The one value of the settings map. */

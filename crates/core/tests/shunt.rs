@@ -2,8 +2,8 @@
 //! events up to a length, and in long random ones.
 
 use sidetrack_core::shunt::{
-    Both, Cause, Config, Connection, Entry, EntryId, Identity, Input, Mark, MarkActions, Obstacle, Output,
-    Phase, PortNumber, Shunt, ShuntAction, Standing, Traffic, Transport, Tuple,
+    Both, Cause, Config, Connection, Entry, EntryId, FastPathKind, Identity, Input, Mark, MarkActions,
+    Obstacle, Output, Phase, PortNumber, Shunt, ShuntAction, Standing, Traffic, Transport, Tuple,
 };
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +21,7 @@ fn config() -> Config {
     Config {
         ports: [1, 2].into_iter().filter_map(PortNumber::new).collect(),
         actions: MarkActions::default(),
+        fast_path: FastPathKind::Tc,
         rules: None,
         entries_max: 20,
         entries_max_per_client: 4,

@@ -2,8 +2,8 @@
 
 use sidetrack_core::policy::{Action, Carry, Condition, Match, Policy, Rule, ShuntAfter};
 use sidetrack_core::shunt::{
-    Both, Config, Connection, EntryId, Identity, Input, Mark, MarkActions, Obstacle, Output, Phase,
-    PortNumber, Shunt, ShuntAction, Traffic, Transport, Tuple,
+    Both, Cause, Config, Connection, EntryId, FastPathKind, Identity, Input, Mark, MarkActions, Obstacle,
+    Output, Phase, PortNumber, Shunt, ShuntAction, Traffic, Transport, Tuple,
 };
 use sidetrack_core::time::Instant;
 use std::sync::Arc;
@@ -18,20 +18,31 @@ fn rule(name: &str, ports: (u16, u16), action: Action) -> Rule {
 }
 
 fn shunt_after(bytes: u64, ms: u64) -> Action {
-    Action::Carry(Arc::new(Carry { shunt: Some(ShuntAfter { bytes, ms }), ..Carry::default() }))
+    Action::Carry(Arc::new(Carry {
+        shunt: Some(ShuntAfter { bytes, ms, fast_path: None }),
+        ..Carry::default()
+    }))
 }
 
 fn shunt(rules: Vec<Rule>) -> Shunt {
-    let config = Config {
+    started(Config { rules: Some(Arc::new(Policy::new(rules, Action::Deny))), ..config() })
+}
+
+fn config() -> Config {
+    Config {
         ports: [1, 2].into_iter().filter_map(PortNumber::new).collect(),
         actions: MarkActions::default(),
-        rules: Some(Arc::new(Policy::new(rules, Action::Deny))),
+        fast_path: FastPathKind::Tc,
+        rules: None,
         entries_max: 20,
         entries_max_per_client: 20,
         shunt_idle: Duration::from_secs(10),
         block_idle: Duration::from_secs(10),
         keep_every: Duration::from_secs(100),
-    };
+    }
+}
+
+fn started(config: Config) -> Shunt {
     let mut shunt = Shunt::new(config, Instant::ZERO);
     shunt.handle(Instant::ZERO, Input::Listed(&[]));
     let _ = outputs(&mut shunt);
@@ -99,7 +110,7 @@ fn after_the_rules_of_the_packet_filter_changed_it_waits_for_their_word() {
     let entry = installs(&outputs(&mut shunt))[0].0;
     shunt.handle(at(1), Input::Installed(entry));
     shunt.handle(at(2), Input::RulesChanged);
-    shunt.handle(at(3), Input::Gone(entry, sidetrack_core::shunt::Cause::RulesChanged, both(5)));
+    shunt.handle(at(3), Input::Gone(entry, Cause::RulesChanged, both(5)));
     let asked = outputs(&mut shunt);
     assert!(asked.contains(&Output::Ask(flow.tuple, flow.identity)), "{asked:?}");
     // Bytes alone, which the filter may have dropped, bring it nowhere.
@@ -139,4 +150,75 @@ fn without_rules_the_number_has_no_meaning() {
     assert!(installs(&outputs(&mut shunt)).is_empty());
     let known = shunt.flow(&flow.tuple).expect("kept");
     assert_eq!((shunt.obstacle(known), shunt.rule(known)), (None, None), "a policy without a word on it");
+}
+
+/// Where entries are to go that are asked for.
+fn paths(outputs: &[Output]) -> Vec<FastPathKind> {
+    let path = |output: &Output| match output {
+        Output::Install(entry) => Some(entry.path),
+        _ => None,
+    };
+    outputs.iter().filter_map(path).collect()
+}
+
+#[test]
+fn the_rule_that_decides_says_by_which_fast_path() {
+    let by = |fast_path| {
+        let shunt = Some(ShuntAfter { bytes: 0, ms: 0, fast_path });
+        Action::Carry(Arc::new(Carry { shunt, ..Carry::default() }))
+    };
+    let rules = vec![
+        rule("no", (23, 23), Action::Deny),
+        rule("switch", (22, 22), by(Some(FastPathKind::OpenFlow))),
+        rule("shown", (80, 80), by(Some(FastPathKind::None))),
+        rule("rest", (1, 100), by(None)),
+    ];
+    let mut shunt = shunt(rules);
+    for (port, path) in [
+        (22, FastPathKind::OpenFlow),
+        (80, FastPathKind::None),
+        (90, FastPathKind::Tc),
+        // Dropping is for the first of the configuration.
+        (23, FastPathKind::Tc),
+    ] {
+        let flow = connection(port, ASKS_RULES, 10);
+        shunt.handle(at(0), Input::Connection(flow));
+        assert_eq!(paths(&outputs(&mut shunt)), [path], "port {port}");
+        assert_eq!(shunt.flow(&flow.tuple).map(|flow| flow.path), Some(path));
+    }
+}
+
+#[test]
+fn a_mark_that_names_another_fast_path_moves_the_flow() {
+    let mut actions = MarkActions::default();
+    assert!(actions.set_path(4, FastPathKind::Xdp));
+    let mut shunt = started(Config { actions, ..config() });
+    let [by_default, by_xdp] = [1, 4].map(|number| Mark(0x7120_0000 | number << 16));
+    let flow = connection(5000, by_default, 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    assert_eq!(paths(&outputs(&mut shunt)), [FastPathKind::Tc]);
+    shunt.handle(at(1), Input::Installed(EntryId(1)));
+    let _ = outputs(&mut shunt);
+    // The same mark again moves nothing.
+    shunt.handle(at(2), Input::Connection(flow));
+    assert_eq!(outputs(&mut shunt), []);
+    shunt.handle(at(3), Input::Connection(connection(5000, by_xdp, 10)));
+    assert_eq!(outputs(&mut shunt), [Output::Remove(EntryId(1), Cause::MarkChanged)]);
+    shunt.handle(at(4), Input::Gone(EntryId(1), Cause::MarkChanged, both(5)));
+    assert_eq!(outputs(&mut shunt), [Output::Ask(flow.tuple, flow.identity)]);
+    shunt.handle(at(5), Input::Connection(connection(5000, UNDECIDED, 10)));
+    shunt.handle(at(6), Input::Connection(connection(5000, by_xdp, 10)));
+    assert_eq!(paths(&outputs(&mut shunt)), [FastPathKind::Xdp]);
+}
+
+#[test]
+fn who_pins_a_flow_leaves_its_fast_path_to_policy() {
+    let mut actions = MarkActions::default();
+    assert!(actions.set_path(4, FastPathKind::Xdp));
+    for (number, path) in [(4, FastPathKind::Xdp), (0, FastPathKind::Tc)] {
+        let mut shunt = started(Config { actions, ..config() });
+        let flow = connection(5000, Mark(0x7120_0000 | number << 16), 10);
+        shunt.handle(at(0), Input::Pinned(flow, ShuntAction::Shunt));
+        assert_eq!(paths(&outputs(&mut shunt)), [path], "action {number}");
+    }
 }

@@ -1,6 +1,6 @@
 //! What an interface is like now (RTNETLINK).
 
-use crate::netlink::{Error, Message, Protocol, Requests, Socket, attributes};
+use crate::netlink::{Attribute, Error, Message, Protocol, Requests, Socket, attributes};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -16,6 +16,9 @@ pub struct Interface {
     pub running: bool,
     /// Its Ethernet address, if it is of Ethernet's kind.
     pub address: Option<[u8; 6]>,
+    /// It is an end of a pair (veth, netkit) whose other end is in another network namespace, and no queueing discipline
+    /// waits at its egress.
+    pub peer_elsewhere: bool,
 }
 
 /// The interface of this name, in this thread's network namespace.
@@ -41,6 +44,13 @@ fn parse(message: &Message<'_>) -> Option<Interface> {
     let word = |at: usize| message.payload.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
     let mtu = attributes(message.after(16)).first(4)?.u32_ne()?; // IFLA_MTU
     let address = attributes(message.after(16)).first(1).and_then(|value| value.payload.try_into().ok()); // IFLA_ADDRESS
+    let text = |value: Attribute<'_>| value.payload.strip_suffix(&[0]).unwrap_or(value.payload).to_vec();
+    let all = || attributes(message.after(16));
+    let kind = all().first(18).and_then(|info| attributes(info.payload).first(1)).map(text); // IFLA_LINKINFO, IFLA_INFO_KIND
+    let is_pair = kind.is_some_and(|kind| matches!(kind.as_slice(), b"veth" | b"netkit"));
+    let elsewhere = all().first(37).is_some(); // IFLA_LINK_NETNSID
+    let unqueued = all().first(6).map(text).is_some_and(|name| name == b"noqueue"); // IFLA_QDISC
+    let peer_elsewhere = is_pair && elsewhere && unqueued;
     let running = word(8)? & (UP | LOWER_UP) == UP | LOWER_UP;
-    Some(Interface { index: word(4)?, mtu, running, address })
+    Some(Interface { index: word(4)?, mtu, running, address, peer_elsewhere })
 }

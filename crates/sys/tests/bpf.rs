@@ -9,7 +9,7 @@ use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::route;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TC_SLOW: u32 = u32::MAX;
 const TC_DROP: u32 = 2;
@@ -126,10 +126,26 @@ struct Bench {
 
 const GENERATION: u32 = 3;
 
+/// An entry that drops.
+const fn entry() -> FlowEntry {
+    FlowEntry {
+        egress: None,
+        mtu: 1500,
+        idle: LONG,
+        generation: GENERATION,
+        redirect_peer: false,
+        installed_as: 1,
+    }
+}
+
 impl Bench {
     /// In a namespace with the two interfaces.
     fn new(kind: ProgramKind, packet: &Packet) -> Self {
-        let path = FastPath::new(kind, Forwarding::Bridged, 64).expect("a fast path");
+        Self::forwarding(kind, Forwarding::Bridged, packet)
+    }
+
+    fn forwarding(kind: ProgramKind, forwarding: Forwarding, packet: &Packet) -> Self {
+        let path = FastPath::new(kind, forwarding, 64).expect("a fast path");
         let ports = ["left", "right"].map(|name| route::interface_index(name).expect(name));
         let to = FlowKey {
             ingress: ports[0],
@@ -146,8 +162,7 @@ impl Bench {
     fn install(&self, idle: Duration) {
         for (key, egress) in [(self.to, self.ports[1]), (self.back, self.ports[0])] {
             let _ = self.path.take(&key).expect("take");
-            let entry =
-                FlowEntry { egress: Some(egress), mtu: 1500, idle, generation: GENERATION, installed_as: 77 };
+            let entry = FlowEntry { egress: Some(egress), idle, installed_as: 77, ..entry() };
             self.path.install(&key, entry).expect("install");
         }
     }
@@ -352,6 +367,11 @@ fn larger_than_the_egress_takes_is_the_slow_paths() {
 fn what_stood_still_is_over() {
     for_each(&[V4], |bench, packet| {
         bench.install(Duration::ZERO);
+        // The program's clock is as exact as the kernel's tick.
+        let begun = Instant::now();
+        while bench.to(&packet) == TC_SEND {
+            assert!(begun.elapsed() < support::LIMIT, "it never stands still");
+        }
         assert_eq!(bench.to(&packet), TC_SLOW);
         assert!(bench.state(&bench.to).ended.idle);
     });
@@ -362,7 +382,7 @@ fn older_rules_and_a_dead_user_space_stop_everything() {
     for_each(&[V4], |bench, packet| {
         bench.path.set(GENERATION + 1, u64::MAX).unwrap();
         assert_eq!(bench.to(&packet), TC_SLOW);
-        bench.path.set(GENERATION, monotonic_ns() - 1).unwrap();
+        bench.path.set(GENERATION, monotonic_ns() - 1_000_000_000).unwrap();
         assert_eq!(bench.to(&packet), TC_SLOW);
         bench.path.set(GENERATION, monotonic_ns() + 60_000_000_000).unwrap();
         assert_eq!(bench.to(&packet), TC_SEND);
@@ -374,9 +394,7 @@ fn older_rules_and_a_dead_user_space_stop_everything() {
 fn a_blocked_flow_is_dropped_and_counted() {
     for_each(&[V4, V6], |bench, packet| {
         let _ = bench.path.take(&bench.to).unwrap();
-        let entry =
-            FlowEntry { egress: None, mtu: 1500, idle: LONG, generation: GENERATION, installed_as: 1 };
-        bench.path.install(&bench.to, entry).unwrap();
+        bench.path.install(&bench.to, entry()).unwrap();
         for flags in [ACK, SYN, FIN, RST] {
             assert_eq!(bench.to(&packet.clone().with(flags, 1000, 0)), TC_DROP);
         }
@@ -405,10 +423,75 @@ fn xdp_decides_as_tc_does() {
         assert_eq!(bench.to(&packet), XDP_SEND);
         assert_eq!(bench.to(&packet.clone().with(SYN, 1, 0)), bench.slow());
         let _ = bench.path.take(&bench.to).unwrap();
-        let entry =
-            FlowEntry { egress: None, mtu: 1500, idle: LONG, generation: GENERATION, installed_as: 1 };
-        bench.path.install(&bench.to, entry).unwrap();
+        bench.path.install(&bench.to, entry()).unwrap();
         assert_eq!(bench.to(&packet), XDP_DROP);
+    });
+}
+
+/// Runs `ip` in this thread's namespace.
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status();
+    assert!(status.expect("the ip tool").success(), "ip {arguments}");
+}
+
+/// Between two networks: what leaves by `right` goes to 198.51.100.2 at the link address 02:00:00:00:00:99.
+fn routed(test: impl Fn(Bench, Packet) + Send + 'static) {
+    between_ports(move || {
+        ip("addr add 192.0.2.254/24 dev left");
+        ip("addr add 198.51.100.254/24 dev right");
+        ip("neigh replace 198.51.100.2 lladdr 02:00:00:00:00:99 dev right");
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("forwarding");
+        let packet = Packet::segment(V4.0, V4.1);
+        test(Bench::forwarding(ProgramKind::Tc, Forwarding::Routed, &packet), packet);
+    });
+}
+
+/// Where a routed packet goes on the link, if it takes the fast path.
+fn next_hop(bench: &Bench, packet: &Packet) -> Option<[u8; 6]> {
+    let trial = bench.path.program().try_on(&packet.frame(), bench.ports[0]).expect("a trial");
+    assert!(matches!(trial.verdict, TC_SEND | TC_SLOW));
+    let hop = trial.packet.first_chunk().copied();
+    hop.filter(|_| trial.verdict == TC_SEND)
+}
+
+/// Tries a packet again and again until it goes there.
+fn wait_for_next_hop(bench: &Bench, packet: &Packet, wanted: Option<[u8; 6]>) {
+    let begun = Instant::now();
+    while next_hop(bench, packet) != wanted {
+        assert!(begun.elapsed() < support::LIMIT, "it never takes {wanted:?}");
+    }
+}
+
+#[test]
+fn a_routed_flow_follows_its_next_hop_and_its_route() {
+    routed(|bench, packet| {
+        let at = |last| Some([2, 0, 0, 0, 0, last]);
+        let trial = bench.path.program().try_on(&packet.frame(), bench.ports[0]).unwrap();
+        assert_eq!((trial.verdict, trial.packet[22]), (TC_SEND, 63), "one hop less");
+        assert_eq!(checksum(&trial.packet[14..34]), 0);
+        for _ in 0..100 {
+            assert_eq!(next_hop(&bench, &packet), at(0x99), "as found before");
+        }
+        ip("neigh replace 198.51.100.2 lladdr 02:00:00:00:00:77 dev right");
+        wait_for_next_hop(&bench, &packet, at(0x77));
+        ip("route add 198.51.100.2/32 dev left");
+        wait_for_next_hop(&bench, &packet, None);
+        ip("route del 198.51.100.2/32 dev left");
+        wait_for_next_hop(&bench, &packet, at(0x77));
+    });
+}
+
+#[test]
+fn a_routed_packet_that_is_larger_than_those_before_is_asked_about() {
+    routed(|bench, packet| {
+        ip("route add 198.51.100.2/32 dev right mtu lock 700");
+        wait_for_next_hop(&bench, &packet, Some([2, 0, 0, 0, 0, 0x99]));
+        let large = packet.clone().with(ACK, 1100, 800);
+        for _ in 0..100 {
+            assert!(next_hop(&bench, &packet).is_some());
+            assert_eq!(next_hop(&bench, &large), None, "the route takes 700 bytes, the interface 1500");
+        }
+        assert!(next_hop(&bench, &packet.clone().with(ACK, 1100, 600)).is_some());
     });
 }
 
@@ -416,7 +499,7 @@ fn xdp_decides_as_tc_does() {
 fn the_table_is_bounded_lists_its_entries_and_gives_them_back() {
     for_each(&[V4], |bench, _| {
         let key = |port| FlowKey { source: SocketAddr::new(bench.to.source.ip(), port), ..bench.to };
-        let entry = FlowEntry { egress: Some(1), mtu: 1500, idle: LONG, generation: 1, installed_as: 5 };
+        let entry = FlowEntry { egress: Some(1), generation: 1, installed_as: 5, ..entry() };
         let installed = (1..200).take_while(|port| bench.path.install(&key(*port), entry).is_ok()).count();
         assert!((62..200).contains(&installed), "64 entries fit, two were there: {installed}");
         let mut seen = Vec::new();

@@ -104,13 +104,45 @@ impl Carry {
     }
 }
 
-/// When a forwarded flow takes the fast path: when both hold.
+/// When a forwarded flow takes the fast path (when both hold), and which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShuntAfter {
     /// So many bytes of IP packets have passed on the slow path, both directions together.
     pub bytes: u64,
     /// So long after the shunt first saw it, milliseconds.
     pub ms: u64,
+    /// Which; none: the first of the configuration.
+    pub fast_path: Option<FastPathKind>,
+}
+
+/// A kind of fast path: a configuration has at most one of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FastPathKind {
+    /// A BPF program between driver and stack.
+    Tc,
+    /// A BPF program in the driver.
+    Xdp,
+    /// A BPF program behind the driver, without its help.
+    XdpGeneric,
+    /// A switch that is controlled by OpenFlow.
+    #[serde(rename = "openflow")]
+    OpenFlow,
+    /// None: what would be shunted is shown.
+    None,
+}
+
+impl FastPathKind {
+    /// The word of configuration and listings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tc => "tc",
+            Self::Xdp => "xdp",
+            Self::XdpGeneric => "xdp-generic",
+            Self::OpenFlow => "openflow",
+            Self::None => "none",
+        }
+    }
 }
 
 /// Connections to a server that are made before a flow wants them, so that it need not wait for a handshake.

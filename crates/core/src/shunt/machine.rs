@@ -1,8 +1,8 @@
 //! The state machine over all flows.
 
 use super::{
-    Both, Cause, Connection, Entry, EntryId, Flow, Input, MarkActions, Obstacle, Output, Phase, PortNumber,
-    ShuntAction, Standing, Tuple, Wish,
+    Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Input, MarkActions, Obstacle, Output, Phase,
+    PortNumber, ShuntAction, Standing, Tuple, Wish,
 };
 use crate::policy::Policy;
 use crate::time::Instant;
@@ -27,6 +27,8 @@ pub struct Config {
     pub ports: BTreeSet<PortNumber>,
     /// The meaning of the numbers of actions in marks.
     pub actions: MarkActions,
+    /// The fast path of flows whose mark and rule name none.
+    pub fast_path: FastPathKind,
     /// Our own rules, for the flows whose mark leaves it to them.
     pub rules: Option<Arc<Policy>>,
     /// Most entries at a time; the last tenth is kept for those that block.
@@ -176,6 +178,15 @@ impl Shunt {
         self.ports(flow).map(|_| action).ok_or(Obstacle::UnknownPort)
     }
 
+    /// The fast path that is for a flow. What blocks needs none in particular.
+    fn path(&self, flow: &Flow, action: ShuntAction) -> FastPathKind {
+        let named = flow.mark.action().and_then(|number| match self.config.actions.asks_rules(number) {
+            true => flow.wish?.path(),
+            false => self.config.actions.path(number),
+        });
+        named.filter(|_| action == ShuntAction::Shunt).unwrap_or(self.config.fast_path)
+    }
+
     /// The ports of client and server.
     fn ports(&self, flow: &Flow) -> Option<(PortNumber, PortNumber)> {
         let (client, server) = (flow.mark.ingress()?, flow.mark.egress()?);
@@ -216,12 +227,13 @@ impl Shunt {
         flow.ripen(now);
         let Some(flow) = self.flows.get(tuple) else { return };
         let wanted = self.wanted(flow).unwrap_or(ShuntAction::Ignore);
+        let same = wanted == flow.action && self.path(flow, wanted) == flow.path;
         match flow.standing {
             Standing::Requested | Standing::Installed => {
                 let cause = match flow.phase {
-                    _ if wanted == flow.action && flow.obstacle(wanted).is_none() => return,
-                    Phase::Closing if wanted == flow.action => Cause::Fin,
-                    Phase::Reset if wanted == flow.action => Cause::Rst,
+                    _ if same && flow.obstacle(wanted).is_none() => return,
+                    Phase::Closing if same => Cause::Fin,
+                    Phase::Reset if same => Cause::Rst,
                     _ if flow.pinned.is_some() => Cause::Withdrawn,
                     _ => Cause::MarkChanged,
                 };
@@ -256,7 +268,7 @@ impl Shunt {
             return;
         }
         let Some((client_port, server_port)) = self.ports(flow) else { return };
-        let room = self.has_room(flow, action);
+        let (room, path) = (self.has_room(flow, action), self.path(flow, action));
         let id = EntryId(self.last_entry + 1);
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         if !room {
@@ -266,13 +278,13 @@ impl Shunt {
         self.last_entry = id.0;
         flow.standing = Standing::Requested;
         flow.entry = Some(id);
-        flow.action = action;
+        (flow.action, flow.path) = (action, path);
         flow.times = super::Times { requested: Some(now), ..super::Times::default() };
         let block = action == ShuntAction::Block;
         let idle = if block { self.config.block_idle } else { self.config.shunt_idle };
         self.entries.insert(id, *tuple);
         *self.clients.entry(tuple.client.ip()).or_default() += 1;
-        let entry = Entry { id, tuple: *tuple, client_port, server_port, block, idle };
+        let entry = Entry { id, tuple: *tuple, client_port, server_port, path, block, idle };
         self.outputs.push_back(Output::Install(entry));
     }
 

@@ -8,6 +8,7 @@
 //! | `0x80000000` | unused |
 //! | `0x0000ffff` | the administrator's own, never touched |
 
+use crate::policy::FastPathKind;
 use std::fmt;
 
 /// Number of a port in a mark: 0 to 15.
@@ -73,6 +74,7 @@ pub struct MarkActions([Option<Meaning>; 16]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     Action(ShuntAction),
+    Path(FastPathKind),
     Rules,
 }
 
@@ -99,6 +101,11 @@ impl MarkActions {
         self.give(number, Meaning::Action(action))
     }
 
+    /// Makes a number below 16 stand for [`ShuntAction::Shunt`] by this fast path; `false` if it is larger.
+    pub fn set_path(&mut self, number: u8, path: FastPathKind) -> bool {
+        self.give(number, Meaning::Path(path))
+    }
+
     /// Makes a number below 16 leave flows to our own rules; `false` if it is larger.
     pub fn set_rules(&mut self, number: u8) -> bool {
         self.give(number, Meaning::Rules)
@@ -122,8 +129,22 @@ impl MarkActions {
     pub fn action(&self, number: u8) -> Option<ShuntAction> {
         match self.meaning(number) {
             Some(Meaning::Action(action)) => Some(action),
+            Some(Meaning::Path(_)) => Some(ShuntAction::Shunt),
+            Some(Meaning::Rules) | None => None,
+        }
+    }
+
+    /// The fast path that a number names; none: it names none.
+    pub fn path(&self, number: u8) -> Option<FastPathKind> {
+        match self.meaning(number) {
+            Some(Meaning::Path(path)) => Some(path),
             _ => None,
         }
+    }
+
+    /// The numbers that name a fast path, and which.
+    pub fn paths(&self) -> impl Iterator<Item = (u8, FastPathKind)> {
+        (0..PortNumber::COUNT).filter_map(|number| Some((number, self.path(number)?)))
     }
 
     /// Whether a number leaves flows to our own rules.
@@ -211,6 +232,10 @@ mod tests {
         let mut own = MarkActions::none();
         assert!(own.set(9, ShuntAction::Shunt) && !own.set(16, ShuntAction::Block));
         assert_eq!((own.action(9), own.number(ShuntAction::Ignore)), (Some(ShuntAction::Shunt), None));
+        assert!(own.set_path(4, FastPathKind::OpenFlow) && !own.set_path(16, FastPathKind::Tc));
+        assert_eq!((own.action(4), own.path(4)), (Some(ShuntAction::Shunt), Some(FastPathKind::OpenFlow)));
+        assert_eq!((own.path(9), own.number(ShuntAction::Shunt)), (None, Some(9)), "9 names none");
+        assert_eq!(own.paths().collect::<Vec<_>>(), [(4, FastPathKind::OpenFlow)]);
         assert!(ShuntAction::ALL.iter().all(|action| ShuntAction::of_word(action.as_str()) == Some(*action)));
     }
 }

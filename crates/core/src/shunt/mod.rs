@@ -25,6 +25,7 @@ mod rules;
 mod tracked;
 mod wish;
 
+pub use crate::policy::FastPathKind;
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
 pub use rules::RuleSet;
@@ -183,6 +184,8 @@ pub struct Entry {
     pub client_port: PortNumber,
     /// The port that the server's packets come in by, and the client's leave by.
     pub server_port: PortNumber,
+    /// Which fast path is to have it.
+    pub path: FastPathKind,
     /// Packets are dropped in place of passed on.
     pub block: bool,
     /// After so long without a packet in a direction it is over.

@@ -22,6 +22,13 @@ pub struct RuleSet<'a> {
     pub own_rules: bool,
 }
 
+/// Examples for numbers that name a fast path: their destination port is this and the number.
+const FIRST_BY_PATH: u16 = 5000;
+
+const fn decided(number: u8) -> u32 {
+    Mark::DECIDED | (number as u32) << 16
+}
+
 fn ingress(port: PortNumber) -> u32 {
     Mark::INGRESS_KNOWN | u32::from(port.number()) << 24
 }
@@ -33,13 +40,13 @@ fn egress(port: PortNumber) -> u32 {
 impl RuleSet<'_> {
     /// The bits that a rule of the policy sets for an action; none if no number means it.
     pub fn decision(&self, action: ShuntAction) -> Option<u32> {
-        self.actions.number(action).map(|number| Mark::DECIDED | u32::from(number) << 16)
+        self.actions.number(action).map(decided)
     }
 
     /// The bits that leave a flow to our own rules, where there are such.
     fn left_to_own_rules(&self) -> Option<u32> {
         let number = self.actions.rules_number().filter(|_| self.own_rules)?;
-        Some(Mark::DECIDED | u32::from(number) << 16)
+        Some(decided(number))
     }
 
     /// For `nft -f`: a table of ours, which replaces an earlier one of ours. The chain `shunt_policy` is the administrator's to
@@ -129,7 +136,15 @@ impl RuleSet<'_> {
         };
         let shunt = example(ShuntAction::Shunt, "tcp dport 5000");
         let block = example(ShuntAction::Block, "tcp dport 5666");
-        shunt.into_iter().chain(block).collect()
+        let by_path = self.actions.paths().map(|(number, path)| {
+            let (port, keep, bits) = (FIRST_BY_PATH + u16::from(number), !DECISION, decided(number));
+            format!(
+                "tcp dport {port} ct state established,related meta mark set meta mark and {keep:#010x} or {bits:#010x} comment \
+                 \"by {}\"",
+                path.as_str()
+            )
+        });
+        shunt.into_iter().chain(by_path).chain(block).collect()
     }
 
     /// For `iptables-restore --noflush` and `ip6tables-restore --noflush`: as NFShunt's, with the chain `SHUNT_POLICY` to fill.
@@ -173,15 +188,24 @@ impl RuleSet<'_> {
                 egress(*port)
             );
         }
-        for (action, port) in [(ShuntAction::Shunt, 5000), (ShuntAction::Block, 5666)] {
-            if let Some(bits) = self.decision(action) {
-                let _ = writeln!(
-                    text,
-                    "# -A SHUNT_POLICY -p tcp --dport {port} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
-                     {bits:#x}/{DECISION:#x}"
-                );
-            }
+        for (port, bits, comment) in self.iptables_examples() {
+            let _ = writeln!(
+                text,
+                "# -A SHUNT_POLICY -p tcp --dport {port} -m conntrack --ctstate RELATED,ESTABLISHED{comment} -j MARK --set-xmark \
+                 {bits:#x}/{DECISION:#x}"
+            );
         }
         text + "COMMIT\n"
+    }
+
+    /// Ports, what is to be set for them, and what is to be said of that.
+    fn iptables_examples(&self) -> Vec<(u16, u32, String)> {
+        let example = |action, port| Some((port, self.decision(action)?, String::new()));
+        let by_path = self.actions.paths().map(|(number, path)| {
+            let comment = format!(" -m comment --comment \"by {}\"", path.as_str());
+            (FIRST_BY_PATH + u16::from(number), decided(number), comment)
+        });
+        let shunt = example(ShuntAction::Shunt, 5000).into_iter().chain(by_path);
+        shunt.chain(example(ShuntAction::Block, 5666)).collect()
     }
 }

@@ -4,6 +4,7 @@ use super::{
     Both, Cause, Connection, EntryId, Identity, Mark, Obstacle, Phase, ShuntAction, Times, Transport, Tuple,
     Wish,
 };
+use crate::policy::FastPathKind;
 use crate::time::Instant;
 
 /// Where a flow stands.
@@ -63,6 +64,8 @@ pub struct Flow {
     pub entry: Option<EntryId>,
     /// What the entry does, or the latest did.
     pub action: ShuntAction,
+    /// The fast path that has the entry, or had the latest.
+    pub path: FastPathKind,
     /// What somebody wants whatever policy says.
     pub pinned: Option<ShuntAction>,
     /// Why it last left the fast path.
@@ -103,6 +106,7 @@ impl Flow {
             standing: Standing::Slow,
             entry: None,
             action: ShuntAction::Ignore,
+            path: FastPathKind::None,
             pinned: None,
             cause: None,
             installs: 0,

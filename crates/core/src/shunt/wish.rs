@@ -2,7 +2,7 @@
 
 use super::{Flow, Obstacle, ShuntAction, Tuple};
 use crate::flow::{self, Destination, Intercept, Process};
-use crate::policy::{Action, Decision, Policy, Seen};
+use crate::policy::{Action, Decision, FastPathKind, Policy, Seen};
 use crate::time::Instant;
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub enum Want {
         bytes: u64,
         /// Since we first saw it.
         time: Duration,
+        /// Which; none: the first of the configuration.
+        path: Option<FastPathKind>,
     },
     /// It is dropped on the fast path.
     Block,
@@ -54,9 +56,18 @@ impl Wish {
             Action::Carry(carry) => carry.shunt.map_or(Want::Leave, |after| Want::Shunt {
                 bytes: after.bytes,
                 time: Duration::from_millis(after.ms),
+                path: after.fast_path,
             }),
         };
         Self { rule: verdict.index, want }
+    }
+
+    /// The fast path that its rule names, if any.
+    pub(super) const fn path(self) -> Option<FastPathKind> {
+        match self.want {
+            Want::Shunt { path, .. } => path,
+            Want::Leave | Want::Block => None,
+        }
     }
 
     /// What is to happen to the flow now, or what stands against it.
@@ -73,7 +84,7 @@ impl Wish {
 impl Flow {
     /// Whether what its rule waits for has come; once is enough.
     pub(super) fn ripen(&mut self, now: Instant) {
-        if let Some(Wish { want: Want::Shunt { bytes, time }, .. }) = self.wish {
+        if let Some(Wish { want: Want::Shunt { bytes, time, .. }, .. }) = self.wish {
             let passed = self.slow.to_server.bytes + self.slow.to_client.bytes;
             self.ripe |= passed >= bytes && now - self.seen >= time;
         }
@@ -99,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides_and_the_default_leaves_it() {
-        let after = ShuntAfter { bytes: 1000, ms: 2000 };
+        let after = ShuntAfter { bytes: 1000, ms: 2000, fast_path: Some(FastPathKind::Xdp) };
         let shunt = Action::Carry(Arc::new(Carry { shunt: Some(after), ..Carry::default() }));
         let policy = Policy::new(
             vec![
@@ -115,7 +126,8 @@ mod tests {
             Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 })
         };
         assert_eq!(wish(23), Wish { rule: Some(0), want: Want::Block });
-        let want = Want::Shunt { bytes: 1000, time: Duration::from_secs(2) };
+        let (time, path) = (Duration::from_secs(2), Some(FastPathKind::Xdp));
+        let want = Want::Shunt { bytes: 1000, time, path };
         assert_eq!(wish(22), Wish { rule: Some(1), want });
         assert_eq!(wish(80), Wish { rule: Some(2), want: Want::Leave });
         assert_eq!(wish(81), Wish { rule: None, want: Want::Leave }, "the default is not about packets");

@@ -3,7 +3,7 @@
 use sidetrack_core::openflow::{
     Controller, ControllerConfig, ControllerInput, ControllerOutput, PRIORITY_FLOW, SwitchPorts, Version,
 };
-use sidetrack_core::shunt::{Cause, Entry, EntryId, PortNumber, Transport, Tuple};
+use sidetrack_core::shunt::{Cause, Entry, EntryId, FastPathKind, PortNumber, Transport, Tuple};
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,6 +39,7 @@ pub fn entry(id: u64, port: u16) -> Entry {
         },
         client_port: number(1),
         server_port: number(2),
+        path: FastPathKind::OpenFlow,
         block: false,
         idle: Duration::from_secs(10),
     }

@@ -6,7 +6,7 @@ use crate::shunt::FlowView;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
-use sidetrack_core::shunt::{Mark, ShuntAction, Transport};
+use sidetrack_core::shunt::{FastPathKind, Mark, ShuntAction, Transport};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -151,16 +151,17 @@ fn lines(flows: &[FlowView]) -> anyhow::Result<String> {
 
 fn table(flows: &[FlowView]) -> String {
     let mut text = format!(
-        "{:<10} {:<7} {:<5} {:<48} {:>14} {:>14} {:>4}  {}\n",
-        "STATE", "ACTION", "PROTO", "FLOW", "FAST BYTES", "SLOW BYTES", "TIME", "LAST LEFT"
+        "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>4}  {}\n",
+        "STATE", "ACTION", "PATH", "PROTO", "FLOW", "FAST BYTES", "SLOW BYTES", "TIME", "LAST LEFT"
     );
     for flow in flows {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{:<10} {:<7} {:<5} {:<48} {:>14} {:>14} {:>4}  {}",
+            "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>4}  {}",
             flow.state,
             flow.pinned.unwrap_or(flow.action).as_str(),
+            flow.fast_path.map_or("-", FastPathKind::as_str),
             flow.transport.as_str(),
             format!("{} -> {}", flow.client, flow.server),
             flow.fast.bytes_up + flow.fast.bytes_down,
@@ -200,6 +201,9 @@ fn why(flow: &FlowView) -> String {
     }
     if let Some(rule) = &flow.rule {
         line("rule", format!("'{rule}', to which the mark leaves it"));
+    }
+    if let Some(path) = flow.fast_path {
+        line("fast path", path.as_str().to_owned());
     }
     if let Some(obstacle) = flow.obstacle {
         line("obstacle", obstacle.as_str().to_owned());

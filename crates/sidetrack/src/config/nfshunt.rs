@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn the_file_that_the_original_ships_is_read() {
         let shunt = Config::from_text("nfshunt.json", SHIPPED).unwrap().shunt.unwrap();
-        let ShuntPath::OpenFlow(switch) = &shunt.fast_path else { panic!("{shunt:?}") };
+        let [ShuntPath::OpenFlow(switch)] = shunt.fast_paths.as_slice() else { panic!("{shunt:?}") };
         assert_eq!(
             (shunt.idle_timeout_ms, shunt.block_idle_timeout_ms, shunt.bridged),
             (10_000, 20_000, true)

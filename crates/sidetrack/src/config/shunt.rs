@@ -2,7 +2,7 @@
 
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Action, Carry, Policy, Rule};
-use sidetrack_core::shunt::{MarkActions, PortNumber, RuleSet};
+use sidetrack_core::shunt::{FastPathKind, MarkActions, PortNumber, RuleSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,6 +20,19 @@ pub enum ShuntPath {
     OpenFlow(ShuntSwitch),
     /// None: what would be shunted is shown.
     None,
+}
+
+impl ShuntPath {
+    /// Its kind.
+    pub const fn kind(&self) -> FastPathKind {
+        match self {
+            Self::Tc => FastPathKind::Tc,
+            Self::Xdp => FastPathKind::Xdp,
+            Self::XdpGeneric => FastPathKind::XdpGeneric,
+            Self::OpenFlow(_) => FastPathKind::OpenFlow,
+            Self::None => FastPathKind::None,
+        }
+    }
 }
 
 /// A switch that is controlled by OpenFlow.
@@ -44,8 +57,8 @@ pub struct ShuntSwitch {
 /// The shunt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shunt {
-    /// Which fast path.
-    pub fast_path: ShuntPath,
+    /// The fast paths, one of each kind; the first is for flows of which nothing says another.
+    pub fast_paths: Vec<ShuntPath>,
     /// The ports are those of a bridge; else the host routes between them.
     pub bridged: bool,
     /// After so long without a packet a shunted flow is inspected again, milliseconds.
@@ -60,6 +73,8 @@ pub struct Shunt {
     pub actions: MarkActions,
     /// The interfaces, by their number in marks; with a switch not every port has one.
     pub ports: BTreeMap<PortNumber, String>,
+    /// By tc: what leaves by an end of a pair whose other end is in another network namespace is put there at once.
+    pub redirect_peer: bool,
     /// Entries stay in force while the shunt hangs; else the program stops believing them.
     pub keep_when_stalled: bool,
     /// The rules, as far as they are about shunting; none if none says `shunt`.
@@ -94,5 +109,69 @@ impl Shunt {
             Rule { action, ..rule.clone() }
         });
         Some(Arc::new(Policy::new(rules.collect(), Action::default())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use sidetrack_core::policy::Action;
+    use sidetrack_core::shunt::FastPathKind;
+
+    fn read(shunt: &str, rule: &str) -> Result<super::Shunt, String> {
+        let text = format!(
+            "version = 1\n[shunt]\nforwarding = \"bridged\"\n{shunt}\n[[shunt.port]]\nnumber = 1\ninterface = \"a\"\n\
+             [[shunt.port]]\nnumber = 2\ninterface = \"b\"\n[[rule]]\nname = \"r\"\ncarrier = \"direct\"\n\
+             match = {{ port = 22 }}\nshunt = {{ {rule} }}\n"
+        );
+        let config = Config::from_text("test", &text).map_err(|error| error.render(false))?;
+        Ok(config.shunt.expect("a shunt"))
+    }
+
+    #[test]
+    fn several_fast_paths_stand_side_by_side_and_rules_and_marks_name_one() {
+        let shunt = read(
+            "fast_path = [\"tc\", \"xdp\", \"none\"]\nactions = { 1 = \"shunt\", 3 = \"rules\", 4 = \"xdp\", 5 = \"none\" }",
+            "fast_path = \"none\"",
+        )
+        .unwrap();
+        let kinds: Vec<_> = shunt.fast_paths.iter().map(super::ShuntPath::kind).collect();
+        assert_eq!(kinds, [FastPathKind::Tc, FastPathKind::Xdp, FastPathKind::None]);
+        assert_eq!((shunt.actions.path(4), shunt.actions.path(1)), (Some(FastPathKind::Xdp), None));
+        let rules = shunt.rules.clone().unwrap();
+        let Action::Carry(carry) = &rules.rules()[0].action else { panic!("it carries") };
+        assert_eq!(carry.shunt.and_then(|after| after.fast_path), Some(FastPathKind::None));
+        let text = shunt.with_rules(|rules| rules.nft());
+        assert!(text.contains("tcp dport 5004") && text.contains("comment \"by xdp\""), "{text}");
+        let text = shunt.with_rules(|rules| rules.iptables());
+        assert!(text.contains("--dport 5004") && text.contains("--comment \"by xdp\""), "{text}");
+    }
+
+    #[test]
+    fn one_is_enough_and_none_is_tc() {
+        let kinds = |shunt: &str| {
+            let shunt = read(shunt, "").unwrap();
+            shunt.fast_paths.iter().map(super::ShuntPath::kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(""), [FastPathKind::Tc]);
+        assert_eq!(kinds("fast_path = \"xdp\""), [FastPathKind::Xdp]);
+        assert!(
+            read("", "").unwrap().redirect_peer && !read("redirect_peer = false", "").unwrap().redirect_peer
+        );
+    }
+
+    #[test]
+    fn fast_paths_that_are_not_there_or_exclude_each_other_are_said() {
+        for (shunt, rule, word) in [
+            ("", "fast_path = \"xdp\"", "write `fast_path = [\"tc\", \"xdp\"]`"),
+            ("actions = { 3 = \"rules\", 4 = \"none\" }", "", "the shunt has no fast path \"none\""),
+            ("fast_path = [\"tc\", \"tc\"]", "", "named twice"),
+            ("fast_path = [\"xdp\", \"xdp-generic\"]", "", "in its driver or behind it, not both"),
+            ("fast_path = []", "", "no fast path in this list"),
+            ("fast_path = [\"tc\", \"openflow\"]", "", "where the switch connects to"),
+        ] {
+            let error = read(shunt, rule).expect_err(word);
+            assert!(error.contains(word), "{error}");
+        }
     }
 }

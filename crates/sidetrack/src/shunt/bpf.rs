@@ -1,7 +1,7 @@
 //! The fast path of BPF: entries are two rows of a map, one for each direction.
 
 use super::{FastPath, Report, Settings};
-use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Obstacle, PortNumber, Traffic};
+use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, FastPathKind, Obstacle, PortNumber, Traffic};
 use sidetrack_sys::bpf::{
     self, BpfError, Ended, FlowEntry, FlowKey, FlowState, Hook, ProgramKind, monotonic_ns,
 };
@@ -31,6 +31,15 @@ pub enum PathKind {
 }
 
 impl PathKind {
+    /// Its name among all fast paths.
+    pub const fn kind(self) -> FastPathKind {
+        match self {
+            Self::Tc => FastPathKind::Tc,
+            Self::Xdp => FastPathKind::Xdp,
+            Self::XdpGeneric => FastPathKind::XdpGeneric,
+        }
+    }
+
     const fn program(self) -> ProgramKind {
         match self {
             Self::Tc => ProgramKind::Tc,
@@ -86,6 +95,8 @@ pub struct BpfPath {
     swept_ns: u64,
     /// How long the program takes our word; none: until the next.
     alive: Option<Duration>,
+    /// Packets may be put where a pair's other end is.
+    redirect_peer: bool,
     reports: VecDeque<Report>,
 }
 
@@ -110,6 +121,7 @@ impl BpfPath {
             generation: 1,
             swept_ns: 0,
             alive: (!settings.keep_when_stalled).then_some(ALIVE),
+            redirect_peer: settings.redirect_peer && kind == PathKind::Tc,
             reports: VecDeque::new(),
         };
         path.stay_alive().map_err(BpfPathError::Settings)?;
@@ -141,6 +153,7 @@ impl BpfPath {
                 mtu: interface.map_or(0, |interface| interface.mtu),
                 idle: entry.idle,
                 generation: self.generation,
+                redirect_peer: self.redirect_peer && interface.is_some_and(|port| port.peer_elsewhere),
                 installed_as: entry.id.0,
             }
         };
@@ -192,8 +205,10 @@ impl BpfPath {
         let mut lost = Vec::new();
         for (name, interface) in self.ports.values() {
             let now = link::interface(name).ok();
-            if now.is_none_or(|now| !now.running || now.index != interface.index || now.mtu != interface.mtu)
-            {
+            // The address may change as it likes: it is looked up with the way.
+            let same =
+                |now: Interface| now.running && now == Interface { address: now.address, ..*interface };
+            if !now.is_some_and(same) {
                 lost.push(interface.index);
             }
         }

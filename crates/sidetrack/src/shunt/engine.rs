@@ -1,13 +1,12 @@
 //! One thread that waits for everything a shunt has to hear of.
 
-use super::bpf::{BpfPath, BpfPathError};
-use super::chaos::ChaosPath;
+use super::bpf::BpfPathError;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
-use super::none::NoPath;
+use super::paths::Paths;
 use super::record::{FlowView, ShuntRecord};
-use super::{FastPath, Path, Settings, SwitchPath};
+use super::{Path, Settings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sidetrack_core::shunt::{Connection, Identity, Input, Output, Shunt, ShuntAction, Tuple};
+use sidetrack_core::shunt::{Connection, FastPathKind, Identity, Input, Output, Shunt, ShuntAction, Tuple};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::monotonic_ns;
 use sidetrack_sys::conntrack::{self as system, Change, Conntrack, Event, Events, Group};
@@ -49,7 +48,7 @@ pub struct Engine {
     events: Events,
     table: Conntrack,
     rules: RuleChanges,
-    path: Box<dyn FastPath>,
+    paths: Paths,
     records: Vec<ShuntRecord>,
     /// Settings of conntrack that were changed, with their former values.
     changed: Vec<(&'static str, String)>,
@@ -71,19 +70,12 @@ impl Engine {
         let events = Events::open(&groups, EVENTS_BUFFER).map_err(EngineError::Conntrack)?;
         let rules = RuleChanges::open().map_err(EngineError::Rules)?;
         let table = Conntrack::open().map_err(EngineError::Conntrack)?;
-        let path: Box<dyn FastPath> = match &settings.path {
-            Path::Bpf(kind) => Box::new(BpfPath::start(*kind, settings)?),
-            Path::OpenFlow(switch) => Box::new(SwitchPath::start(switch)?),
-            Path::None => Box::new(NoPath::default()),
-            Path::Chaos(kind, seed) => Box::new(ChaosPath::new(BpfPath::start(*kind, settings)?, *seed)),
-        };
+        let paths = Paths::start(settings)?;
         let mut core = settings.core.clone();
-        core.ports = match &settings.path {
-            Path::Bpf(_) | Path::Chaos(..) | Path::None => settings.ports.keys().copied().collect(),
-            Path::OpenFlow(switch) => switch.ports.keys().copied().collect(),
-        };
+        core.ports = Paths::ports(settings);
+        core.fast_path = settings.paths.first().map_or(FastPathKind::None, Path::kind);
         let shunt = Shunt::new(core, now());
-        let mut engine = Self { shunt, events, table, rules, path, records: Vec::new(), changed };
+        let mut engine = Self { shunt, events, table, rules, paths, records: Vec::new(), changed };
         engine.obey()?;
         Ok(engine)
     }
@@ -106,7 +98,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::turn`].
     pub fn count(&mut self) -> Result<(), EngineError> {
-        self.path.count()?;
+        self.paths.count()?;
         self.reports()?;
         self.count_slow()?;
         self.obey()
@@ -134,13 +126,13 @@ impl Engine {
     /// # Errors
     /// What cannot be put right: the shunt is over.
     pub fn turn(&mut self, patience: Duration, also: Option<BorrowedFd<'_>>) -> Result<bool, EngineError> {
-        let tend = self.path.tend()?;
+        let tend = self.paths.tend()?;
         self.reports()?;
         let due = self.shunt.deadline().map_or(patience, |at| at - now());
         let readable = self.wait(patience.min(tend).min(due), also)?;
         // Rules first: what was allowed by older ones is not to pass for longer than it takes to hear of it.
         if self.rules.any().map_err(EngineError::Rules)? {
-            self.path.suspend();
+            self.paths.suspend();
             self.tell(Input::RulesChanged)?;
         }
         self.take_events()?;
@@ -150,7 +142,7 @@ impl Engine {
 
     fn wait(&self, patience: Duration, also: Option<BorrowedFd<'_>>) -> io::Result<bool> {
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.events.as_fd(), self.rules.as_fd()];
-        fds.extend(self.path.descriptors());
+        fds.extend(self.paths.descriptors());
         fds.extend(also);
         let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let limit = Timespec {
@@ -184,7 +176,7 @@ impl Engine {
     }
 
     fn reports(&mut self) -> Result<(), EngineError> {
-        while let Some(report) = self.path.report() {
+        while let Some(report) = self.paths.report() {
             self.shunt.handle(now(), report.into());
         }
         self.obey()
@@ -199,10 +191,12 @@ impl Engine {
     fn obey(&mut self) -> Result<(), EngineError> {
         while let Some(output) = self.shunt.poll() {
             match output {
-                Output::Install(entry) => self.path.install(&entry),
-                Output::Remove(id, cause) => self.path.remove(id, cause),
+                Output::Install(entry) => self.paths.install(&entry),
+                Output::Remove(id, cause) => self.paths.remove(id, cause),
                 Output::Keep(tuple, identity) => {
-                    self.change(&tuple, identity, keep(self.path.judges_resets()))
+                    let path = self.shunt.flow(&tuple).map(|flow| flow.path);
+                    let judged = path.is_some_and(|path| self.paths.judges_resets(path));
+                    self.change(&tuple, identity, keep(judged));
                 }
                 Output::Ask(tuple, identity) => self.change(&tuple, identity, ask_again()),
                 Output::List => self.list()?,
@@ -211,7 +205,7 @@ impl Engine {
                     self.records.push(ShuntRecord::new(&flow, self.shunt.rule(&flow)));
                 }
             }
-            while let Some(report) = self.path.report() {
+            while let Some(report) = self.paths.report() {
                 self.shunt.handle(now(), report.into());
             }
         }
@@ -267,11 +261,11 @@ impl Engine {
         self.tell(Input::Shutdown)?;
         let begun = now();
         while !self.shunt.is_empty() && now() - begun < STOP {
-            let tend = self.path.tend()?;
+            let tend = self.paths.tend()?;
             self.reports()?;
             self.wait(tend.min(STOP), None)?;
         }
-        self.path.finish();
+        self.paths.finish();
         Ok(())
     }
 }

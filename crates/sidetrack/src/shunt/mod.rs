@@ -6,6 +6,7 @@
 //! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
 //! | `openflow.rs` | the fast path of a switch, by OpenFlow |
+//! | `paths.rs` | several fast paths side by side |
 //! | `none.rs` | no fast path: says what would be shunted |
 //! | `chaos.rs` | a fast path that fails, forgets and is late, for tests of all the rest |
 //! | `process.rs` | all of that in a process of its own, and how it is asked |
@@ -19,6 +20,7 @@ mod conntrack;
 mod engine;
 mod none;
 mod openflow;
+mod paths;
 mod process;
 mod record;
 
@@ -30,6 +32,7 @@ pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
 pub use record::{FlowView, ShuntRecord};
 
 use crate::config::ShuntSwitch;
+use none::NoPath;
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Input, Obstacle, PortNumber};
 use sidetrack_sys::bpf::Forwarding;
 use std::collections::BTreeMap;
@@ -43,15 +46,17 @@ const KEEP_EVERY: Duration = Duration::from_secs(conntrack::KEEP.as_secs() / 3);
 /// What the shunt is to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which fast path.
-    pub path: Path,
+    /// The fast paths, one of each kind; the first is for flows of which nothing says another.
+    pub paths: Vec<Path>,
     /// How packets get from one port to the other.
     pub forwarding: Forwarding,
     /// The interfaces of the ports that marks name.
     pub ports: BTreeMap<PortNumber, String>,
     /// The program in the kernel believes its entries also while nobody tends it.
     pub keep_when_stalled: bool,
-    /// What `core::shunt` is told, but for the ports.
+    /// By tc: what leaves by an end of a pair whose other end is in another network namespace is put there at once.
+    pub redirect_peer: bool,
+    /// What `core::shunt` is told, but for the ports and the first fast path.
     pub core: sidetrack_core::shunt::Config,
 }
 

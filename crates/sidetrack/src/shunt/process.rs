@@ -6,7 +6,7 @@ use crate::config::{self, Config};
 use crate::keeper::wire;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::shunt::{ShuntAction, Transport, Tuple};
+use sidetrack_core::shunt::{FastPathKind, ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::undo::{Action, Guard};
@@ -82,7 +82,7 @@ pub enum Told {
 impl Settings {
     /// What a configuration says.
     pub fn of(config: &config::Shunt) -> Self {
-        let path = match &config.fast_path {
+        let path = |path: &config::ShuntPath| match path {
             config::ShuntPath::Tc => super::PathKind::Tc.into(),
             config::ShuntPath::Xdp => super::PathKind::Xdp.into(),
             config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric.into(),
@@ -90,13 +90,15 @@ impl Settings {
             config::ShuntPath::None => super::Path::None,
         };
         Self {
-            path,
+            paths: config.fast_paths.iter().map(path).collect(),
             forwarding: if config.bridged { Forwarding::Bridged } else { Forwarding::Routed },
             ports: config.ports.clone(),
             keep_when_stalled: config.keep_when_stalled,
+            redirect_peer: config.redirect_peer,
             core: sidetrack_core::shunt::Config {
                 ports: BTreeSet::new(),
                 actions: config.actions,
+                fast_path: FastPathKind::None,
                 rules: config.rules.clone(),
                 entries_max: config.entries_max,
                 entries_max_per_client: config.entries_max_per_client,

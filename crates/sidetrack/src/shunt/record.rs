@@ -1,7 +1,7 @@
 //! What is told of flows: while they are there, and when they have ended.
 
 use serde::{Deserialize, Serialize};
-use sidetrack_core::shunt::{Both, Cause, Flow, Obstacle, ShuntAction, Transport};
+use sidetrack_core::shunt::{Both, Cause, FastPathKind, Flow, Obstacle, ShuntAction, Transport};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -92,6 +92,9 @@ pub struct FlowView {
     pub state: String,
     /// What its entry does, or the latest did.
     pub action: ShuntAction,
+    /// The fast path that has its entry, or had the latest.
+    #[serde(default)]
+    pub fast_path: Option<FastPathKind>,
     /// What somebody wants whatever policy says.
     pub pinned: Option<ShuntAction>,
     /// The rule that decided, where its mark left it to the rules.
@@ -145,6 +148,7 @@ impl FlowView {
             start_ns: flow.identity.start_ns,
             state: flow.standing.as_str().to_owned(),
             action: flow.action,
+            fast_path: flow.entry.map(|_| flow.path),
             pinned: flow.pinned,
             rule: rule.map(str::to_owned),
             obstacle,

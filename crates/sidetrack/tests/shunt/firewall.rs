@@ -4,7 +4,9 @@
 
 use crate::hosts::{LIMIT, Line, Node};
 use sidetrack::shunt::{Engine, FlowView, Path, PathKind, Settings, ShuntRecord};
-use sidetrack_core::shunt::{Config, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple};
+use sidetrack_core::shunt::{
+    Config, FastPathKind, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple,
+};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,13 +145,15 @@ impl Network {
         let names = ["to-client", "to-server"];
         let port = |number| PortNumber::new(number).expect("a number");
         Settings {
-            path: path.into(),
+            paths: vec![path.into()],
             forwarding: self.forwarding,
             keep_when_stalled: false,
+            redirect_peer: true,
             ports: BTreeMap::from([(port(1), names[0].to_owned()), (port(2), names[1].to_owned())]),
             core: Config {
                 ports: BTreeSet::new(),
                 actions: MarkActions::default(),
+                fast_path: FastPathKind::None,
                 rules: None,
                 entries_max: 1024,
                 entries_max_per_client: 1024,

@@ -112,6 +112,52 @@ fn check_counts(record: &ShuntRecord) {
     }
 }
 
+/// Frames that left the firewall towards the server by its own interface, while there was talk both ways.
+fn left_by_the_interface(network: &Network, pair: &mut Pair) -> u64 {
+    let sent = || {
+        let text = network.tool("ip", "-j -s link show to-server");
+        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        value[0]["stats64"]["tx"]["packets"].as_u64().expect("a count")
+    };
+    let before = sent();
+    pair.talk();
+    sent() - before
+}
+
+#[test]
+fn packets_are_put_at_the_other_end_of_a_pair_unless_that_is_unwanted() {
+    if !is_root() {
+        return;
+    }
+    for forwarding in [Forwarding::Bridged, Forwarding::Routed] {
+        let network = Network::new(forwarding);
+        let mut settings = network.settings(PathKind::Tc, LIMIT * 10);
+        settings.redirect_peer = false;
+        let shunt = network.start_as(settings);
+        let mut pair = connect(&network, network.server_addresses[0], SHUNT);
+        pair.shunted(&shunt);
+        for _ in 0..3 {
+            // Longer than a direction is silent before nothing of it can be on its way: that nothing changes then is the case.
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            assert!(left_by_the_interface(&network, &mut pair) > 0);
+        }
+        drop(shunt);
+        let shunt = network.start(PathKind::Tc);
+        pair.shunted(&shunt);
+        // Neighbours may be asked for meanwhile, which are frames too.
+        let begun = std::time::Instant::now();
+        while left_by_the_interface(&network, &mut pair) > 0 {
+            assert!(begun.elapsed() < LIMIT, "they never skip it");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let flow = shunt.wait_for(pair.from, |_| true);
+        Pair::transfer(&mut pair.client, &mut pair.server, BYTES);
+        Pair::transfer(&mut pair.server, &mut pair.client, BYTES);
+        let moved = shunt.wait_for(pair.from, |now| now.fast.bytes_down > flow.fast.bytes_down + 1_000_000);
+        assert_eq!((moved.state.as_str(), moved.installs), ("installed", flow.installs));
+    }
+}
+
 #[test]
 fn bridged_by_tc() {
     both_ways(Forwarding::Bridged, PathKind::Tc);

@@ -4,10 +4,11 @@ use crate::firewall::{BLOCK, IDLE, SHUNT};
 use crate::flows::{Pair, connect, forget};
 use crate::hosts::is_root;
 use crate::switch::{OpenVSwitch, network, settings};
-use sidetrack::shunt::Path;
+use sidetrack::shunt::{Path, PathKind};
 use sidetrack_core::openflow::Version;
-use sidetrack_core::shunt::{Cause, Obstacle, ShuntAction};
+use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle, ShuntAction};
 use std::io::Write as _;
+use std::time::Duration;
 
 const CONTROL: u16 = 6653;
 const BYTES: usize = 1_000_000;
@@ -65,6 +66,36 @@ fn flows_of_1_3_are_led_by_the_switch_and_end_with_their_connection() {
 #[test]
 fn flows_of_1_0_are_led_by_the_switch() {
     lead(&[Version::V1_0]);
+}
+
+#[test]
+fn a_switch_and_a_program_of_this_host_stand_side_by_side() {
+    if !is_root() {
+        return;
+    }
+    let (network, switch) = network();
+    let mut settings = network.settings(path(&Version::ALL), Duration::from_secs(600));
+    settings.paths.insert(0, PathKind::Tc.into());
+    assert!(settings.core.actions.set_path(4, FastPathKind::OpenFlow));
+    network.tool(
+        "iptables",
+        "-t mangle -A SHUNT_POLICY -p tcp --dport 5004 -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
+         0x10040000/0x100f0000",
+    );
+    let shunt = network.start_as(settings);
+    ready(&switch);
+    for (port, kind, entries) in [(SHUNT, FastPathKind::Tc, 0), (5004, FastPathKind::OpenFlow, 2)] {
+        let mut pair = connect(&network, "10.0.0.2", port);
+        pair.shunted(&shunt);
+        Pair::transfer(&mut pair.client, &mut pair.server, 300_000);
+        let flow = shunt.wait_for(pair.from, |flow| flow.fast.bytes_up > 250_000);
+        assert_eq!(flow.fast_path, Some(kind));
+        let dump = switch.ofctl("dump-flows", "");
+        assert_eq!(dump.matches("priority=33000").count(), entries, "{dump}");
+        pair.close();
+        // Conntrack is told of the end by the one as by the other.
+        shunt.wait_for(flow.client, |flow| flow.cause == Some(Cause::Fin));
+    }
 }
 
 #[test]

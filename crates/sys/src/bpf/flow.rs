@@ -5,7 +5,7 @@ use std::time::Duration;
 
 pub(super) const KEY4: usize = 20;
 pub(super) const KEY6: usize = 44;
-pub(super) const FLOW: usize = 88;
+pub(super) const FLOW: usize = 104;
 pub(super) const SETTINGS: usize = 16;
 
 /// One direction of a flow, as its packets come in.
@@ -32,6 +32,9 @@ pub struct FlowEntry {
     pub idle: Duration,
     /// Generation of the rules that allowed it.
     pub generation: u32,
+    /// By tc: the egress is an end of a pair (veth, netkit) whose other end is in another network namespace, and packets are
+    /// put there at once (`bpf_redirect_peer`), once nothing of the direction can be on its way any more.
+    pub redirect_peer: bool,
     /// The caller's number for it.
     pub installed_as: u64,
 }
@@ -63,7 +66,7 @@ pub struct FlowState {
     pub packets: u64,
     /// Bytes of IP packets on the fast path.
     pub bytes: u64,
-    /// Monotonic clock at the latest packet, or at the installation; nanoseconds.
+    /// Monotonic clock at the latest packet, as exact as the kernel's tick, or at the installation; nanoseconds.
     pub last_ns: u64,
     /// Generation of the rules that allowed it.
     pub generation: u32,
@@ -145,6 +148,7 @@ impl FlowEntry {
         put(36, &self.egress.unwrap_or(0).to_ne_bytes());
         put(40, &self.mtu.to_ne_bytes());
         put(52, &u32::from(self.egress.is_none()).to_ne_bytes());
+        put(76, &u32::from(self.redirect_peer).to_ne_bytes());
         put(80, &self.installed_as.to_ne_bytes());
         bytes
     }
@@ -193,18 +197,18 @@ mod tests {
     #[test]
     fn rust_and_c_mean_the_same_layout() {
         /// The sizes, then offsets in the order of the table at the end of `bpf/shunt.bpf.c`.
-        const OURS: [usize; 29] = [
+        const OURS: [usize; 32] = [
             KEY4, KEY6, FLOW, SETTINGS, // sizes
             4, 8, 12, 14, 16, // key4
             4, 20, 36, 38, 40, // key6
-            0, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 80, // flow
+            0, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 76, 80, 88, 96, // flow
             0,  // settings, and 8 below
         ];
         let object = Object::parse(SHUNT).unwrap();
         let words = object.section("layout").unwrap().chunks_exact(4);
         let theirs: Vec<usize> = words.map(|w| u32::from_ne_bytes(w.try_into().unwrap()) as usize).collect();
-        assert_eq!(theirs[..29], OURS);
-        assert_eq!(theirs[29..], [8]);
+        assert_eq!(theirs[..32], OURS);
+        assert_eq!(theirs[32..], [8]);
     }
 
     #[test]

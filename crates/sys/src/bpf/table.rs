@@ -15,7 +15,8 @@ pub const PORTS_MAX: u32 = 16;
 pub enum Forwarding {
     /// Frames go out as they came in.
     Bridged,
-    /// One hop of IP: addresses of the link and TTL are rewritten, the next hop is looked up for each packet.
+    /// One hop of IP: addresses of the link and TTL are rewritten; the next hop is looked up in the kernel's tables, anew
+    /// every 10 ms.
     Routed,
 }
 
@@ -51,7 +52,7 @@ impl FastPath {
     /// two. Nothing is attached, and without [`FastPath::set`] nothing takes the fast path.
     ///
     /// # Errors
-    /// Without CAP_BPF and CAP_NET_ADMIN, or if the kernel is too old (Linux 5.8).
+    /// Without CAP_BPF and CAP_NET_ADMIN, or if the kernel is too old (Linux 5.12).
     pub fn new(kind: ProgramKind, forwarding: Forwarding, entries_max: u32) -> Result<Self, BpfError> {
         let flows4 = load::map("flows4", MapKind::Hash, KEY4, FLOW, entries_max)?;
         let flows6 = load::map("flows6", MapKind::Hash, KEY6, FLOW, entries_max)?;

@@ -1,10 +1,10 @@
 //! `[shunt]`.
 
-use super::super::{At, Shunt, ShuntPath, ShuntSwitch, raw};
+use super::super::{At, List, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Policy, ShuntAfter};
-use sidetrack_core::shunt::{MarkActions, PortNumber, ShuntAction};
+use sidetrack_core::shunt::{FastPathKind, MarkActions, PortNumber, ShuntAction};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -20,8 +20,10 @@ impl Check<'_> {
             check.number(key, idle.clone(), " milliseconds").unwrap_or(Shunt::IDLE_TIMEOUT_MS)
         };
         let entries_max = self.entries(at.entries_max.as_ref(), entries.clone(), Shunt::ENTRIES_MAX);
+        let words = words(at);
+        let fast_paths = self.fast_paths(at, &words)?;
         let shunt = Shunt {
-            fast_path: self.fast_path(at)?,
+            fast_paths,
             bridged: at.forwarding.as_deref() == Some(&raw::Forwarding::Bridged),
             idle_timeout_ms: idle_ms(self, at.idle_timeout_ms.as_ref()),
             block_idle_timeout_ms: idle_ms(self, at.block_idle_timeout_ms.as_ref()),
@@ -31,10 +33,12 @@ impl Check<'_> {
                 1..=1_048_576,
                 entries_max,
             ),
-            actions: self.mark_actions(at.actions.as_ref()),
+            actions: self.mark_actions(at.actions.as_ref(), &words),
+            redirect_peer: at.redirect_peer.as_deref().copied().unwrap_or(true),
             keep_when_stalled: self.keep_when_stalled(at),
             rules: None,
-            ports: self.shunt_ports(&at.port, at.fast_path.as_deref() == Some(&raw::FastPath::OpenFlow)),
+            // A switch alone needs no interfaces.
+            ports: self.shunt_ports(&at.port, words == [raw::FastPath::OpenFlow]),
         };
         if at.forwarding.is_none() {
             self.error(
@@ -50,9 +54,20 @@ impl Check<'_> {
         Some(shunt)
     }
 
-    fn fast_path(&mut self, at: &At<raw::Shunt>) -> Option<ShuntPath> {
-        let word = at.fast_path.as_deref().copied().unwrap_or(raw::FastPath::Tc);
-        if word != raw::FastPath::OpenFlow {
+    fn fast_paths(&mut self, at: &At<raw::Shunt>, words: &[raw::FastPath]) -> Option<Vec<ShuntPath>> {
+        let span = at.fast_path.as_ref().map_or_else(|| at.span(), List::span);
+        if words.is_empty() {
+            self.error(span.clone(), "there is no fast path in this list", "write fast_path = \"tc\"");
+        }
+        let twice = |at: usize| words.iter().take(at).any(|before| Some(before) == words.get(at));
+        if (0..words.len()).any(twice) {
+            self.error(span.clone(), "a fast path is named twice", "name each once");
+        }
+        if words.contains(&raw::FastPath::Xdp) && words.contains(&raw::FastPath::XdpGeneric) {
+            let help = "take one of them out";
+            self.error(span, "an interface has XDP in its driver or behind it, not both", help);
+        }
+        if !words.contains(&raw::FastPath::OpenFlow) {
             let of_switch = |port: &At<raw::ShuntPort>| port.fast_port.is_some() || port.slow_port.is_some();
             let stray = at.port.iter().find(|port| of_switch(port)).map(At::span);
             if let Some(span) = at.openflow.as_ref().map(At::span).or(stray) {
@@ -60,18 +75,30 @@ impl Check<'_> {
                 self.error(span, "this is about a switch, and the fast path is none", help);
             }
         }
-        match word {
+        let path = |word: &raw::FastPath| match word {
             raw::FastPath::Tc => Some(ShuntPath::Tc),
             raw::FastPath::Xdp => Some(ShuntPath::Xdp),
             raw::FastPath::XdpGeneric => Some(ShuntPath::XdpGeneric),
             raw::FastPath::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
             raw::FastPath::None => Some(ShuntPath::None),
+        };
+        words.iter().map(path).collect()
+    }
+
+    /// A fast path that something names is one of the shunt's.
+    fn is_configured(&mut self, span: Range<usize>, kind: FastPathKind, configured: &[FastPathKind]) {
+        if !configured.contains(&kind) {
+            let all: Vec<_> =
+                configured.iter().chain([&kind]).map(|kind| format!("\"{}\"", kind.as_str())).collect();
+            let help =
+                format!("write `fast_path = [{}]` below [shunt], or name another one here", all.join(", "));
+            self.error(span, format!("the shunt has no fast path \"{}\"", kind.as_str()), help);
         }
     }
 
     fn keep_when_stalled(&mut self, at: &At<raw::Shunt>) -> bool {
         let Some(wish) = &at.on_stall else { return false };
-        let of_switch = at.fast_path.as_deref() == Some(&raw::FastPath::OpenFlow);
+        let of_switch = words(at).contains(&raw::FastPath::OpenFlow);
         if of_switch && **wish == raw::OnStall::SlowPath {
             let help = "a switch that hears nothing keeps its entries until they stand still: lower `idle_timeout_ms`";
             self.error(wish.span(), "a switch cannot be told to do that", help);
@@ -101,7 +128,7 @@ impl Check<'_> {
                 help,
             );
         }
-        Some(ShuntAfter { bytes, ms })
+        Some(ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied().map(kind) })
     }
 
     /// Gives the shunt its part of the rules.
@@ -119,6 +146,10 @@ impl Check<'_> {
             return;
         };
         shunt.rules = Shunt::rules_of(policy);
+        let configured: Vec<_> = shunt.fast_paths.iter().map(ShuntPath::kind).collect();
+        for path in rules.iter().filter_map(|rule| rule.shunt.as_ref()?.fast_path.as_ref()) {
+            self.is_configured(path.span(), kind(**path), &configured);
+        }
         let at = rules.iter().find_map(|rule| rule.shunt.as_ref());
         if let Some(at) = at.filter(|_| shunt.actions.rules_number().is_none()) {
             let help = "add 3 = \"rules\" to [shunt.actions], or leave [shunt.actions] out";
@@ -202,15 +233,25 @@ impl Check<'_> {
         number.unwrap_or(default)
     }
 
-    fn mark_actions(&mut self, at: Option<&At<BTreeMap<String, At<raw::ShuntAction>>>>) -> MarkActions {
+    fn mark_actions(
+        &mut self,
+        at: Option<&At<BTreeMap<String, At<raw::ShuntAction>>>>,
+        words: &[raw::FastPath],
+    ) -> MarkActions {
+        let configured: Vec<_> = words.iter().copied().map(kind).collect();
         let Some(at) = at else { return MarkActions::default() };
         let mut actions = MarkActions::none();
         for (number, action) in at.iter() {
+            let path = path_of(**action);
+            if let Some(path) = path {
+                self.is_configured(action.span(), path, &configured);
+            }
             let give = |number: u8| match **action {
                 raw::ShuntAction::Ignore => actions.set(number, ShuntAction::Ignore),
                 raw::ShuntAction::Shunt => actions.set(number, ShuntAction::Shunt),
                 raw::ShuntAction::Block => actions.set(number, ShuntAction::Block),
                 raw::ShuntAction::Rules => actions.set_rules(number),
+                _ => path.is_some_and(|path| actions.set_path(number, path)),
             };
             if !number.parse().is_ok_and(give) {
                 let help = "marks have four bits for the number of an action: 0 to 15";
@@ -247,6 +288,37 @@ impl Check<'_> {
             }
         }
         ports
+    }
+}
+
+/// The fast paths that are named, in their order.
+fn words(at: &At<raw::Shunt>) -> Vec<raw::FastPath> {
+    let named = at.fast_path.as_ref().map(|list| list.items().iter().map(|word| **word).collect());
+    named.unwrap_or_else(|| vec![raw::FastPath::Tc])
+}
+
+const fn kind(word: raw::FastPath) -> FastPathKind {
+    match word {
+        raw::FastPath::Tc => FastPathKind::Tc,
+        raw::FastPath::Xdp => FastPathKind::Xdp,
+        raw::FastPath::XdpGeneric => FastPathKind::XdpGeneric,
+        raw::FastPath::OpenFlow => FastPathKind::OpenFlow,
+        raw::FastPath::None => FastPathKind::None,
+    }
+}
+
+/// The fast path that an action names, if any.
+const fn path_of(action: raw::ShuntAction) -> Option<FastPathKind> {
+    match action {
+        raw::ShuntAction::Ignore
+        | raw::ShuntAction::Shunt
+        | raw::ShuntAction::Block
+        | raw::ShuntAction::Rules => None,
+        raw::ShuntAction::Tc => Some(FastPathKind::Tc),
+        raw::ShuntAction::Xdp => Some(FastPathKind::Xdp),
+        raw::ShuntAction::XdpGeneric => Some(FastPathKind::XdpGeneric),
+        raw::ShuntAction::OpenFlow => Some(FastPathKind::OpenFlow),
+        raw::ShuntAction::None => Some(FastPathKind::None),
     }
 }
 

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 #[serde(deny_unknown_fields)]
 pub struct Shunt {
     /// Which fast path: "tc" (every interface), "xdp" (in the driver), "xdp-generic" (every interface, slow), "openflow"
-    /// (a switch) or "none" (only shows what would be shunted). Default "tc".
-    pub fast_path: Option<At<FastPath>>,
+    /// (a switch) or "none" (only shows what would be shunted). A list has several side by side: a rule or an action names
+    /// one, the first is for all other flows. Default "tc".
+    pub fast_path: Option<List<FastPath>>,
     /// How this host forwards between the ports.
     #[schemars(required)]
     pub forwarding: Option<At<Forwarding>>,
@@ -23,7 +24,12 @@ pub struct Shunt {
     pub entries_max: Option<At<u32>>,
     /// Most of them of one client address. Default: as `entries_max`.
     pub entries_max_per_client: Option<At<u32>>,
-    /// What the numbers in marks mean, 0 to 15. Default { 0 = "ignore", 1 = "shunt", 2 = "block", 3 = "rules" }.
+    /// By "tc", where the other end of a veth or netkit is in another network namespace, packets are put there at once
+    /// (bpf_redirect_peer): what hangs at the egress of this end (filters, counters, captures), and a program of XDP at the
+    /// other, does not see them. Default true.
+    pub redirect_peer: Option<At<bool>>,
+    /// What the numbers in marks mean, 0 to 15: "ignore", "shunt", "block", "rules", or one of `fast_path`: shunted by
+    /// that. Default { 0 = "ignore", 1 = "shunt", 2 = "block", 3 = "rules" }.
     pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
     /// What becomes of shunted flows while the shunt hangs: "slow_path" (after three seconds the program in the kernel
     /// believes no entry any more) or "keep" (they go on until they stand still). A switch always keeps its entries.
@@ -119,6 +125,8 @@ pub struct RuleShunt {
     pub after_bytes: Option<At<u64>>,
     /// So long after the shunt first saw the flow, milliseconds, 0 to 86400000. Default 0.
     pub after_ms: Option<At<u64>>,
+    /// Which of [shunt]'s fast paths it takes. Default: the first.
+    pub fast_path: Option<At<FastPath>>,
 }
 
 /// How this host forwards between the ports of the shunt.
@@ -133,7 +141,7 @@ pub enum Forwarding {
 
 /// What a number in a mark means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ShuntAction {
     /// The slow path.
     Ignore,
@@ -143,4 +151,15 @@ pub enum ShuntAction {
     Block,
     /// What the rules with `shunt` say.
     Rules,
+    /// The fast path by tc.
+    Tc,
+    /// The fast path by XDP in the driver.
+    Xdp,
+    /// The fast path by XDP behind the driver.
+    XdpGeneric,
+    /// The fast path by a switch.
+    #[serde(rename = "openflow")]
+    OpenFlow,
+    /// Shown, and left on the slow path.
+    None,
 }
