@@ -5,6 +5,8 @@
 //! all empty, which the RFC does not ask for. CLR, which removes what others store, is not followed. Version 0.0, which
 //! had another order of bits, is not understood.
 
+use super::octets::Reader;
+
 /// Longest datagram that is read or written, bytes.
 pub const MAX_BYTES: usize = 16 * 1024;
 
@@ -54,22 +56,23 @@ pub struct Test<'a> {
 /// Reads a datagram; `None` if it is no HTCP 0.1.
 pub fn parse(bytes: &[u8]) -> Option<Message<'_>> {
     let mut all = Reader(bytes);
-    let (length, major, minor) = (all.u16()?, all.u8()?, all.u8()?);
+    let (length, major, minor) = (all.u16_be()?, all.u8()?, all.u8()?);
     if usize::from(length) != bytes.len() || (major, minor) != (0, 1) {
         return None;
     }
-    let data_bytes = usize::from(all.u16()?);
+    let data_bytes = usize::from(all.u16_be()?);
     let mut data = Reader(all.take(data_bytes.checked_sub(2)?)?);
     // What signs the message, if anything does, is not looked at: addresses say who may ask.
-    let auth = usize::from(all.u16()?);
+    let auth = usize::from(all.u16_be()?);
     all.take(auth.checked_sub(2)?)?;
-    let (code, flags, id) = (data.u8()?, data.u8()?, data.u32()?);
+    let (code, flags, id) = (data.u8()?, data.u8()?, data.u32_be()?);
     let (opcode, response) = (code >> 4, code & 15);
     let is_response = flags & RESPONSE != 0;
     Some(match (opcode, is_response) {
         (NOP, false) => Message::Nop { id },
         (TST, false) => {
-            let (method, uri, _version, fields) = (data.text()?, data.text()?, data.text()?, data.text()?);
+            let (method, uri, _version, fields) =
+                (data.counted()?, data.counted()?, data.counted()?, data.counted()?);
             Message::Test(Test { id, wants_answer: flags & F1 != 0, method, uri, fields })
         }
         (TST, true) if flags & F1 == 0 => Message::Answer { id, has: response == 0 },
@@ -114,35 +117,10 @@ fn message((code, flags, id): (u8, u8, u32), texts: &[&[u8]]) -> Option<Vec<u8>>
     Some(out)
 }
 
-struct Reader<'a>(&'a [u8]);
-
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn u8(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_be_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_be_bytes)
-    }
-
-    fn text(&mut self) -> Option<&'a [u8]> {
-        let length = self.u16()?;
+    /// COUNTSTR (RFC 2756 Sec. 3.1).
+    fn counted(&mut self) -> Option<&'a [u8]> {
+        let length = self.u16_be()?;
         self.take(usize::from(length))
     }
 }

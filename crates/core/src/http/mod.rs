@@ -11,6 +11,7 @@ pub mod h2;
 pub mod head;
 pub mod htcp;
 pub mod message;
+mod octets;
 pub mod sibling;
 pub mod sni;
 pub mod tap;

@@ -13,6 +13,7 @@
 //! little-endian. Content is checked block by block as it is read: nothing that does not match is ever sent.
 
 use super::super::fields::Fields;
+use super::super::octets::Reader;
 use super::checksum::checksum;
 use super::range::ContentRange;
 use super::store::{Extent, Stored};
@@ -66,8 +67,8 @@ impl Plan {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (said, sum) = bytes.get(..PLAN_BYTES)?.split_at(PLAN_BYTES - 8);
         let mut reader = Reader(said);
-        let is_ours = reader.take(8)? == MAGIC && reader.u32()? == VERSION;
-        let plan = Self { slot_bytes: reader.u32()?, length: reader.u64()? };
+        let is_ours = reader.take(8)? == MAGIC && reader.u32_le()? == VERSION;
+        let plan = Self { slot_bytes: reader.u32_le()?, length: reader.u64_le()? };
         let fits =
             (SLOT_OVERHEAD..=SLOT_MAX).contains(&(plan.slot_bytes as usize)) && plan.length <= u64::MAX / 4;
         (is_ours && fits && sum == checksum(said).to_le_bytes()).then_some(plan)
@@ -153,8 +154,8 @@ impl Plan {
 
 fn read_slot(slot: &[u8]) -> Option<(u64, &[u8])> {
     let mut reader = Reader(slot);
-    let (sequence, length) = (reader.u64()?, reader.u32()? as usize);
-    let (head, sum) = (reader.take(length)?, reader.u64()?);
+    let (sequence, length) = (reader.u64_le()?, reader.u32_le()? as usize);
+    let (head, sum) = (reader.take(length)?, reader.u64_le()?);
     (checksum(slot.get(..length + 12)?) == sum).then_some((sequence, head))
 }
 
@@ -193,15 +194,15 @@ pub fn write_head(key: &[u8], stored: &Stored) -> Vec<u8> {
 /// Reads a head back: the key, and the stored response. `None` if it is none.
 pub fn read_head(head: &[u8], rules: &Rules) -> Option<(Vec<u8>, Stored)> {
     let mut reader = Reader(head);
-    let status = reader.u16()?;
+    let status = reader.u16_le()?;
     let is_invalid = reader.u8()? != 0;
-    let times: (UnixSeconds, UnixSeconds) = (reader.u64()?, reader.u64()?);
+    let times: (UnixSeconds, UnixSeconds) = (reader.u64_le()?, reader.u64_le()?);
     let extent = reader.extent()?;
     let key = reader.text()?.to_vec();
     let reason = reader.text()?.to_vec();
     let selecting = reader.selecting()?;
     let mut fields = Fields::new();
-    for _ in 0..reader.u32()? {
+    for _ in 0..reader.u32_le()? {
         let (name, value) = (reader.text()?, reader.text()?);
         fields.push(name, value);
     }
@@ -240,45 +241,15 @@ fn write_extent(out: &mut Vec<u8>, extent: Extent) {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
-
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn u8(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
     fn text(&mut self) -> Option<&'a [u8]> {
-        let length = self.u32()?;
+        let length = self.u32_le()?;
         self.take(length as usize)
     }
 
     fn selecting(&mut self) -> Option<Selecting> {
         let mut selecting = Selecting::new();
-        for _ in 0..self.u32()? {
+        for _ in 0..self.u32_le()? {
             let name = self.text()?.to_vec();
             let is_there = self.u8()? != 0;
             let value = self.text()?;
@@ -292,7 +263,7 @@ impl<'a> Reader<'a> {
         if kind == 0 {
             return Some(Extent::Whole);
         }
-        let (first, last, total) = (self.u64()?, self.u64()?, self.u64()?);
+        let (first, last, total) = (self.u64_le()?, self.u64_le()?, self.u64_le()?);
         let total = (kind == 2).then_some(total);
         let good = kind <= 2 && first <= last && total.is_none_or(|total| last < total);
         good.then_some(Extent::Part(ContentRange { first, last, total }))
