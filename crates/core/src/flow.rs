@@ -38,7 +38,7 @@ impl Side {
 ///
 /// Kept as given but for ASCII upper case, which is folded (RFC 4343), and one final dot, which is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostName(Box<str>);
+pub struct HostName(Arc<str>);
 
 /// Why a byte string is no host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,10 +71,17 @@ impl HostName {
             return Err(HostNameError::TooLong);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| HostNameError::BadByte)?;
-        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        let is_bad = match text.is_ascii() {
+            true => text.bytes().any(|byte| byte <= b' ' || byte == 0x7f),
+            false => text.chars().any(|c| c.is_control() || c.is_whitespace()),
+        };
+        if is_bad {
             return Err(HostNameError::BadByte);
         }
-        Ok(Self(text.to_ascii_lowercase().into_boxed_str()))
+        Ok(Self(match text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            true => text.to_ascii_lowercase().into(),
+            false => text.into(),
+        }))
     }
 
     /// The name as text, lower case, without a final dot.

@@ -27,6 +27,20 @@ impl Fields {
         Self { text: Vec::new(), places: Vec::new() }
     }
 
+    /// No fields, with room for so many bytes of names and values in so many lines.
+    pub fn with_capacity(bytes: usize, lines: usize) -> Self {
+        Self { text: Vec::with_capacity(bytes), places: Vec::with_capacity(lines) }
+    }
+
+    /// The same fields, with room for so many bytes of names and values in so many lines more.
+    #[must_use]
+    pub fn clone_with_room(&self, bytes: usize, lines: usize) -> Self {
+        let mut clone = Self::with_capacity(self.text.len() + bytes, self.places.len() + lines);
+        clone.text.extend_from_slice(&self.text);
+        clone.places.extend_from_slice(&self.places);
+        clone
+    }
+
     /// The number of field lines.
     pub fn len(&self) -> usize {
         self.places.len()
@@ -51,12 +65,37 @@ impl Fields {
     /// Adds a field line behind the others. Name and value are written as they are: the caller has checked them, or
     /// wrote them itself.
     pub fn push(&mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        let (name, value) = (name.as_ref(), value.as_ref());
+        self.push_pieces(name, &[value.as_ref()]);
+    }
+
+    /// As [`Self::push`], with a value that lies in several pieces.
+    pub fn push_pieces(&mut self, name: impl AsRef<[u8]>, value: &[&[u8]]) {
+        let name = name.as_ref();
         let size = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        let place = Place { start: size(self.text.len()), name: size(name.len()), value: size(value.len()) };
+        let start = self.text.len();
         self.text.extend_from_slice(name);
-        self.text.extend_from_slice(value);
-        self.places.push(place);
+        for piece in value {
+            self.text.extend_from_slice(piece);
+        }
+        let value = self.text.len() - start - name.len();
+        self.places.push(Place { start: size(start), name: size(name.len()), value: size(value) });
+    }
+
+    /// As [`Self::push`], with a number.
+    pub fn push_number(&mut self, name: impl AsRef<[u8]>, value: u64) {
+        self.push_pieces(name, &[Digits::of(value).as_bytes()]);
+    }
+
+    /// As [`Self::set`], with a number; a single line that says so already stays where it is.
+    pub fn set_number(&mut self, name: impl AsRef<[u8]>, value: u64) {
+        let (name, digits) = (name.as_ref(), Digits::of(value));
+        let is_said = {
+            let mut lines = self.all(name);
+            lines.next() == Some(digits.as_bytes()) && lines.next().is_none()
+        };
+        if !is_said {
+            self.set(name, digits.as_bytes());
+        }
     }
 
     /// Takes all fields of this name out and adds this one behind the others.
@@ -69,7 +108,8 @@ impl Fields {
     pub fn remove(&mut self, name: impl AsRef<[u8]>) -> bool {
         let before = self.places.len();
         let name = name.as_ref();
-        self.retain(|other, _| !other.eq_ignore_ascii_case(name));
+        let text = &self.text;
+        self.places.retain(|place| !place.is_named(name, text));
         self.places.len() < before
     }
 
@@ -86,15 +126,15 @@ impl Fields {
 
     /// The values of all lines of this name, in order.
     pub fn all<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
-        self.iter()
-            .filter(move |(other, _)| other.eq_ignore_ascii_case(name.as_ref()))
-            .map(|(_, value)| value)
+        let named = self.places.iter().filter(|place| place.is_named(name.as_ref(), &self.text));
+        named.map(|place| place.value(&self.text))
     }
 
     /// The value of the first line of this name.
     pub fn first(&self, name: impl AsRef<[u8]>) -> Option<&[u8]> {
         let name = name.as_ref();
-        self.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        let place = self.places.iter().find(|place| place.is_named(name, &self.text))?;
+        Some(place.value(&self.text))
     }
 
     /// Whether there is a field of this name.
@@ -105,8 +145,8 @@ impl Fields {
     /// The value as a recipient sees it: several lines joined by a comma (RFC 9110 Sec. 5.3). `None` without a line.
     pub fn joined(&self, name: impl AsRef<[u8]>) -> Option<Cow<'_, [u8]>> {
         let name = name.as_ref();
-        let mut lines =
-            self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+        let named = self.places.iter().filter(|place| place.is_named(name, &self.text));
+        let mut lines = named.map(|place| place.value(&self.text));
         let mut joined = Cow::Borrowed(lines.next()?);
         for line in lines {
             let joined = joined.to_mut();
@@ -144,6 +184,11 @@ pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 impl Place {
+    /// Most names are told apart by their length.
+    fn is_named(&self, name: &[u8], text: &[u8]) -> bool {
+        self.name as usize == name.len() && self.name(text).eq_ignore_ascii_case(name)
+    }
+
     fn name<'a>(&self, text: &'a [u8]) -> &'a [u8] {
         let start = self.start as usize;
         text.get(start..start + self.name as usize).unwrap_or_default()
@@ -152,6 +197,33 @@ impl Place {
     fn value<'a>(&self, text: &'a [u8]) -> &'a [u8] {
         let start = (self.start + self.name) as usize;
         text.get(start..start + self.value as usize).unwrap_or_default()
+    }
+}
+
+/// A number in decimal, without memory of its own.
+struct Digits {
+    bytes: [u8; Self::MAX],
+    start: usize,
+}
+
+impl Digits {
+    /// Those of `u64::MAX`.
+    const MAX: usize = 20;
+
+    fn of(number: u64) -> Self {
+        let (mut bytes, mut start, mut rest) = ([b'0'; Self::MAX], Self::MAX, number);
+        for place in bytes.iter_mut().rev() {
+            *place = b'0' + u8::try_from(rest % 10).unwrap_or_default();
+            (start, rest) = (start - 1, rest / 10);
+            if rest == 0 {
+                break;
+            }
+        }
+        Self { bytes, start }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
     }
 }
 
@@ -229,6 +301,22 @@ pub fn is_token(bytes: &[u8]) -> bool {
 
 /// Whether the byte may stand in a token.
 pub const fn is_token_byte(byte: u8) -> bool {
+    // Never out of bounds: there is an entry for each byte.
+    TOKEN_BYTES[byte as usize]
+}
+
+/// Which bytes are tchar: names of fields are looked through byte by byte.
+static TOKEN_BYTES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = is_tchar(byte as u8);
+        byte += 1;
+    }
+    table
+};
+
+const fn is_tchar(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,
@@ -264,6 +352,24 @@ mod tests {
         let mut out = Vec::new();
         fields.write_to(&mut out);
         assert_eq!(out, b"ETag: \"1\"\r\nx: 1\r\n");
+    }
+
+    #[test]
+    fn numbers_are_written_and_left_alone_where_they_stand() {
+        let mut fields = Fields::from([("Content-Length", "10"), ("X", "1")]);
+        fields.set_number("content-length", 10);
+        fields.push_number("Age", 0);
+        fields.push_number("Most", u64::MAX);
+        fields.push_pieces("Via", &[b"1.1", b" ", b"edge"]);
+        let mut out = Vec::new();
+        fields.write_to(&mut out);
+        let text = "Content-Length: 10\r\nX: 1\r\nAge: 0\r\nMost: 18446744073709551615\r\nVia: 1.1 edge\r\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+        fields.set_number("X", 2);
+        fields.push("x", "2");
+        fields.set_number("x", 2);
+        assert_eq!(fields.all("x").collect::<Vec<_>>(), [b"2"], "two lines become one");
+        assert_eq!(fields.clone_with_room(9, 1), fields);
     }
 
     #[test]

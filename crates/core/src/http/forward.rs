@@ -105,7 +105,7 @@ pub fn request(
         request.fields.remove("expect");
     }
     request.target.clone_from(&resource.path);
-    let mut fields = Fields::new();
+    let mut fields = Fields::with_capacity(request.fields.memory_bytes(), request.fields.len() + 4);
     fields.push("Host", resource.host_field());
     for (name, value) in request.fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"host")) {
         fields.push(name, value);
@@ -137,7 +137,7 @@ pub fn put_length(fields: &mut Fields, length: Length) {
         Length::None => {
             fields.remove("transfer-encoding");
         }
-        Length::Exact(bytes) => fields.set("Content-Length", bytes.to_string()),
+        Length::Exact(bytes) => fields.set_number("Content-Length", bytes),
         Length::Chunked => {
             fields.remove("content-length");
             fields.set("Transfer-Encoding", "chunked");
@@ -151,9 +151,13 @@ pub fn put_length(fields: &mut Fields, length: Length) {
 
 /// Takes the fields of one hop out: the fixed ones, and those that Connection names.
 pub fn strip(fields: &mut Fields) {
-    let named: Vec<Vec<u8>> = fields.members("connection").map(<[u8]>::to_ascii_lowercase).collect();
     let is_in =
         |list: &[&str], name: &[u8]| list.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
+    // What is mostly said there names no field, or one that goes anyway.
+    let others = fields
+        .members("connection")
+        .filter(|name| !name.eq_ignore_ascii_case(b"close") && !is_in(&HOP_BY_HOP, name));
+    let named: Vec<Vec<u8>> = others.map(<[u8]>::to_vec).collect();
     fields.retain(|name, _| {
         let is_named = named.iter().any(|other| name.eq_ignore_ascii_case(other));
         !is_in(&HOP_BY_HOP, name) && (!is_named || is_in(&PROTECTED, name))
@@ -179,7 +183,7 @@ fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
 }
 
 fn add_via(fields: &mut Fields, version: Version, pseudonym: &str) {
-    fields.push("Via", format!("{} {pseudonym}", version.number()));
+    fields.push_pieces("Via", &[version.number().as_bytes(), b" ", pseudonym.as_bytes()]);
 }
 
 /// Max-Forwards of TRACE and OPTIONS (RFC 9110 Sec. 7.6.2).

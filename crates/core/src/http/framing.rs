@@ -295,7 +295,7 @@ impl Decoder {
         }
         let text = std::mem::take(&mut self.trailer_text);
         let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-        self.trailers = fields(lines).map_err(|_| MessageError::BadChunk)?;
+        self.trailers = fields(lines, text.len()).map_err(|_| MessageError::BadChunk)?;
         debug_assert!(self.trailers.len() <= MAX_FIELDS);
         self.trailers.retain(|name, _| may_trail(name));
         Ok(State::Done)

@@ -4,7 +4,7 @@
 //! CR, NUL and other controls, folded lines, endless heads) at the first such byte; [`Request::parse`] and
 //! [`Response::parse`] then read the whole head. So any split of the stream gives the same result.
 
-use super::fields::{Fields, is_token, trim};
+use super::fields::{Fields, is_token, is_token_byte, trim};
 use super::head::Authority;
 
 /// Most bytes of a head with its empty line.
@@ -15,6 +15,10 @@ pub const MAX_FIELDS: usize = 100;
 pub const MAX_TARGET: usize = 8 * 1024;
 /// Most empty lines before a request line (RFC 9112 Sec. 2.2 asks to ignore at least one).
 const MAX_EMPTY_LINES: usize = 2;
+/// Room for the fields of most messages, and for what is added to them: it is asked for once.
+const USUAL_FIELDS: usize = 16;
+/// As [`USUAL_FIELDS`], bytes.
+const ADDED_BYTES: usize = 128;
 /// Longest request line: the target, a method and a version.
 const MAX_REQUEST_LINE: usize = MAX_TARGET + 64;
 
@@ -103,7 +107,11 @@ impl Scan {
     /// # Errors
     /// The first byte that no head may have, or that there are too many.
     pub fn advance(&mut self, bytes: &[u8], sender: Sender) -> Result<Option<usize>, MessageError> {
-        while let Some(byte) = bytes.get(self.scanned) {
+        loop {
+            if self.line > 0 || !matches!(bytes.get(self.scanned), Some(b' ' | b'\t')) {
+                self.skip_text(bytes)?;
+            }
+            let Some(byte) = bytes.get(self.scanned) else { return Ok(None) };
             match byte {
                 b'\n' => {
                     let before = self.scanned.checked_sub(1).and_then(|at| bytes.get(at));
@@ -122,18 +130,29 @@ impl Scan {
                     Some(_) => return Err(MessageError::BareLineEnd),
                     None => return self.within().map(|()| None),
                 },
-                b' ' | b'\t' if self.line == 0 => return Err(MessageError::Folded),
-                b'\t' | b' '..=b'~' | 0x80.. => {}
+                // Text was skipped: here it is the first of a line.
+                b' ' | b'\t' => return Err(MessageError::Folded),
                 _ => return Err(MessageError::ControlByte),
             }
-            self.scanned += 1;
-            self.line += 1;
-            self.within()?;
-            if !self.started && self.line > MAX_REQUEST_LINE {
-                return Err(MessageError::TargetTooLong);
-            }
+            self.pass(1)?;
         }
-        Ok(None)
+    }
+
+    /// Passes what is neither a control byte nor the end of a line.
+    fn skip_text(&mut self, bytes: &[u8]) -> Result<(), MessageError> {
+        let rest = bytes.get(self.scanned..).unwrap_or_default();
+        self.pass(find(rest, |byte| (byte < b' ' && byte != b'\t') || byte == 0x7f))
+    }
+
+    /// So many more bytes belong to the line.
+    fn pass(&mut self, count: usize) -> Result<(), MessageError> {
+        self.scanned += count;
+        self.line += count;
+        // A line is too long before a head is.
+        if !self.started && self.line > MAX_REQUEST_LINE {
+            return Err(MessageError::TargetTooLong);
+        }
+        self.within()
     }
 
     fn within(&self) -> Result<(), MessageError> {
@@ -156,6 +175,16 @@ impl Scan {
         self.started = true;
         Ok(is_empty)
     }
+}
+
+/// The place of the first byte of which `is` says so; the length if there is none. In steps that the compiler makes one
+/// comparison of: heads are looked through from end to end.
+fn find(bytes: &[u8], is: impl Fn(u8) -> bool) -> usize {
+    let (steps, _) = bytes.as_chunks::<16>();
+    let clear = steps.iter().take_while(|step| !step.iter().fold(false, |found, byte| found | is(*byte)));
+    let start = clear.count() * 16;
+    let rest = bytes.get(start..).unwrap_or_default();
+    start + rest.iter().take_while(|byte| !is(**byte)).count()
 }
 
 /// A version of HTTP/1.
@@ -306,7 +335,7 @@ impl Request {
             return Err(MessageError::TargetTooLong);
         }
         let version = Version::parse(version)?;
-        let fields = fields(lines)?;
+        let fields = fields(lines, head.len())?;
         let request = Self { method, target: target.to_vec(), version, fields };
         request.check_host()?;
         Ok(request)
@@ -362,7 +391,7 @@ impl Response {
             [b' ', reason @ ..] => reason,
             _ => return Err(MessageError::BadStartLine),
         };
-        Ok(Self { status, reason: reason.to_vec(), version, fields: fields(lines)? })
+        Ok(Self { status, reason: reason.to_vec(), version, fields: fields(lines, head.len())? })
     }
 
     /// Appends the head with its empty line.
@@ -389,19 +418,28 @@ pub fn write_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
 
 /// The lines of a head up to the empty one, without their ends.
 fn lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
-    head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+    let mut rest = Some(head);
+    std::iter::from_fn(move || {
+        let (line, after) = rest?.split_at(find(rest?, |byte| byte == b'\n'));
+        rest = after.get(1..);
+        Some(line.strip_suffix(b"\r").unwrap_or(line))
+    })
 }
 
-/// Reads field lines up to the empty line.
-pub(super) fn fields<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Result<Fields, MessageError> {
-    let mut fields = Fields::new();
+/// Reads field lines up to the empty line, of a head of so many bytes.
+pub(super) fn fields<'a>(
+    lines: impl Iterator<Item = &'a [u8]>,
+    length: usize,
+) -> Result<Fields, MessageError> {
+    // With room for what is added on the way to the next hop.
+    let mut fields = Fields::with_capacity(length + ADDED_BYTES, USUAL_FIELDS);
     for line in lines.take_while(|line| !line.is_empty()) {
         if matches!(line.first(), Some(b' ' | b'\t')) {
             return Err(MessageError::Folded);
         }
-        let colon = line.iter().position(|byte| *byte == b':').ok_or(MessageError::BadField)?;
-        let (name, value) = line.split_at(colon);
-        if !is_token(name) {
+        let end = line.iter().position(|byte| !is_token_byte(*byte)).ok_or(MessageError::BadField)?;
+        let (name, value) = line.split_at(end);
+        if name.is_empty() || value.first() != Some(&b':') {
             return Err(MessageError::BadField);
         }
         if fields.len() == MAX_FIELDS {

@@ -191,7 +191,13 @@ impl Resource {
     /// The key under which responses are cached: what is forwarded, with only those spellings made one that RFC 3986
     /// Sec. 6.2.2 calls equivalent, and what the rules leave out of it.
     pub fn key(&self, rules: &KeyRules) -> Vec<u8> {
-        let mut key = format!("{}://{}", self.scheme.as_str(), self.server).into_bytes();
+        use std::fmt::Write as _;
+        // One piece of memory, whatever the port and what escapes are made of.
+        let mut key = String::with_capacity(KEY_ROOM + self.path.len());
+        key.push_str(self.scheme.as_str());
+        // Writing to a String cannot fail.
+        let _ = write!(key, "://{}", self.server);
+        let mut key = key.into_bytes();
         let mut parts = self.path.splitn(2, |byte| *byte == b'?');
         normalise(parts.next().unwrap_or_default(), &mut key);
         let Some(query) = parts.next() else { return key };
@@ -248,6 +254,9 @@ impl KeyRules {
     }
 }
 
+/// Scheme, host and port of most keys, bytes.
+const KEY_ROOM: usize = 96;
+
 fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
     for (scheme, start) in [(Scheme::Http, &b"http://"[..]), (Scheme::Https, b"https://")] {
         if let Some((head, rest)) = url.split_at_checked(start.len())
@@ -261,6 +270,9 @@ fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
 
 /// Appends a path or query with percent-encoded unreserved bytes decoded and other hex digits in upper case.
 fn normalise(text: &[u8], out: &mut Vec<u8>) {
+    if !text.contains(&b'%') {
+        return out.extend_from_slice(text);
+    }
     let mut rest = text;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;

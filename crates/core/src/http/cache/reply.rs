@@ -1,7 +1,7 @@
 //! The answer to a client out of a stored response (RFC 9111 Sec. 4; RFC 9110 Sec. 13, 14).
 
 use super::super::fields::Fields;
-use super::super::message::{Method, Response, reason_phrase};
+use super::super::message::{Method, Response, Version, reason_phrase};
 use super::range::{ContentRange, Ranges};
 use super::store::{Extent, Stored};
 use super::validate::{if_range_holds, is_not_modified};
@@ -43,11 +43,12 @@ pub fn reply(
     boundary: &str,
     now_s: UnixSeconds,
 ) -> Reply {
-    let mut fields = stored.fields.clone();
+    // With room for what is added until it is sent: Age, Content-Length, Cache-Status and what the connection needs.
+    let mut fields = stored.fields.clone_with_room(192, 4);
     if let Scope::Fields(_) = &stored.control.no_cache {
         fields.retain(|name, _| !stored.control.no_cache.names(name));
     }
-    fields.set("Age", stored.age_s(now_s).to_string());
+    fields.set_number("Age", stored.age_s(now_s));
     answer(stored, fields, (method, request), total, boundary)
 }
 
@@ -89,9 +90,10 @@ fn answer(
         return reply;
     }
     if let Some(total) = known {
-        fields.set("Content-Length", total.to_string());
+        fields.set_number("Content-Length", total);
     }
-    let head = Response { reason: stored.reason.clone(), ..Response::new(stored.status, fields) };
+    let (status, reason) = (stored.status, stored.reason.clone());
+    let head = Response { status, reason, version: Version::Http11, fields };
     Reply { head, body: if *method == Method::Head { Body::None } else { Body::All } }
 }
 
