@@ -137,6 +137,10 @@ impl Tls {
             let read = self.connection.read_tls(&mut held);
             let left = held.len();
             self.held.drain(..self.held.len() - left);
+            if left == 0 {
+                // A connection that waits holds no memory for what it began with.
+                self.held = Vec::new();
+            }
             read
         };
         let ended = match read {

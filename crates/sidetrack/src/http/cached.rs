@@ -2,15 +2,17 @@
 
 use super::Cache;
 use super::answer::Answer;
-use super::content::{Content, End};
+use super::content::Content;
 use super::disk::Which;
-use super::exchange::{Next, Outcome, Turn, finish};
+use super::exchange::{HEAD_ROOM, Next, Outcome, Turn, finish};
 use super::fetch::{Fetched, Interim, add_date, knows_interim};
+use super::filling::Filling;
 use super::pool::Server;
-use super::relay::{Outgoing, Progress, Spill, Stopped, Tee};
+use super::relay::{Outgoing, Spill, Stopped, Tee};
 use super::request::name_of;
+use super::sending::send_content;
 use super::sibling::Question;
-use super::store::{Claim, Fetching, Object, Store};
+use super::store::{Claim, Fetching, Object};
 use crate::carry::Failure;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::cache::{
@@ -18,15 +20,13 @@ use sidetrack_core::http::cache::{
     invalidated, lookup, may_serve_stale, may_store, refresh, reply, reply_first_hand,
 };
 use sidetrack_core::http::fields::Fields;
-use sidetrack_core::http::framing::{Decoder, Length};
+use sidetrack_core::http::framing::Length;
 use sidetrack_core::http::message::{Method, Request, Response};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a request waits for another that fetches the same, before it fetches for itself.
 const WAIT: Duration = Duration::from_secs(5);
-/// Pieces of content taken from the store at a time.
-const PIECES: usize = 16;
 
 /// Serves a request.
 ///
@@ -366,7 +366,7 @@ impl Cached<'_, '_> {
     ) -> Result<Outcome, Box<Answer>> {
         let content = Arc::new(Content::coming(length));
         let object = Arc::new(Object { stored, content });
-        let filling = Filling::begin(&self.cache.store, self.key, &object);
+        let filling = Filling::begin(self.cache, self.key, &object);
         drop(fetching);
         let progress = self.turn.progress();
         let note = format!("{note}; stored");
@@ -397,14 +397,15 @@ impl Cached<'_, '_> {
             Some(fields) => reply_first_hand(&object.stored, fields, request, total, &boundary),
         };
         let mut head = answer.head;
-        let status = self.status(&format!("{note}; ttl={}", object.stored.ttl_s(now_s)));
+        let ttl_s = object.stored.ttl_s(now_s);
+        let status = format!("{}; {note}; ttl={ttl_s}", self.turn.proxy.pseudonym);
         head.fields.push("Cache-Status", status);
         let length = match &answer.body {
             Body::None => Length::None,
             _ => said_length(&head).map_or(Length::Chunked, Length::Exact),
         };
         let (length, again) = finish(&mut head, length, asked.version, asked.hop.keeps_alive);
-        let mut bytes = Vec::with_capacity(512);
+        let mut bytes = Vec::with_capacity(HEAD_ROOM);
         head.write_to(&mut bytes);
         self.turn.told.begin(&head);
         let progress = self.turn.progress();
@@ -413,18 +414,17 @@ impl Cached<'_, '_> {
         let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
         let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
         progress.live.count(0, out.written);
-        let name = name_of(&asked.request.method, &asked.resource);
-        let said = format!("{name} {} {note}", head.status);
+        let said = name_of(asked, &[&head.status.to_string(), note]);
         match stopped {
             None => Outcome::new(EndReason::Ok, Some(said), if again { Next::Again } else { Next::Close }),
-            Some(Stopped::Source(why)) => {
-                Outcome::new(EndReason::ServerReset, Some(format!("{said}, cut: {why}")), Next::Reset)
-            }
             Some(Stopped::Sink(error)) => Outcome::new(
                 EndReason::ClientGone,
                 Some(format!("{said}, the client left: {error}")),
                 Next::Close,
             ),
+            Some(source) => {
+                Outcome::new(EndReason::ServerReset, Some(format!("{said}, cut: {source}")), Next::Reset)
+            }
         }
     }
 }
@@ -447,114 +447,4 @@ fn fits(request: &Request, fetched: &Fetched, extent: Extent, cache: &Cache) -> 
 
 fn said_length(head: &Response) -> Option<u64> {
     std::str::from_utf8(head.fields.first("content-length")?).ok()?.parse().ok()
-}
-
-/// A response on its way into the store. If it does not arrive, it is taken out again, and who reads it sees the cut.
-pub struct Filling {
-    store: Arc<Store>,
-    key: Arc<[u8]>,
-    object: Arc<Object>,
-}
-
-impl Filling {
-    /// Stores an object whose content is still to come.
-    pub fn begin(store: &Arc<Store>, key: &[u8], object: &Arc<Object>) -> Self {
-        store.insert(key, object.clone());
-        Self { store: store.clone(), key: key.into(), object: object.clone() }
-    }
-
-    /// Reads the content from the server; whether all of it came.
-    pub async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
-        let mut decoder = Decoder::new(length);
-        loop {
-            while !decoder.is_done() && !server.buffer.is_empty() {
-                let Ok(decoded) = decoder.decode(server.buffer.data()) else { return false };
-                self.object.content.push(decoded.data);
-                let consumed = decoded.consumed;
-                server.buffer.consume(consumed);
-            }
-            if decoder.is_done() {
-                self.object.content.finish(true);
-                self.store.settled(&self.key, &self.object);
-                return true;
-            }
-            match server.buffer.fill(&server.stream).await {
-                Ok(1..) => progress.mark(),
-                _ => return false,
-            }
-        }
-    }
-}
-
-impl Drop for Filling {
-    fn drop(&mut self) {
-        if self.object.content.end() == End::Coming {
-            self.object.content.finish(false);
-        }
-        if self.object.content.end() == End::Cut {
-            self.store.replace(&self.key, &self.object, None);
-        }
-    }
-}
-
-/// Sends the content that goes with an answer.
-async fn send_content(
-    out: &mut Outgoing<'_>,
-    object: &Object,
-    body: &Body,
-    progress: Progress<'_>,
-) -> Result<(), Stopped> {
-    let start = match object.stored.extent {
-        Extent::Whole => 0,
-        Extent::Part(part) => part.first,
-    };
-    let offset = |position: &u64| position.saturating_sub(start);
-    match body {
-        Body::None => {}
-        Body::All => send_range(out, &object.content, (0, u64::MAX), progress).await?,
-        Body::Range(first, last) => {
-            send_range(out, &object.content, (offset(first), offset(last)), progress).await?;
-        }
-        Body::Multipart(parts, end) => {
-            for (lead, first, last) in parts {
-                out.push(lead).await.map_err(Stopped::Sink)?;
-                send_range(out, &object.content, (offset(first), offset(last)), progress).await?;
-            }
-            out.push(end).await.map_err(Stopped::Sink)?;
-        }
-    }
-    out.finish(&Fields::new()).await.map_err(Stopped::Sink)
-}
-
-/// Sends the bytes from `first` to `last`, with both, as they come in.
-async fn send_range(
-    out: &mut Outgoing<'_>,
-    content: &Content,
-    (first, last): (u64, u64),
-    progress: Progress<'_>,
-) -> Result<(), Stopped> {
-    let (mut index, mut position) = content.begin_at(first);
-    loop {
-        let (pieces, end) = content.pieces(index, PIECES).await;
-        index += pieces.len();
-        let mut wanted: [&[u8]; PIECES] = [&[]; PIECES];
-        for (piece, wanted) in pieces.iter().zip(&mut wanted) {
-            let length = piece.len() as u64;
-            let within =
-                |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
-            *wanted = piece.get(within(first)..within(last.saturating_add(1))).unwrap_or_default();
-            position += length;
-        }
-        out.push_all(&wanted).await.map_err(Stopped::Sink)?;
-        progress.mark();
-        if position > last || (pieces.len() < PIECES && end == End::Whole) {
-            return Ok(());
-        }
-        if pieces.is_empty() && end == End::Cut {
-            return Err(Stopped::Source("the server broke off".to_owned()));
-        }
-        if end == End::Coming {
-            out.flush().await.map_err(Stopped::Sink)?;
-        }
-    }
 }

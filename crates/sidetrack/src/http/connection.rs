@@ -11,7 +11,7 @@ use super::request::{Desk, Wish};
 use super::{Proxy, cached, h2};
 use crate::carry::Wire;
 use crate::intercept::{Listening, proxy_header};
-use crate::reactor::{timeout, timeout_at};
+use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Client, Entry, Watched, undecided, upgraded};
 use crate::worker::{Admission, Worker};
 use sidetrack_core::flow::EndReason;
@@ -26,7 +26,7 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a connection may be idle between requests.
 const IDLE: Duration = Duration::from_secs(75);
@@ -186,11 +186,11 @@ impl Connection {
         if self.buffer.is_empty() {
             let wait = if is_first { patience } else { IDLE };
             let readable = poll_fn(|cx| self.stream.poll_read_ready(cx));
-            if timeout(wait, readable).await.is_err() {
+            if timeout_at(now() + wait, readable).await.is_err() {
                 return Came::Late;
             }
         }
-        let deadline = Instant::now() + patience;
+        let deadline = now() + patience;
         let mut scan = Scan::default();
         loop {
             match scan.advance(self.buffer.data(), Sender::Client) {
@@ -369,6 +369,7 @@ impl Connection {
         let what = match reason {
             EndReason::ConnectTimeout => "the path to the server was not made in time",
             EndReason::Idle => "nothing moved for too long",
+            EndReason::Lifetime => "it took longer than it may",
             _ => "ended by hand",
         };
         if self.told.is_begun {

@@ -128,19 +128,26 @@ impl Content {
         if let Some(file) = &self.on_disk {
             return file.piece(from).await;
         }
+        // Mostly it is there: only who has to wait says so.
+        if let Some(here) = self.here(from, most) {
+            return here;
+        }
         loop {
             let grown = self.grown.notified();
             tokio::pin!(grown);
             // From here on no growth is missed.
             grown.as_mut().enable();
-            {
-                let state = lock(&self.state);
-                let pieces: Vec<_> = state.pieces.iter().skip(from).take(most).cloned().collect();
-                if !pieces.is_empty() || state.end != End::Coming {
-                    return (pieces, state.end);
-                }
+            if let Some(here) = self.here(from, most) {
+                return here;
             }
             grown.await;
         }
+    }
+
+    /// The pieces that are in memory by now, if there are any or no more come.
+    fn here(&self, from: usize, most: usize) -> Option<(Vec<Arc<[u8]>>, End)> {
+        let state = lock(&self.state);
+        let pieces: Vec<_> = state.pieces.iter().skip(from).take(most).cloned().collect();
+        (!pieces.is_empty() || state.end != End::Coming).then_some((pieces, state.end))
     }
 }

@@ -15,13 +15,13 @@ use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
-use sidetrack_core::http::message::{Response, Version};
+use sidetrack_core::http::message::{MessageError, Response, Version};
 use sidetrack_core::policy::Carry;
 use std::pin::pin;
 use std::sync::Arc;
 
 /// Room for a head, and for content that is small enough to be copied behind it.
-const HEAD_ROOM: usize = 2048;
+pub const HEAD_ROOM: usize = 2048;
 
 /// Who wants to see a final head before the client does.
 type OnHead<'f> = &'f mut dyn FnMut(&Response);
@@ -113,7 +113,7 @@ pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive
 impl<'a> Turn<'a> {
     /// The flow's progress.
     pub fn progress(&self) -> Progress<'a> {
-        Progress { live: self.live, clock: self.worker.clock, stall: self.asked.route.stall() }
+        Progress::of(self.worker, self.live, &self.asked.route)
     }
 
     /// The way to the request's server.
@@ -168,8 +168,7 @@ impl<'a> Turn<'a> {
 
     /// What becomes of both connections.
     pub fn after(&self, server: Server, fetched: &Fetched, sent: Sent, uploaded: bool) -> Outcome {
-        let name = name_of(&self.asked.request.method, &self.asked.resource);
-        let said = format!("{name} {}", sent.status);
+        let said = name_of(self.asked, &[&sent.status.to_string()]);
         let is_upgrade = fetched.response.status == 101;
         match sent.stopped {
             None if is_upgrade && self.asked.hop.upgrade.is_some() => {
@@ -183,14 +182,14 @@ impl<'a> Turn<'a> {
                 let next = if sent.again && uploaded { Next::Again } else { Next::Close };
                 Outcome::new(EndReason::Ok, Some(said), next)
             }
-            Some(Stopped::Source(why)) => {
-                let next = if sent.until_close { Next::Reset } else { Next::Close };
-                let detail = format!("{said}, cut: {why}");
-                Outcome::new(EndReason::ServerReset, Some(detail), next)
-            }
             Some(Stopped::Sink(error)) => {
                 let detail = format!("{said}, the client left: {error}");
                 Outcome::new(EndReason::ClientGone, Some(detail), Next::Close)
+            }
+            Some(source) => {
+                let next = if sent.until_close { Next::Reset } else { Next::Close };
+                let detail = format!("{said}, cut: {source}");
+                Outcome::new(EndReason::ServerReset, Some(detail), next)
             }
         }
     }
@@ -214,6 +213,10 @@ impl<'a> Turn<'a> {
                 let next = if self.told.is_begun { Next::Reset } else { Next::Close };
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), next))
             }
+            Err(Unanswered::Broken(error)) if self.told.is_begun => {
+                Ok(Outcome::new(EndReason::BadRequest, Some(error.to_string()), Next::Reset))
+            }
+            Err(Unanswered::Broken(error)) => Err(Box::new(Answer::broken(self.proxy, error))),
         }
     }
 }
@@ -221,8 +224,10 @@ impl<'a> Turn<'a> {
 /// Why a request with a body has no answer.
 enum Unanswered {
     Server(Failure),
-    /// The client left, or its body is broken.
+    /// The client left.
     Client(String),
+    /// Its body has no meaning.
+    Broken(MessageError),
 }
 
 /// Body and answer at the same time. An answer that comes before the whole body was sent is passed on; the rest of
@@ -266,6 +271,7 @@ async fn both(
                 Err(Stopped::Source(why)) => {
                     return Err(Unanswered::Client(format!("the request's body broke off: {why}")));
                 }
+                Err(Stopped::Broken(error)) => return Err(Unanswered::Broken(error)),
                 // The server may have answered before it stopped reading.
                 Err(Stopped::Sink(_)) => uploaded = Some(false),
             },
@@ -299,8 +305,12 @@ async fn deliver(
 }
 
 /// The head of an answer as this client gets it, the framing that goes with it, and whether another request can follow.
-fn head_for(asked: &Asked, fetched: &Fetched) -> (Length, bool, Vec<u8>) {
-    let mut head = fetched.response.clone();
+fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
+    // Taken, not copied: nobody looks at the fields any more.
+    let Response { status, version, .. } = fetched.response;
+    let (reason, fields) =
+        (std::mem::take(&mut fetched.response.reason), std::mem::take(&mut fetched.response.fields));
+    let mut head = Response { status, reason, version, fields };
     let (length, again) = if head.status == 101 {
         (Length::None, false)
     } else {

@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
-use super::h2::ask;
+use super::h2::ask::{self, Requests};
 use super::pool::{Route, Server};
 use super::relay::{Progress, write_all};
 use crate::carry::{self, Failure, FirstBytes, Order, Stream};
@@ -130,14 +130,26 @@ impl Way<'_> {
                 Duplex::from(Stream::Tls(Box::new(tls)))
             };
         }
-        self.progress.live.connected(self.progress.live.opened.elapsed());
+        self.progress.live.connected(self.progress.live.age());
         self.progress.mark();
         Ok(Server { stream, buffer: Buffer::holding(early), is_reused: false, home: None })
     }
 
     /// One more request on a connection of HTTP/2 that stands.
     async fn stream_of_shared(&self) -> Option<Server> {
-        let requests = self.route.shared()?;
+        self.stream_of(self.route.shared()?).await
+    }
+
+    /// The same for a request that asks for a WebSocket, where the server has said that it takes these as streams.
+    async fn websocket(&self, request: &Request) -> Option<Server> {
+        let asks = request.fields.first("upgrade").is_some_and(|to| to.eq_ignore_ascii_case(b"websocket"));
+        if !asks {
+            return None;
+        }
+        self.stream_of(self.route.shared_for_websocket()?).await
+    }
+
+    async fn stream_of(&self, requests: Requests) -> Option<Server> {
         match requests.ready().await {
             Ok(requests) => {
                 self.progress.mark();
@@ -162,7 +174,14 @@ impl Way<'_> {
         let is_repeatable = request.method.is_idempotent();
         let mut reuse = if is_repeatable { Reuse::Likely } else { Reuse::Checked };
         loop {
-            let mut server = self.connect(reuse).await?;
+            let by_stream = match reuse {
+                Reuse::Never => None,
+                _ => self.websocket(request).await,
+            };
+            let mut server = match by_stream {
+                Some(server) => server,
+                None => self.connect(reuse).await?,
+            };
             let sent = write_all(&server.stream, &mut [IoSlice::new(&head)]).await;
             let sent = sent.map_err(|error| broken(&error.to_string()));
             self.progress.live.count(head.len() as u64, 0);
@@ -217,7 +236,7 @@ impl Way<'_> {
                 response.fields.push("Connection", "Upgrade");
                 response.fields.push("Upgrade", protocol.unwrap_or_default());
             }
-            self.progress.live.first_byte(self.progress.live.opened.elapsed());
+            self.progress.live.first_byte(self.progress.live.age());
             return Ok(Fetched { response, length, keeps_alive });
         }
         Err(bad("it sends interim responses without end"))

@@ -6,6 +6,7 @@ use super::duplex::Duplex;
 use super::h2::ask::Requests;
 use super::relay::STALL;
 use super::tap::Secure;
+use crate::reactor::now;
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
@@ -117,9 +118,7 @@ impl Route {
                     });
                 }
             };
-            if list.is_empty() {
-                pool.idle.remove(&key);
-            }
+            // An empty list stays until it is tended: mostly its connection comes back before that.
             found
         })
     }
@@ -134,6 +133,14 @@ impl Route {
             shared.used = Instant::now();
             Some(shared.requests.clone())
         })
+    }
+
+    /// As [`Self::shared`], for a WebSocket: a stream of a connection on which others go by, where the server takes it so
+    /// (RFC 8441 Sec. 3).
+    pub fn shared_for_websocket(&self) -> Option<Requests> {
+        let secure = self.secure.clone().map(|secure| Secure { is_alone: false, ..secure });
+        let others = Self { secure, ..self.clone() };
+        others.shared().filter(Requests::is_extended_connect_protocol_enabled)
     }
 
     /// Keeps a connection that serves any number of requests, or forgets the one there was.
@@ -158,13 +165,15 @@ impl Route {
         if !self.is_shared() || !server.buffer.is_empty() {
             return;
         }
+        let Server { stream, mut buffer, .. } = server;
+        buffer.release();
         POOL.with_borrow_mut(|pool| {
             if pool.count >= IDLE_MAX {
                 return;
             }
             let list = pool.idle.entry(self.key()).or_default();
             if list.len() < IDLE_PER_SERVER_MAX {
-                list.push(Idle { stream: server.stream, since: Instant::now(), _carry: self.carry.clone() });
+                list.push(Idle { stream, since: now(), _carry: self.carry.clone() });
                 pool.count += 1;
             }
         });
@@ -174,7 +183,7 @@ impl Route {
 /// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
 pub fn tend() {
     POOL.with_borrow_mut(|pool| {
-        let is_empty = pool.count == 0 && pool.shared.is_empty();
+        let is_empty = pool.idle.is_empty() && pool.shared.is_empty();
         if is_empty || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
             return;
         }

@@ -1,10 +1,10 @@
 //! A stored response made new behind the back of a client that was served the stale one (RFC 5861 Sec. 3).
 
 use super::Cache;
-use super::cached::Filling;
 use super::content::Content;
 use super::exchange::Turn;
 use super::fetch::{Fetched, Interim, Way, add_date};
+use super::filling::Filling;
 use super::pool::Server;
 use super::relay::{Outgoing, Progress, Tee, relay};
 use super::request::{Asked, name_of};
@@ -28,7 +28,7 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
         let mut entry = Entry::new(&worker);
         let live = entry.live().clone();
         live.decide(Decided { flow: asked.flow.clone(), verdict: None });
-        let progress = Progress { live: &live, clock: worker.clock, stall: asked.route.stall() };
+        let progress = Progress::of(&worker, &live, &asked.route);
         let way = Way {
             worker: &worker,
             route: &asked.route,
@@ -38,11 +38,10 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
         };
         let refreshed =
             Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;
-        let name = name_of(&asked.request.method, &asked.resource);
         let (reason, what) = match refreshed {
-            Ok(Ok(status)) => (EndReason::Ok, format!("{name} {status} refreshed")),
-            Ok(Err((reason, why))) => (reason, format!("{name} not refreshed: {why}")),
-            Err(reason) => (reason, format!("{name} not refreshed in time")),
+            Ok(Ok(status)) => (EndReason::Ok, name_of(&asked, &[&status.to_string(), "refreshed"])),
+            Ok(Err((reason, why))) => (reason, name_of(&asked, &["not refreshed:", &why])),
+            Err(reason) => (reason, name_of(&asked, &["not refreshed in time"])),
         };
         entry.end(reason, Some(what));
         drop(fetching);
@@ -86,7 +85,7 @@ async fn run(
             let fields = &asked.request.fields;
             let stored = Stored::new(fields, &fetched.response, Extent::Whole, times, &cache.rules);
             let new = Arc::new(Object { stored, content: Arc::new(Content::coming(length)) });
-            keep(way, server, fetched, Filling::begin(&cache.store, key, &new)).await;
+            keep(way, server, fetched, Filling::begin(cache, key, &new)).await;
         }
         (Ok(Extent::Whole), Length::Chunked | Length::UntilClose) if fetched.length.is_certain => {
             let fields = &asked.request.fields;

@@ -4,10 +4,14 @@ use super::buffer::Buffer;
 use super::disk::Fill;
 use super::duplex::Duplex;
 use super::meter::Meter;
+use super::pool::Route;
 use crate::live::{Clock, LiveFlow};
+use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
+use sidetrack_core::http::message::MessageError;
+use sidetrack_core::time::Instant as Moment;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -20,11 +24,16 @@ pub const STALL: Duration = Duration::from_secs(15 * 60);
 const COPY_MAX: usize = 8 * 1024;
 
 /// Why content stopped.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Stopped {
-    /// The side it comes from: gone, or its framing is broken.
+    /// The side it comes from: gone, or it ended early.
+    #[error("{0}")]
     Source(String),
+    /// The side it comes from: what it sends has no meaning.
+    #[error("{0}")]
+    Broken(MessageError),
     /// The side it goes to.
+    #[error("{0}")]
     Sink(io::Error),
 }
 
@@ -37,13 +46,27 @@ pub struct Progress<'a> {
     pub clock: Clock,
     /// How long nothing may move.
     pub stall: Duration,
+    /// When it ends whatever moves, if it does.
+    pub end: Option<Moment>,
 }
 
-impl Progress<'_> {
+impl<'a> Progress<'a> {
+    /// That of a flow on this route.
+    pub fn of(worker: &Worker, live: &'a LiveFlow, route: &Route) -> Self {
+        let lifetime_ms = route.carry.lifetime_ms.or_else(|| worker.config().limits.lifetime_ms);
+        let left = lifetime_ms.map(|ms| Duration::from_millis(ms).saturating_sub(live.age()));
+        let end = left.map(|left| worker.clock.now() + left);
+        Self { live, clock: worker.clock, stall: route.stall(), end }
+    }
+
     /// Something moved, or is waited for anew.
     pub fn mark(&self) {
-        self.live.set_deadline(Some(self.clock.now() + self.stall), EndReason::Idle);
-        self.live.touch(self.live.opened.elapsed());
+        let idle = self.clock.now() + self.stall;
+        match self.end.filter(|end| *end < idle) {
+            Some(end) => self.live.set_deadline(Some(end), EndReason::Lifetime),
+            None => self.live.set_deadline(Some(idle), EndReason::Idle),
+        }
+        self.live.touch(self.live.age());
     }
 }
 
@@ -241,8 +264,7 @@ pub async fn relay(
 ) -> Result<(), Stopped> {
     loop {
         while !decoder.is_done() && !buffer.is_empty() {
-            let decoded =
-                decoder.decode(buffer.data()).map_err(|error| Stopped::Source(error.to_string()))?;
+            let decoded = decoder.decode(buffer.data()).map_err(Stopped::Broken)?;
             if let Some(tee) = &mut tee {
                 tee.push(decoded.data).await;
             }

@@ -272,10 +272,9 @@ impl Desk<'_> {
     }
 
     fn flow(&self, resource: &Resource, user: Option<String>) -> Flow {
-        let named = Some(&resource.server.host).and_then(name).cloned();
         let fixed = self.inside.map(|inside| &inside.destination).or(self.proxy.settings.to.as_ref());
         let flow = self.flow_to(fixed.unwrap_or(&resource.server).clone(), user);
-        Flow { host: named, ..flow }
+        Flow { host: name(&resource.server.host).cloned(), ..flow }
     }
 
     /// A flow to a server, of which nothing else is known.
@@ -341,17 +340,17 @@ const fn name(host: &Host) -> Option<&HostName> {
     }
 }
 
-/// What an answer or a record calls a request: method and URL, without the query, which may hold secrets.
-pub fn name_of(method: &Method, resource: &Resource) -> String {
+/// What a record calls a request: method and URL, without the query, which may hold secrets; and what is said of it, a
+/// space before each. It takes no more memory than its text has: records are kept.
+pub fn name_of(asked: &Asked, said: &[&str]) -> String {
+    let Asked { request, resource, .. } = asked;
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
-    let (method, scheme) = (String::from_utf8_lossy(method.as_bytes()), resource.scheme.as_str());
-    // With room for what is said behind it.
-    let mut name = String::with_capacity(method.len() + path.len() + 64);
-    name.push_str(&method);
-    name.push(' ');
-    name.push_str(scheme);
-    name.push_str("://");
-    name.push_str(&resource.host_field());
-    name.push_str(&String::from_utf8_lossy(path));
+    let (method, path) = (String::from_utf8_lossy(request.method.as_bytes()), String::from_utf8_lossy(path));
+    let host = resource.host_field();
+    let start = [&*method, " ", resource.scheme.as_str(), "://", &host, &path];
+    let behind = said.iter().flat_map(|said| [" ", said]);
+    let length = start.into_iter().chain(behind.clone()).map(str::len).sum();
+    let mut name = String::with_capacity(length);
+    name.extend(start.into_iter().chain(behind));
     name
 }

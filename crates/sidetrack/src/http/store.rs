@@ -208,6 +208,28 @@ impl Store {
         }
     }
 
+    /// Puts one object in the place of others, if these are all still there; whether it did.
+    pub fn merge(&self, key: &[u8], parts: &[&Arc<Object>], one: &Arc<Object>) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some(variants) = inner.keys.get_mut(key) else { return false };
+        let is_in =
+            |list: &[Arc<Object>], part: &Arc<Object>| list.iter().any(|other| Arc::ptr_eq(other, part));
+        if !parts.iter().all(|part| is_in(&variants.objects, part)) {
+            return false;
+        }
+        variants.objects.retain(|other| !parts.iter().any(|part| Arc::ptr_eq(other, part)));
+        inner.enter(key, one.clone());
+        inner.shrink(self.capacity);
+        drop(inner);
+        if let Some(disk) = &self.disk {
+            for part in parts {
+                disk.remove_variant(key, &part.stored);
+            }
+        }
+        self.settled(key, one);
+        true
+    }
+
     /// Forgets all that is stored under keys; how many there were. Blocks while files are removed.
     pub fn purge(&self, which: &Which) -> usize {
         let on_disk = self.disk.as_ref().map(|disk| disk.purge(which)).unwrap_or_default();

@@ -438,6 +438,9 @@ impl TcpStream {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [one] = slices {
+            return self.poll_send(cx, one);
+        }
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
         loop {
             ready!(self.poll_write_ready(cx));

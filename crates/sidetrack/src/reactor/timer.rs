@@ -1,6 +1,6 @@
 //! Timers of one thread.
 
-use super::Loop;
+use super::{Loop, now};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -72,7 +72,8 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.at <= Instant::now() {
+        // The loop's time may lag behind the clock; a moment that has passed meanwhile is seen at its next turn.
+        if self.at <= now() {
             return Poll::Ready(());
         }
         let own = self.waiting.as_ref().map_or_else(Loop::current, |(own, _)| own.clone());

@@ -142,16 +142,21 @@ impl Feed {
         self.inner().tell(record, &Event::Ended(record));
     }
 
-    /// Keeps a flow that ended, in the place of the oldest.
-    pub(super) fn keep(&self, ended: Ended) {
+    /// Whether somebody follows.
+    pub(super) fn has_followers(&self) -> bool {
+        !self.inner().followers.is_empty()
+    }
+
+    /// Keeps flows that ended, in the place of the oldest.
+    pub(super) fn keep(&self, ended: Vec<Ended>) {
         let mut inner = self.inner();
-        inner.ended += 1;
-        if inner.recent.len() >= self.recent_max {
-            inner.recent.pop_front();
-        }
-        if self.recent_max > 0 {
-            inner.recent.push_back(ended);
-        }
+        inner.ended += ended.len() as u64;
+        inner.recent.extend(ended);
+        let over = inner.recent.len().saturating_sub(self.recent_max);
+        let oldest: Vec<Ended> = inner.recent.drain(..over).collect();
+        // Whoever reads need not wait until their memory is given back.
+        drop(inner);
+        drop(oldest);
     }
 }
 

@@ -77,9 +77,12 @@ impl Recorder {
             if dropped > 0 {
                 self.observer.lost(dropped);
             }
-            for ended in all {
-                self.take(ended);
+            // Asked after they were taken: who followed before one of them ended is told of it.
+            let is_wanted = self.writer.is_some() || self.feed.has_followers();
+            for ended in &all {
+                self.take(ended, is_wanted);
             }
+            self.feed.keep(all);
         }
         if let Some(writer) = &self.writer {
             writer.push(&self.lines);
@@ -88,16 +91,18 @@ impl Recorder {
         }
     }
 
-    fn take(&mut self, ended: Ended) {
+    /// `is_wanted`: somebody reads records.
+    fn take(&mut self, ended: &Ended, is_wanted: bool) {
         let decided = ended.flow.decided();
-        self.observer.ended(&ended, decided.as_deref());
-        let record = FlowRecord::ended(&ended, decided.as_deref());
+        self.observer.ended(ended, decided.as_deref());
+        if !is_wanted {
+            return;
+        }
+        let record = FlowRecord::ended(ended, decided.as_deref());
         if self.writer.is_some() {
             record.write_line(&mut self.lines);
         }
         self.feed.tell_ended(&record);
-        drop(record);
-        self.feed.keep(ended);
     }
 
     fn tell_opened(&mut self) {

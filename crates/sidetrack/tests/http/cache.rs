@@ -295,3 +295,57 @@ fn nothing_stale_is_said_where_that_is_forbidden() {
     assert_eq!(answer.status, 504, "{answer:?}");
     assert!(answer.field("proxy-status").is_some_and(|text| text.contains("connection_terminated")));
 }
+
+/// A server of ten bytes that serves ranges of them, with this tag.
+fn ten_bytes(tag: &'static str) -> Origin {
+    const ALL: &str = "0123456789";
+    Origin::start(move |request| {
+        let fields = format!("Cache-Control: max-age=60|ETag: {tag}");
+        let Some(range) = request.field("range").and_then(|range| range.strip_prefix("bytes=")) else {
+            return ok(&fields, ALL);
+        };
+        let (first, last): (usize, usize) =
+            range.split_once('-').map(|(a, b)| (a.parse().unwrap(), b.parse().unwrap())).unwrap();
+        let part = format!("{fields}|Content-Range: bytes {first}-{last}/10");
+        status("206 Partial Content", &part, &ALL[first..=last])
+    })
+}
+
+#[test]
+fn parts_of_one_representation_become_one_and_at_last_the_whole() {
+    let origin = ten_bytes("\"a\"");
+    let node = cached();
+    let url = origin.url("/ten");
+    let mut client = Client::new(node.entry());
+    let mut part = |range: &str, text: &str, is_hit: bool| {
+        let response = client.ask("GET", &url, &format!("Range: bytes={range}"));
+        assert_eq!((response.status, response.text().as_str()), (206, text), "{range}");
+        assert_eq!(response.is_hit(), is_hit, "{range}: {response:?}");
+    };
+    part("0-3", "0123", false);
+    part("6-7", "67", false);
+    // Touches both: three parts become one.
+    part("3-5", "345", false);
+    part("1-6", "123456", true);
+    part("0-7", "01234567", true);
+    part("7-8", "78", false);
+    part("9-9", "9", false);
+    let whole = Client::new(node.entry()).fetch(&url);
+    assert!(whole.is_hit() && whole.status == 200 && whole.text() == "0123456789", "{whole:?}");
+    assert_eq!(whole.field("content-range"), None);
+    assert_eq!(origin.asked().len(), 5);
+}
+
+#[test]
+fn parts_that_no_strong_tag_holds_together_stay_apart() {
+    let origin = ten_bytes("W/\"a\"");
+    let node = cached();
+    let url = origin.url("/ten");
+    let mut client = Client::new(node.entry());
+    for range in ["0-4", "5-9"] {
+        assert_eq!(client.ask("GET", &url, &format!("Range: bytes={range}")).status, 206);
+    }
+    assert!(client.ask("GET", &url, "Range: bytes=1-2").is_hit());
+    let across = client.ask("GET", &url, "Range: bytes=3-6");
+    assert!(!across.is_hit() && across.text() == "3456", "{across:?}");
+}

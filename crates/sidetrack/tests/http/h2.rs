@@ -51,7 +51,9 @@ fn h2_origin(identity: &Made) -> (SocketAddr, Arc<AtomicUsize>) {
                 let Ok(stream) = acceptor.accept(socket).await else { continue };
                 count.fetch_add(1, SeqCst);
                 tokio::spawn(async move {
-                    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+                    let mut builder = h2::server::Builder::new();
+                    let builder = builder.enable_connect_protocol();
+                    let Ok(mut connection) = builder.handshake(stream).await else { return };
                     while let Some(Ok((request, respond))) = connection.accept().await {
                         tokio::spawn(echo(request, respond));
                     }
@@ -63,6 +65,10 @@ fn h2_origin(identity: &Made) -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 async fn echo(request: http::Request<h2::RecvStream>, mut respond: h2::server::SendResponse<Bytes>) {
+    if let Some(protocol) = request.extensions().get::<h2::ext::Protocol>() {
+        assert_eq!(protocol.as_str(), "websocket");
+        return echo_websocket(request, respond).await;
+    }
     let path = request.uri().path().to_owned();
     let mut body = request.into_body();
     let mut content = Vec::new();
@@ -83,6 +89,31 @@ async fn echo(request: http::Request<h2::RecvStream>, mut respond: h2::server::S
         stream.reserve_capacity(rest.len());
         let Some(Ok(room)) = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await else { return };
         if stream.send_data(rest.split_to(room.min(rest.len())), false).is_err() {
+            return;
+        }
+    }
+    let _ = stream.send_data(Bytes::new(), true);
+}
+
+/// A WebSocket of HTTP/2: says hello, then sends back what it gets. At `/no` it refuses.
+async fn echo_websocket(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+) {
+    let has_key = request.headers().contains_key("sec-websocket-key");
+    assert!(!has_key && request.headers()["sec-websocket-version"] == "13", "{request:?}");
+    let mut response = http::Response::new(());
+    if request.uri().path() == "/no" {
+        *response.status_mut() = http::StatusCode::FORBIDDEN;
+        let _ = respond.send_response(response, true);
+        return;
+    }
+    let Ok(mut stream) = respond.send_response(response, false) else { return };
+    let _ = stream.send_data(Bytes::from_static(b"hello"), false);
+    let mut body = request.into_body();
+    while let Some(Ok(data)) = body.data().await {
+        let _ = body.flow_control().release_capacity(data.len());
+        if stream.send_data(data, false).is_err() {
             return;
         }
     }
@@ -247,19 +278,8 @@ fn a_websocket_over_http_2_reaches_a_server_that_knows_http_1_only() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut requests = h2_client(&node, &authority).await;
-        let (answer, mut up) = requests.send_request(extended("/chat?room=1", "websocket"), false).unwrap();
-        let answer = answer.await.unwrap();
-        assert_eq!(answer.status(), 200);
-        assert!(!answer.headers().contains_key("sec-websocket-accept"), "{answer:?}");
-        let mut down = answer.into_body();
         let big = "0123456789abcdef".repeat(2_000);
-        up.send_data(Bytes::from(big.clone()), true).unwrap();
-        let mut got = Vec::new();
-        while let Some(data) = down.data().await {
-            let data = data.unwrap();
-            let _ = down.flow_control().release_capacity(data.len());
-            got.extend_from_slice(&data);
-        }
+        let got = over_websocket(&mut requests, "/chat?room=1", &big).await;
         assert!(got == format!("hello{big}").into_bytes(), "{} bytes", got.len());
         // Refused by the server, and what nobody knows.
         let (refused, _up) = requests.send_request(extended("/no", "websocket"), false).unwrap();
@@ -267,4 +287,44 @@ fn a_websocket_over_http_2_reaches_a_server_that_knows_http_1_only() {
         let (unknown, _up) = requests.send_request(extended("/", "connect-ip"), false).unwrap();
         assert_eq!(unknown.await.unwrap().status(), 501);
     });
+}
+
+/// Sends over a WebSocket of HTTP/2 and gives what comes back.
+async fn over_websocket(requests: &mut h2::client::SendRequest<Bytes>, path: &str, sent: &str) -> Vec<u8> {
+    let (answer, mut up) = requests.send_request(extended(path, "websocket"), false).unwrap();
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert!(!answer.headers().contains_key("sec-websocket-accept"), "{answer:?}");
+    let mut down = answer.into_body();
+    up.send_data(Bytes::from(sent.to_owned()), true).unwrap();
+    let mut got = Vec::new();
+    while let Some(data) = down.data().await {
+        let data = data.unwrap();
+        let _ = down.flow_control().release_capacity(data.len());
+        got.extend_from_slice(&data);
+    }
+    got
+}
+
+#[test]
+fn a_websocket_is_a_stream_of_a_connection_whose_server_takes_it_so() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let (server, connections) = h2_origin(&world.identity(NAME, 30));
+    let node = node(&authority, server, "", "");
+    // What a page asks before it opens one; the server's settings have come with the answer.
+    let page = curl(&node, &authority, &["--http2", &format!("https://{NAME}/page")]);
+    assert_eq!(page, "/page");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut requests = h2_client(&node, &authority).await;
+        let big = "0123456789abcdef".repeat(2_000);
+        for path in ["/chat", "/chat?again"] {
+            let got = over_websocket(&mut requests, path, &big).await;
+            assert!(got == format!("hello{big}").into_bytes(), "{} bytes", got.len());
+        }
+        let (refused, _up) = requests.send_request(extended("/no", "websocket"), false).unwrap();
+        assert_eq!(refused.await.unwrap().status(), 403);
+    });
+    assert_eq!(connections.load(SeqCst), 1, "all of it is streams of one connection");
 }

@@ -6,6 +6,7 @@ mod cache;
 mod client;
 mod disk;
 mod disk_crash;
+mod faults;
 mod filter;
 mod h2;
 mod htcp;

@@ -182,6 +182,13 @@ impl Stored {
         stored
     }
 
+    /// The same response with another range of its representation, which may be all of it.
+    #[must_use]
+    pub fn with_range(&self, range: ContentRange) -> Self {
+        let extent = if range.is_whole() { Extent::Whole } else { Extent::Part(range) };
+        Self { extent, ..self.clone() }
+    }
+
     /// Its age now, seconds.
     pub fn age_s(&self, now_s: UnixSeconds) -> u64 {
         let resident = now_s.saturating_sub(self.response_time_s);

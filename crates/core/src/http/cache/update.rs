@@ -102,14 +102,14 @@ pub fn freshen_by_head(
     }
 }
 
-/// The part that two stored parts of one representation make together: both under the same strong tag, touching or
-/// overlapping. The first's bytes count where both have them. `None` if they do not belong together.
+/// The part that two stored parts of one representation make together: both under the same strong tag and selected by the
+/// same request fields, touching or overlapping. The first's bytes count where both have them. `None` if they do not belong together.
 pub fn combine(one: &Stored, other: &Stored) -> Option<ContentRange> {
     let (Extent::Part(a), Extent::Part(b)) = (one.extent, other.extent) else { return None };
     let same = one.strong_tag().is_some() && one.strong_tag() == other.strong_tag();
     let totals_agree = a.total.zip(b.total).is_none_or(|(a, b)| a == b);
     let touch = a.first <= b.last.saturating_add(1) && b.first <= a.last.saturating_add(1);
-    (same && totals_agree && touch).then(|| ContentRange {
+    (same && one.is_same_variant(other) && totals_agree && touch).then(|| ContentRange {
         first: a.first.min(b.first),
         last: a.last.max(b.last),
         total: a.total.or(b.total),

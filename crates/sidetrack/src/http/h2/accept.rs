@@ -108,7 +108,7 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
                 sent = &mut upload, if !uploaded => match sent {
                     // An answer may come before all of the body was read.
                     Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
-                    Err(Stopped::Source(_)) => break Some(Reason::CANCEL),
+                    Err(Stopped::Source(_) | Stopped::Broken(_)) => break Some(Reason::CANCEL),
                 },
                 answered = &mut download => break match answered {
                     Ok(_) if uploaded => None,

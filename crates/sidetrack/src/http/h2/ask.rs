@@ -3,7 +3,7 @@
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
 use super::super::relay::{Outgoing, Stopped};
-use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour};
+use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour, websocket};
 use crate::carry::{Failure, Stream};
 use crate::reactor;
 use bytes::Bytes;
@@ -55,6 +55,13 @@ async fn serve(from: Duplex, requests: Requests) {
     loop {
         let Ok(Some(bytes)) = head(&from, &mut buffer, Sender::Client).await else { return };
         let Ok(request) = Request::parse(&bytes) else { return };
+        if request.fields.has("upgrade") {
+            // It goes on as what it becomes: nothing follows it on this connection.
+            if let Err(stopped) = websocket::ask((from, buffer), &request, requests).await {
+                tracing::debug!(?stopped, "a WebSocket over HTTP/2 was cut");
+            }
+            return;
+        }
         let Ok(length) = request_length(&request) else { return };
         let passed = pass((&from, &mut buffer), &request, length, requests.clone()).await;
         if let Err(stopped) = passed {
@@ -108,7 +115,7 @@ async fn upload(
 }
 
 /// The head as HTTP/2 has it.
-fn asked(request: &Request) -> Option<http::Request<()>> {
+pub(super) fn asked(request: &Request) -> Option<http::Request<()>> {
     let host = std::str::from_utf8(request.fields.first("host")?).ok()?;
     let target = std::str::from_utf8(&request.target).ok()?;
     let uri = Uri::builder().scheme("https").authority(host).path_and_query(target).build().ok()?;
@@ -121,7 +128,11 @@ fn asked(request: &Request) -> Option<http::Request<()>> {
 }
 
 /// Writes an answer as HTTP/1.1.
-async fn download(answer: http::Response<RecvStream>, method: &Method, to: &Duplex) -> Result<(), Stopped> {
+pub(super) async fn download(
+    answer: http::Response<RecvStream>,
+    method: &Method,
+    to: &Duplex,
+) -> Result<(), Stopped> {
     let (parts, body) = answer.into_parts();
     let mut fields = Fields::new();
     for (name, value) in &parts.headers {

@@ -1,20 +1,23 @@
-//! WebSockets over HTTP/2 (RFC 8441). To everybody behind the stream, policy and the server among them, they are upgrades of
-//! HTTP/1.1, which every server of WebSockets knows.
+//! WebSockets over HTTP/2 (RFC 8441), from clients and to servers. To everybody between the two streams, policy among them,
+//! they are upgrades of HTTP/1.1; so each end may speak the version it can.
 
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
 use super::super::relay::{Stopped, write_all};
 use super::accept::{Place, answer, fields_of, pseudo};
+use super::ask::{Requests, asked, download};
 use super::send;
 use bytes::{Bytes, BytesMut};
 use data_encoding::BASE64;
+use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::StatusCode;
 use http::request::Parts;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::h2 as map;
-use sidetrack_core::http::message::Method;
+use sidetrack_core::http::message::{Method, Request, Response};
 use std::io::IoSlice;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -41,7 +44,7 @@ pub async fn serve(
     let Ok(request) = map::websocket(pseudo(parts), fields_of(parts), &key) else {
         return respond.send_reset(Reason::PROTOCOL_ERROR);
     };
-    let accept = BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{GUID}").as_bytes()).as_ref());
+    let accept = accept_of(&key);
     let mut head = Vec::with_capacity(512);
     request.write_to(&mut head);
     let (pipe, mut buffer) = (place.connection(), Buffer::default());
@@ -55,6 +58,50 @@ pub async fn serve(
         Ok(None) => {}
         Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
     }
+}
+
+/// The answer to a key (RFC 6455 Sec. 4.2.2).
+fn accept_of(key: &str) -> String {
+    BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{GUID}").as_bytes()).as_ref())
+}
+
+/// Asks a server for a stream in the place of an upgrade (RFC 8441 Sec. 5), answers as if it had upgraded, and moves bytes both
+/// ways; or passes on why it did not.
+///
+/// # Errors
+/// Which side stopped it before there was an answer.
+pub async fn ask(
+    (from, buffer): (Duplex, Buffer),
+    request: &Request,
+    requests: Requests,
+) -> Result<(), Stopped> {
+    let gone = |error: h2::Error| Stopped::Source(error.to_string());
+    let odd = || Stopped::Source("it asks for no WebSocket".to_owned());
+    let key = request.fields.first("sec-websocket-key").and_then(|key| std::str::from_utf8(key).ok());
+    let (key, mut asked) = key.zip(asked(request)).ok_or_else(odd)?;
+    *asked.method_mut() = http::Method::CONNECT;
+    asked.headers_mut().remove("sec-websocket-key");
+    asked.extensions_mut().insert(Protocol::from_static("websocket"));
+    let mut requests = requests.ready().await.map_err(gone)?;
+    let (answer, mut to) = requests.send_request(asked, false).map_err(gone)?;
+    let answer = answer.await.map_err(gone)?;
+    if !answer.status().is_success() {
+        // Whoever refuses it has nothing to hear.
+        let _ = to.send_data(Bytes::new(), true);
+        return download(answer, &Method::Get, &from).await;
+    }
+    let (parts, body) = answer.into_parts();
+    let mut fields = Fields::from([("Connection", "Upgrade"), ("Upgrade", "websocket")]);
+    fields.push("Sec-WebSocket-Accept", accept_of(key));
+    let of_the_stream = ["sec-websocket-accept", "content-length"];
+    for (name, value) in parts.headers.iter().filter(|(name, _)| !of_the_stream.contains(&name.as_str())) {
+        fields.push(name.as_str(), value.as_bytes());
+    }
+    let mut head = Vec::with_capacity(512);
+    Response::new(101, fields).write_to(&mut head);
+    write_all(&from, &mut [IoSlice::new(&head)]).await.map_err(Stopped::Sink)?;
+    tunnel(from, buffer, body, to).await;
+    Ok(())
 }
 
 /// Moves bytes both ways, until both ends have said their last or one is cut.

@@ -1,0 +1,170 @@
+//! Responses on their way into the store, and parts that make more of what is there already.
+
+use super::Cache;
+use super::content::{Content, End};
+use super::pool::Server;
+use super::relay::Progress;
+use super::store::{Object, Store};
+use sidetrack_core::http::cache::{ContentRange, Extent, combine};
+use sidetrack_core::http::framing::{Decoder, Length};
+use std::sync::Arc;
+
+/// Most pieces in which the content of a part lies that was made of others.
+const PIECES_MAX: usize = 256;
+
+/// Content in memory.
+type Pieces = Vec<Arc<[u8]>>;
+
+/// A response on its way into the store. If it does not arrive, it is taken out again, and who reads it sees the cut.
+pub struct Filling {
+    store: Arc<Store>,
+    key: Arc<[u8]>,
+    object: Arc<Object>,
+    /// Most bytes of several parts together.
+    most: u64,
+}
+
+impl Filling {
+    /// Stores an object whose content is still to come.
+    pub fn begin(cache: &Cache, key: &[u8], object: &Arc<Object>) -> Self {
+        let (store, most) = (&cache.store, cache.in_memory_max);
+        store.insert(key, object.clone());
+        Self { store: store.clone(), key: key.into(), object: object.clone(), most }
+    }
+
+    /// Reads the content from the server; whether all of it came.
+    pub async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
+        let mut decoder = Decoder::new(length);
+        loop {
+            while !decoder.is_done() && !server.buffer.is_empty() {
+                let Ok(decoded) = decoder.decode(server.buffer.data()) else { return false };
+                self.object.content.push(decoded.data);
+                let consumed = decoded.consumed;
+                server.buffer.consume(consumed);
+            }
+            if decoder.is_done() {
+                self.object.content.finish(true);
+                self.store.settled(&self.key, &self.object);
+                self.combine();
+                return true;
+            }
+            match server.buffer.fill(&server.stream).await {
+                Ok(1..) => progress.mark(),
+                _ => return false,
+            }
+        }
+    }
+
+    /// Makes one of a part that has come and of the stored ones that it touches (RFC 9111 Sec. 3.4), as far as they are in
+    /// memory.
+    fn combine(&self) {
+        let Extent::Part(part) = self.object.stored.extent else { return };
+        let mut object = self.object.clone();
+        if part.is_whole() {
+            let stored = object.stored.with_range(part);
+            let whole = Arc::new(Object { stored, content: object.content.clone() });
+            self.store.merge(&self.key, &[&object], &whole);
+            return;
+        }
+        // The part that two make may reach a third.
+        loop {
+            let others = self.store.find(&self.key);
+            let Some((other, both)) =
+                others.iter().find_map(|other| Some((other, self.both(&object, other)?)))
+            else {
+                return;
+            };
+            if !self.store.merge(&self.key, &[&object, other], &both) {
+                return;
+            }
+            object = both;
+        }
+    }
+
+    /// What two objects make, if they are parts of one representation.
+    fn both(&self, newer: &Arc<Object>, older: &Arc<Object>) -> Option<Arc<Object>> {
+        let (Extent::Part(a), Extent::Part(b)) = (newer.stored.extent, older.stored.extent) else {
+            return None;
+        };
+        let range = combine(&newer.stored, &older.stored)?;
+        let fits = !Arc::ptr_eq(newer, older) && range.length() <= self.most;
+        let (bytes, others) = (newer.content.in_memory().filter(|_| fits)?, older.content.in_memory()?);
+        let pieces = joined((a, bytes), (b, &others));
+        let content = Arc::new(Content::of_pieces(pieces));
+        Some(Arc::new(Object { stored: newer.stored.with_range(range), content }))
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        if self.object.content.end() == End::Coming {
+            self.object.content.finish(false);
+        }
+        if self.object.content.end() == End::Cut {
+            self.store.replace(&self.key, &self.object, None);
+        }
+    }
+}
+
+/// The bytes of two parts that touch; where both have them, those of the newer one.
+fn joined((newer, bytes): (ContentRange, Pieces), (older, others): (ContentRange, &[Arc<[u8]>])) -> Pieces {
+    let before = newer.first.saturating_sub(older.first);
+    let behind = newer.last.saturating_add(1).saturating_sub(older.first);
+    let mut pieces = cut(others, 0, before);
+    pieces.extend(bytes);
+    pieces.extend(cut(others, behind, u64::MAX));
+    // However small the parts were that it was made of.
+    if pieces.len() > PIECES_MAX { vec![pieces.concat().into()] } else { pieces }
+}
+
+/// The bytes from one position up to another.
+fn cut(pieces: &[Arc<[u8]>], from: u64, to: u64) -> Pieces {
+    let (mut position, mut kept) = (0_u64, Vec::new());
+    for piece in pieces {
+        let length = piece.len() as u64;
+        let within =
+            |at: u64| usize::try_from(at.saturating_sub(position).min(length)).unwrap_or(piece.len());
+        match (within(from), within(to)) {
+            (0, end) if end == piece.len() => kept.push(piece.clone()),
+            (start, end) if start < end => kept.push(piece.get(start..end).unwrap_or_default().into()),
+            _ => {}
+        }
+        position += length;
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_parts_make_every_byte_once_and_the_newer_counts() {
+        let of = |first: u64, last: u64, letter: u8| -> (ContentRange, Pieces) {
+            let bytes: Vec<u8> = (first..=last).map(|at| letter + u8::try_from(at).unwrap()).collect();
+            let pieces = bytes.chunks(3).map(Arc::from).collect();
+            (ContentRange { first, last, total: None }, pieces)
+        };
+        for (newer, older) in [
+            ((0, 4), (5, 9)),
+            ((5, 9), (0, 4)),
+            ((3, 6), (0, 9)),
+            ((0, 9), (3, 6)),
+            ((0, 6), (3, 9)),
+            ((4, 9), (2, 5)),
+            ((2, 2), (2, 2)),
+        ] {
+            let (range, bytes) = of(newer.0, newer.1, b'A');
+            let (other, others) = of(older.0, older.1, b'a');
+            let found: Vec<u8> =
+                joined((range, bytes), (other, &others)).iter().flat_map(|piece| piece.to_vec()).collect();
+            let wanted: Vec<u8> = (range.first.min(other.first)..=range.last.max(other.last))
+                .map(|at| {
+                    let letter = if (range.first..=range.last).contains(&at) { b'A' } else { b'a' };
+                    letter + u8::try_from(at).unwrap()
+                })
+                .collect();
+            assert_eq!(found, wanted, "{newer:?} {older:?}");
+        }
+    }
+}
