@@ -225,7 +225,10 @@ SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	switch (pass_on(skb, &ends)) {
 	case NOT_TAKEN:
-		return owner(&ends) >= 0 ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+		if (owner(&ends) < 0)
+			return TC_ACT_UNSPEC;
+		count_given(skb, &ends);
+		return TC_ACT_SHOT;
 	case FAILED:
 		return TC_ACT_SHOT;
 	default:

@@ -197,13 +197,6 @@ ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, co
 	return !s->payload;
 }
 
-/* User space gets a segment of a side that has not joined. */
-ALWAYS_INLINE void count_given(struct flow_side *own, const struct segment *s)
-{
-	if (s->payload && !*(volatile __u32 *)&own->joined)
-		__sync_fetch_and_add(&own->given, 1);
-}
-
 /* Whether the receiver can have a use for a segment, and its sender had something to acknowledge. */
 ALWAYS_INLINE int in_window(const struct flow_side *own, const struct flow_side *other, const struct segment *s)
 {
@@ -236,20 +229,16 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 
 	if (*(volatile __u32 *)&flow->state != FLOW_LENT || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
 		return 0;
-	if (!in_window(own, other, s)) {
-		count_given(own, s);
+	if (!in_window(own, other, s))
 		return 0;
-	}
 	if ((flags & (TCP_FIN | TCP_RST)) || !understood(s) ||
 	    (gso_size ? gso_size : s->payload) + s->options > other->mss) {
 		/* What follows it is not to overtake it. */
 		*(volatile __u32 *)&flow->state = FLOW_RETURNED;
 		return 0;
 	}
-	if (!joins(own, other, s)) {
-		count_given(own, s);
+	if (!joins(own, other, s))
 		return 0;
-	}
 	note(own, s);
 	return 1;
 }
@@ -279,6 +268,27 @@ ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const s
 	seen->sequence = s.tcp[1];
 	seen->acknowledgement = s.tcp[2];
 	return 1;
+}
+
+/*
+ * Counts a packet of a lent connection that user space gets. Only tc may: by now the packet is in the socket and among those
+ * that the socket has counted. Were it counted by the filter, which runs before, user space could see the count, but not
+ * the packet, and take it for one that it has handled. The next packet of this side meets the filter after this.
+ */
+ALWAYS_INLINE void count_given(struct __sk_buff *skb, const struct ends *ends)
+{
+	__u32 entry = entry_of(ends);
+	struct flow *flow = flow_of(entry);
+	struct flow_side *own;
+	struct segment s = {};
+
+	if (!flow || *(volatile __u32 *)&flow->state != FLOW_LENT)
+		return;
+	own = entry & 1 ? &flow->side[0] : &flow->side[1];
+	if (*(volatile __u32 *)&own->joined || !is_between(own, ends) || !read_segment(skb, 0, ends, &s))
+		return;
+	if (s.payload)
+		__sync_fetch_and_add(&own->given, 1);
 }
 
 /* One's complement sums, folded at the end; words as they stand in the packet. */

@@ -31,7 +31,7 @@ struct flow_side {
 	__u32 stamp;        /* its last time stamp */
 	__u32 packets;      /* that a program passed on; a frame that stands for several counts once */
 	/* How the kernel takes over from user space, see joins(). */
-	__u32 given;  /* segments with payload that user space got since it lent the connection */
+	__u32 given;  /* segments with payload in user space's sockets since it lent the connection */
 	__u32 done;   /* of these: sent on. Before user space knows: never equal */
 	__u32 joined; /* not 0: nothing of it is under way in user space */
 	/* Fixed while it is lent. */

@@ -1,10 +1,11 @@
 //! How the kernel takes a connection over while its packets are under way in user space.
 //!
 //! A packet that the kernel passed on while an earlier one still waits here would overtake it. So the programs count, for
-//! each side, the segments with payload that they leave to us ([`Seen::given`](sidetrack_sys::bpf::Seen)). We remember a
-//! moment's counts together with how many frames had come to our sockets at that moment; once those frames were all taken
-//! and sent on, we tell the programs that so many segments are done. The next segment of that side that comes while no more
-//! than these were given is the program's, and so are all after it.
+//! each side, the segments with payload that they leave to us ([`Seen::given`](sidetrack_sys::bpf::Seen)), each once it is
+//! in our socket. We remember a moment's counts together with how many frames had come to our sockets at that moment, which
+//! is all that were counted; once those frames were all taken and sent on, we tell the programs that so many segments are
+//! done. The next segment of that side that comes while no more than these were given is the program's, and so are all
+//! after it.
 //!
 //! With a sender that never pauses that moment would not come: each batch that we send on makes it send more. But it
 //! pauses when it hears of no acknowledgement. Therefore acknowledgements without payload wait here as long as the other
@@ -155,7 +156,7 @@ impl Offload {
         let stirred = std::mem::take(&mut self.joining.stirred);
         let given = |to| Some((to, self.given(to)?.map(|(given, _)| given)));
         let given = stirred.into_iter().filter_map(given).collect();
-        // Whoever was counted by now has come by now.
+        // Programs count what is in our sockets already: whoever was counted by now has come by now.
         self.joining.remembered = Some(Remembered { mark: mark(), given });
     }
 

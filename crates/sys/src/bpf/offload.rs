@@ -95,7 +95,7 @@ pub struct Seen {
     pub sent: u64,
     /// Packets that the kernel passed on. A frame that stands for several counts once.
     pub packets: u32,
-    /// Segments with payload that were left to user space.
+    /// Segments with payload that were left to user space; each is counted when it is in a socket already.
     pub given: u32,
     /// The kernel has this side for good.
     pub joined: bool,
