@@ -190,6 +190,11 @@ pub trait Callbacks {
         None
     }
 
+    /// A lent connection begins to close: its packets are to come here again.
+    fn closing(&mut self, lent: LentTo) {
+        let _ = lent;
+    }
+
     /// A lent connection has ended: whoever has it is to let go of it.
     fn ended(&mut self, lent: LentTo) {
         let _ = lent;

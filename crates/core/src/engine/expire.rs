@@ -22,7 +22,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     fn expire_bound(&mut self, now: Instant, slot: usize) {
-        self.catch_up(slot);
+        self.catch_up(now, slot);
         if let Some(hot) = self.hot.get_mut(slot) {
             // The first time stamp follows at a distance, or it would seem to lie in the future after 24 days.
             for leg in &mut hot.leg {

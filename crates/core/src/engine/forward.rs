@@ -6,6 +6,7 @@ use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
 use super::machine::{Drop, Engine, Fate};
 use super::options::Located;
 use super::packet::{Checksums, Header, flags, put, u8_at, u16_at, u32_at};
+use super::record::State;
 use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -71,25 +72,33 @@ impl<C: Callbacks> Engine<C> {
 
     /// Follows both sides' FINs. `ack` is the acknowledgement as its sender sees the other side's numbers.
     pub(super) fn closing(&mut self, now: Instant, slot: usize, from: usize, header: &Header, ack: Seq) {
-        let Some(hot) = self.hot.get_mut(slot) else { return };
-        if hot.phase != Phase::Bound {
-            return;
-        }
-        let (own, other) = hot.legs(from);
-        let (mut own_state, mut other_state) = (own.state, other.state);
-        let other_fin = other.fin + other.add;
-        if other.has_fin && !other.fin_acked && !ack.before(other_fin) {
-            other.fin_acked = true;
-            other_state = other_state.fin_acknowledged();
-            own_state = own_state.other_fin_acknowledged();
-        }
+        let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
+        let mut states = fin_acknowledged(hot, from, ack);
+        let (own, _) = hot.legs(from);
         if header.has(flags::FIN) && !own.has_fin && header.seq_end().after(own.next) {
             (own.has_fin, own.fin) = (true, header.seq_end());
-            own_state = own_state.fin_sent();
+            states[from] = states[from].fin_sent();
+            if let Some(lent) = hot.lent {
+                // Who answers is to be heard here.
+                self.callbacks.closing(lent);
+            }
         }
-        self.state(now, slot, from, own_state);
-        self.state(now, slot, from ^ 1, other_state);
-        if own_state.is_over() && other_state.is_over() {
+        self.reached(now, slot, from, states);
+    }
+
+    /// Side `from` has acknowledged so much elsewhere: that may have been the other side's FIN.
+    pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize, ack: Seq) {
+        let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
+        let states = fin_acknowledged(hot, from, ack);
+        self.reached(now, slot, from, states);
+    }
+
+    /// Both sides are in these states now, the one first that `from` says.
+    fn reached(&mut self, now: Instant, slot: usize, from: usize, states: [State; 2]) {
+        for side in [from, from ^ 1] {
+            self.state(now, slot, side, states[side]);
+        }
+        if states.iter().all(|state| state.is_over()) {
             self.record(now, slot, EndReason::Ok);
             self.wait(now, slot);
         }
@@ -124,6 +133,17 @@ impl<C: Callbacks> Engine<C> {
             }
         }
     }
+}
+
+/// The states of both sides after `from` has acknowledged so much, which may have been the other side's FIN.
+fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> [State; 2] {
+    let (own, other) = hot.legs(from);
+    let (mut own_state, mut other_state) = (own.state, other.state);
+    if other.has_fin && !other.fin_acked && !ack.before(other.fin + other.add) {
+        other.fin_acked = true;
+        (own_state, other_state) = (own_state.other_fin_acknowledged(), other_state.fin_acknowledged());
+    }
+    if from == CLIENT { [own_state, other_state] } else { [other_state, own_state] }
 }
 
 /// Whether the receiver can have a use for a segment: not past its window (but for the one byte of a window probe),

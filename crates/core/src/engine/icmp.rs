@@ -65,7 +65,7 @@ impl<C: Callbacks> Engine<C> {
         error: Error,
         seq: Seq,
     ) -> Fate {
-        self.catch_up(slot);
+        self.catch_up(now, slot);
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         match hot.phase {
             Phase::Connecting if to == SERVER => {

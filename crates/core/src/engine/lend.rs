@@ -138,8 +138,8 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// It is lent no more. The borrower tells for the last time what became of it.
-    pub fn reclaim(&mut self, slot: u32) {
-        self.catch_up(slot as usize);
+    pub fn reclaim(&mut self, now: Instant, slot: u32) {
+        self.catch_up(now, slot as usize);
         if let Some(hot) = self.hot.get_mut(slot as usize) {
             hot.lent = None;
         }
@@ -153,9 +153,9 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Asks for news of every lent connection.
-    pub fn refresh(&mut self) {
+    pub fn refresh(&mut self, now: Instant) {
         for slot in 0..self.hot.len() {
-            self.catch_up(slot);
+            self.catch_up(now, slot);
         }
     }
 
@@ -166,7 +166,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Learns what became of a connection while it was lent.
-    pub(super) fn catch_up(&mut self, slot: usize) {
+    pub(super) fn catch_up(&mut self, now: Instant, slot: usize) {
         let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
         let Some(progress) = self.callbacks.progress(lent) else { return };
         let Some(hot) = self.hot.get_mut(slot) else { return };
@@ -182,6 +182,12 @@ impl<C: Callbacks> Engine<C> {
             && hot.phase == Phase::Bound
         {
             hot.active = hot.active.max(active);
+        }
+        // A FIN that was handled here may have been acknowledged there.
+        for from in [CLIENT, SERVER] {
+            if let Some(acked) = self.hot.get(slot).map(|hot| hot.leg[from].acked) {
+                self.heard_elsewhere(now, slot, from, acked);
+            }
         }
     }
 

@@ -214,12 +214,12 @@ impl<C: Callbacks> Engine<C> {
         hop: Hop,
         checksums: Checksums,
     ) -> Fate {
-        let Some((phase, lent)) = self.hot.get(slot).map(|hot| (hot.phase, hot.lent)) else {
+        if self.hot.get(slot).is_some_and(|hot| hot.lent.is_some()) {
+            self.catch_up(now, slot);
+        }
+        let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
             return Fate::Dropped(Drop::NoConnection);
         };
-        if lent.is_some() {
-            self.catch_up(slot);
-        }
         match phase {
             Phase::Bound => self.forward(now, slot, from, header, packet, checksums),
             Phase::TimeWait if from == CLIENT && self.may_open_again(slot, header, packet) => {

@@ -68,7 +68,7 @@ fn what_passed_elsewhere_is_counted_and_its_end_comes_here() {
     // More than the circle of numbers goes round, and to its edge.
     for bytes in [[1, 5_000_000_000], [10_000_000_000, 3], [0, 0]] {
         pass_on(&mut script, &mut bound, &translation, bytes);
-        script.engine.refresh();
+        script.engine.refresh(at(script.now));
     }
     let standing = script.engine.standing(0, TO).expect("lent to it").map(|(standing, _)| standing);
     assert_eq!(standing.map(|side| (side.sent, side.acknowledged)), [bound.client, bound.server]);
@@ -101,7 +101,7 @@ fn a_fin_may_come_before_the_borrower_has_told_of_the_bytes_before_it() {
     assert_eq!(out.len(), 1, "it is forwarded: {out:?}");
     assert_eq!(out[0].seq, bound.server.1);
     assert_eq!(script.engine.translation(0), None, "lent, and one side has closed");
-    script.engine.reclaim(0);
+    script.engine.reclaim(at(script.now), 0);
     assert_eq!(script.engine.translation(0), None, "not before that is acknowledged");
     bound.server.1 = bound.server.1.wrapping_add(1);
     let ack = script.server(&bound, ACK);
@@ -141,4 +141,34 @@ fn one_that_is_looked_at_is_not_lent() {
     script.bind(b"hello");
     assert_eq!(script.engine.callbacks_mut().plain, []);
     assert_eq!(script.engine.translation(0), None);
+}
+
+/// The borrower lets pass what it has of both sides, as their numbers in `bound` stand.
+fn tell(script: &mut Script, bound: &Bound) {
+    let side = |(sent, acknowledged): (u32, u32)| Moved {
+        standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
+        bytes: 0,
+        packets: 1,
+    };
+    let progress = Progress { sides: [side(bound.client), side(bound.server)], active: Some(at(script.now)) };
+    script.engine.callbacks_mut().progress.push_back(progress);
+}
+
+#[test]
+fn fins_that_are_acknowledged_elsewhere_end_the_connection() {
+    let mut script = Script::new();
+    let (mut bound, _) = lent(&mut script);
+    let fin = script.client(FIN | ACK, bound.client.0, bound.client.1);
+    assert_eq!(script.take(&fin).len(), 1);
+    assert_eq!(script.engine.callbacks_mut().closing, [TO], "what answers is to come here");
+    // It was too late: a program was at work on the answer.
+    (bound.client.0, bound.server.1) = (bound.client.0.wrapping_add(1), bound.server.1.wrapping_add(1));
+    tell(&mut script, &bound);
+    let fin = script.server(&bound, FIN | ACK);
+    assert_eq!(script.take(&fin).len(), 1);
+    assert_eq!(script.records(), [], "nobody has acknowledged the second");
+    (bound.server.0, bound.client.1) = (bound.server.0.wrapping_add(1), bound.client.1.wrapping_add(1));
+    tell(&mut script, &bound);
+    script.engine.reclaim(at(script.now), 0);
+    assert_eq!(script.records()[0].reason, EndReason::Ok);
 }

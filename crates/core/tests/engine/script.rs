@@ -15,9 +15,10 @@ pub struct Fixed {
     pub selection: Selection,
     pub asked: Vec<(Vec<u8>, bool)>,
     pub payload: Payload,
-    /// Slots that may be lent, what the borrower says in turn, and what it was told to let go of.
+    /// Slots that may be lent, what the borrower says in turn, and what it was told to give back and to let go of.
     pub plain: Vec<u32>,
     pub progress: VecDeque<Progress>,
+    pub closing: Vec<LentTo>,
     pub ended: Vec<LentTo>,
 }
 
@@ -29,6 +30,7 @@ impl Fixed {
             payload: Payload::Keep,
             plain: Vec::new(),
             progress: VecDeque::new(),
+            closing: Vec::new(),
             ended: Vec::new(),
         }
     }
@@ -54,6 +56,10 @@ impl Callbacks for Fixed {
 
     fn progress(&mut self, _: LentTo) -> Option<Progress> {
         self.progress.pop_front()
+    }
+
+    fn closing(&mut self, lent: LentTo) {
+        self.closing.push(lent);
     }
 
     fn ended(&mut self, lent: LentTo) {

@@ -197,7 +197,7 @@ impl Offload {
             // Nothing is under way here: what the sender sends now is the kernel's.
             self.joining.free.append(&mut flow.held);
         } else if flow.since + HELD <= now {
-            self.give_up(to, now);
+            self.take_back(to, now);
         } else {
             self.joining.stirred.insert(to);
         }

@@ -282,8 +282,8 @@ impl Offload {
         self.counters.joined += 1;
     }
 
-    /// It takes too long: user space keeps it for a while.
-    pub(super) fn give_up(&mut self, to: LentTo, now: Instant) {
+    /// User space keeps it for a while: it closes, or the kernel does not get it in time.
+    pub(super) fn take_back(&mut self, to: LentTo, now: Instant) {
         self.came_back(to, now);
     }
 

@@ -237,6 +237,12 @@ impl Callbacks for Select {
         self.offload.as_mut()?.progress(lent, self.now)
     }
 
+    fn closing(&mut self, lent: LentTo) {
+        if let Some(offload) = &mut self.offload {
+            offload.take_back(lent, self.now);
+        }
+    }
+
     fn ended(&mut self, lent: LentTo) {
         if let Some(offload) = &mut self.offload {
             offload.ended(lent, self.now);

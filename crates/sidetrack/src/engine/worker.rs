@@ -173,7 +173,7 @@ impl Worker {
             }
             if now >= self.counted + COUNT_EVERY {
                 self.counted = now;
-                self.engine.refresh();
+                self.engine.refresh(now);
                 if let Some(offload) = &mut self.engine.callbacks_mut().offload {
                     offload.look_around();
                 }
@@ -305,7 +305,7 @@ impl Worker {
             && let Some((to, slot)) = offload.done_with(now)
         {
             if let Some(slot) = slot {
-                self.engine.reclaim(slot);
+                self.engine.reclaim(now, slot);
             }
             if let Some(offload) = &mut self.engine.callbacks_mut().offload {
                 offload.forget(to, now);

@@ -47,12 +47,16 @@ fn exchange(seed: u64, grown: bool) -> (Vec<u8>, Vec<u8>) {
     (expected, echo)
 }
 
-fn all(way: &str, grown: bool) {
+fn all(way: &str, lent: bool, grown: bool) {
     let mut site = Site::new();
     let server = site.server("10.0.2.1");
     let chain = "\n[function.grow]\nkind = \"replace\"\ndirection = \"up\"\nreplace = [{ find = \"x\", with = \"yyy\" }]\n\
                  [[rule]]\nname = \"grown\"\ncarrier = \"direct\"\nchain = [\"grow\"]\n";
-    let tables = engine_by(way, &format!("to = \"{}\"{}", server.address, if grown { chain } else { "" }));
+    let mut tables =
+        engine_by(way, &format!("to = \"{}\"{}", server.address, if grown { chain } else { "" }));
+    if lent {
+        tables = tables.replace("engine = {", "engine = { offload_max = 65536,");
+    }
     site.start(if grown { "default = \"direct\"\n" } else { "" }, &tables);
     lose(&site.line.client);
     lose(&site.line.server);
@@ -83,13 +87,20 @@ fn all(way: &str, grown: bool) {
 #[test]
 fn streams_are_whole_when_packets_are_lost() {
     if is_root() {
-        WAYS.into_iter().for_each(|way| all(way, false));
+        WAYS.into_iter().for_each(|way| all(way, false, false));
     }
 }
 
 #[test]
 fn changed_streams_are_whole_when_packets_are_lost() {
     if is_root() {
-        all("packet", true);
+        all("packet", false, true);
+    }
+}
+
+#[test]
+fn streams_that_the_kernel_takes_over_are_whole_when_packets_are_lost() {
+    if is_root() {
+        all("packet", true, false);
     }
 }
