@@ -406,6 +406,7 @@ impl Controller {
         let ids: Vec<_> = self.rows.keys().copied().collect();
         for id in ids {
             let Some(row) = self.rows.get_mut(&id) else { continue };
+            let before = row.traffic();
             let there = Way::BOTH.map(|way| {
                 let shown = shown.remove(&Cookie { run: self.config.run, id, way }.number());
                 if let Some(shown) = shown {
@@ -414,7 +415,13 @@ impl Controller {
                 shown.is_some()
             });
             match row.state {
-                State::Installed if there == [true; 2] => {}
+                // What passed while it was away; the next list may show nothing new.
+                State::Installed if there == [true; 2] => {
+                    let traffic = row.traffic();
+                    if traffic != before {
+                        self.outputs.push_back(ControllerOutput::Counted(id, traffic));
+                    }
+                }
                 State::Installed => self.remove(now, id, End::Gone(Cause::Lost)),
                 State::Adding { .. } => self.add(now, id),
                 State::Removing { end, .. } => self.remove(now, id, end),

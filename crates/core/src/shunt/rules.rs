@@ -43,7 +43,8 @@ impl RuleSet<'_> {
         self.actions.number(action).map(decided)
     }
 
-    /// The bits that leave a flow to our own rules, where there are such.
+    /// The bits that leave a flow to our own rules, where there are such. Set by the client's packets alone: a policy that asks
+    /// for the server's port has not seen one when the first answer comes.
     fn left_to_own_rules(&self) -> Option<u32> {
         let number = self.actions.rules_number().filter(|_| self.own_rules)?;
         Some(decided(number))
@@ -88,7 +89,7 @@ impl RuleSet<'_> {
             let _ = writeln!(
                 text,
                 "\t\tmeta mark and {decided:#010x} == 0 meta l4proto {{ tcp, udp }} ct state established,related \
-                 meta mark set meta mark and {keep:#010x} or {bits:#010x}"
+                 ct direction original meta mark set meta mark and {keep:#010x} or {bits:#010x}"
             );
         }
         text += "\t\tct mark set meta mark\n\t}\n}\n";
@@ -164,7 +165,7 @@ impl RuleSet<'_> {
             if let Some(bits) = self.left_to_own_rules() {
                 let _ = writeln!(
                     text,
-                    "-A SHUNT_POST -p {protocol} {} -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \
+                    "-A SHUNT_POST -p {protocol} {} -m conntrack --ctstate RELATED,ESTABLISHED --ctdir ORIGINAL -j MARK --set-xmark \
                      {bits:#x}/{DECISION:#x}",
                     unknown(Mark::DECIDED)
                 );

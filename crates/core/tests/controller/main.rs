@@ -145,6 +145,19 @@ fn entries_that_went_while_it_was_away_are_lost_and_those_that_stayed_stay() {
 }
 
 #[test]
+fn what_passed_while_it_was_away_is_counted_though_nothing_more_comes() {
+    let mut world = World::new(Version::V1_3);
+    world.install(&entry(1, 4000));
+    world.take();
+    world.disconnect();
+    world.switch.table.iter_mut().for_each(|held| held.packets += 5);
+    world.connect();
+    let told = world.told_of_entries();
+    let [ControllerOutput::Counted(EntryId(1), both)] = told[..] else { panic!("{told:?}") };
+    assert_eq!(packets(both), (5, 5));
+}
+
+#[test]
 fn entries_of_an_earlier_run_are_taken_over_with_their_counts_and_the_rest_deleted() {
     for version in Version::ALL {
         let mut world = World::new(version);

@@ -115,15 +115,49 @@ impl Shunt {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
+    use sidetrack_core::policy::Action;
+    use sidetrack_core::shunt::FastPathKind;
 
     fn read(shunt: &str, rule: &str) -> Result<super::Shunt, String> {
         let text = format!(
-            "version = 1\n[shunt]\nforwarding = \"bridged\"\n{shunt}\n[[shunt.port]]\nnumber = 1\ninterface = \"a\"\n\
+            "version = 1\ndefault = \"deny\"\n[shunt]\nforwarding = \"bridged\"\n{shunt}\n[[shunt.port]]\nnumber = 1\ninterface = \"a\"\n\
              [[shunt.port]]\nnumber = 2\ninterface = \"b\"\n[[rule]]\nname = \"r\"\ncarrier = \"direct\"\n\
              match = {{ port = 22 }}\nshunt = {{ {rule} }}\n"
         );
         let config = Config::from_text("test", &text).map_err(|error| error.render(false))?;
         Ok(config.shunt.expect("a shunt"))
+    }
+
+    #[test]
+    fn several_fast_paths_stand_side_by_side_and_rules_and_marks_name_one() {
+        let shunt = read(
+            "fast_path = [\"tc\", \"xdp\", \"none\"]\nactions = { 1 = \"shunt\", 3 = \"rules\", 4 = \"xdp\", 5 = \"none\" }",
+            "fast_path = \"none\"",
+        )
+        .unwrap();
+        let kinds: Vec<_> = shunt.fast_paths.iter().map(super::ShuntPath::kind).collect();
+        assert_eq!(kinds, [FastPathKind::Tc, FastPathKind::Xdp, FastPathKind::None]);
+        assert_eq!((shunt.actions.path(4), shunt.actions.path(1)), (Some(FastPathKind::Xdp), None));
+        let rules = shunt.rules.clone().unwrap();
+        let Action::Carry(carry) = &rules.rules()[0].action else { panic!("it carries") };
+        assert_eq!(carry.shunt.and_then(|after| after.fast_path), Some(FastPathKind::None));
+        let text = shunt.with_rules(|rules| rules.nft());
+        assert!(text.contains("tcp dport 5004") && text.contains("comment \"by xdp\""), "{text}");
+        let text = shunt.with_rules(|rules| rules.iptables());
+        assert!(text.contains("--dport 5004") && text.contains("--comment \"by xdp\""), "{text}");
+    }
+
+    #[test]
+    fn one_is_enough_and_none_is_tc() {
+        let kinds = |shunt: &str| {
+            let shunt = read(shunt, "").unwrap();
+            shunt.fast_paths.iter().map(super::ShuntPath::kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(""), [FastPathKind::Tc]);
+        assert_eq!(kinds("fast_path = \"xdp\""), [FastPathKind::Xdp]);
+        assert!(
+            read("", "").unwrap().redirect_peer && !read("redirect_peer = false", "").unwrap().redirect_peer
+        );
     }
 
     #[test]

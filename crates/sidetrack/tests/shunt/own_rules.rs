@@ -1,11 +1,11 @@
 //! `[[rule]]` with `shunt`, and fast paths that are none or bad ones.
 
-use crate::firewall::{Network, Running, SHUNT, own_rules};
+use crate::firewall::{Network, Running, SHUNT, own_rules, tool};
 use crate::flows::{Pair, connect, forget};
 use crate::hosts::{LIMIT, is_root};
 use sidetrack::config::Config;
 use sidetrack::shunt::{Path, PathKind, Settings};
-use sidetrack_core::shunt::{Cause, Obstacle, ShuntAction};
+use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle, ShuntAction};
 use sidetrack_sys::bpf::Forwarding;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -79,6 +79,68 @@ fn a_rule_shunts_after_so_many_bytes_on_a_bridge() {
 #[test]
 fn a_rule_shunts_after_so_many_bytes_on_a_router() {
     after_bytes(Forwarding::Routed);
+}
+
+/// Fast paths side by side: by tc for flows of which nothing says another, by XDP behind the driver, and one that is none.
+fn several() -> (Network, Running) {
+    let network = Network::bare(Forwarding::Bridged);
+    network.prepare(PathKind::XdpGeneric);
+    let rule = |name: &str, port: u16, shunt: &str| {
+        format!(
+            "[[rule]]\nname = \"{name}\"\nmatch = {{ port = {port} }}\ncarrier = \"direct\"\nshunt = {{ {shunt} }}\n"
+        )
+    };
+    let text = format!(
+        "version = 1\ndefault = \"deny\"\n[shunt]\nfast_path = [\"tc\", \"xdp-generic\", \"none\"]\n\
+         forwarding = \"bridged\"\nidle_timeout_ms = 600000\n\
+         actions = {{ 1 = \"shunt\", 3 = \"rules\", 4 = \"xdp-generic\" }}\n\
+         [[shunt.port]]\nnumber = 1\ninterface = \"to-client\"\n[[shunt.port]]\nnumber = 2\ninterface = \"to-server\"\n\
+         {}{}{}",
+        rule("by-tc", BULK, ""),
+        rule("by-xdp", BULK + 1, "fast_path = \"xdp-generic\""),
+        rule("shown", BULK + 2, "fast_path = \"none\"")
+    );
+    let config = Config::from_text("test", &text).expect("a configuration");
+    let shunt = config.shunt.expect("a shunt");
+    // The examples of the policy are the policy here: 5000 for action 1, 5004 for action 4.
+    let rules = shunt.with_rules(|rules| rules.nft()).replace("# tcp", "tcp");
+    network.firewall.run(move || tool("nft", "-f -", &rules));
+    let running = network.start_as(Settings::of(&shunt));
+    (network, running)
+}
+
+#[test]
+fn marks_and_rules_say_which_of_several_fast_paths_a_flow_takes() {
+    if !is_root() {
+        return;
+    }
+    let (network, shunt) = several();
+    let mut pairs = Vec::new();
+    for (port, kind) in [
+        (5000, FastPathKind::Tc),
+        (5004, FastPathKind::XdpGeneric),
+        (BULK, FastPathKind::Tc),
+        (BULK + 1, FastPathKind::XdpGeneric),
+    ] {
+        let mut pair = connect(&network, "10.0.0.2", port);
+        pair.shunted(&shunt);
+        Pair::transfer(&mut pair.client, &mut pair.server, 300_000);
+        let flow = shunt.wait_for(pair.from, |flow| flow.fast.bytes_up > 250_000);
+        assert_eq!(flow.fast_path, Some(kind), "port {port}");
+        pairs.push(pair);
+    }
+    let mut shown = connect(&network, "10.0.0.2", BULK + 2);
+    shown.talk();
+    let flow = shunt.wait_for(shown.from, |flow| flow.state == "failed");
+    assert_eq!((flow.obstacle, flow.fast_path), (Some(Obstacle::NoPath), Some(FastPathKind::None)));
+    // A change of the rules is one for all of them.
+    network.tool("nft", "add rule inet sidetrack_shunt shunt_policy udp dport 9 accept");
+    for pair in &mut pairs {
+        let flow = shunt.wait_for(pair.from, |flow| flow.state == "slow");
+        assert_eq!(flow.cause, Some(Cause::RulesChanged));
+        pair.talk();
+        shunt.wait_for(pair.from, |flow| flow.state == "installed" && flow.installs == 2);
+    }
 }
 
 #[test]
