@@ -6,6 +6,7 @@
 // Reading files and starting `cargo tree` is what these tests do; core itself may not (its clippy.toml says so).
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod clocks;
 mod documents;
 mod layering;
 mod markdown;

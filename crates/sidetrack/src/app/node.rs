@@ -474,6 +474,12 @@ pub(super) fn warm_room(config: &Config, nofile: u64, workers: usize) -> u64 {
     u64::try_from(wanted).unwrap_or(u64::MAX).min(nofile / 8)
 }
 
+/// A flow over the overlay holds two descriptors more than others: both ends of the connection between its worker and the
+/// overlay's thread. As many are left to the flows of other nodes that pass here or end here.
+const fn overlay_part(config: &Config) -> u64 {
+    if config.overlay.is_some() { 2 } else { 1 }
+}
+
 /// How many flows the limit on open files and the configuration allow.
 fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
@@ -482,7 +488,8 @@ fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     // Connections of tunnels that hold no flow yet.
     let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
     let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers);
-    let budget = Budget::from_nofile(super::containers::share(config, nofile), DESCRIPTOR_RESERVE + idle);
+    let share = super::containers::share(config, nofile) / overlay_part(config);
+    let budget = Budget::from_nofile(share, DESCRIPTOR_RESERVE + idle);
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

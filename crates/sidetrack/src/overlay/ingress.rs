@@ -5,11 +5,13 @@ use super::endpoint::{self, Endpoint, Path};
 use super::identity;
 use super::pool;
 use super::shared::Shared;
+use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
 use sidetrack_core::flow::EndReason;
-use sidetrack_core::overlay::frame::{Frame, Open, Opened, Refusal, ResetReason, SessionId};
+use sidetrack_core::overlay::frame::{Frame, Open, Opened, Refusal, ResetReason, SessionFrame, SessionId};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -70,12 +72,50 @@ pub async fn run(shared: Arc<Shared>, request: Request) {
             return;
         }
     };
+    let Path { stream, cut, peer, answer } = path;
+    let asked = Asked { stream: Some(stream), begins: true };
     let Ok(leg) = TcpStream::from_std(leg) else { return };
     if reply.send(Ok(session)).is_err() {
         return;
     }
+    let Some(stream) = asked.answered() else { return };
     shared.counters.sessions_opened.fetch_add(1, Relaxed);
-    ingress.carry(session, path, leg).await;
+    ingress.carry(session, Path { stream, cut, peer, answer }, leg).await;
+}
+
+/// A connection on which a path was asked for. Whoever gives it up says so: the far end may have connected to the destination by
+/// then, and would keep that up, waiting for a path, as long as a session may be without.
+struct Asked {
+    stream: Option<Stream>,
+    /// The session begins with it.
+    begins: bool,
+}
+
+impl Asked {
+    /// Sends the opening and waits for the answer.
+    async fn ask(&mut self, open: Open) -> io::Result<Frame> {
+        let stream = self.stream.as_mut().ok_or(ErrorKind::NotConnected)?;
+        stream.send(&Frame::Open(Box::new(open))).await?;
+        stream.frame().await
+    }
+
+    /// It is given up no more.
+    fn answered(mut self) -> Option<Stream> {
+        self.stream.take()
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let (Some(mut stream), begins) = (self.stream.take(), self.begins) else { return };
+        tokio::spawn(timeout(LAST_WORDS, async move {
+            let reset = SessionFrame::Reset { offset: 0, reason: ResetReason::Application };
+            // A connection that broke has told the other end by that.
+            if !begins || stream.send(&Frame::Session(reset)).await.is_ok() {
+                stream.close().await;
+            }
+        }));
+    }
 }
 
 struct Ingress {
@@ -196,7 +236,7 @@ impl Ingress {
         let nodes = route.path.nodes().to_vec();
         let first = nodes[1];
         let number = shared.link(first).ok_or_else(|| passing(&nodes, "the first link is down".into()))?;
-        let mut stream = pool::take(shared, first).await.map_err(|detail| passing(&nodes, detail))?;
+        let stream = pool::take(shared, first).await.map_err(|detail| passing(&nodes, detail))?;
         let mut open = Open {
             session,
             path: route.path,
@@ -209,27 +249,22 @@ impl Ingress {
             signature: Signature::NONE,
         };
         open.signature = shared.identity.sign(&open.signed_bytes());
-        let answer = async {
-            stream.send(&Frame::Open(Box::new(open))).await?;
-            stream.frame().await
-        };
+        let mut asked = Asked { stream: Some(stream), begins: resume.is_none() };
         let answer = tokio::select! {
-            answer = answer => answer,
+            answer = asked.ask(open) => answer,
             () = shared.link_is_down(first, number) => return Err(passing(&nodes, "the first link went down".into())),
         };
         match answer {
-            Ok(Frame::Opened(opened)) => {
-                let fits = opened.session == session
-                    && shared.identity.verify(self.to, &opened.signed_bytes(), &opened.signature);
-                if !fits {
-                    return Err(passing(&nodes, "an answer that the last node did not sign".into()));
-                }
+            Ok(Frame::Opened(opened)) if self.is_signed(&opened, session) => {
                 let Opened { next, window_bytes, .. } = opened;
                 let limit = next.saturating_add(u64::from(window_bytes));
+                let stream = asked.answered().ok_or_else(|| passing(&nodes, "the path is gone".into()))?;
                 Ok(endpoint::path(shared, stream, (first, number), (next, limit), None))
             }
+            Ok(Frame::Opened(_)) => Err(passing(&nodes, "an answer that the last node did not sign".into())),
             Ok(Frame::Refused(refused)) => {
-                tokio::spawn(timeout(LAST_WORDS, stream.close()));
+                // Nobody waits for us.
+                asked.begins = false;
                 let detail = format!("{}: {}", shared.identity.name(refused.by), refused.detail);
                 match refused.reason {
                     // Only the last node knows about the destination and the session.
@@ -241,6 +276,12 @@ impl Ingress {
             Ok(other) => Err(passing(&nodes, format!("{other:?} in the place of an answer"))),
             Err(error) => Err(passing(&nodes, format!("the path broke: {error}"))),
         }
+    }
+
+    /// Whether the last node says that this session stands.
+    fn is_signed(&self, opened: &Opened, session: SessionId) -> bool {
+        let identity = &self.shared.identity;
+        opened.session == session && identity.verify(self.to, &opened.signed_bytes(), &opened.signature)
     }
 }
 

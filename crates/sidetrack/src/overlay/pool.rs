@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
 /// Connections kept ready for each end of a link.
@@ -28,6 +28,10 @@ const WANTED_MAX: usize = 256;
 
 /// Most flows that wait for a connection to one neighbour.
 const WAITING_MAX: usize = 4096;
+
+/// Connections to one neighbour that are being made for flows at a time. More would not stand sooner: each of them costs both ends
+/// processor time, and a thousand at once run into their time-outs together.
+const DIALS_MAX: usize = 256;
 
 /// How long a flow waits for the other end to dial.
 const WAIT: Duration = Duration::from_secs(3);
@@ -51,6 +55,8 @@ pub struct Pool {
     /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top.
     offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
     wanted: Mutex<BTreeMap<NodeId, usize>>,
+    /// Leaves to dial a neighbour.
+    dials: Mutex<BTreeMap<NodeId, Arc<Semaphore>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,6 +116,11 @@ impl Pool {
         lock(&self.shelves).get(&neighbour).map_or(0, |shelf| shelf.idle.len())
     }
 
+    fn dials(&self, neighbour: NodeId) -> Arc<Semaphore> {
+        let leaves = || Arc::new(Semaphore::new(DIALS_MAX));
+        lock(&self.dials).entry(neighbour).or_insert_with(leaves).clone()
+    }
+
     fn offered(&self, neighbour: NodeId) -> Arc<AtomicUsize> {
         lock(&self.offered).entry(neighbour).or_default().clone()
     }
@@ -123,15 +134,16 @@ pub async fn take(shared: &Shared, neighbour: NodeId) -> Result<Stream, String> 
     if shared.link(neighbour).is_none() {
         return Err(format!("the link to {} is down", shared.identity.name(neighbour)));
     }
-    while let Some(mut stream) = shared.pool.pop(neighbour) {
-        // Nothing comes on a connection that waits but its end.
-        let is_quiet = poll_fn(|cx| Poll::Ready(stream.poll_frame(cx).is_pending())).await;
-        if is_quiet {
-            return Ok(stream);
-        }
+    if let Some(stream) = ready(shared, neighbour).await {
+        return Ok(stream);
     }
     let name = || shared.identity.name(neighbour);
     if shared.identity.member(neighbour).is_some_and(|member| member.address.is_some()) {
+        let _leave = shared.pool.dials(neighbour).acquire_owned().await.map_err(|error| error.to_string())?;
+        // While we waited one may have been made.
+        if let Some(stream) = ready(shared, neighbour).await {
+            return Ok(stream);
+        }
         return shared
             .dial(neighbour, Purpose::FromDialer)
             .await
@@ -144,6 +156,18 @@ pub async fn take(shared: &Shared, neighbour: NodeId) -> Result<Stream, String> 
         Ok(Ok(stream)) => Ok(stream),
         _ => Err(format!("{} opened no connection in time", name())),
     }
+}
+
+/// One that waits for a flow, if there is any.
+async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
+    while let Some(mut stream) = shared.pool.pop(neighbour) {
+        // Nothing comes on a connection that waits but its end.
+        let is_quiet = poll_fn(|cx| Poll::Ready(stream.poll_frame(cx).is_pending())).await;
+        if is_quiet {
+            return Some(stream);
+        }
+    }
+    None
 }
 
 /// Keeps connections to a neighbour that we dial ready, for ever.

@@ -1,12 +1,12 @@
 //! What hostile or broken networks do to links: somebody between two nodes who changes, repeats, cuts and invents what passes.
 
 use crate::node::{LIMIT, Up, eventually};
-use crate::scene::{Keys, Server, exchange, overlay_address, random_bytes, status, wait_for};
-use std::io::{Read, Write};
+use crate::scene::{Keys, Server, exchange, held_kib, overlay_address, random_bytes, status, wait_for};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const DELIVER: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
 
@@ -178,42 +178,61 @@ fn a_key_that_is_revoked_opens_no_link_any_more() {
 
 #[test]
 fn flows_that_are_opened_and_dropped_at_once_leave_nothing() {
-    const AT_A_TIME: usize = 100;
-    const ROUNDS: usize = 10;
+    const AT_A_TIME: usize = 2500;
+    const ROUNDS: usize = 4;
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = listener.local_addr().expect("an address");
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let (a, c) = through(|to| to, server);
     let address = entry(&a);
-    let mut held = 0;
+    let nodes = [&a, &c];
+    let files = nodes.map(open_files);
+    let mut most = [0; 2];
     for round in 0..ROUNDS {
         let flows: Vec<_> = (0..AT_A_TIME).filter_map(|_| TcpStream::connect(address).ok()).collect();
         assert_eq!(flows.len(), AT_A_TIME);
+        for flow in flows.iter().enumerate().filter_map(|(at, flow)| (at % 50 > 0).then_some(flow)) {
+            // One in fifty ends in order and is carried to its end; the others are reset, wherever they are by then.
+            socket2::SockRef::from(flow).set_linger(Some(Duration::ZERO)).expect("linger");
+        }
         drop(flows);
-        for node in [&a, &c] {
+        for (node, files) in nodes.into_iter().zip(files) {
             wait_for(node, "no session that is left", |status| status["sessions"] == 0);
+            eventually("no flow that is left", || crate::node::admin::flows(node).is_empty());
+            // Connections that are kept ready come and go.
+            eventually("no file that is left", || open_files(node) <= files + 32);
         }
-        // What the first rounds have made room for is about enough for all that follow: how many flows are alive at a time
-        // differs from round to round.
-        let now = [&a, &c].map(|node| memory_kib(node.pid())).iter().sum::<u64>();
-        if round == 2 {
-            held = now;
+        // The first round has made room for as many flows as there are at a time; the others find it.
+        let held = nodes.map(held_kib);
+        println!("round {round}: {held:?} KiB");
+        if round == 0 {
+            most = held.map(|held| held + 16_384);
         }
-        assert!(round <= 2 || now < held + 65_536, "{held} KiB, then {now} KiB");
+        assert!(held.iter().zip(most).all(|(held, most)| *held < most), "{held:?} KiB of {most:?} KiB");
     }
+    eventually("it serves as before", || end_at(address) == ErrorKind::UnexpectedEof);
 }
 
-fn memory_kib(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
-    line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
+/// How a flow ends at a server that drops what it accepts.
+fn end_at(address: SocketAddr) -> ErrorKind {
+    let mut stream = TcpStream::connect(address).expect("a's listener");
+    stream.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    stream.read_exact(&mut [0]).map_or_else(|error| error.kind(), |()| ErrorKind::InvalidData)
 }
+
+/// Files that a process holds.
+fn open_files(up: &Up) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", up.pid())).expect("it runs").count()
+}
+
+/// Longer than a link's connections may stay unacknowledged, and than a neighbour may be starved.
+const STALL: Duration = Duration::from_secs(11);
 
 #[test]
 fn a_receiver_that_takes_nothing_bounds_what_is_held_for_it() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let (a, c) = through(|to| to, listener.local_addr().expect("an address"));
-    let before = memory_kib(a.pid()) + memory_kib(c.pid());
+    let (mut a, mut c) = through(|to| to, listener.local_addr().expect("an address"));
+    let before = held_kib(&a) + held_kib(&c);
     let mut client = TcpStream::connect(entry(&a)).expect("a's listener");
     let (mut server, _) = listener.accept().expect("the flow");
     client.set_write_timeout(Some(Duration::from_millis(500))).expect("a time-out");
@@ -228,9 +247,26 @@ fn a_receiver_that_takes_nothing_bounds_what_is_held_for_it() {
         Err(_) => true,
     });
     assert!(stuck, "{pushed} bytes and no end");
-    let held = memory_kib(a.pid()) + memory_kib(c.pid()) - before;
-    assert!(held < 100_000, "{held} KiB are held");
-    wait_for(&a, "the link stays", |status| status["links"][0]["up"] == true);
+    // As long as no timer of a link waits, another flow goes its way beside it, and no more is held.
+    let mut beside = TcpStream::connect(entry(&a)).expect("a's listener");
+    let (mut far, _) = listener.accept().expect("the other flow");
+    for stream in [&beside, &far] {
+        stream.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    }
+    let since = Instant::now();
+    while since.elapsed() < STALL {
+        let mut word = [0; 5];
+        beside.write_all(b"there").and_then(|()| far.read_exact(&mut word)).expect("there");
+        far.write_all(b"again").and_then(|()| beside.read_exact(&mut word)).expect("and back");
+        let held = held_kib(&a) + held_kib(&c) - before;
+        assert!(held < 100_000, "{held} KiB are held");
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    drop((beside, far));
+    for node in [&mut a, &mut c] {
+        assert!(!node.log_so_far().contains("overlay link down"), "{}", node.log_so_far());
+    }
+    assert_eq!(status(&a)["sessions_resumed"], 0, "no connection was given up");
     // It reads again, and all is there.
     client.shutdown(Shutdown::Write).expect("ended");
     server.set_read_timeout(Some(LIMIT)).expect("a time-out");

@@ -7,6 +7,7 @@ mod node;
 
 mod endings;
 mod faults;
+mod liar;
 mod packets;
 mod scene;
 mod tools;

@@ -2,6 +2,7 @@
 
 use crate::node::{Dice, LIMIT, Up};
 use serde_json::Value;
+use sidetrack_core::overlay::key::PublicKey;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -35,6 +36,12 @@ impl Keys {
     /// The same, but for the table: this name is not in it.
     pub fn without(&self, name: &str) -> Without<'_> {
         Without { keys: self, without: name.to_owned() }
+    }
+
+    /// The public key of this node.
+    pub fn public(&self, name: &str) -> PublicKey {
+        let (_, key) = self.keys.iter().find(|(known, _)| known == name).expect("a key");
+        key.parse().expect("a public key")
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -227,4 +234,11 @@ pub fn exchange(to: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 
 pub fn random_bytes(seed: u64, length: usize) -> Vec<u8> {
     Dice(seed).bytes(length)
+}
+
+/// Memory of its own that a process holds, KiB: neither the text of programs nor what is shared.
+pub fn held_kib(up: &Up) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("it runs");
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line");
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
 }
