@@ -2,13 +2,18 @@
 
 use serde::Serialize;
 
-use super::measure::{DELAY_LOSS, DelayRow, Figures, SCP_LOSS, median, percentile};
-use super::scene::RATE;
+use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS, median, percentile};
+use super::shape::{ONE_HOP, Shape, THREE_HOPS};
+use super::wide::Wide;
 
 /// Goodput at each loss (percent), as a share of the link's rate.
 const GOODPUT: [(f64, f64); 3] = [(0.5, 0.92), (2.0, 0.90), (5.0, 0.84)];
+/// The same over one fast hop.
+const FAST_GOODPUT: f64 = 0.88;
 /// CPU of all nodes of the path, seconds per GB, at the least loss.
 const CPU_S_PER_GB: f64 = 14.0;
+/// And what it is to become.
+const CPU_STRETCH_S_PER_GB: f64 = 10.0;
 /// What loss may add to the 99th percentile: a round trip of the lossy hop and 3 ms.
 const DELAY_ADDED_MS: f64 = 23.0;
 /// scp with loss against itself without.
@@ -29,14 +34,23 @@ pub struct Verdict {
     pub reached: f64,
     /// Whether it holds.
     pub holds: bool,
+    /// More than is demanded: no failure of the run if it is missed.
+    pub is_stretch: bool,
+}
+
+impl Verdict {
+    /// Whether the run fails by it.
+    pub fn fails(&self) -> bool {
+        !self.holds && !self.is_stretch
+    }
 }
 
 fn at_least(bar: String, reached: f64, bound: f64) -> Verdict {
-    Verdict { bar, reached, holds: reached >= bound }
+    Verdict { bar, reached, holds: reached >= bound, is_stretch: false }
 }
 
 fn at_most(bar: String, reached: f64, bound: f64) -> Verdict {
-    Verdict { bar, reached, holds: reached <= bound }
+    Verdict { bar, reached, holds: reached <= bound, is_stretch: false }
 }
 
 /// All bars of what was measured.
@@ -58,33 +72,53 @@ pub fn judge(figures: &Figures) -> Vec<Verdict> {
         let bar = format!("stall after a link was cut, 99 of 100, at most {STALL_MS} ms");
         verdicts.push(at_most(bar, percentile(&figures.cut_ms, 0.99), STALL_MS));
     }
-    if let Some(wide) = &figures.wide {
-        let bar = format!("routes of twelve nodes after a cut, the worst, at most {CONVERGED_MS} ms");
-        verdicts.push(at_most(bar, wide.converged_ms.last().copied().unwrap_or(f64::NAN), CONVERGED_MS));
-    }
     if let Some(kbit) = figures.idle_kbit {
         verdicts.push(at_most(format!("an idle link, at most {IDLE_KBIT} kbit/s"), kbit, IDLE_KBIT));
     }
     if let Some(lost) = figures.lost_under_load {
         verdicts.push(at_most("links lost while flooding, none".to_owned(), lost as f64, 0.0));
     }
+    if let Some((_, lost)) = figures.overload {
+        verdicts.push(at_most("hellos lost under overload, percent, none".to_owned(), lost, 0.0));
+    }
+    verdicts.extend(figures.wide.iter().flat_map(wide));
     verdicts
 }
 
+fn wide(wide: &Wide) -> [Verdict; 2] {
+    let flows = wide.flows;
+    let bar = format!(
+        "routes of twelve nodes with {flows} flows after a cut, the worst, at most {CONVERGED_MS} ms"
+    );
+    let converged = at_most(bar, wide.converged_ms.last().copied().unwrap_or(f64::NAN), CONVERGED_MS);
+    let bar = format!("an idle link of twelve nodes, the worst, at most {IDLE_KBIT} kbit/s");
+    [converged, at_most(bar, wide.idle_kbit, IDLE_KBIT)]
+}
+
 fn floods(figures: &Figures) -> Vec<Verdict> {
-    let mut verdicts = Vec::new();
-    let ours = |loss: f64| figures.floods.iter().find(move |row| row.way == "ours" && row.loss == loss);
-    for (loss, bound) in GOODPUT {
-        if let Some(mbit) = ours(loss).and_then(|row| median(&row.mbit)) {
-            let bar = format!("goodput at {loss} % as a share of the link's rate, at least {bound}");
-            verdicts.push(at_least(bar, mbit * 1e6 / RATE as f64, bound));
-        }
-    }
-    if let Some(cpu) = ours(GOODPUT[0].0).and_then(|row| median(&row.cpu_s_per_gb)) {
-        let bar = format!("CPU of all nodes at {} %, at most {CPU_S_PER_GB} s/GB", GOODPUT[0].0);
-        verdicts.push(at_most(bar, cpu, CPU_S_PER_GB));
+    let mut verdicts: Vec<_> = GOODPUT
+        .iter()
+        .filter_map(|(loss, bound)| goodput(&figures.floods, &THREE_HOPS, *loss, *bound))
+        .collect();
+    verdicts.extend(goodput(&figures.fast, &ONE_HOP, FAST_LOSS, FAST_GOODPUT));
+    if let Some(cpu) = ours(&figures.floods, GOODPUT[0].0).and_then(|row| median(&row.cpu_s_per_gb)) {
+        let bar = |bound| format!("CPU of all nodes at {} %, at most {bound} s/GB", GOODPUT[0].0);
+        verdicts.push(at_most(bar(CPU_S_PER_GB), cpu, CPU_S_PER_GB));
+        let stretch = at_most(bar(CPU_STRETCH_S_PER_GB) + " (stretch)", cpu, CPU_STRETCH_S_PER_GB);
+        verdicts.push(Verdict { is_stretch: true, ..stretch });
     }
     verdicts
+}
+
+fn ours(rows: &[FloodRow], loss: f64) -> Option<&FloodRow> {
+    rows.iter().find(|row| row.way == "ours" && row.loss == loss)
+}
+
+fn goodput(rows: &[FloodRow], shape: &Shape, loss: f64, bound: f64) -> Option<Verdict> {
+    let mbit = ours(rows, loss).and_then(|row| median(&row.mbit))?;
+    let (hops, rate) = (shape.hops, shape.rate / 1_000_000);
+    let bar = format!("goodput at {loss} % as a share of {rate} Mb/s, hops: {hops}, at least {bound}");
+    Some(at_least(bar, mbit * 1e6 / shape.rate as f64, bound))
 }
 
 fn delays(figures: &Figures) -> Vec<Verdict> {
@@ -106,8 +140,7 @@ fn delays(figures: &Figures) -> Vec<Verdict> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::{CopyRow, FloodRow};
-    use super::super::wide::Wide;
+    use super::super::measure::CopyRow;
     use super::*;
 
     fn figures(mbit: f64, p99: f64, scp: f64, stall: f64) -> Figures {
@@ -117,13 +150,15 @@ mod tests {
             percentiles_ms: [30.0, 31.0, p99, 60.0],
         };
         let copy = |loss, mbit| CopyRow { way: "ours".into(), loss, mbit: Some(mbit) };
+        let flood = |mbit: f64| FloodRow {
+            way: "ours".into(),
+            loss: 0.5,
+            mbit: vec![mbit, 1.0, 900.0],
+            cpu_s_per_gb: vec![13.0],
+        };
         Figures {
-            floods: vec![FloodRow {
-                way: "ours".into(),
-                loss: 0.5,
-                mbit: vec![mbit, 1.0, 500.0],
-                cpu_s_per_gb: vec![13.0],
-            }],
+            floods: vec![flood(mbit)],
+            fast: vec![flood(mbit * 2.4)],
             delays: vec![
                 delay("ours", 0.0, 32.0),
                 delay("ours", DELAY_LOSS, p99),
@@ -133,24 +168,32 @@ mod tests {
             killed_ms: vec![10.0, stall],
             idle_kbit: Some(60.0),
             lost_under_load: Some(0),
+            overload: Some((190.0, 0.0)),
             ..Figures::default()
         }
     }
 
     #[test]
     fn a_missed_bar_fails_and_a_held_one_does_not() {
-        let failed = |figures: &Figures| judge(figures).iter().filter(|verdict| !verdict.holds).count();
-        assert_eq!(failed(&figures(185.0, 54.0, 140.0, 250.0)), 0);
-        assert_eq!(judge(&figures(185.0, 54.0, 140.0, 250.0)).len(), 8);
-        assert_eq!(failed(&figures(183.0, 56.0, 134.0, 301.0)), 4, "each a little beyond its bar");
+        let failed = |figures: &Figures| judge(figures).iter().filter(|verdict| verdict.fails()).count();
+        let good = figures(185.0, 54.0, 140.0, 250.0);
+        assert_eq!((failed(&good), judge(&good).len()), (0, 11));
+        let missed: Vec<_> = judge(&good).into_iter().filter(|verdict| !verdict.holds).collect();
+        assert!(
+            missed.len() == 1 && missed[0].is_stretch,
+            "13 s/GB are enough, 10 would be better: {missed:?}"
+        );
+        assert_eq!(failed(&figures(183.0, 56.0, 134.0, 301.0)), 5, "each a little beyond its bar");
         assert_eq!(failed(&figures(185.0, 111.0, 140.0, 250.0)), 2, "also behind TCP");
-        let lost = Figures { lost_under_load: Some(1), idle_kbit: Some(65.0), ..Figures::default() };
-        assert_eq!((judge(&lost).len(), failed(&lost)), (2, 2));
-        for (converged, stall, misses) in [(199.0, 299.0, 0), (201.0, 301.0, 2)] {
+        let overload = Some((190.0, 0.2));
+        let lost =
+            Figures { lost_under_load: Some(1), idle_kbit: Some(65.0), overload, ..Figures::default() };
+        assert_eq!((judge(&lost).len(), failed(&lost)), (3, 3));
+        for (converged, stall, idle_kbit, misses) in [(199.0, 299.0, 63.0, 0), (201.0, 301.0, 65.0, 3)] {
             let converged_ms = vec![100.0, converged];
-            let wide = Some(Wide { flows: 10, converged_ms, answered_ms: vec![1.0] });
+            let wide = Some(Wide { flows: 10, idle_kbit, converged_ms, answered_ms: vec![1.0] });
             let cut = Figures { cut_ms: vec![stall], wide, ..Figures::default() };
-            assert_eq!((judge(&cut).len(), failed(&cut)), (2, misses));
+            assert_eq!((judge(&cut).len(), failed(&cut)), (3, misses));
         }
     }
 }

@@ -154,6 +154,35 @@ pub fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Resul
     Ok(Flood { mbit: bytes as f64 * 8.0 / seconds / 1e6, cpu_s_per_gb: cpu as f64 / 1e9 / gigabytes })
 }
 
+/// Several flows flood the overlay at a time, each as fast as its socket takes it; Mb/s of all together.
+///
+/// # Errors
+/// A flow breaks.
+pub fn overload(scene: &Scene, flows: usize, duration: Duration) -> Result<f64> {
+    let ends: Vec<_> = (0..flows).map(|_| open(scene, Way::Overlay)).collect::<Result<_>>()?;
+    let writers: Vec<_> =
+        ends.iter().map(|ends| Ok(flooder(ends.near.try_clone()?))).collect::<Result<_>>()?;
+    let began = Instant::now();
+    let read = |far: &TcpStream| {
+        let (mut far, mut buffer, mut bytes) = (far.try_clone()?, vec![0; 262_144], 0);
+        while began.elapsed() < duration {
+            bytes += read_some(&mut far, &mut buffer)?;
+        }
+        anyhow::Ok(bytes)
+    };
+    let bytes = std::thread::scope(|scope| {
+        let readers: Vec<_> = ends.iter().map(|ends| scope.spawn(|| read(&ends.far))).collect();
+        let joined =
+            readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow!("a reader panicked"))?);
+        joined.sum::<Result<usize>>()
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    for (ends, writer) in ends.iter().zip(writers) {
+        end(&ends.near, &ends.far, writer)?;
+    }
+    Ok(bytes as f64 * 8.0 / seconds / 1e6)
+}
+
 fn end(near: &TcpStream, far: &TcpStream, writer: JoinHandle<()>) -> Result<()> {
     // The flow has done its work; how it ends is no matter of these figures.
     let _ = (far.shutdown(Shutdown::Both), near.shutdown(Shutdown::Both));

@@ -7,8 +7,8 @@ use serde::Serialize;
 use sidetrack_core::overlay::frame::LinkKind;
 
 use super::flow::{self, Way};
-use super::scene::{Scene, TARGET};
-use super::scp::Copies;
+use super::scene::Scene;
+use super::scp::{Copied, Copies};
 use super::wide::Wide;
 use crate::progress::Progress;
 
@@ -19,11 +19,16 @@ pub const DELAY_LOSS: f64 = 1.0;
 /// Loss of scp's rows, percent: the seed's.
 pub const SCP_LOSS: f64 = 0.5;
 
+/// Loss on the one fast hop, percent.
+pub const FAST_LOSS: f64 = 0.5;
+/// Flows that overload the path at a time.
+const OVERLOADING: usize = 4;
+
 /// How much is done.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
-    /// Losses of the flood, percent.
-    pub losses: Vec<f64>,
+    /// Everything that the tables have; else what bars ask for, and what it is compared with.
+    pub is_full: bool,
     /// Interleaved rounds of the flood.
     pub rounds: u32,
     /// Before a flood is measured, and how long it is, milliseconds.
@@ -32,7 +37,7 @@ pub struct Plan {
     pub window_ms: u64,
     /// Messages of each delay row.
     pub messages: usize,
-    /// Bytes of the file.
+    /// Bytes of the file; cubic gets one of a tenth.
     pub file_bytes: u64,
     /// Relays killed, and links cut.
     pub failures: u32,
@@ -46,22 +51,22 @@ impl Plan {
     /// Within 90 seconds.
     pub fn quick() -> Self {
         Self {
-            losses: vec![0.5, 5.0],
+            is_full: false,
             rounds: 1,
-            warm_ms: 1500,
-            window_ms: 2000,
-            messages: 3000,
-            file_bytes: 40_000_000,
-            failures: 3,
+            warm_ms: 1200,
+            window_ms: 1800,
+            messages: 2000,
+            file_bytes: 30_000_000,
+            failures: 2,
             cuts: 2,
-            flows: 200,
+            flows: 1000,
         }
     }
 
     /// Some minutes.
     pub fn full() -> Self {
         Self {
-            losses: LOSSES.to_vec(),
+            is_full: true,
             rounds: 3,
             warm_ms: 2000,
             window_ms: 4000,
@@ -114,6 +119,10 @@ pub struct CopyRow {
 pub struct Figures {
     /// See [`FloodRow`].
     pub floods: Vec<FloodRow>,
+    /// The same over one hop of 30 ms and 500 Mb/s.
+    pub fast: Vec<FloodRow>,
+    /// Mb/s of several floods at a time, none lost on the way, and the hellos that were missed meanwhile, percent.
+    pub overload: Option<(f64, f64)>,
     /// See [`DelayRow`].
     pub delays: Vec<DelayRow>,
     /// See [`CopyRow`].
@@ -142,82 +151,128 @@ pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progre
     Ok(())
 }
 
-/// Floods, round by round, way by way.
+/// More than the path takes, and what becomes of hellos; then floods at each loss.
+///
+/// # Errors
+/// A flow breaks.
 pub fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let lost = scene.links_lost();
-    for loss in &plan.losses {
-        scene.set_loss(loss / 100.0)?;
-        let mut rows = Way::ALL.map(|way| FloodRow {
-            way: way.name(),
-            loss: *loss,
-            mbit: Vec::new(),
-            cpu_s_per_gb: Vec::new(),
-        });
-        for round in 0..plan.rounds {
-            for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
-                progress.say(&format!("flood: {} at {loss} %, round {}", way.name(), round + 1));
-                let [warm, window] = [plan.warm_ms, plan.window_ms].map(Duration::from_millis);
-                let flood = flow::flood(scene, way, warm, window)?;
-                row.mbit.push(flood.mbit);
-                if way == Way::Overlay {
-                    row.cpu_s_per_gb.push(flood.cpu_s_per_gb);
-                }
-            }
-        }
-        figures.floods.extend(rows);
+    progress.say("overload");
+    let mbit = flow::overload(scene, OVERLOADING, Duration::from_millis(plan.warm_ms + plan.window_ms))?;
+    figures.overload = Some((mbit, scene.hello_loss_percent()?));
+    for loss in LOSSES {
+        let ways: &[Way] = if plan.is_full || loss == LOSSES[0] { &Way::ALL } else { &Way::ALL[1..] };
+        figures.floods.extend(floods(scene, plan, ways, loss, progress)?);
     }
     scene.set_loss(0.0)?;
     figures.lost_under_load = Some(scene.links_lost() - lost);
     Ok(())
 }
 
+/// Floods as whole packets on both kinds of links: what each packet costs.
+///
+/// # Errors
+/// A flow breaks.
+pub fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+    scene.wait_for_packets()?;
+    let ways = [LinkKind::Reliable, LinkKind::BestEffort].map(Way::Packets);
+    figures.floods.extend(floods(scene, plan, &ways, 0.0, progress)?);
+    Ok(())
+}
+
+/// Floods of one fast hop.
+///
+/// # Errors
+/// A flow breaks.
+pub fn fast(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+    let ways: &[Way] = if plan.is_full { &Way::ALL } else { &Way::ALL[1..] };
+    figures.fast = floods(scene, plan, ways, FAST_LOSS, progress)?;
+    Ok(())
+}
+
+/// Round by round, way by way.
+fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progress) -> Result<Vec<FloodRow>> {
+    scene.set_loss(loss / 100.0)?;
+    let row = |way: &Way| FloodRow { way: way.name(), loss, mbit: Vec::new(), cpu_s_per_gb: Vec::new() };
+    let mut rows: Vec<_> = ways.iter().map(row).collect();
+    for round in 0..plan.rounds {
+        for (way, row) in ways.iter().zip(&mut rows) {
+            let rate = scene.rate() / 1_000_000;
+            progress.say(&format!("flood: {} at {loss} % of {rate} Mb/s, round {}", way.name(), round + 1));
+            let [warm, window] = [plan.warm_ms, plan.window_ms].map(Duration::from_millis);
+            let flood = flow::flood(scene, *way, warm, window)?;
+            row.mbit.push(flood.mbit);
+            if !matches!(way, Way::Plain(_)) {
+                row.cpu_s_per_gb.push(flood.cpu_s_per_gb);
+            }
+        }
+    }
+    Ok(rows)
+}
+
 /// Messages, way by way, without loss and with it.
+///
+/// # Errors
+/// A flow breaks.
 pub fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
-    for (way, loss) in [
+    let packets = [LinkKind::Reliable, LinkKind::BestEffort].map(Way::Packets);
+    let mut rows = vec![
         (Way::Overlay, 0.0),
         (Way::Overlay, DELAY_LOSS),
         (Way::Plain("bbr"), 0.0),
         (Way::Plain("bbr"), DELAY_LOSS),
-        (Way::Packets(LinkKind::Reliable), DELAY_LOSS),
-        (Way::Packets(LinkKind::BestEffort), DELAY_LOSS),
-    ] {
-        if matches!(way, Way::Packets(_)) {
+    ];
+    if plan.is_full {
+        rows.push((Way::Plain("cubic"), DELAY_LOSS));
+    }
+    rows.extend(packets.map(|way| (way, DELAY_LOSS)));
+    for (way, loss) in rows {
+        if packets.contains(&way) {
             scene.wait_for_packets()?;
         }
         progress.say(&format!("delay: {} at {loss} %", way.name()));
         scene.set_loss(loss / 100.0)?;
         let delays = flow::messages(scene, way, plan.messages / 5, plan.messages)?;
-        let percentiles_ms = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&delays, share));
-        figures.delays.push(DelayRow { way: way.name(), loss, percentiles_ms });
+        figures.delays.push(delay_row(way.name(), loss, &delays));
     }
     // Two flows at a time: does one wait for what the other has lost?
-    for kind in [LinkKind::Reliable, LinkKind::BestEffort] {
-        let way = Way::Packets(kind);
+    for way in packets.into_iter().filter(|_| plan.is_full) {
         progress.say(&format!("delay: {} at {DELAY_LOSS} %, two flows", way.name()));
         scene.wait_for_packets()?;
         let delays = flow::messages_beside(scene, way, plan.messages / 5, plan.messages)?;
-        let percentiles_ms = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&delays, share));
-        figures.delays.push(DelayRow { way: way.name() + ", two flows", loss: DELAY_LOSS, percentiles_ms });
+        figures.delays.push(delay_row(way.name() + ", two flows", DELAY_LOSS, &delays));
     }
     scene.set_loss(0.0)
 }
 
-/// Copies: ours with loss and without, plain TCP beside them.
+fn delay_row(way: String, loss: f64, delays: &[f64]) -> DelayRow {
+    let percentiles_ms = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(delays, share));
+    DelayRow { way, loss, percentiles_ms }
+}
+
+/// Copies: ours by all three interceptors, with loss and without; plain TCP beside them.
+///
+/// # Errors
+/// A copy fails.
 pub fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
-    let copies = Copies::new(scene, plan.file_bytes)?;
-    for (way, loss) in [
-        (Way::Overlay, 0.0),
-        (Way::Overlay, SCP_LOSS),
-        (Way::Plain("bbr"), 0.0),
-        (Way::Plain("bbr"), SCP_LOSS),
-    ] {
-        progress.say(&format!("scp: {} at {loss} %", way.name()));
+    let copies = Copies::new(scene)?;
+    let mut rows = vec![
+        (Copied::Payload, 0.0),
+        (Copied::Payload, SCP_LOSS),
+        (Copied::Local, SCP_LOSS),
+        (Copied::Router, SCP_LOSS),
+        (Copied::Plain("bbr"), SCP_LOSS),
+    ];
+    if plan.is_full {
+        rows.extend([(Copied::Plain("bbr"), 0.0), (Copied::Plain("cubic"), SCP_LOSS)]);
+        rows.extend([(Copied::Local, 0.0), (Copied::Router, 0.0)]);
+    }
+    for (copied, loss) in rows {
+        progress.say(&format!("scp: {} at {loss} %", copied.name()));
         scene.set_loss(loss / 100.0)?;
-        let to = if way == Way::Overlay { TARGET } else { way.address() };
-        if let Way::Plain(congestion) = way {
-            scene.route_plain(congestion)?;
-        }
-        figures.copies.push(CopyRow { way: way.name(), loss, mbit: Some(copies.copy(to)?) });
+        let bytes = plan.file_bytes / if copied == Copied::Plain("cubic") { 10 } else { 1 };
+        let mbit = Some(copies.copy(copied, bytes)?);
+        figures.copies.push(CopyRow { way: copied.name(), loss, mbit });
     }
     scene.set_loss(0.0)
 }

@@ -13,13 +13,16 @@ mod measure;
 mod report;
 mod scene;
 mod scp;
+mod shape;
 mod wide;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::launch;
 use crate::link::{Kind, Lateness};
 use crate::machine::{Disturbance, DisturbanceMeter, Machine};
 use crate::output::Output;
@@ -28,6 +31,7 @@ use crate::progress::Progress;
 use bars::Verdict;
 use measure::{Figures, Plan};
 use scene::Scene;
+use shape::{ONE_HOP, THREE_HOPS};
 
 /// Options of `sidetrack-lab overlay`.
 #[derive(Debug, Clone, clap::Args)]
@@ -54,6 +58,10 @@ pub struct Options {
 pub enum Part {
     /// What flooding at full speed brings across, and the CPU it costs.
     Flood,
+    /// The same over one long and fast hop that loses frames.
+    Fast,
+    /// Floods as whole packets on both kinds of links; not with `--quick`, unless it is asked for.
+    Packets,
     /// How long every write of a steady stream is on its way.
     Delay,
     /// Files by scp.
@@ -67,8 +75,9 @@ pub enum Part {
 }
 
 impl Part {
-    /// Twelve nodes come last: they share the machine with nobody.
-    const ALL: [Self; 6] = [Self::Idle, Self::Flood, Self::Delay, Self::Scp, Self::Failure, Self::Wide];
+    /// The parts of the three hops; others have networks of their own, and come after them.
+    const THREE_HOPS: [Self; 6] =
+        [Self::Idle, Self::Flood, Self::Packets, Self::Delay, Self::Scp, Self::Failure];
 }
 
 /// What `results.json` holds.
@@ -82,6 +91,8 @@ struct Results {
     /// How well our own links kept their times.
     lateness: Option<Lateness>,
     disturbance: Disturbance,
+    /// How long the run took.
+    seconds: u64,
     verdicts: Vec<Verdict>,
 }
 
@@ -93,33 +104,36 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = if options.quick { Plan::quick() } else { Plan::full() };
     let progress = Progress::new();
     let machine = Machine::probe();
-    let meter = DisturbanceMeter::start();
-    let mut scene = Scene::new(options.links, options.seed)?;
+    let (meter, began) = (DisturbanceMeter::start(), Instant::now());
     let mut figures = Figures::default();
-    let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
-    for part in Part::ALL.into_iter().filter(|part| *part != Part::Wide && wanted(part)) {
-        match part {
-            Part::Wide => {}
-            Part::Idle => measure::idle(&scene, &plan, &mut figures, &progress)?,
-            Part::Flood => measure::flood(&scene, &plan, &mut figures, &progress)?,
-            Part::Delay => measure::delay(&scene, &plan, &mut figures, &progress)?,
-            Part::Scp => measure::scp(&scene, &plan, &mut figures, &progress)?,
-            Part::Failure => measure::failure(&mut scene, &plan, &mut figures, &progress)?,
+    let usual = |part: Part| plan.is_full || part != Part::Packets;
+    let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
+    let kind = options.links.resolved(&launch::launcher()?)?;
+    let mut lateness = None;
+    if Part::THREE_HOPS.iter().any(wanted) {
+        let mut scene = Scene::new(&THREE_HOPS, kind, options.seed)?;
+        for part in Part::THREE_HOPS.into_iter().filter(wanted) {
+            three_hops(part, &mut scene, &plan, &mut figures, &progress)?;
         }
+        figures.links_lost = scene.links_lost();
+        lateness = scene.network().lateness()?;
     }
-    figures.links_lost = scene.links_lost();
-    let (links, lateness) = (scene.network().kind(), scene.network().lateness()?);
-    drop(scene);
+    if wanted(&Part::Fast) {
+        let scene = Scene::new(&ONE_HOP, kind, options.seed)?;
+        measure::fast(&scene, &plan, &mut figures, &progress)?;
+        lateness = lateness.or(scene.network().lateness()?);
+    }
     if wanted(&Part::Wide) {
-        figures.wide = Some(wide::run(options.links, options.seed, plan.cuts, plan.flows, &progress)?);
+        figures.wide = Some(wide::run(kind, options.seed, plan.cuts, plan.flows, &progress)?);
     }
     progress.end();
     let verdicts = bars::judge(&figures);
     let results = Results {
         machine,
-        links: format!("{links:?}").to_lowercase(),
+        links: format!("{kind:?}").to_lowercase(),
         lateness,
         disturbance: meter.stop(),
+        seconds: began.elapsed().as_secs(),
         plan,
         figures,
         verdicts,
@@ -127,6 +141,25 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     print!("{}", report::text(&results));
     options.output.json(&results)?;
     report::files(&options.output, &results.figures)?;
-    let failed = results.verdicts.iter().any(|verdict| !verdict.holds);
+    let failed = results.verdicts.iter().any(Verdict::fails);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn three_hops(
+    part: Part,
+    scene: &mut Scene,
+    plan: &Plan,
+    figures: &mut Figures,
+    progress: &Progress,
+) -> Result<()> {
+    match part {
+        Part::Idle => measure::idle(scene, plan, figures, progress),
+        Part::Flood => measure::flood(scene, plan, figures, progress),
+        Part::Packets => measure::packets(scene, plan, figures, progress),
+        Part::Delay => measure::delay(scene, plan, figures, progress),
+        Part::Scp => measure::scp(scene, plan, figures, progress),
+        Part::Failure => measure::failure(scene, plan, figures, progress),
+        // On networks of their own.
+        Part::Fast | Part::Wide => Ok(()),
+    }
 }

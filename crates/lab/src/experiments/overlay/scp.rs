@@ -1,5 +1,6 @@
 //! Files by the real scp to a real sshd.
 
+use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,9 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::scene::{PLAIN, Scene, TARGET};
+use super::scene::{PACKETS, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
 use crate::launch::{Placement, find_program};
 use crate::service::Service;
+use crate::topology::Node;
 
 const PORT: u16 = 22;
 /// Every copy ends after so many seconds.
@@ -17,22 +19,45 @@ const ENDS_WITHIN_S: &str = "100";
 /// sshd wants /run/sshd; a private /run leaves the host's alone.
 const PRIVATE_RUN: &str = "mount -t tmpfs lab /run && mkdir -m 0755 /run/sshd && exec \"$2\" -D -e -f \"$1\"";
 
-/// sshd at the target, and a file at the source.
+/// How a copy travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    /// Plain TCP along the hops with this congestion control.
+    Plain(&'static str),
+    /// Over the overlay, its payload only.
+    Payload,
+    /// As whole packets that the source's node catches where they are sent.
+    Local,
+    /// As whole packets of a host without any software, which the source's node forwards.
+    Router,
+}
+
+impl Copied {
+    /// What the tables call it.
+    pub fn name(self) -> String {
+        match self {
+            Self::Plain(congestion) => format!("TCP {congestion}"),
+            Self::Payload => "ours".to_owned(),
+            Self::Local => "ours, packets, local".to_owned(),
+            Self::Router => "ours, packets, router".to_owned(),
+        }
+    }
+}
+
+/// sshd at the target and at the host behind it, and files at the source and before it.
 pub struct Copies<'s> {
     scene: &'s Scene,
     key: PathBuf,
-    file: PathBuf,
-    bytes: u64,
-    /// Ends with the copies.
-    _sshd: Service,
+    /// End with the copies.
+    _sshd: [Service; 2],
 }
 
 impl<'s> Copies<'s> {
-    /// Starts sshd.
+    /// Starts the servers.
     ///
     /// # Errors
     /// ssh is not installed.
-    pub fn new(scene: &'s Scene, bytes: u64) -> Result<Self> {
+    pub fn new(scene: &'s Scene) -> Result<Self> {
         let directory = scene.directory().path();
         let (key, host_key) = (directory.join("scp-key"), directory.join("scp-host-key"));
         for path in [&key, &host_key] {
@@ -40,47 +65,70 @@ impl<'s> Copies<'s> {
                 Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path).status();
             ensure!(made.context("ssh-keygen is missing (openssh-client)")?.success(), "ssh-keygen failed");
         }
-        let config = directory.join("scp-sshd.conf");
-        let text = format!(
-            "Port {PORT}\nListenAddress {TARGET}\nListenAddress {PLAIN}\nHostKey {}\nAuthorizedKeysFile {}.pub\n\
-             PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n\
-             PasswordAuthentication no\nLogLevel ERROR\nSubsystem sftp internal-sftp\n",
-            host_key.display(),
-            key.display()
-        );
-        std::fs::write(&config, text)?;
-        let sshd = find_program("sshd").context("sshd is missing (openssh-server)")?;
-        let mut command = scene.target().command_at("unshare", &Placement::default());
-        command.args(["--mount", "--", "sh", "-c", PRIVATE_RUN, "-"]).arg(&config).arg(sshd);
-        let mut sshd = Service::start("sshd", command, directory)?;
-        sshd.wait_listening(scene.target(), PORT)?;
-        let file = directory.join("scp-file");
-        std::fs::File::create(&file)?.set_len(bytes)?;
-        Ok(Self { scene, key, file, bytes, _sshd: sshd })
+        let (_, right, behind) = scene.hosts()?;
+        let at_target = [(TARGET, PORT), (PLAIN, PORT), (PACKETS, PACKETS_RELIABLE)];
+        let sshd = [sshd(scene, scene.target(), &at_target)?, sshd(scene, right, &[(behind, PORT)])?];
+        Ok(Self { scene, key, _sshd: sshd })
     }
 
-    /// Copies the file; Mb/s with everything, from the start of scp to its end.
+    /// Copies a file of so many bytes; Mb/s with everything, from the start of scp to its end.
     ///
     /// # Errors
     /// scp fails, or the file that arrived has another length.
-    pub fn copy(&self, to: Ipv4Addr) -> Result<f64> {
-        let there = self.scene.directory().path().join("scp-arrived");
+    pub fn copy(&self, copied: Copied, bytes: u64) -> Result<f64> {
+        let (left, _, behind) = self.scene.hosts()?;
+        let (from, to, port) = match copied {
+            Copied::Plain(congestion) => {
+                self.scene.route_plain(congestion)?;
+                (self.scene.source(), PLAIN, PORT)
+            }
+            Copied::Payload => (self.scene.source(), TARGET, PORT),
+            Copied::Local => (self.scene.source(), PACKETS, PACKETS_RELIABLE),
+            Copied::Router => (left, behind, PORT),
+        };
+        let directory = self.scene.directory().path();
+        let (file, there) = (directory.join("scp-file"), directory.join("scp-arrived"));
+        std::fs::File::create(&file)?.set_len(bytes)?;
         let _ = std::fs::remove_file(&there);
-        let mut command = self.scene.source().command("timeout");
-        command.args([ENDS_WITHIN_S, "scp", "-q", "-F", "none", "-c", "aes128-gcm@openssh.com", "-i"]);
-        command.arg(&self.key);
+        let mut command = from.command("timeout");
+        command.args([ENDS_WITHIN_S, "scp", "-q", "-F", "none", "-c", "aes128-gcm@openssh.com", "-P"]);
+        command.arg(port.to_string()).arg("-i").arg(&self.key);
         for option in
             ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
         {
             command.args(["-o", option]);
         }
-        command.arg(&self.file).arg(format!("root@{to}:{}", there.display()));
+        command.arg(&file).arg(format!("root@{to}:{}", there.display()));
         let began = Instant::now();
         let output = command.stdin(Stdio::null()).output()?;
         let seconds = began.elapsed().as_secs_f64();
-        ensure!(output.status.success(), "scp: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "scp, {}: {}", copied.name(), said.trim());
         let arrived = std::fs::metadata(&there).context("the file did not arrive")?.len();
-        ensure!(arrived == self.bytes, "{arrived} of {} bytes arrived", self.bytes);
-        Ok(self.bytes as f64 * 8.0 / seconds / 1e6)
+        ensure!(arrived == bytes, "{arrived} of {bytes} bytes arrived");
+        Ok(bytes as f64 * 8.0 / seconds / 1e6)
     }
+}
+
+/// sshd at these addresses of a host, with the keys of [`Copies::new`].
+fn sshd(scene: &Scene, node: &Node, addresses: &[(Ipv4Addr, u16)]) -> Result<Service> {
+    let directory = scene.directory().path();
+    let name = format!("sshd-{}", node.name());
+    let config = directory.join(format!("{name}.conf"));
+    let mut text = format!(
+        "HostKey {0}/scp-host-key\nAuthorizedKeysFile {0}/scp-key.pub\nPidFile none\n\
+         PermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
+         LogLevel ERROR\nSubsystem sftp internal-sftp\n",
+        directory.display()
+    );
+    for (address, port) in addresses {
+        let _ = writeln!(text, "ListenAddress {address}:{port}");
+    }
+    std::fs::write(&config, text)?;
+    let program = find_program("sshd").context("sshd is missing (openssh-server)")?;
+    let mut command = node.command_at("unshare", &Placement::default());
+    command.args(["--mount", "--", "sh", "-c", PRIVATE_RUN, "-"]).arg(&config).arg(program);
+    let mut sshd = Service::start(&name, command, directory)?;
+    sshd.wait_listening(node, PORT)?;
+    Ok(sshd)
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::scene::key;
+use super::scene::{bits, key};
 use crate::launch::{self, Placement};
 use crate::link::{Conditions, Kind, Network, Wire};
 use crate::peers::{Unavailable, ours};
@@ -53,6 +53,8 @@ const WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// After a cut nothing changes any more for the rest of this.
 const SETTLE: Duration = Duration::from_millis(1500);
+/// How long it is watched what idle links carry.
+const IDLE: Duration = Duration::from_secs(3);
 /// What every flow says after a cut.
 const WORD: [u8; 100] = [0x5a; 100];
 
@@ -61,6 +63,8 @@ const WORD: [u8; 100] = [0x5a; 100];
 pub struct Wide {
     /// Flows from one end to the other.
     pub flows: usize,
+    /// Of the busiest link while the flows say nothing, kbit/s, both ways together.
+    pub idle_kbit: f64,
     /// For each cut link: until the last node had the new routes, milliseconds, rising.
     pub converged_ms: Vec<f64>,
     /// For each cut link: until every flow had an answer to a word that was said at once, milliseconds, rising.
@@ -115,7 +119,8 @@ pub fn run(kind: Kind, seed: u64, cuts: u32, flows: usize, progress: &Progress) 
     progress.say(&format!("{flows} flows over twelve nodes"));
     let mut open = world.open(flows)?;
     say(&mut open)?;
-    let mut wide = Wide { flows, ..Wide::default() };
+    progress.say("twelve nodes, idle");
+    let mut wide = Wide { flows, idle_kbit: world.idle_kbit()?, ..Wide::default() };
     for cut in 0..cuts {
         progress.say(&format!("cut {} of {cuts}", cut + 1));
         let (converged, answered) = world.cut(&mut open, cut as usize)?;
@@ -259,6 +264,21 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// What the busiest link carries while nobody speaks, kbit/s.
+    fn idle_kbit(&self) -> Result<f64> {
+        // What the flows' beginning has set off is over: connections are kept ready again.
+        std::thread::sleep(SETTLE);
+        let count = || {
+            let ends = LINKS.iter().zip(&self.wires);
+            ends.map(|((a, ..), wire)| bits(&self.nodes[a - 1], wire)).collect::<Result<Vec<_>>>()
+        };
+        let (since, before) = (Instant::now(), count()?);
+        std::thread::sleep(IDLE);
+        let after = count()?;
+        let most = after.iter().zip(&before).map(|(after, before)| after - before).max();
+        Ok(most.context("no links")? as f64 / since.elapsed().as_secs_f64() / 1e3)
     }
 
     /// The links that flows pass now, as indices into [`LINKS`].

@@ -1,0 +1,89 @@
+//! Which nodes there are, and the links between them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::link::{Conditions, Loss, Rate};
+
+/// What waits before a link's rate, as time of that rate.
+const QUEUE: Duration = Duration::from_millis(60);
+
+/// See the module. The first node is the source.
+#[derive(Debug)]
+pub struct Shape {
+    /// Their names.
+    pub names: &'static [&'static str],
+    /// Links as indices into `names`, the dialling end first, with their one-way delay in milliseconds. The first ones, in order, are
+    /// the hops from source to target; others are the overlay's alone.
+    pub links: &'static [(usize, usize, u64)],
+    /// How many links are hops.
+    pub hops: usize,
+    /// The link that loses.
+    pub lossy: usize,
+    /// Of every link, bits per second.
+    pub rate: u64,
+    /// Applications of plain hosts beside source and target are carried, too.
+    pub has_hosts: bool,
+}
+
+/// The seed's in-lab path, a spare way beside it, and hosts without any software behind both ends.
+pub const THREE_HOPS: Shape = Shape {
+    names: &["source", "near", "far", "target", "spare"],
+    links: &[(0, 1, 10), (1, 2, 10), (2, 3, 10), (0, 4, 17), (4, 3, 17)],
+    hops: 3,
+    lossy: 1,
+    rate: 200_000_000,
+    has_hosts: true,
+};
+
+/// One long and fast hop.
+pub const ONE_HOP: Shape = Shape {
+    names: &["source", "target"],
+    links: &[(0, 1, 30)],
+    hops: 1,
+    lossy: 0,
+    rate: 500_000_000,
+    has_hosts: false,
+};
+
+impl Shape {
+    /// The target's place among the nodes.
+    pub const fn target(&self) -> usize {
+        self.hops
+    }
+
+    /// What a link does to frames.
+    pub fn conditions(&self, link: usize, loss: Loss) -> Conditions {
+        let queue_bytes = self.rate / 8 * QUEUE.as_millis() as u64 / 1000;
+        let rate = Some(Rate { bits_per_second: self.rate, queue_bytes });
+        let delay = Duration::from_millis(self.links.get(link).map_or(0, |link| link.2));
+        Conditions { loss, rate, ..Conditions::delayed(delay) }
+    }
+}
+
+/// The number of a link's network.
+///
+/// # Errors
+/// There are not so many.
+pub fn subnet(link: usize) -> Result<u8> {
+    Ok(u8::try_from(link + 1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasts_three_hops_is_shorter_than_the_spare_way() {
+        let way = |links: &[usize]| links.iter().map(|at| THREE_HOPS.links[*at].2).sum::<u64>();
+        assert_eq!(way(&[0, 1, 2]), 30, "the seed's path");
+        assert!(way(&[3, 4]) > 30);
+        assert!(THREE_HOPS.links[THREE_HOPS.lossy] == (1, 2, 10));
+        for shape in [&THREE_HOPS, &ONE_HOP] {
+            for (hop, link) in shape.links[..shape.hops].iter().enumerate() {
+                assert_eq!((link.0, link.1), (hop, hop + 1), "hops lead from the first node to the target");
+            }
+        }
+    }
+}
