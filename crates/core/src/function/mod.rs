@@ -119,5 +119,8 @@ pub trait Stage: Send {
     fn count(&mut self, _now: Instant, _from: Side, _bytes: usize) {}
 }
 
-/// Most bytes that one call of a stage appends.
-pub const STAGE_OUT_MAX: usize = 64 * 1024;
+/// Most bytes that a stage may put around what it was offered ([`crate::chain::OFFER_MAX`]) in one call: heads, tags.
+pub const FRAMING_MAX: usize = 4 * 1024;
+
+/// Most bytes that one call of a stage appends: everything that it can be offered at once, and framing.
+pub const STAGE_OUT_MAX: usize = crate::chain::OFFER_MAX + FRAMING_MAX;

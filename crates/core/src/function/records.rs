@@ -14,6 +14,7 @@
 //! from its last one. A direction that ends without an `end` record was cut: the flow is not ended in order then.
 
 use super::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
+use crate::chain::OFFER_MAX;
 use crate::flow::Side;
 use crate::time::Instant;
 use std::sync::Arc;
@@ -246,12 +247,20 @@ impl Records {
             }
             let wanted = self.wanted(&self.partial)?.unwrap_or(HEAD);
             let more = wanted.saturating_sub(self.partial.len()).min(rest.len());
+            // Not twice as much as it takes, and the next one has it too.
+            self.partial.reserve_exact(more);
             self.partial.extend_from_slice(&rest[..more]);
             taken += more;
             if self.partial.len() == wanted && self.wanted(&self.partial)? == Some(wanted) {
-                let unit = std::mem::take(&mut self.partial);
+                let mut unit = std::mem::take(&mut self.partial);
                 self.unit(&unit, out)?;
+                unit.clear();
+                self.partial = unit;
             }
+        }
+        if self.partial.is_empty() {
+            // A flow that is at rest between two records holds no memory for them.
+            self.partial = Vec::new();
         }
         Ok(taken)
     }
@@ -273,8 +282,8 @@ impl Stage for Records {
         if from != self.end.plain_side() {
             return self.opening(bytes, out).map_or_else(Step::Stop, Step::Taken);
         }
-        // Three records and their overhead, and a header, stay within what a call may append.
-        let taken = bytes.len().min(3 * RECORD_MAX);
+        // So many records with what is around them, and a header, stay within what a call may append.
+        let taken = bytes.len().min(OFFER_MAX);
         // At once, so that nothing moves while it grows.
         out.reserve(Header::BYTES + taken + taken.div_ceil(RECORD_MAX) * (HEAD + TAG));
         let Some(seal) = self.sealing(out) else { return Step::Taken(0) };

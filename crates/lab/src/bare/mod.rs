@@ -26,8 +26,8 @@ const FLOWS_MAX: usize = 9_900;
 const EVENTS_MAX: usize = 256;
 /// Tells the listener from flows.
 const LISTENER: u64 = u64::MAX;
-/// Read buffer of the thread, in bytes.
-const SCRATCH_BYTES: usize = 64 * 1024;
+/// Read buffer of the thread where nothing else is said, in bytes.
+pub const BUFFER_BYTES: usize = 64 * 1024;
 
 /// What the program is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -65,6 +65,9 @@ pub struct Options {
     /// The server, or the SOCKS server of a redirector.
     #[arg(long, required_if_eq_any([("role", "reverse"), ("role", "redirect5"), ("role", "redirect6")]))]
     pub to: Option<SocketAddr>,
+    /// Most bytes that one read takes.
+    #[arg(long, value_name = "N", default_value_t = BUFFER_BYTES)]
+    pub buffer_bytes: usize,
 }
 
 /// Relays until it is ended.
@@ -126,7 +129,7 @@ impl Places {
             epoll,
             places: (0..FLOWS_MAX).map(|_| Place::default()).collect(),
             free: (0..FLOWS_MAX).rev().collect(),
-            scratch: vec![0; SCRATCH_BYTES],
+            scratch: vec![0; options.buffer_bytes.max(1)],
         }
     }
 

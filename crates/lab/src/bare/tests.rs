@@ -8,7 +8,7 @@ use super::*;
 
 /// A relay in a thread that ends with the tests.
 fn started(role: Role, to: Option<SocketAddr>) -> SocketAddr {
-    let options = Options { role, listen: ([127, 0, 0, 1], 0).into(), to };
+    let options = Options { role, listen: ([127, 0, 0, 1], 0).into(), to, buffer_bytes: super::BUFFER_BYTES };
     let listener = listen(&options).expect("a free port");
     let address = listener.local_addr().expect("bound");
     std::thread::spawn(move || serve(&listener, options));

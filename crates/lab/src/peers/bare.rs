@@ -1,9 +1,10 @@
 //! The limit: the least program that does the work, from [`crate::bare`].
 
 use std::net::SocketAddr;
+use std::process::Command;
 
 use super::{RELAY_PORT, Running, Start, Table, Unavailable, relay};
-use crate::bare::Role;
+use crate::bare::{BUFFER_BYTES, Role};
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
@@ -14,9 +15,15 @@ const REDIRECT_PORT: u16 = 42095;
 
 /// A port that leads to the origin.
 pub fn reverse(site: &Site) -> Start<'_> {
-    let service =
-        start(site, &site.proxy, Role::Reverse, site.proxy_address(RELAY_PORT), Some(site.origin()))?;
-    Ok(relay(site, service))
+    reverse_by(site, BUFFER_BYTES)
+}
+
+/// The same, reading so many bytes at a time.
+pub fn reverse_by(site: &Site, buffer_bytes: usize) -> Start<'_> {
+    let listen = site.proxy_address(RELAY_PORT);
+    let mut command = command(site, &site.proxy, Role::Reverse, listen, Some(site.origin()));
+    command.args(["--buffer-bytes", &buffer_bytes.to_string()]);
+    Ok(relay(site, serving(site, &site.proxy, Role::Reverse, listen, command)?))
 }
 
 /// A SOCKS server, with a client that speaks `via`.
@@ -49,11 +56,25 @@ fn start(
     listen: SocketAddr,
     to: Option<SocketAddr>,
 ) -> Result<Service, Unavailable> {
+    serving(site, node, role, listen, command(site, node, role, listen, to))
+}
+
+fn command(site: &Site, node: &Node, role: Role, listen: SocketAddr, to: Option<SocketAddr>) -> Command {
     let mut command = node.command_at(&site.launcher.to_string_lossy(), &site.proxy_placement());
     command.args(["bare", role.name(), &listen.to_string()]);
     if let Some(to) = to {
         command.args(["--to", &to.to_string()]);
     }
+    command
+}
+
+fn serving(
+    site: &Site,
+    node: &Node,
+    role: Role,
+    listen: SocketAddr,
+    command: Command,
+) -> Result<Service, Unavailable> {
     let mut service = Service::start(&format!("bare-{}", role.name()), command, site.directory.path())?;
     service.wait_listening(node, listen.port())?;
     Ok(service)

@@ -1,4 +1,5 @@
-//! Sidetrack with chains: functions inside us, functions in containers, and hops of ours to compare these with.
+//! Sidetrack with chains: functions inside us, functions in containers, and what to compare these with: hops of ours, and the
+//! least program that copies bytes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ const fn row(name: &'static str, class: Class, start: for<'s> fn(&'s Site) -> St
     Peer { name, is_ours: true, class, start }
 }
 
-/// Every row: chains of so many functions inside us; so many containers; so many further relays of ours.
+/// Every row: chains of so many functions inside us; so many containers; so many further relays of ours; the limits of copying.
 pub const CHAINS: &[Peer] = &[
     row("chain of 0", Class::OneHop, inside::<0>),
     row("chain of 1", Class::OneHop, inside::<1>),
@@ -53,7 +54,20 @@ pub const CHAINS: &[Peer] = &[
     row("1 container", Class::OneHop, containers::<1>),
     row("2 containers", Class::OneHop, containers::<2>),
     row("1 further relay", Class::Pair, further_relay),
+    bare("bare copy, 64 KiB", |site| super::bare::reverse_by(site, 64 << 10)),
+    bare("bare copy, 256 KiB", |site| super::bare::reverse_by(site, 256 << 10)),
 ];
+
+/// How many of [`FUNCTIONS`] only count: chains of more of them see the bytes.
+pub const COUNTING: usize = 2;
+
+/// The least program that reads every byte and writes it on, by the size of its buffer: what flows cannot go below whose
+/// bytes somebody has to see.
+pub const BARE_COPIES: [&str; 2] = ["bare copy, 64 KiB", "bare copy, 256 KiB"];
+
+const fn bare(name: &'static str, start: for<'s> fn(&'s Site) -> Start<'s>) -> Peer {
+    Peer { name, is_ours: false, class: Class::Limit, start }
+}
 
 fn listener(port: u16, site: &Site, to: SocketAddr) -> String {
     format!("[[listen]]\nkind = \"reverse\"\naddress = \"{}\"\nto = \"{to}\"\n", site.proxy_address(port))

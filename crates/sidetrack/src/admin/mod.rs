@@ -49,8 +49,10 @@ pub use shunt::{Done, ShuntFlows};
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, Functions, ListenerStatus, RuleView, Status};
 
+pub use crate::metrics::FunctionCounts;
+
 use crate::live::Ledger;
-use crate::metrics::{CONTENT_TYPE, FunctionCounts, Metrics, Surroundings};
+use crate::metrics::{CONTENT_TYPE, Metrics, Surroundings};
 use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;

@@ -9,8 +9,10 @@
 //! | `action` | `Action::"read"` or `Action::"write"` |
 //! | `context.purpose` | what the data is wanted for |
 
+use super::clause::{Clause, Effect, Labels};
+use super::condition;
 use cedar_policy::{
-    Authorizer, Context, Decision, Effect, Entities, EntityUid, Policy, PolicyId, PolicySet, Request, Schema,
+    Authorizer, Context, Decision, Entities, EntityUid, Policy, PolicyId, PolicySet, Request, Schema,
     ValidationMode, Validator,
 };
 use serde_json::{Value, json};
@@ -31,29 +33,6 @@ action read, write appliesTo { principal: Node, resource: DataSet, context: { pu
 /// The policy that minds consent; no agreement can have this name.
 const CONSENT: &str = "consent is withdrawn";
 
-/// An agreement to be compiled; its names were checked.
-#[derive(Clone, Debug)]
-pub struct Clause {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Whether it permits, or forbids.
-    pub effect: Effect,
-    /// Parties of the clients; empty: any.
-    pub parties: Vec<String>,
-    /// The clients; empty: any.
-    pub nodes: Vec<String>,
-    /// The data; empty: any.
-    pub data: Vec<String>,
-    /// What for; empty: anything.
-    pub purposes: Vec<String>,
-    /// What is done; empty: anything.
-    pub access: Vec<&'static str>,
-    /// What it obliges to.
-    pub obligations: Obligations,
-    /// A condition in Cedar.
-    pub when: Option<String>,
-}
-
 /// What is wrong with a condition, and where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhenError {
@@ -63,17 +42,6 @@ pub struct WhenError {
     pub message: String,
     /// Bytes of the condition, where they are known.
     pub span: Option<Range<usize>>,
-}
-
-/// What entities are made of beside the facts.
-#[derive(Clone, Debug, Default)]
-pub struct Labels {
-    /// By party.
-    pub parties: BTreeMap<String, Vec<String>>,
-    /// By data set.
-    pub data: BTreeMap<String, Vec<String>>,
-    /// Data sets whose consent is withdrawn.
-    pub withdrawn: Vec<String>,
 }
 
 /// Agreements in a form that can be asked.
@@ -236,7 +204,11 @@ fn compile(clause: &Clause, validator: &Validator) -> Result<Policy, (String, Op
     text.push_str(" when { ");
     begins += " when { ".len();
     text.push_str(when);
-    text.push_str(" };");
+    // On a line of its own: a condition may end with a comment.
+    text.push_str("\n};");
+    if let Some((message, span)) = condition::refused(when) {
+        return Err((message, Some(span)));
+    }
     let inside = |span: Range<usize>| {
         let span = span.start.checked_sub(begins)?..span.end.checked_sub(begins)?;
         (span.end <= when.len()).then_some(span)

@@ -1,9 +1,8 @@
 //! From what is written to facts and clauses: every name is known, every constraint can be kept.
 
-use super::cedar::{Clause, Labels};
+use super::clause::{Clause, Effect, Labels};
 use super::raw::{self, Consent};
 use crate::config::{At, List, Problem, nearest};
-use cedar_policy::Effect;
 use sidetrack_core::agreement::{DataSet, Facts, FactsError, FactsParts, Node, Steps};
 use sidetrack_core::area::{AttributeSet, BridgingFunction, Catalogue, CatalogueError, Position};
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
@@ -276,10 +275,7 @@ impl Check<'_> {
                     self.error(empty.span(), "this list is empty", "take the key out if anything goes");
                 }
             }
-            let effect = match raw.effect.as_deref() {
-                None | Some(raw::Effect::Permit) => Effect::Permit,
-                Some(raw::Effect::Forbid) => Effect::Forbid,
-            };
+            let effect = raw.effect.as_deref().copied().unwrap_or(Effect::Permit);
             if let Some(requires) = raw.requires.as_ref().filter(|_| effect == Effect::Forbid) {
                 self.error(requires.span(), "what is forbidden obliges to nothing", "take `requires` out");
             }

@@ -3,6 +3,8 @@
 
 mod cedar;
 mod check;
+mod clause;
+mod condition;
 mod judge;
 mod raw;
 

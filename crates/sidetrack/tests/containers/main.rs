@@ -12,4 +12,7 @@ mod lifecycle;
 #[path = "../node/mod.rs"]
 mod node;
 mod passing;
+#[path = "../control/plane.rs"]
+mod plane;
 mod scene;
+mod steps;

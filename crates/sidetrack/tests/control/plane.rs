@@ -1,5 +1,7 @@
 //! A control plane on loopback, each part a process that can be killed and started again.
+#![allow(dead_code, reason = "each test target uses its own part")]
 
+use crate::node::agreement::trial;
 use crate::node::peers::Server;
 use crate::node::{LIMIT, Up, eventually, send};
 use axum::body::Body;
@@ -19,33 +21,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-
-const AGREEMENT: &str = r#"
-version = 1
-attributes = ["counted"]
-purposes = ["research"]
-[party.hospital]
-[party.centre]
-[node.ward]
-party = "hospital"
-address = "127.0.0.2"
-[node.lab]
-party = "centre"
-address = "127.0.0.1"
-[data.pulse]
-node = "ward"
-port = @port
-consent = "given"
-[function.count]
-applies = "counted"
-[[agreement]]
-name = "trial"
-parties = "centre"
-data = "pulse"
-purpose = "research"
-access = "read"
-requires = "counted"
-"#;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -105,7 +80,7 @@ pub struct Plane {
     pub runtime: Runtime,
     pub folder: tempfile::TempDir,
     /// Serves until the plane goes.
-    _server: Server,
+    server: Server,
     /// The proxy in the client's network: its listener `in` leads to the data.
     pub lab: Up,
     /// The proxy in front of the data; here only to be configured.
@@ -127,21 +102,34 @@ fn addresses() -> [SocketAddr; 3] {
     listeners.map(|listener| listener.local_addr().expect("an address"))
 }
 
-fn proxy(server: &Server, end: &str) -> Up {
-    let rules = format!(
-        "[policy]\nagreement = \"@/agreement.toml\"\n[function.count]\nkind = \"count\"\n\
+/// The function that is agreed on, inside a proxy.
+const COUNT: &str = "[function.count]\nkind = \"count\"\n";
+/// What every proxy says at the top of its configuration.
+const TOP: &str = "default = \"deny\"\n";
+
+fn tables(server: &Server, end: &str, functions: &str) -> String {
+    format!(
+        "[policy]\nagreement = \"@/agreement.toml\"\n{functions}\
          [[listen]]\nname = \"in\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
          [[rule]]\nname = \"research\"\ncarrier = \"direct\"\nagreement = {{ purpose = \"research\", at = \"{end}\" }}\n",
         server.address
-    );
+    )
+}
+
+fn proxy(tables: &str) -> Up {
     let nothing =
         |folder: &Path| std::fs::write(folder.join("agreement.toml"), "version = 1\n").expect("written");
-    Up::start_with("default = \"deny\"\n", &rules, nothing)
+    Up::start_with(TOP, tables, nothing)
 }
 
 impl Plane {
     /// Everything runs; no application is there. `grants` of the hospital, in TOML.
     pub fn start(grants: &str) -> Self {
+        Self::with(grants, COUNT)
+    }
+
+    /// The same with these tables for the functions of the client's proxy: `count` has to be one of them.
+    pub fn with(grants: &str, functions: &str) -> Self {
         let server = Server::start("127.0.0.2");
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
@@ -152,10 +140,11 @@ impl Plane {
             let made = signed(&format!("{name}.example"), 1, &ca_private).expect("a key");
             std::fs::write(at(&format!("{name}.pem")), made.identity_pem()).expect("written");
         }
-        let port = server.address.port().to_string();
-        std::fs::write(at("agreement.toml"), AGREEMENT.replace("@port", &port)).expect("written");
+        let agreed = trial(server.address.port(), "given", "requires = \"counted\"\n");
+        std::fs::write(at("agreement.toml"), agreed).expect("written");
         let [main, one, two] = addresses();
-        let (lab, ward) = (proxy(&server, "client"), proxy(&server, "server"));
+        let lab = proxy(&tables(&server, "client", functions));
+        let ward = proxy(&tables(&server, "server", COUNT));
         let tls = |name: &str| format!("[tls]\nidentity = \"{name}.pem\"\nca = \"ca.pem\"\n");
         std::fs::write(
             at("orchestrator.toml"),
@@ -186,7 +175,7 @@ impl Plane {
         let app = link(main, "orchestrator.example", "app");
         let operator = [link(one, "hospital.example", "app"), link(two, "centre.example", "app")];
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { runtime, _server: server, lab, ward, hospital, centre, orchestrator, app, operator, folder }
+        Self { runtime, server, lab, ward, hospital, centre, orchestrator, app, operator, folder }
     }
 
     /// The orchestrator, or the agent of a party, asked by somebody whom nobody knows.
@@ -196,6 +185,11 @@ impl Plane {
         let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
         let listen = listen.expect("an address").parse().expect("an address");
         link(self.folder.path(), listen, &format!("{whom}.example"), "stranger")
+    }
+
+    /// Gives the client's proxy other functions.
+    pub fn replace_functions(&self, functions: &str) {
+        self.lab.reload(TOP, &tables(&self.server, "client", functions));
     }
 
     /// Where clients reach the data.

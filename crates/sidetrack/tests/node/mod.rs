@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test target uses its own part")]
 
 pub mod admin;
+pub mod agreement;
 pub mod peers;
 pub mod traces;
 

@@ -9,6 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Two hospitals and a research centre, the example of docs/control.md.
 const HOSPITALS: &str = include_str!("../../../../examples/hospital/control/agreement.toml");
 
+/// The condition in it.
+const CONDITION: &str = "principal.party.labels.contains(\"academic\")";
+
 fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(1_780_000_000)
 }
@@ -42,6 +45,11 @@ fn mistakes_are_pointed_at() {
         ("principal.party.labels", "principal.party.lables"),
         ("contains(\"academic\")", "contains(\"academic\""),
         ("contains(\"academic\")", "contains(3)"),
+        (CONDITION, "resource.consent == \"yes\""),
+        (CONDITION, "count(principal.party.labels) > 1"),
+        (CONDITION, "resource in Ward::\"4\""),
+        (CONDITION, "true }; permit (principal, action, resource) when { true"),
+        (CONDITION, "(((((((((((((((((((((((((((((((((true)))))))))))))))))))))))))))))))))"),
         (
             "[[agreement]]\nname = \"trial-17\"",
             "[[agreement]]\nname = \"trial-17\"\n[[agreement]]\nname = \"trial-17\"",
@@ -129,6 +137,70 @@ fn no_text_breaks_the_reader() {
         right > 20 && wrong > 100,
         "{right} right and {wrong} wrong: the generator is too tame or too wild"
     );
+}
+
+/// Conditions that are as long and as deep as they may be, on a thread with as little stack as any of ours has: each is an answer or
+/// an error.
+#[test]
+fn conditions_at_their_bounds_break_nothing() {
+    let full = |begin: &str, piece: &str, end: &str| {
+        let times = (4096 - begin.len() - end.len()) / piece.len();
+        format!("{begin}{}{end}", piece.repeat(times))
+    };
+    let nested =
+        |open: &str, inside: &str, close: &str| format!("{}{inside}{}", open.repeat(32), close.repeat(32));
+    let conditions = [
+        full("true", " && true", ""),
+        full("false", " || false", ""),
+        full("1", "+1", " == 1"),
+        full("1", "*1", " == 1"),
+        full("principal", ".party", ""),
+        full("principal.party.labels", ".contains(\"\")", ""),
+        full("principal has party", ".party", ""),
+        full("", "if true then true else ", "true"),
+        full("", "if ", "true"),
+        full("", "!", "true"),
+        full("", "-", "1 == 1"),
+        full("[1", ",1", "] == [1]"),
+        full("", "\"", ""),
+        full("", "{", ""),
+        "true // of course".to_owned(),
+        // Far beyond: the engine's reader would run out of stack.
+        format!("{}true{}", "(".repeat(200_000), ")".repeat(200_000)),
+        nested("(", "true", ")"),
+        nested("[", "1", "]"),
+        nested("{a:", "1", "}"),
+        nested("[1].contains(", "1", ")"),
+        nested("!(", "true", ")"),
+        nested("(if true then ", "true", " else true)"),
+    ];
+    let read = move || {
+        for condition in conditions {
+            let text = HOSPITALS.replacen(&format!("'{CONDITION}'"), &format!("'''{condition}'''"), 1);
+            assert_ne!(text, HOSPITALS);
+            match Book::read("agreement.toml", &text, now()) {
+                Ok(book) => drop(book.agreement().plans("research", Access::Read).collect::<Vec<_>>()),
+                Err(error) => assert!(error.render(false).contains("condition"), "{}", error.render(false)),
+            }
+        }
+    };
+    let reader = std::thread::Builder::new().stack_size(2 << 20).spawn(read);
+    reader.expect("a thread").join().expect("no panic");
+}
+
+/// The seeds of the fuzz target, which leaves the policy engine out.
+#[test]
+fn seeds_of_the_fuzz_target_are_read_with_the_engine() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/agreement");
+    let mut read = 0;
+    for entry in std::fs::read_dir(folder).expect("the seeds") {
+        let text = std::fs::read(entry.expect("an entry").path()).expect("a seed");
+        if let Err(error) = Book::read("agreement.toml", &String::from_utf8_lossy(&text), now()) {
+            assert!(error.render(false).contains("agreement.toml"));
+        }
+        read += 1;
+    }
+    assert!(read >= 10, "{read} seeds");
 }
 
 /// One change: bytes that go, come twice, move to another place, or become others.

@@ -1,6 +1,7 @@
 //! What an agreement does to real flows through a running node.
 
 use crate::node::admin::{flows, show};
+use crate::node::agreement::trial;
 use crate::node::peers::{Client, Server};
 use crate::node::{Record, Up, eventually};
 use serde_json::Value;
@@ -9,39 +10,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
-
-/// The client is at 127.0.0.1, the data at 127.0.0.2. `@consent` and `@rest` are filled in.
-const AGREEMENT: &str = r#"
-version = 1
-attributes = ["counted"]
-purposes = ["research", "care"]
-[party.hospital]
-[party.centre]
-[node.ward]
-party = "hospital"
-address = "127.0.0.2"
-[node.lab]
-party = "centre"
-address = "127.0.0.1"
-[data.pulse]
-node = "ward"
-port = @port
-consent = "@consent"
-[function.count]
-applies = "counted"
-[[agreement]]
-name = "trial"
-parties = "centre"
-data = "pulse"
-purpose = "research"
-access = "read"
-@rest
-"#;
-
-fn agreement(server: SocketAddr, consent: &str, rest: &str) -> String {
-    let port = server.port().to_string();
-    AGREEMENT.replace("@port", &port).replace("@consent", consent).replace("@rest", rest)
-}
 
 /// A node in front of the server, whose rule asks for this purpose.
 struct Site {
@@ -60,7 +28,7 @@ impl Site {
              [[rule]]\nname = \"care\"\nmatch = {{ listener = \"care\" }}\ncarrier = \"direct\"\nagreement = {{ purpose = \"care\" }}\n\
              [[rule]]\nname = \"research\"\ncarrier = \"direct\"\nagreement = {{ purpose = \"research\" }}\n"
         );
-        let text = agreement(address, "given", rest);
+        let text = trial(address.port(), "given", rest);
         let up = Up::start_with("default = \"deny\"\n", &rules, |folder| {
             std::fs::write(folder.join("agreement.toml"), text).expect("written");
         });
@@ -72,7 +40,7 @@ impl Site {
     }
 
     fn put(&self, consent: &str, rest: &str, dry_run: bool) -> Value {
-        put(&self.up, &agreement(self.server.address, consent, rest), dry_run).expect("taken")
+        put(&self.up, &trial(self.server.address.port(), consent, rest), dry_run).expect("taken")
     }
 }
 
@@ -171,7 +139,7 @@ fn a_wrong_agreement_changes_nothing() {
     let site = Site::start("", "");
     let mut client = Client::connect(site.at("in")).expect("allowed");
     let before = show(&site.up, "/v1/policy");
-    let right = agreement(site.server.address, "given", "");
+    let right = trial(site.server.address.port(), "given", "");
     let wrong = [
         "[[agreement",
         "version = 1\n",
@@ -192,7 +160,7 @@ fn the_file_is_followed_and_so_is_a_reload() {
     let mut site = Site::start("", "");
     let mut client = Client::connect(site.at("in")).expect("allowed");
     client.echo(b"pulse").expect("echo");
-    write(&site.up.folder(), &agreement(site.server.address, "withdrawn", ""));
+    write(&site.up.folder(), &trial(site.server.address.port(), "withdrawn", ""));
     eventually("the flow ends", || flows(&site.up).is_empty());
     assert_eq!(site.up.record().text("reason"), "policy_revoked");
     assert!(client.echo(b"pulse").is_err());

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::super::relay::{Cell, Results, Sample, Spread};
-use crate::peers::chains::CHAINS;
+use crate::peers::chains::{BARE_COPIES, CHAINS, COUNTING};
 
 /// What one further function inside us may cost of the rate of new connections.
 const NEW_AT_LEAST: f64 = 0.97;
@@ -85,15 +85,7 @@ pub fn judge(results: &Results) -> Vec<Bar> {
             inside.iter().filter(|peer| results.spread(cell, peer.name, speed(cell)).is_some()).collect();
         for pair in measured.windows(2) {
             let [before, after] = pair else { continue };
-            let further = length(after.name).saturating_sub(length(before.name));
-            let each = if cell.is_bulk() { BULK_AT_LEAST } else { NEW_AT_LEAST };
-            bars.push(Bar {
-                what: format!("{} / {}, {cell}, speed", after.name, before.name),
-                measured: ratio(results, cell, (after.name, before.name), speed(cell)),
-                bound: each.powi(i32::try_from(further).unwrap_or(1)),
-                at_least: true,
-                unit: "",
-            });
+            bars.push(further(results, cell, before.name, after.name));
         }
         for (row, containers) in [("1 container", 1.0), ("2 containers", 2.0)] {
             if results.spread(cell, row, speed(cell)).is_none() && results.why_missing(cell, row).is_none() {
@@ -109,6 +101,28 @@ pub fn judge(results: &Results) -> Vec<Bar> {
         }
     }
     bars
+}
+
+/// What the functions cost that the longer of two chains has beyond the shorter. Where the first of them is that reads, bulk leaves
+/// `splice(2)`, which no function could keep from happening: there the longer chain is held against the best of the least programs
+/// that read and write.
+fn further(results: &Results, cell: Cell, before: &'static str, after: &'static str) -> Bar {
+    let each = if cell.is_bulk() { BULK_AT_LEAST } else { NEW_AT_LEAST };
+    let first_reads = cell.is_bulk() && length(before) <= COUNTING && COUNTING < length(after);
+    let median = |row: &str| results.spread(cell, row, speed(cell)).map_or(0.0, |speed| speed.median);
+    let best = BARE_COPIES.into_iter().max_by(|a, b| median(a).total_cmp(&median(b)));
+    let (than, shorter) = match best.filter(|_| first_reads) {
+        Some(bare) => (bare, COUNTING),
+        None => (before, length(before)),
+    };
+    let more = length(after).saturating_sub(shorter);
+    Bar {
+        what: format!("{after} / {than}, {cell}, speed"),
+        measured: ratio(results, cell, (after, than), speed(cell)),
+        bound: each.powi(i32::try_from(more).unwrap_or(1)),
+        at_least: true,
+        unit: "",
+    }
 }
 
 fn length(name: &str) -> usize {
@@ -152,14 +166,40 @@ mod tests {
     use crate::machine::{Disturbance, Machine};
 
     fn results(rows: &[(&'static str, u64, u64)]) -> Results {
+        in_cell(Cell::New(32), rows)
+    }
+
+    fn in_cell(cell: Cell, rows: &[(&'static str, u64, u64)]) -> Results {
         let mut results = Results::new(Machine::probe(), 1, super::super::Timing::QUICK);
-        for (name, requests, cpu_us) in rows {
-            let report = Report { requests: *requests, window_ns: 1_000_000_000, ..Report::default() };
-            let cpu_ns = Some(cpu_us * 1000 * requests);
+        for (name, amount, cpu_us) in rows {
+            let (requests, bytes) = if cell.is_bulk() { (1, *amount) } else { (*amount, 0) };
+            let report = Report { requests, bytes, window_ns: 1_000_000_000, ..Report::default() };
+            let cpu_ns = Some(cpu_us * 1000 * amount);
             let sample = Sample { report, cpu_ns, disturbance: Disturbance::default() };
-            results.add(Cell::New(32), name, 0, Some(sample));
+            results.add(cell, name, 0, Some(sample));
         }
         results
+    }
+
+    #[test]
+    fn the_first_function_that_reads_is_held_against_the_least_that_copies() {
+        let rows = |third, fourth| {
+            let bulk = [
+                ("chain of 2", 8_000_000_000, 0),
+                ("chain of 3", third, 0),
+                ("chain of 4", fourth, 0),
+                ("bare copy, 64 KiB", 3_000_000_000, 0),
+                ("bare copy, 256 KiB", 4_000_000_000, 0),
+            ];
+            judge(&in_cell(Cell::Bulk(1), &bulk))
+        };
+        let bars = rows(3_900_000_000, 3_700_000_000);
+        assert_eq!(bars[0].what, "chain of 3 / bare copy, 256 KiB, bulk at 1, speed");
+        assert!(bars[0].holds() && !bars[1].holds(), "{bars:?}");
+        assert!(!rows(3_700_000_000, 3_700_000_000)[0].holds());
+        // Where the shorter of two chains reads already, or none of both does, they are held against each other.
+        let judged = judge(&in_cell(Cell::Bulk(1), &[("chain of 1", 10, 0), ("chain of 2", 9, 0)]));
+        assert_eq!((judged.len(), judged[0].holds()), (1, false));
     }
 
     #[test]

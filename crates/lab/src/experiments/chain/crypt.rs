@@ -1,14 +1,17 @@
-//! The encrypting pair beside OpenSSL: the same cipher, the same length of records, one core.
+//! The encrypting pair beside OpenSSL, and beside the library that it has its cipher from: the same cipher, the same length of
+//! records, one core.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use sidetrack_sys::scheduling::thread_cpu_time;
 
 use crate::peers::ours;
 use crate::site::Site;
 
-/// Bytes of one record of ours, and of one block of OpenSSL's.
-const RECORD_BYTES: &str = "16384";
+/// Bytes of one record of ours, and of one block of OpenSSL's and of ring's.
+const RECORD_BYTES: usize = 16384;
 
 /// Gigabytes (10^9) a second of processor time.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +20,8 @@ pub struct Pair {
     pub encrypt: f64,
     /// The same back.
     pub decrypt: f64,
+    /// The bare cipher in ring, which is ours.
+    pub ring: f64,
     /// The bare cipher in OpenSSL.
     pub openssl: f64,
     /// Which OpenSSL.
@@ -43,16 +48,35 @@ pub fn measure(site: &Site, bytes: u64) -> Result<Pair> {
     tried.args(["chain", "try", "all", "--bytes", &bytes.to_string(), "-c"]).arg(&config);
     let tried = said(tried)?;
     let mut openssl = site.proxy.command_at("openssl", &site.proxy_placement());
-    openssl.args(["speed", "-mr", "-seconds", "2", "-bytes", RECORD_BYTES, "-evp", "chacha20-poly1305"]);
+    let record = RECORD_BYTES.to_string();
+    openssl.args(["speed", "-mr", "-seconds", "2", "-bytes", &record, "-evp", "chacha20-poly1305"]);
     let openssl = said(openssl)?;
     let mut version = site.proxy.command_at("openssl", &site.proxy_placement());
     version.arg("version");
     Ok(Pair {
         encrypt: speed(&tried, "encrypt").context("no line of encrypt")?,
         decrypt: speed(&tried, "decrypt").context("no line of decrypt")?,
+        ring: ring_alone(bytes)?,
         openssl: openssl_speed(&openssl).context("openssl speed says no speed")?,
         version: said(version)?.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
     })
+}
+
+/// Seals so many bytes in place, one record after the other in the same memory.
+fn ring_alone(bytes: u64) -> Result<f64> {
+    let broken = |_| anyhow::anyhow!("ring does not seal");
+    let key = LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &[0x5a; 32]).map_err(broken)?);
+    let mut record = vec![0x5a; RECORD_BYTES];
+    let began = thread_cpu_time();
+    let records = bytes / RECORD_BYTES as u64;
+    for number in 0..records {
+        let mut nonce = [0; 12];
+        nonce[4..].copy_from_slice(&number.to_be_bytes());
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let _tag = key.seal_in_place_separate_tag(nonce, Aad::empty(), &mut record).map_err(broken)?;
+    }
+    let seconds = thread_cpu_time().saturating_sub(began).as_secs_f64();
+    Ok((records * RECORD_BYTES as u64) as f64 / 1e9 / seconds)
 }
 
 fn said(mut command: std::process::Command) -> Result<String> {
@@ -80,12 +104,18 @@ pub fn render(text: &mut String, pair: &Pair) {
     let share = |ours: f64| ours / pair.openssl;
     let _ = write!(
         text,
-        "| ChaCha20-Poly1305, records of 16 KiB | GB a CPU second | of OpenSSL's |\n|---|---:|---:|\n| encrypt | {:.2} | {:.2} |\n\
-         | decrypt | {:.2} | {:.2} |\n| {} (`openssl speed`), the cipher alone | {:.2} | 1 |\n\n",
+        "| ChaCha20-Poly1305, records of 16 KiB | GB a CPU second | of OpenSSL's | of ring's |\n|---|---:|---:|---:|\n\
+         | encrypt | {:.2} | {:.2} | {:.2} |\n| decrypt | {:.2} | {:.2} | {:.2} |\n\
+         | ring, the cipher alone (what ours is made of) | {:.2} | {:.2} | 1 |\n\
+         | {} (`openssl speed`), the cipher alone | {:.2} | 1 | |\n\n",
         pair.encrypt,
         share(pair.encrypt),
+        pair.encrypt / pair.ring,
         pair.decrypt,
         share(pair.decrypt),
+        pair.decrypt / pair.ring,
+        pair.ring,
+        share(pair.ring),
         pair.version,
         pair.openssl,
     );

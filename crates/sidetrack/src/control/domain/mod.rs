@@ -13,18 +13,22 @@ use super::facts;
 use super::link::{Link, LinkError};
 use super::settings::DomainSettings;
 use super::store::{If, LeaseId, Store, StoreError};
-use crate::admin::{Applied, Client};
+use crate::admin::{Applied, Client, FunctionCounts, Functions};
 use hyper::Method;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What could not be done is tried again, and leases are looked at, after so long.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long the orchestrator may take to hear of consent.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long containers may take to get well before a shipment fails; whoever orders it waits longer than that.
+const WELL_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether they are.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const APPLICATIONS: &str = "application/";
 const CONSENT: &str = "consent/";
 /// Consent that the orchestrator has not heard of.
@@ -53,6 +57,9 @@ pub enum DomainError {
     /// The proxies lack something.
     #[error("{0}")]
     Lacking(String),
+    /// A function is there and does not work.
+    #[error("{0}")]
+    Down(String),
     /// A proxy does not take it.
     #[error("{0}")]
     Proxy(String),
@@ -134,25 +141,47 @@ impl Domain {
     pub async fn offer(&self) -> Result<Offer, DomainError> {
         let mut functions = BTreeSet::new();
         for proxy in &self.settings.proxies {
-            functions.extend(functions_of(proxy).await?);
+            functions.extend(functions_of(proxy).await?.into_iter().map(|function| function.name));
         }
         let (party, nodes) = (self.settings.party.clone(), self.settings.nodes.clone());
         Ok(Offer { party, nodes, functions: functions.into_iter().collect() })
     }
 
-    /// Step 6: sees to it that the functions are there.
+    /// Step 6: sees to it that the functions are there, and at work. Containers that are being replaced are waited for.
     ///
     /// # Errors
-    /// One is not, and which.
+    /// One is not, which, and why.
     pub async fn ship(&self, name: &str, functions: &[String]) -> Result<(), DomainError> {
         self.find(name)?;
-        let offer = self.offer().await?;
-        match functions.iter().find(|function| !offer.functions.contains(function)) {
-            Some(function) => Err(DomainError::Lacking(format!(
-                "no proxy of '{}' has the function '{function}'",
-                offer.party
-            ))),
-            None => Ok(()),
+        let until = Instant::now() + WELL_WITHIN;
+        loop {
+            let Some(why) = self.down(functions).await? else { return Ok(()) };
+            if Instant::now() >= until {
+                return Err(DomainError::Down(why));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Which of these functions flows would not get through just now, and why, in words.
+    async fn down(&self, functions: &[String]) -> Result<Option<String>, DomainError> {
+        let party = &self.settings.party;
+        let mut lacking: BTreeSet<&String> = functions.iter().collect();
+        let mut down = None;
+        for proxy in &self.settings.proxies {
+            for found in functions_of(proxy).await?.into_iter().filter(|one| functions.contains(&one.name)) {
+                lacking.remove(&found.name);
+                if let Some(health) = found.containers.filter(|health| health.well == 0) {
+                    let why = health.trouble.unwrap_or_else(|| "it is being started".to_owned());
+                    down = Some(format!("the function '{}' of '{party}' is down: {why}", found.name));
+                }
+            }
+        }
+        match lacking.first() {
+            Some(function) => {
+                Err(DomainError::Lacking(format!("no proxy of '{party}' has the function '{function}'")))
+            }
+            None => Ok(down),
         }
     }
 
@@ -316,11 +345,9 @@ impl Domain {
 }
 
 /// The functions that a proxy has.
-async fn functions_of(proxy: &std::path::Path) -> Result<Vec<String>, DomainError> {
-    let asked = Client::new(proxy).ask::<serde_json::Value>(Method::GET, "/v1/functions", &[]).await;
-    let answer = asked.map_err(|error| DomainError::Proxy(error.to_string()))?;
-    let list = answer.get("functions").unwrap_or(&answer).as_array().cloned().unwrap_or_default();
-    Ok(list.iter().filter_map(|function| function.get("name")?.as_str().map(str::to_owned)).collect())
+async fn functions_of(proxy: &std::path::Path) -> Result<Vec<FunctionCounts>, DomainError> {
+    let asked = Client::new(proxy).ask::<Functions>(Method::GET, "/v1/functions", &[]).await;
+    Ok(asked.map_err(|error| DomainError::Proxy(error.to_string()))?.functions)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> {

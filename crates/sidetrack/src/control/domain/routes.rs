@@ -36,6 +36,10 @@ impl From<DomainError> for No {
             DomainError::Lacking(_) => {
                 (StatusCode::CONFLICT, "add [function.NAME] to the configuration of the proxy")
             }
+            DomainError::Down(_) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "`sidetrack fn probe NAME` says more; submit it again when the function is well",
+            ),
             DomainError::Proxy(_) => {
                 (StatusCode::BAD_GATEWAY, "see the log of the domain's agent and of its proxies")
             }

@@ -135,6 +135,8 @@ async fn dial(instance: &Instance) -> Result<TcpStream, Trouble> {
         Trouble::Down(format!("cannot connect to port {} of {}: {error}", instance.spec.port, instance.name))
     };
     sockopt::set_tcp_nodelay(&socket, true).map_err(down)?;
+    // We speak first, whatever it speaks: the acknowledgement of its answer travels with that. A wish.
+    let _ = sockopt::set_tcp_ack_with_data(&socket);
     let done = sockopt::start_connect(&socket, instance.address()).map_err(down)?;
     let stream = TcpStream::new(socket.into()).map_err(down)?;
     if !done {

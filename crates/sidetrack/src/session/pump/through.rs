@@ -7,7 +7,7 @@ use crate::carry::Wire;
 use crate::reactor::{Sleep, sleep};
 use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
 use sidetrack_core::flow::Side;
-use sidetrack_core::function::{Interest, Stop};
+use sidetrack_core::function::{FRAMING_MAX, Interest, Stop};
 use sidetrack_core::splice::Input;
 use sidetrack_core::time::Instant;
 use std::future::Future;
@@ -131,7 +131,8 @@ impl<W: Wire> Pump<W> {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
         };
-        let kept = match through.chain.take_whole(side, max as usize) {
+        // What functions have put around the bytes goes with them: it is in memory already, here or there.
+        let kept = match through.chain.take_whole(side, (max as usize).saturating_add(FRAMING_MAX)) {
             Some(whole) => lane.keep_whole(whole),
             None => lane.keep(through.chain.take(side, max as usize)),
         };
