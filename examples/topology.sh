@@ -117,13 +117,14 @@ wait_for() {
 
 # The same for what is written once something has happened: records as flows end, the line of a request after its answer.
 wait_for_lines() {
+    # Several files in one word, a space between them.
     local file=$1 count=$2 pattern=$3 try lines
     for ((try = 0; try < 600; try++)); do
-        lines=$(grep -c -- "$pattern" "$file" 2>/dev/null || true)
+        lines=$(cat $file 2>/dev/null | grep -c -- "$pattern" || true)
         if [ "${lines:-0}" -ge "$count" ]; then return; fi
         read -rt 0.1 <> <(:) || true
     done
-    cat "$file" >&2 || true
+    cat $file >&2 || true
     fail "fewer than $count lines with '$pattern' in $file"
 }
 

@@ -10,12 +10,12 @@ use std::time::Duration;
 pub struct ByteBucket {
     bytes_per_second: u64,
     burst_bytes: u64,
-    /// Bytes times [`NANOS`].
-    level: u128,
+    /// Bytes times [`NANOS`]; below zero: debt.
+    level: i128,
     updated: Instant,
 }
 
-const NANOS: u128 = 1_000_000_000;
+const NANOS: i128 = 1_000_000_000;
 
 /// A bucket that is empty is asked again when this part of a second's bytes, or its burst, is there: waking for every
 /// byte would cost more than the bytes.
@@ -25,33 +25,35 @@ impl ByteBucket {
     /// A full bucket of `burst_bytes` (at least 1) that gains `bytes_per_second` (at least 1).
     pub fn new(bytes_per_second: u64, burst_bytes: u64, now: Instant) -> Self {
         let burst_bytes = burst_bytes.max(1);
-        let level = u128::from(burst_bytes) * NANOS;
+        let level = i128::from(burst_bytes) * NANOS;
         Self { bytes_per_second: bytes_per_second.max(1), burst_bytes, level, updated: now }
     }
 
     /// How many bytes there are now.
     pub fn available(&mut self, now: Instant) -> u64 {
         self.refill(now);
-        u64::try_from(self.level / NANOS).unwrap_or(u64::MAX)
+        u64::try_from((self.level / NANOS).max(0)).unwrap_or(u64::MAX)
     }
 
-    /// Takes bytes out. More than there are puts the bucket into debt, which comes in before anything is available.
+    /// Takes bytes out. More than there are puts the bucket into debt, which comes in before anything is available: flows
+    /// on several threads that share a bucket may each have been told of the same bytes.
     pub fn take(&mut self, now: Instant, bytes: u64) {
         self.refill(now);
-        self.level = self.level.saturating_sub(u128::from(bytes) * NANOS);
+        self.level = self.level.saturating_sub(i128::from(bytes) * NANOS);
     }
 
     /// When it is worth asking again after [`ByteBucket::available`] said 0.
     pub fn deadline(&self) -> Instant {
         let quantum = (self.bytes_per_second / QUANTA_PER_SECOND).clamp(1, self.burst_bytes);
-        let lacking = (u128::from(quantum) * NANOS).saturating_sub(self.level);
+        let lacking = (i128::from(quantum) * NANOS - self.level).max(0).unsigned_abs();
         let nanos = lacking.div_ceil(u128::from(self.bytes_per_second));
         self.updated + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
     fn refill(&mut self, now: Instant) {
-        let gained = now.since(self.updated).as_nanos() * u128::from(self.bytes_per_second);
-        self.level = (self.level + gained).min(u128::from(self.burst_bytes) * NANOS);
+        let gained =
+            now.since(self.updated).as_nanos().cast_signed().saturating_mul(self.bytes_per_second.into());
+        self.level = self.level.saturating_add(gained).min(i128::from(self.burst_bytes) * NANOS);
         self.updated = self.updated.max(now);
     }
 }
@@ -127,6 +129,18 @@ mod tests {
 
     fn at(ms: u64) -> Instant {
         Instant::from_millis(ms)
+    }
+
+    #[test]
+    fn what_two_flows_took_at_once_is_owed() {
+        let mut bucket = ByteBucket::new(1_000_000, 5_000, at(0));
+        // Both are told before either takes.
+        assert_eq!((bucket.available(at(0)), bucket.available(at(0))), (5_000, 5_000));
+        bucket.take(at(0), 5_000);
+        bucket.take(at(0), 5_000);
+        assert_eq!(bucket.available(at(5)), 0, "the debt comes in first");
+        assert_eq!(bucket.deadline(), at(10));
+        assert_eq!(bucket.available(at(10)), 5_000);
     }
 
     #[test]
