@@ -1,8 +1,8 @@
 //! One task per flow: from an accepted connection to the one record of its end.
 //!
-//! Interceptor, policy and carrier are asked in turn ([`Setup`]); then the [`pump::Pump`] moves the bytes. What the
-//! making of a path needs is in a box that is gone when the long part of the flow's life begins.
+//! Interceptor, policy and carrier are asked in turn ([`setup::Setup`]); then the [`pump::Pump`] moves the bytes.
 
+mod carrying;
 mod client;
 mod containers;
 mod farewell;
@@ -14,6 +14,7 @@ mod relay;
 mod setup;
 mod watch;
 
+pub use carrying::{Carrying, Passage, carry_on};
 pub use client::{Client, Sniffed};
 pub use lane::allow_pipes;
 pub use setup::{Connect, ESTABLISHED, undecided};
@@ -22,15 +23,12 @@ pub use watch::Watched;
 use crate::carry::Stream;
 use crate::http;
 use crate::intercept::{Catches, Listening};
-use crate::live::{Clock, Ended, LiveFlow, Slot};
+use crate::live::{Ended, LiveFlow, Slot};
+use crate::reactor;
 use crate::worker::{Admission, Worker};
-use pump::Pump;
-use relay::Relay;
-use setup::{Setup, SetupEnd};
-use sidetrack_core::chain::Chain;
+use carrying::Moving;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::policy::Carry;
-use sidetrack_core::splice;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -92,8 +90,8 @@ pub struct Arrived {
     pub held: Vec<u8>,
 }
 
-/// Serves one client to its end.
-pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
+/// Serves one client to its end, in a task of its own.
+pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
     let Arrived { stream, peer, held } = arrived;
     let admission = match Admission::ask(&worker, peer.ip()) {
         Ok(admission) => admission,
@@ -101,87 +99,20 @@ pub async fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arri
     };
     let mut client = Client::new(stream);
     client.put_first(held);
-    // Boxed: other flows need not have room for requests.
     if let Catches::Http(proxy) = &listening.catches {
         let proxy = proxy.clone();
-        return Box::pin(http::serve(worker, listening, proxy, client, peer, admission)).await;
+        return reactor::spawn(http::serve(worker, listening, proxy, client, peer, admission));
     }
     if let Some(proxy) = listening.http.clone() {
-        return Box::pin(http::intercepted(worker, listening, proxy, client, peer, admission)).await;
+        return reactor::spawn(http::intercepted(worker, listening, proxy, client, peer, admission));
     }
     let entry = Entry::new(&worker);
-    carry_on(Passage { worker, listening, peer, connect: None }, client, entry).await;
-    drop(admission);
-}
-
-/// A flow that is led by [`Setup`] and moved by [`Pump`].
-pub struct Passage {
-    /// The worker.
-    pub worker: Arc<Worker>,
-    /// What caught it.
-    pub listening: Arc<Listening>,
-    /// The client.
-    pub peer: SocketAddr,
-    /// What the client asked for by CONNECT; none where the interceptor finds it out.
-    pub connect: Option<Connect>,
-}
-
-/// Makes the path, moves the bytes, and ends the flow.
-pub async fn carry_on(passage: Passage, mut client: Client, mut entry: Entry) {
-    let Passage { worker, listening, peer, connect } = passage;
-    // Boxed, so that the memory goes back before the long part of a flow's life begins.
-    let setup = Setup::new(&worker, &listening, &entry.live, peer, connect);
-    let made = Box::pin(setup.run(&mut client)).await;
-    if entry.live.decided().is_none() {
-        entry.live.decide(setup::undecided(&listening, peer));
-    }
-    match made {
-        SetupEnd::Ready(ready) => {
-            let early = (client.take_held(), ready.early);
-            let part_of = ready.session;
-            let sides = (client.stream, ready.server);
-            let containers::Way { chain, joints, note } = ready.way;
-            let moving = Moving { early, config: ready.config, chain };
-            let ending = if joints.is_empty() {
-                moved(sides, moving, &entry.live, worker.clock).await
-            } else {
-                // Boxed, so that flows without containers need not have room for them.
-                Box::pin(Relay::new(sides, moving, joints, entry.live.clone(), worker.clock)).await
-            };
-            drop(part_of);
-            entry.end(ending.reason, ending.error.map(|error| error.to_string()).or(note));
-        }
-        SetupEnd::Answered(reason, detail) => {
-            entry.end(reason, detail);
-            client.close_after_answer().await;
-        }
-        SetupEnd::Failed(failure) => {
-            client.reset();
-            entry.end(failure.reason, Some(failure.detail));
-        }
-    }
-}
-
-/// What the moving of bytes begins with.
-struct Moving {
-    /// Bytes read from the client and from the server already.
-    early: (Vec<u8>, Vec<u8>),
-    config: splice::Config,
-    /// The functions on the way.
-    chain: Option<Box<Chain>>,
-}
-
-/// Moves the bytes between two sides.
-async fn moved(sides: (Stream, Stream), moving: Moving, live: &Arc<LiveFlow>, clock: Clock) -> pump::Ending {
-    let live = live.clone();
-    let Moving { early, config, chain } = moving;
-    match sides {
-        (Stream::Tcp(client), Stream::Tcp(server)) => {
-            Pump::new((client, server), early, config, live, clock).through(chain).await
-        }
-        // Boxed, so that sockets alone decide how much memory a flow between sockets has.
-        sides => Box::pin(Pump::new(sides, early, config, live, clock).through(chain)).await,
-    }
+    let mut carrying = carry_on(Passage { worker, listening, peer, connect: None }, client, entry);
+    reactor::spawn(async move {
+        // By reference: what is awaited by value is there twice.
+        (&mut carrying).await;
+        drop(admission);
+    });
 }
 
 /// Moves the bytes of a connection that changed its protocol with the server.
@@ -195,7 +126,7 @@ pub async fn upgraded(
     let early = (client.take_held(), early);
     let config = setup::bounds(&worker.config().limits, carry);
     let moving = Moving { early, config, chain: None };
-    let ending = moved((client.stream, server), moving, &entry.live, worker.clock).await;
+    let ending = moving.between((client.stream, server), &entry.live, worker.clock).await;
     entry.end(ending.reason, ending.error.map(|error| error.to_string()));
 }
 

@@ -233,13 +233,15 @@ impl Worker {
     ) {
         let mut complaints = TokenBucket::new(COMPLAINTS_BURST, COMPLAINTS_PER_SECOND, self.clock.now());
         loop {
+            let is_told = stop.has_changed().unwrap_or(true);
             let accepted = tokio::select! {
                 biased;
+                // First: to be told of a change, and to take that back, costs more than to look whether there is one.
+                accepted = listener.accept(), if !is_told => accepted,
                 changed = stop.changed() => match changed {
                     Ok(()) if !*stop.borrow() => continue,
                     _ => break,
                 },
-                accepted = listener.accept() => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => self.serve(&listening, stream, peer, &stop),
@@ -276,7 +278,7 @@ impl Worker {
             reactor::spawn(self.clone().accept_tls(listening.clone(), stream, peer, stop.clone()));
         } else {
             let arrived = session::Arrived { stream: Stream::Tcp(stream), peer, held: Vec::new() };
-            reactor::spawn(session::serve(self.clone(), listening.clone(), arrived));
+            session::serve(self.clone(), listening.clone(), arrived);
         }
     }
 

@@ -18,8 +18,8 @@ pub struct ByteBucket {
 const NANOS: i128 = 1_000_000_000;
 
 /// A bucket that is empty is asked again when this part of a second's bytes, or its burst, is there: waking for every
-/// byte would cost more than the bytes.
-const QUANTA_PER_SECOND: u64 = 200;
+/// byte would cost more than the bytes. What is left of the burst then is how late that may be without a byte being lost.
+const QUANTA_PER_SECOND: u64 = 1000;
 
 impl ByteBucket {
     /// A full bucket of `burst_bytes` (at least 1) that gains `bytes_per_second` (at least 1).
@@ -193,7 +193,7 @@ mod tests {
             let since = |from: Instant| moved.iter().filter(move |(when, _)| *when >= from);
             let ten: u64 = since(at(1000)).map(|(_, bytes)| bytes).sum();
             assert!(ten.abs_diff(10 * rate) * 100 <= 10 * rate, "{ten} bytes in ten seconds at {rate}");
-            let most = (rate / 10 + rate / 100).max(rate / 10 + 1460);
+            let most = (rate / 10 + rate * 6 / 1000).max(rate / 10 + 1460);
             for (start, _) in &moved {
                 let end = *start + Duration::from_millis(100);
                 let window: u64 = since(*start).take_while(|(when, _)| *when < end).map(|(_, n)| n).sum();

@@ -125,11 +125,11 @@ pub struct LimitSpec {
 }
 
 impl LimitSpec {
-    /// The burst where none is said: a hundredth of a second's bytes, so that no tenth of a second has more than 1.1 of its
-    /// own, and at least one segment (TCP over Ethernet).
+    /// The burst where none is said: the bytes of 6 ms, so that no tenth of a second has more than 1.1 of its own even where some of
+    /// them come a few milliseconds late, and at least one segment (TCP over Ethernet).
     pub const fn usual_burst_bytes(bytes_per_second: u64) -> u64 {
         const SEGMENT: u64 = 1460;
-        let bytes = bytes_per_second / 100;
+        let bytes = bytes_per_second.saturating_mul(6) / 1000;
         if bytes > SEGMENT { bytes } else { SEGMENT }
     }
 }

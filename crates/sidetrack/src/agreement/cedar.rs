@@ -20,7 +20,7 @@ use sidetrack_core::agreement::{Facts, Obligations, Opinion, Permit, Question, R
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// What can be asked, and about what.
 const SCHEMA: &str = r#"
@@ -32,6 +32,28 @@ action read, write appliesTo { principal: Node, resource: DataSet, context: { pu
 
 /// The policy that minds consent; no agreement can have this name.
 const CONSENT: &str = "consent is withdrawn";
+
+/// Most policies that are kept for the next agreement; then all are forgotten, and compiled again.
+const COMPILED_MAX: usize = 1024;
+
+/// What is the same for all agreements. Cedar takes longer to read this than to answer a thousand questions, and consent that is
+/// withdrawn has to hold within milliseconds.
+struct Ground {
+    schema: Schema,
+    validator: Validator,
+    consent: Policy,
+}
+
+static GROUND: LazyLock<Result<Ground, String>> = LazyLock::new(|| {
+    let schema: Schema = SCHEMA.parse().map_err(|error: cedar_policy::CedarSchemaError| error.to_string())?;
+    let consent = "forbid (principal, action, resource) unless { resource.consent };";
+    let consent =
+        Policy::parse(Some(PolicyId::new(CONSENT)), consent).map_err(|error| error.to_string())?;
+    Ok(Ground { validator: Validator::new(schema.clone()), schema, consent })
+});
+
+/// Policies that were in order, by name and text: facts change while agreements stay.
+static COMPILED: Mutex<BTreeMap<(Arc<str>, String), Policy>> = Mutex::new(BTreeMap::new());
 
 /// What is wrong with a condition, and where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,12 +90,11 @@ impl Cedar {
         let internal = |error: &dyn fmt::Display| {
             vec![WhenError { agreement: 0, message: format!("the policy engine: {error}"), span: None }]
         };
-        let schema: Schema = SCHEMA.parse().map_err(|error| internal(&error))?;
-        let validator = Validator::new(schema.clone());
+        let ground = GROUND.as_ref().map_err(|error| internal(error))?;
         let mut policies = PolicySet::new();
         let mut wrong = Vec::new();
         for (agreement, clause) in clauses.iter().enumerate() {
-            match compile(clause, &validator) {
+            match compiled(clause, &ground.validator) {
                 Ok(policy) => policies.add(policy).map_err(|error| internal(&error))?,
                 Err((message, span)) => wrong.push(WhenError { agreement, message, span }),
             }
@@ -81,11 +102,8 @@ impl Cedar {
         if !wrong.is_empty() {
             return Err(wrong);
         }
-        let consent = "forbid (principal, action, resource) unless { resource.consent };";
-        let consent =
-            Policy::parse(Some(PolicyId::new(CONSENT)), consent).map_err(|error| internal(&error))?;
-        policies.add(consent).map_err(|error| internal(&error))?;
-        let entities = Entities::from_json_value(entities(facts, labels), Some(&schema))
+        policies.add(ground.consent.clone()).map_err(|error| internal(&error))?;
+        let entities = Entities::from_json_value(entities(facts, labels), Some(&ground.schema))
             .map_err(|error| internal(&error))?;
         let obligations = clauses.iter().map(|clause| (clause.name.clone(), clause.obligations)).collect();
         Ok(Self { authorizer: Authorizer::new(), policies, entities, obligations, clauses })
@@ -165,8 +183,13 @@ impl Clause {
         } else if !self.access.is_empty() && !self.access.contains(&question.access.as_str()) {
             (3, format!("allows {} only", self.access.join(", ")))
         } else {
-            (4, format!("holds only when {}", self.when.as_deref().unwrap_or("true")))
+            (4, format!("holds only when {}", self.condition()))
         })
+    }
+
+    /// What is written as `when`.
+    fn condition(&self) -> &str {
+        self.when.as_deref().unwrap_or("true")
     }
 
     /// The condition but for `when`.
@@ -189,8 +212,28 @@ impl Clause {
     }
 }
 
-/// The policy of one agreement.
-fn compile(clause: &Clause, validator: &Validator) -> Result<Policy, (String, Option<Range<usize>>)> {
+/// A mistake in words, and its place in the condition.
+type Mistake = (String, Option<Range<usize>>);
+
+/// The policy of one agreement, compiled if it was not before.
+fn compiled(clause: &Clause, validator: &Validator) -> Result<Policy, Mistake> {
+    let (text, begins) = policy(clause);
+    let key = (clause.name.clone(), text);
+    let known = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(policy) = known().get(&key) {
+        return Ok(policy.clone());
+    }
+    let policy = compile(clause, &key.1, begins, validator)?;
+    let mut known = known();
+    if known.len() >= COMPILED_MAX {
+        known.clear();
+    }
+    known.insert(key, policy.clone());
+    Ok(policy)
+}
+
+/// The text of an agreement's policy, and where its condition begins.
+fn policy(clause: &Clause) -> (String, usize) {
     let effect = match clause.effect {
         Effect::Permit => "permit",
         Effect::Forbid => "forbid",
@@ -199,13 +242,16 @@ fn compile(clause: &Clause, validator: &Validator) -> Result<Policy, (String, Op
     let action =
         if access.is_empty() { "action".to_owned() } else { format!("action in [{}]", access.join(", ")) };
     let mut text = format!("{effect} (principal, {action}, resource) when {{ {} }}", clause.scope());
-    let mut begins = text.len();
-    let when = clause.when.as_deref().unwrap_or("true");
     text.push_str(" when { ");
-    begins += " when { ".len();
-    text.push_str(when);
+    let begins = text.len();
+    text.push_str(clause.condition());
     // On a line of its own: a condition may end with a comment.
     text.push_str("\n};");
+    (text, begins)
+}
+
+fn compile(clause: &Clause, text: &str, begins: usize, validator: &Validator) -> Result<Policy, Mistake> {
+    let when = clause.condition();
     if let Some((message, span)) = condition::refused(when) {
         return Err((message, Some(span)));
     }
@@ -218,7 +264,7 @@ fn compile(clause: &Clause, validator: &Validator) -> Result<Policy, (String, Op
         inside(label.offset()..label.offset() + label.len())
     };
     let id = PolicyId::new(&*clause.name);
-    let policy = Policy::parse(Some(id), &text).map_err(|errors| {
+    let policy = Policy::parse(Some(id), text).map_err(|errors| {
         let place = errors.iter().next().and_then(|error| place(error));
         (errors.to_string(), place)
     })?;

@@ -9,12 +9,13 @@ use super::stream::Stream;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::Purpose;
 use std::collections::{BTreeMap, VecDeque};
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// Connections kept ready for each end of a link.
@@ -23,18 +24,19 @@ const WARM: usize = 4;
 /// Most connections that are parked for one neighbour: what the other end dialled and we have not used.
 const IDLE_MAX: usize = 256;
 
-/// Most connections that are kept ready for the other end at a time, however many it wants.
-const WANTED_MAX: usize = 256;
+/// Most connections that wait to be used by the other end at a time, however many it wants.
+const OFFERED_MAX: usize = 256;
 
-/// Most flows that wait for a connection to one neighbour.
+/// Most flows that wait for a connection to one neighbour, and most connections that a neighbour may want at a time.
 const WAITING_MAX: usize = 4096;
 
 /// Connections to one neighbour that are being made for flows at a time. More would not stand sooner: each of them costs both ends
 /// processor time, and a thousand at once run into their time-outs together.
 const DIALS_MAX: usize = 256;
 
-/// How long a flow waits for the other end to dial.
-const WAIT: Duration = Duration::from_secs(3);
+/// How long a flow waits for the other end to dial: less than a flow's path may take by default, so that its record says where it
+/// waited.
+const WAIT: Duration = Duration::from_secs(8);
 
 /// How long to wait after a dial that failed.
 const DIAL_REST: Duration = Duration::from_millis(200);
@@ -52,7 +54,7 @@ pub struct Pool {
     shelves: Mutex<BTreeMap<NodeId, Shelf>>,
     /// Something was taken or is wanted.
     used: Notify,
-    /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top.
+    /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top, which nobody dials yet.
     offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
     wanted: Mutex<BTreeMap<NodeId, usize>>,
     /// Leaves to dial a neighbour.
@@ -107,8 +109,16 @@ impl Pool {
     pub fn want(&self, neighbour: NodeId, connections: u16) {
         let mut wanted = lock(&self.wanted);
         let count = wanted.entry(neighbour).or_default();
-        *count = (*count + usize::from(connections)).min(WANTED_MAX);
+        *count = (*count + usize::from(connections)).min(WAITING_MAX);
         self.used.notify_waiters();
+    }
+
+    /// Whether the other end wants one more connection than are being dialled for it; this one is counted as dialled.
+    fn is_wanted(&self, neighbour: NodeId) -> bool {
+        let mut wanted = lock(&self.wanted);
+        let Some(count) = wanted.get_mut(&neighbour).filter(|count| **count > 0) else { return false };
+        *count -= 1;
+        true
     }
 
     /// Connections kept for flows to this neighbour.
@@ -182,24 +192,89 @@ pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
     }
 }
 
+/// A dial that is over.
+struct Dialled {
+    purpose: Purpose,
+    /// The other end had asked for it on top.
+    wanted: bool,
+    stream: anyhow::Result<Stream>,
+}
+
+/// What is being dialled to have connections ready, and for whom.
+#[derive(Default)]
+struct Refilling {
+    dials: JoinSet<Dialled>,
+    for_us: usize,
+    for_them: usize,
+}
+
+impl Refilling {
+    /// Starts as many dials as connections are missing: a thousand flows of the other end are not to wait for a thousand
+    /// handshakes one after the other.
+    fn start(&mut self, shared: &Arc<Shared>, neighbour: NodeId, offered: usize) {
+        while self.dials.len() < DIALS_MAX {
+            let ready = offered + self.for_them;
+            let mut wanted = false;
+            let purpose = if shared.pool.idle(neighbour) + self.for_us < WARM {
+                self.for_us += 1;
+                Purpose::FromDialer
+            } else {
+                wanted = ready >= WARM;
+                if wanted && (ready >= OFFERED_MAX || !shared.pool.is_wanted(neighbour)) {
+                    return;
+                }
+                self.for_them += 1;
+                Purpose::FromAcceptor
+            };
+            let shared = shared.clone();
+            self.dials.spawn(async move {
+                let stream = shared.dial(neighbour, purpose).await;
+                Dialled { purpose, wanted, stream }
+            });
+        }
+    }
+
+    /// The next dial that is over; waits for ever while there is none. None: one has panicked, and all are forgotten with it.
+    async fn next(&mut self) -> Option<Dialled> {
+        match self.dials.join_next().await {
+            Some(Ok(dialled)) => {
+                match dialled.purpose {
+                    Purpose::FromDialer => self.for_us -= 1,
+                    _ => self.for_them -= 1,
+                }
+                Some(dialled)
+            }
+            Some(Err(_)) => {
+                *self = Self::default();
+                None
+            }
+            None => pending().await,
+        }
+    }
+}
+
 async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
     let offered = shared.pool.offered(neighbour);
+    let mut refilling = Refilling::default();
     loop {
         let used = shared.pool.used.notified();
-        let wanted = lock(&shared.pool.wanted).get(&neighbour).copied().unwrap_or(0);
-        let purpose = if shared.pool.idle(neighbour) < WARM {
-            Purpose::FromDialer
-        } else if offered.load(Relaxed) < WARM || wanted > 0 && offered.load(Relaxed) < WANTED_MAX {
-            Purpose::FromAcceptor
-        } else {
-            used.await;
+        refilling.start(shared, neighbour, offered.load(Relaxed));
+        let dialled = tokio::select! {
+            () = used => continue,
+            dialled = refilling.next() => dialled,
+        };
+        let Some(Dialled { purpose, wanted, stream }) = dialled else {
+            sleep(DIAL_REST).await;
             continue;
         };
-        match shared.dial(neighbour, purpose).await {
+        match stream {
             Ok(stream) if purpose == Purpose::FromDialer => shared.pool.put(neighbour, stream),
             Ok(stream) => offer(shared, neighbour, number, stream, &offered),
             Err(error) => {
                 tracing::debug!(neighbour = %shared.identity.name(neighbour), error = format!("{error:#}"), "cannot dial");
+                if wanted {
+                    shared.pool.want(neighbour, 1);
+                }
                 sleep(DIAL_REST).await;
             }
         }
@@ -208,9 +283,6 @@ async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
 
 /// Waits for the other end to send a flow on this connection.
 fn offer(shared: &Arc<Shared>, neighbour: NodeId, number: u64, stream: Stream, offered: &Arc<AtomicUsize>) {
-    if let Some(wanted) = lock(&shared.pool.wanted).get_mut(&neighbour) {
-        *wanted = wanted.saturating_sub(1);
-    }
     offered.fetch_add(1, Relaxed);
     let (shared, offered) = (shared.clone(), offered.clone());
     tokio::spawn(async move {

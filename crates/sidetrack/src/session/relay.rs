@@ -1,7 +1,7 @@
 //! A flow that passes containers: one pump for each part of it, between the client and the first container, from one to the
 //! next, and to the server. The parts are one flow: one record, one end, and who fails first says why.
 
-use super::Moving;
+use super::carrying::Moving;
 use super::containers::Joint;
 use super::pump::{Ending, Ends, Law, Pump};
 use crate::carry::Stream;

@@ -148,7 +148,7 @@ impl Worker {
     ) {
         let peer = sidetrack_sys::sockopt::canonical(peer);
         let arrived = Arrived { stream: Stream::Tunnel(Box::new(stream)), peer, held };
-        reactor::spawn(session::serve(self.clone(), listening.clone(), arrived));
+        session::serve(self.clone(), listening.clone(), arrived);
     }
 
     /// Serves one TLS connection: the handshake, the wait for a flow, and the flow.

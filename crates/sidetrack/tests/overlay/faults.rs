@@ -213,6 +213,69 @@ fn flows_that_are_opened_and_dropped_at_once_leave_nothing() {
     eventually("it serves as before", || end_at(address) == ErrorKind::UnexpectedEof);
 }
 
+/// Lets connections through one by one until it is told to hold them; those it holds go on when so many are there.
+fn turnstile(to: SocketAddr, hold: Arc<AtomicU64>) -> SocketAddr {
+    let (listener, udp) = pair_of_sockets();
+    let address = listener.local_addr().expect("an address");
+    udp.connect(to).expect("an address");
+    std::thread::spawn(move || {
+        // Nothing comes of datagrams here.
+        let _udp = udp;
+        let mut held = Vec::new();
+        for near in listener.incoming().map_while(Result::ok) {
+            held.push(near);
+            if (held.len() as u64) < hold.load(Relaxed) {
+                continue;
+            }
+            hold.store(0, Relaxed);
+            for near in held.drain(..) {
+                let Ok(far) = TcpStream::connect(to) else { return };
+                pass(&near, &far, None);
+                pass(&far, &near, None);
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn flows_of_the_end_that_cannot_dial_do_not_wait_for_one_handshake_after_the_other() {
+    const FLOWS: usize = 60;
+    const TOGETHER: u64 = 30;
+    let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let to = server.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for mut stream in server.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || std::io::copy(&mut stream.try_clone().expect("a socket"), &mut stream));
+        }
+    });
+    let keys = Keys::new(&["a", "c"]);
+    let listener = format!(
+        "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{to}\"\n\
+         [[rule]]\nname = \"over\"\ncarrier = \"overlay:a\"\n"
+    );
+    let c = Up::start("default = \"deny\"\n", &(listener + &keys.section("c", &[], true)));
+    let hold = Arc::new(AtomicU64::new(0));
+    let dials = [("c", turnstile(overlay_address(&c), hold.clone()))];
+    let a = Up::start("", &(keys.section("a", &dials, false) + &DELIVER.replace("\"a\"", "\"c\"")));
+    wait_for(&c, "a link", |status| status["links"][0]["up"] == true);
+    hold.store(TOGETHER, Relaxed);
+    let open = |_| {
+        let mut flow = TcpStream::connect(entry(&c)).expect("c's listener");
+        flow.set_read_timeout(Some(LIMIT)).expect("a time-out");
+        flow.write_all(b"x").expect("room");
+        flow
+    };
+    let flows: Vec<_> = (0..FLOWS).map(open).collect();
+    for mut flow in flows {
+        let mut back = [0];
+        flow.read_exact(&mut back).expect("an answer");
+        assert_eq!(&back, b"x");
+    }
+    assert_eq!(hold.load(Relaxed), 0, "so many came together");
+    drop(a);
+}
+
 /// How a flow ends at a server that drops what it accepts.
 fn end_at(address: SocketAddr) -> ErrorKind {
     let mut stream = TcpStream::connect(address).expect("a's listener");

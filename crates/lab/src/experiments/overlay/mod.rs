@@ -94,12 +94,14 @@ struct Results {
     /// How long the run took.
     seconds: u64,
     verdicts: Vec<Verdict>,
+    /// Parts that could not be measured, and why.
+    troubles: Vec<String>,
 }
 
 /// Measures, prints the tables and says whether all bars hold.
 ///
 /// # Errors
-/// The network cannot be built (root is needed), or a program (sshd, scp) is missing.
+/// The network cannot be built (root is needed), or the results cannot be written. Parts that fail are named in the report.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = if options.quick { Plan::quick() } else { Plan::full() };
     let progress = Progress::new();
@@ -110,21 +112,30 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
     let kind = options.links.resolved(&launch::launcher()?)?;
     let mut lateness = None;
+    let mut troubles = Vec::new();
+    // What one part has cost is not to be lost because of another.
+    let mut note = |part: Part, done: Result<()>| {
+        if let Err(error) = done {
+            progress.say(&format!("{part:?} was not measured: {error:#}"));
+            troubles.push(format!("{part:?}: {error:#}"));
+        }
+    };
     if Part::THREE_HOPS.iter().any(wanted) {
         let mut scene = Scene::new(&THREE_HOPS, kind, options.seed)?;
         for part in Part::THREE_HOPS.into_iter().filter(wanted) {
-            three_hops(part, &mut scene, &plan, &mut figures, &progress)?;
+            note(part, three_hops(part, &mut scene, &plan, &mut figures, &progress));
         }
         figures.links_lost = scene.links_lost();
         lateness = scene.network().lateness()?;
     }
     if wanted(&Part::Fast) {
         let scene = Scene::new(&ONE_HOP, kind, options.seed)?;
-        measure::fast(&scene, &plan, &mut figures, &progress)?;
+        note(Part::Fast, measure::fast(&scene, &plan, &mut figures, &progress));
         lateness = lateness.or(scene.network().lateness()?);
     }
     if wanted(&Part::Wide) {
-        figures.wide = Some(wide::run(kind, options.seed, plan.cuts, plan.flows, &progress)?);
+        let wide = wide::run(kind, options.seed, plan.cuts, plan.flows, &progress);
+        note(Part::Wide, wide.map(|wide| figures.wide = Some(wide)));
     }
     progress.end();
     let verdicts = bars::judge(&figures);
@@ -137,11 +148,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         plan,
         figures,
         verdicts,
+        troubles,
     };
     print!("{}", report::text(&results));
     options.output.json(&results)?;
     report::files(&options.output, &results.figures)?;
-    let failed = results.verdicts.iter().any(Verdict::fails);
+    let failed = !results.troubles.is_empty() || results.verdicts.iter().any(Verdict::fails);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -43,6 +43,9 @@ pub fn text(results: &Results) -> String {
         };
         let _ = writeln!(text, "| {} | {:.3} | {word} |", verdict.bar, verdict.reached);
     }
+    for trouble in &results.troubles {
+        let _ = writeln!(text, "\nNot measured: {trouble}.");
+    }
     text
 }
 

@@ -16,7 +16,7 @@ pub struct Function {
     pub direction: Option<At<Direction>>,
     /// limit: bytes a second, 1 to 1000000000000. Required.
     pub bytes_per_second: Option<At<u64>>,
-    /// limit: bytes that may move at once after a pause, 1 to 1000000000000. Default: those of a hundredth of a second,
+    /// limit: bytes that may move at once after a pause, 1 to 1000000000000. Default: those of 6 ms,
     /// at least 1460: no tenth of a second then has more than 1.1 of its bytes, or one segment more.
     pub burst_bytes: Option<At<u64>>,
     /// limit: "flow" gives each flow the bandwidth, "client" shares it among the flows of one client address, "function"

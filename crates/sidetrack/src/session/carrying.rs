@@ -1,0 +1,174 @@
+//! The task of one flow: its path is made, then its bytes are moved. Written out, because an `async fn` has room for all its stages
+//! side by side for as long as it lives, and ten thousand flows that say nothing have only the last one.
+
+use super::containers::Joint;
+use super::pump::{Ending, Pump};
+use super::relay::Relay;
+use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
+use super::{Client, Entry};
+use crate::carry::Stream;
+use crate::intercept::Listening;
+use crate::live::{Clock, LiveFlow};
+use crate::reactor::TcpStream;
+use crate::worker::{FlowOfSession, Worker};
+use sidetrack_core::chain::Chain;
+use sidetrack_core::splice;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+/// What is led by [`Setup`].
+pub struct Passage {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// What caught it.
+    pub listening: Arc<Listening>,
+    /// The client.
+    pub peer: SocketAddr,
+    /// What the client asked for by CONNECT; none where the interceptor finds it out.
+    pub connect: Option<Connect>,
+}
+
+/// Makes the path, moves the bytes, and ends the flow.
+pub fn carry_on(passage: Passage, client: Client, entry: Entry) -> Carrying {
+    Carrying { stage: Stage::Making(Box::pin(make(passage, client, entry))) }
+}
+
+/// See [`carry_on`].
+pub struct Carrying {
+    stage: Stage,
+}
+
+enum Stage {
+    /// The path; none of it is left when the long part of the flow's life begins.
+    Making(Pin<Box<dyn Future<Output = Option<Carried>>>>),
+    Moving(Carried),
+    Over,
+}
+
+/// A flow whose path stands.
+struct Carried {
+    motion: Motion,
+    entry: Entry,
+    /// The SOCKS6 session it is part of.
+    part_of: Option<FlowOfSession>,
+    /// What the record says of an end that has nothing else to say.
+    note: Option<Box<str>>,
+}
+
+impl Carried {
+    fn end(self, ending: Ending) {
+        let Self { mut entry, part_of, note, .. } = self;
+        drop(part_of);
+        entry.end(ending.reason, ending.error.map(|error| error.to_string()).or(note.map(Into::into)));
+    }
+}
+
+impl Future for Carrying {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        loop {
+            let next = match &mut this.stage {
+                Stage::Making(making) => ready!(making.as_mut().poll(cx)).map_or(Stage::Over, Stage::Moving),
+                Stage::Moving(carried) => {
+                    let ending = ready!(Pin::new(&mut carried.motion).poll(cx));
+                    if let Stage::Moving(carried) = std::mem::replace(&mut this.stage, Stage::Over) {
+                        carried.end(ending);
+                    }
+                    return Poll::Ready(());
+                }
+                Stage::Over => return Poll::Ready(()),
+            };
+            this.stage = next;
+        }
+    }
+}
+
+/// Makes the path; none: the flow has ended.
+async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
+    let Passage { worker, listening, peer, connect } = passage;
+    let made = Setup::new(&worker, &listening, entry.live(), peer, connect).run(&mut client).await;
+    if entry.live().decided().is_none() {
+        entry.live().decide(undecided(&listening, peer));
+    }
+    match made {
+        SetupEnd::Ready(ready) => Some(carried(client, ready, entry, worker.clock)),
+        SetupEnd::Answered(reason, detail) => {
+            entry.end(reason, detail);
+            client.close_after_answer().await;
+            None
+        }
+        SetupEnd::Failed(failure) => {
+            client.reset();
+            entry.end(failure.reason, Some(failure.detail));
+            None
+        }
+    }
+}
+
+fn carried(mut client: Client, ready: Ready, entry: Entry, clock: Clock) -> Carried {
+    let Ready { server, early, config, way, session: part_of } = ready;
+    let moving = Moving { early: (client.take_held(), early), config, chain: way.chain };
+    let sides = (client.stream, server);
+    let motion = if way.joints.is_empty() {
+        moving.between(sides, entry.live(), clock)
+    } else {
+        moving.through(sides, way.joints, entry.live(), clock)
+    };
+    Carried { motion, entry, part_of, note: way.note.map(Into::into) }
+}
+
+/// What the moving of bytes begins with.
+pub(super) struct Moving {
+    /// Bytes read from the client and from the server already.
+    pub early: (Vec<u8>, Vec<u8>),
+    pub config: splice::Config,
+    /// The functions on the way.
+    pub chain: Option<Box<Chain>>,
+}
+
+impl Moving {
+    /// Between two sides.
+    pub fn between(self, sides: (Stream, Stream), live: &Arc<LiveFlow>, clock: Clock) -> Motion {
+        let Self { early, config, chain } = self;
+        let live = live.clone();
+        match sides {
+            (Stream::Tcp(client), Stream::Tcp(server)) => {
+                Motion::Sockets(Pump::new((client, server), early, config, live, clock).through(chain))
+            }
+            sides => Motion::Any(Box::pin(Pump::new(sides, early, config, live, clock).through(chain))),
+        }
+    }
+
+    /// The same through containers; at least one.
+    fn through(
+        self,
+        sides: (Stream, Stream),
+        joints: Vec<Joint>,
+        live: &Arc<LiveFlow>,
+        clock: Clock,
+    ) -> Motion {
+        Motion::Any(Box::pin(Relay::new(sides, self, joints, live.clone(), clock)))
+    }
+}
+
+/// A flow's bytes in motion. Sockets alone decide how much memory a flow between sockets has: everything else is in a box.
+pub(super) enum Motion {
+    Sockets(Pump<TcpStream>),
+    Any(Pin<Box<dyn Future<Output = Ending>>>),
+}
+
+impl Future for Motion {
+    type Output = Ending;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {
+        match self.get_mut() {
+            Self::Sockets(pump) => Pin::new(pump).poll(cx),
+            Self::Any(motion) => motion.as_mut().poll(cx),
+        }
+    }
+}
