@@ -41,6 +41,7 @@ pub struct Carrying {
     stage: Stage,
 }
 
+#[expect(clippy::large_enum_variant, reason = "all but the first moments of a flow are the large one")]
 enum Stage {
     /// The path; none of it is left when the long part of the flow's life begins.
     Making(Pin<Box<dyn Future<Output = Option<Carried>>>>),
@@ -157,6 +158,7 @@ impl Moving {
 }
 
 /// A flow's bytes in motion. Sockets alone decide how much memory a flow between sockets has: everything else is in a box.
+#[expect(clippy::large_enum_variant, reason = "nearly all flows are between sockets")]
 pub(super) enum Motion {
     Sockets(Pump<TcpStream>),
     Any(Pin<Box<dyn Future<Output = Ending>>>),
