@@ -47,8 +47,7 @@ struct Ground {
 static GROUND: LazyLock<Result<Ground, String>> = LazyLock::new(|| {
     let schema: Schema = SCHEMA.parse().map_err(|error: cedar_policy::CedarSchemaError| error.to_string())?;
     let consent = "forbid (principal, action, resource) unless { resource.consent };";
-    let consent =
-        Policy::parse(Some(PolicyId::new(CONSENT)), consent).map_err(|error| error.to_string())?;
+    let consent = Policy::parse(Some(PolicyId::new(CONSENT)), consent).map_err(|error| error.to_string())?;
     Ok(Ground { validator: Validator::new(schema.clone()), schema, consent })
 });
 

@@ -246,7 +246,9 @@ fn flows_of_the_end_that_cannot_dial_do_not_wait_for_one_handshake_after_the_oth
     let to = server.local_addr().expect("an address");
     std::thread::spawn(move || {
         for mut stream in server.incoming().map_while(Result::ok) {
-            std::thread::spawn(move || std::io::copy(&mut stream.try_clone().expect("a socket"), &mut stream));
+            std::thread::spawn(move || {
+                std::io::copy(&mut stream.try_clone().expect("a socket"), &mut stream)
+            });
         }
     });
     let keys = Keys::new(&["a", "c"]);
