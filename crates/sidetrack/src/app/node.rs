@@ -12,6 +12,7 @@ use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::engine;
 use crate::function::Function;
 use crate::function::container::Containers;
+use crate::http::sheet;
 use crate::keeper::{Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
@@ -159,6 +160,7 @@ impl Prepared {
                 paths.learn(&self.steer, &config, self.steered_since);
             }
             let warm = warm_room(&config, nofile, self.workers);
+            sheet::allow(sheets(&config, nofile));
             (budget(&config, nofile, self.workers), usize::try_from(warm).unwrap_or(usize::MAX))
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
@@ -480,6 +482,12 @@ const fn overlay_part(config: &Config) -> u64 {
     if config.overlay.is_some() { 2 } else { 1 }
 }
 
+/// How many descriptors are set aside for large content in the memory of caches.
+fn sheets(config: &Config, nofile: u64) -> u64 {
+    let caches = |listener: &Listener| listener.kind.http().is_some_and(|http| http.cache.is_some());
+    if config.listeners.iter().any(caches) { sheet::SHEETS_MAX.min(nofile / 16) } else { 0 }
+}
+
 /// How many flows the limit on open files and the configuration allow.
 fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
@@ -487,7 +495,7 @@ fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
     // Connections of tunnels that hold no flow yet.
     let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
-    let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers);
+    let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers) + sheets(config, nofile);
     let share = super::containers::share(config, nofile) / overlay_part(config);
     let budget = Budget::from_nofile(share, DESCRIPTOR_RESERVE + idle);
     match config.limits.max_flows {

@@ -230,6 +230,18 @@ pub enum ListenerKind {
     Engine(EngineListener),
 }
 
+impl ListenerKind {
+    /// How requests are served, where they are.
+    pub const fn http(&self) -> Option<&HttpListener> {
+        match self {
+            Self::Http(http) => Some(http),
+            Self::Redirect(redirect) => redirect.http.as_ref(),
+            Self::Tproxy(tproxy) => tproxy.http.as_ref(),
+            Self::Socks(_) | Self::Reverse(_) | Self::Tunnel(_) | Self::Engine(_) => None,
+        }
+    }
+}
+
 /// A SOCKS listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocksListener {

@@ -2,6 +2,7 @@
 //! sent.
 
 use super::disk::OnDisk;
+use super::sheet::{Pages, Sheet};
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +28,8 @@ pub struct Content {
 #[derive(Debug, Default)]
 struct ContentState {
     pieces: Vec<Arc<[u8]>>,
+    /// In the place of pieces, where the content is large.
+    sheet: Option<Sheet>,
     held: u64,
     end: End,
 }
@@ -43,10 +46,30 @@ pub enum End {
     Cut,
 }
 
+impl ContentState {
+    fn push(&mut self, data: &[u8]) {
+        match &mut self.sheet {
+            // The length is wrong then, and it is never whole.
+            Some(sheet) if !sheet.push(data) => return,
+            Some(_) => {}
+            None => self.pieces.push(data.into()),
+        }
+        self.held += data.len() as u64;
+    }
+
+    fn pieces(&self, from: usize, most: usize) -> io::Result<Vec<Arc<[u8]>>> {
+        match &self.sheet {
+            Some(sheet) => sheet.pieces(from, most),
+            None => Ok(self.pieces.iter().skip(from).take(most).cloned().collect()),
+        }
+    }
+}
+
 impl Content {
     /// Content that will come.
     pub fn coming(length: u64) -> Self {
-        Self { state: Mutex::default(), grown: Notify::new(), length, on_disk: None }
+        let state = ContentState { sheet: Sheet::of(length), ..ContentState::default() };
+        Self { state: Mutex::new(state), grown: Notify::new(), length, on_disk: None }
     }
 
     /// Content that is there.
@@ -57,7 +80,12 @@ impl Content {
     /// Content that is there, in pieces, none of them empty.
     pub fn of_pieces(pieces: Vec<Arc<[u8]>>) -> Self {
         let held = pieces.iter().map(|piece| piece.len() as u64).sum();
-        let state = Mutex::new(ContentState { pieces, held, end: End::Whole });
+        let sheet = Sheet::of(held).and_then(|mut sheet| {
+            let fits = pieces.iter().all(|piece| sheet.push(piece));
+            fits.then_some(sheet)
+        });
+        let pieces = if sheet.is_some() { Vec::new() } else { pieces };
+        let state = Mutex::new(ContentState { pieces, sheet, held, end: End::Whole });
         Self { state, grown: Notify::new(), length: held, on_disk: None }
     }
 
@@ -72,8 +100,7 @@ impl Content {
     pub fn push(&self, data: &[u8]) {
         if !data.is_empty() {
             let mut state = lock(&self.state);
-            state.held += data.len() as u64;
-            state.pieces.push(data.into());
+            state.push(data);
             drop(state);
             self.grown.notify_waiters();
         }
@@ -103,7 +130,13 @@ impl Content {
     /// All of it, if it is whole and in memory.
     pub fn in_memory(&self) -> Option<Vec<Arc<[u8]>>> {
         let state = lock(&self.state);
-        (self.on_disk.is_none() && state.end == End::Whole).then(|| state.pieces.clone())
+        (self.on_disk.is_none() && state.end == End::Whole).then(|| state.pieces(0, usize::MAX))?.ok()
+    }
+
+    /// All of it in pages, if it is whole and there.
+    pub fn pages(&self) -> Option<Arc<Pages>> {
+        let state = lock(&self.state);
+        state.sheet.as_ref().filter(|_| state.end == End::Whole).map(|sheet| sheet.pages().clone())
     }
 
     /// Makes it ready to be read: whoever holds what this gives can read all of it, whatever is removed meanwhile.
@@ -147,7 +180,7 @@ impl Content {
     /// The pieces that are in memory by now, if there are any or no more come.
     fn here(&self, from: usize, most: usize) -> Option<(Vec<Arc<[u8]>>, End)> {
         let state = lock(&self.state);
-        let pieces: Vec<_> = state.pieces.iter().skip(from).take(most).cloned().collect();
+        let Ok(pieces) = state.pieces(from, most) else { return Some((Vec::new(), End::Cut)) };
         (!pieces.is_empty() || state.end != End::Coming).then_some((pieces, state.end))
     }
 }

@@ -26,6 +26,7 @@ mod refresh;
 mod relay;
 mod request;
 mod sending;
+pub mod sheet;
 mod sibling;
 mod store;
 mod tap;

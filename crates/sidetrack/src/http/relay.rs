@@ -6,14 +6,17 @@ use super::duplex::Duplex;
 use super::meter::Meter;
 use super::pool::Route;
 use crate::live::{Clock, LiveFlow};
+use crate::reactor::TcpStream;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
 use sidetrack_core::http::message::MessageError;
 use sidetrack_core::time::Instant as Moment;
+use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::time::Duration;
 
 /// How long nothing may move while a message is under way, where the rule says nothing: long enough for a server that
@@ -154,6 +157,40 @@ impl<'a> Outgoing<'a> {
         let mut slices: Vec<IoSlice<'_>> = all.map(IoSlice::new).collect();
         write_all(to, &mut slices).await?;
         self.pending.clear();
+        Ok(())
+    }
+
+    /// The socket, where content may go to it as it is.
+    fn bare_socket(&self) -> Option<&'a TcpStream> {
+        self.to.filter(|_| !self.is_chunked && self.meter.is_none())?.tcp()
+    }
+
+    /// Whether [`Self::push_file`] can be asked.
+    pub fn sends_pages(&self) -> bool {
+        self.bare_socket().is_some()
+    }
+
+    /// Sends these bytes of a file without reading them; nothing where that cannot be done.
+    ///
+    /// # Errors
+    /// As the socket says.
+    pub async fn push_file(
+        &mut self,
+        file: &File,
+        mut range: Range<u64>,
+        progress: Progress<'_>,
+    ) -> io::Result<()> {
+        self.flush().await?;
+        let Some(socket) = self.bare_socket() else { return Ok(()) };
+        while !range.is_empty() {
+            let n = poll_fn(|cx| socket.poll_send_file(cx, file, &range)).await?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            range.start += n;
+            self.written += n;
+            progress.mark();
+        }
         Ok(())
     }
 

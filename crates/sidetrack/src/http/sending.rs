@@ -45,6 +45,12 @@ async fn send_range(
     (first, last): (u64, u64),
     progress: Progress<'_>,
 ) -> Result<(), Stopped> {
+    if out.sends_pages()
+        && let Some(pages) = content.pages()
+    {
+        let end = last.saturating_add(1).min(content.length);
+        return out.push_file(pages.file(), first..end, progress).await.map_err(Stopped::Sink);
+    }
     let (mut index, mut position) = content.begin_at(first);
     loop {
         let (pieces, end) = content.pieces(index, PIECES).await;

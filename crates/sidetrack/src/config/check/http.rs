@@ -1,8 +1,7 @@
 //! `[[listen]]` of kind http, and its cache.
 
 use super::super::{
-    At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, ListenerKind,
-    raw,
+    At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, raw,
 };
 use super::Check;
 use sidetrack_core::flow::Destination;
@@ -114,12 +113,7 @@ impl Check<'_> {
     pub(super) fn disks_apart(&mut self, listens: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
         let mut seen: Vec<&std::path::Path> = Vec::new();
         for (listen, listener) in listens.iter().zip(listeners) {
-            let http = listener.as_ref().and_then(|listener| match &listener.kind {
-                ListenerKind::Http(http) => Some(http),
-                ListenerKind::Redirect(redirect) => redirect.http.as_ref(),
-                ListenerKind::Tproxy(tproxy) => tproxy.http.as_ref(),
-                _ => None,
-            });
+            let http = listener.as_ref().and_then(|listener| listener.kind.http());
             let disk = http.and_then(|http| http.cache.as_ref()?.disk.as_ref());
             let Some(folder) = disk.map(|disk| disk.folder.as_path()) else { continue };
             if seen.contains(&folder) {
