@@ -49,9 +49,12 @@ pub enum End {
 impl ContentState {
     fn push(&mut self, data: &[u8]) {
         match &mut self.sheet {
-            // The length is wrong then, and it is never whole.
-            Some(sheet) if !sheet.push(data) => return,
-            Some(_) => {}
+            Some(sheet) => {
+                if !sheet.push(data) {
+                    // The length is wrong then, and it is never whole.
+                    return;
+                }
+            }
             None => self.pieces.push(data.into()),
         }
         self.held += data.len() as u64;
