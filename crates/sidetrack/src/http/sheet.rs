@@ -14,28 +14,46 @@ pub const LEAST: u64 = 1 << 20;
 /// Most descriptors that are set aside for sheets.
 pub const SHEETS_MAX: u64 = 128;
 
-/// How many there may be.
-static LIMIT: AtomicUsize = AtomicUsize::new(0);
-/// How many there are.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// How many sheets there may be, and how many there are.
+#[derive(Debug)]
+struct Room {
+    limit: AtomicUsize,
+    count: AtomicUsize,
+}
 
-/// Lets there be so many sheets: descriptors that admission sets aside.
+static ROOM: Room = Room::none();
+
+impl Room {
+    const fn none() -> Self {
+        Self { limit: AtomicUsize::new(0), count: AtomicUsize::new(0) }
+    }
+
+    /// Lets there be so many, or as many as were allowed before.
+    fn allow(&self, sheets: u64) {
+        self.limit.fetch_max(usize::try_from(sheets).unwrap_or(usize::MAX), Relaxed);
+    }
+}
+
+/// Lets there be so many sheets, or as many as were allowed before: descriptors that admission sets aside.
 pub fn allow(sheets: u64) {
-    LIMIT.store(usize::try_from(sheets).unwrap_or(usize::MAX), Relaxed);
+    ROOM.allow(sheets);
 }
 
 /// The pages of a sheet. They stay as they are for whoever holds them; bytes are only ever added behind those that are there.
 #[derive(Debug)]
-pub struct Pages(File);
+pub struct Pages {
+    file: File,
+    room: &'static Room,
+}
 
 impl Pages {
-    fn new() -> Option<Self> {
-        let more = |count: usize| (count < LIMIT.load(Relaxed)).then_some(count + 1);
-        COUNT.fetch_update(Relaxed, Relaxed, more).ok()?;
+    fn new(room: &'static Room) -> Option<Self> {
+        let more = |count: usize| (count < room.limit.load(Relaxed)).then_some(count + 1);
+        room.count.fetch_update(Relaxed, Relaxed, more).ok()?;
         match memfd_create("sidetrack-cache", MemfdFlags::CLOEXEC) {
-            Ok(fd) => Some(Self(fd.into())),
+            Ok(fd) => Some(Self { file: fd.into(), room }),
             Err(_) => {
-                COUNT.fetch_sub(1, Relaxed);
+                room.count.fetch_sub(1, Relaxed);
                 None
             }
         }
@@ -43,13 +61,13 @@ impl Pages {
 
     /// As a file.
     pub const fn file(&self) -> &File {
-        &self.0
+        &self.file
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        COUNT.fetch_sub(1, Relaxed);
+        self.room.count.fetch_sub(1, Relaxed);
     }
 }
 
@@ -66,14 +84,18 @@ pub struct Sheet {
 impl Sheet {
     /// A sheet for content of this length; none if it is small, or there are enough of them.
     pub fn of(length: u64) -> Option<Self> {
-        let pages = (length >= LEAST).then(Pages::new)??;
+        Self::within(&ROOM, length)
+    }
+
+    fn within(room: &'static Room, length: u64) -> Option<Self> {
+        let pages = (length >= LEAST).then(|| Pages::new(room))??;
         Some(Self { pages: Arc::new(pages), ends: Vec::new(), is_full: false })
     }
 
     /// Adds a piece; false: there is no room for it.
     pub fn push(&mut self, piece: &[u8]) -> bool {
         // What is left of a piece that did not fit is never told of.
-        self.is_full |= (&self.pages.0).write_all(piece).is_err();
+        self.is_full |= (&self.pages.file).write_all(piece).is_err();
         if !self.is_full {
             self.ends.push(self.ends.last().unwrap_or(&0) + piece.len() as u64);
         }
@@ -88,7 +110,7 @@ impl Sheet {
         let mut start = from.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
         let read = |end: &u64| {
             let mut piece = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-            self.pages.0.read_exact_at(&mut piece, start)?;
+            self.pages.file.read_exact_at(&mut piece, start)?;
             start = *end;
             Ok(piece.into())
         };
@@ -107,10 +129,12 @@ mod tests {
 
     #[test]
     fn pieces_come_back_as_they_went_in_and_sheets_are_counted() {
-        assert!(Sheet::of(LEAST).is_none(), "none is allowed");
-        allow(2);
-        assert!(Sheet::of(LEAST - 1).is_none(), "too small");
-        let mut sheet = Sheet::of(LEAST).expect("one is allowed");
+        static ROOM: Room = Room::none();
+        let of = |length| Sheet::within(&ROOM, length);
+        assert!(of(LEAST).is_none(), "none is allowed");
+        ROOM.allow(2);
+        assert!(of(LEAST - 1).is_none(), "too small");
+        let mut sheet = of(LEAST).expect("one is allowed");
         let pieces: Vec<Vec<u8>> = (0..20_u8).map(|n| vec![n; 1 + 997 * usize::from(n)]).collect();
         assert!(pieces.iter().all(|piece| sheet.push(piece)));
         for (from, most) in [(0, 20), (0, 3), (7, 5), (19, 16), (20, 1)] {
@@ -118,12 +142,12 @@ mod tests {
             let wanted = pieces.iter().skip(from).take(most);
             assert!(read.iter().map(|piece| piece.to_vec()).eq(wanted.cloned()), "{from} {most}");
         }
-        let other = Sheet::of(LEAST).expect("two are allowed");
-        assert!(Sheet::of(LEAST).is_none(), "three are not");
+        let other = of(LEAST).expect("two are allowed");
+        assert!(of(LEAST).is_none(), "three are not");
         let pages = other.pages().clone();
         drop(other);
-        assert!(Sheet::of(LEAST).is_none(), "somebody still reads it");
+        assert!(of(LEAST).is_none(), "somebody still reads it");
         drop(pages);
-        assert!(Sheet::of(LEAST).is_some());
+        assert!(of(LEAST).is_some());
     }
 }

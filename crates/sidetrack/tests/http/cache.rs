@@ -349,3 +349,41 @@ fn parts_that_no_strong_tag_holds_together_stay_apart() {
     let across = client.ask("GET", &url, "Range: bytes=3-6");
     assert!(!across.is_hit() && across.text() == "3456", "{across:?}");
 }
+
+#[test]
+fn large_content_is_sent_as_it_is_whole_and_in_parts() {
+    const LENGTH: usize = 3_000_001;
+    let content: String = (0..LENGTH).map(|at| char::from(b'a' + (at * at % 23) as u8)).collect();
+    let all = content.clone();
+    // As a node does where it counts its descriptors.
+    sidetrack::http::sheet::allow(8);
+    let origin = Origin::start(move |_| ok("Cache-Control: max-age=60|ETag: \"a\"", &all));
+    let node = cached();
+    let url = origin.url("/large");
+    assert!(Client::new(node.entry()).fetch(&url).text() == content, "on its way into the cache");
+    let mut client = Client::new(node.entry());
+    for _ in 0..2 {
+        let hit = client.fetch(&url);
+        assert!(hit.is_hit() && hit.text() == content, "{:?}", hit.status);
+    }
+    for (first, last) in
+        [(0, 0), (0, 65_535), (65_535, 65_537), (1_048_575, 2_097_153), (LENGTH - 1, LENGTH - 1)]
+    {
+        let part = client.ask("GET", &url, &format!("Range: bytes={first}-{last}"));
+        assert!(part.is_hit() && part.status == 206, "{:?}", part.status);
+        assert!(part.text() == content[first..=last], "{first}-{last}");
+    }
+    let parts = client.ask("GET", &url, "Range: bytes=1-2,2000000-2000002");
+    for wanted in [&content[1..=2], &content[2_000_000..=2_000_002]] {
+        assert!(parts.text().contains(&format!("\r\n\r\n{wanted}\r\n")), "{}", parts.text());
+    }
+    assert!(sheets() >= 1, "it lies in pages of its own");
+    assert_eq!(origin.asked().len(), 1);
+}
+
+/// Contents that this process, and the nodes in it, hold in pages of their own.
+fn sheets() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").expect("Linux");
+    let is_sheet = |path: &std::path::PathBuf| path.to_string_lossy().contains("memfd:sidetrack-cache");
+    files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok()).filter(is_sheet).count()
+}
