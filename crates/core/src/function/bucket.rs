@@ -139,7 +139,7 @@ mod tests {
         bucket.take(at(0), 5_000);
         bucket.take(at(0), 5_000);
         assert_eq!(bucket.available(at(5)), 0, "the debt comes in first");
-        assert_eq!(bucket.deadline(), at(10));
+        assert_eq!((bucket.deadline(), bucket.available(at(6))), (at(6), 1_000));
         assert_eq!(bucket.available(at(10)), 5_000);
     }
 
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(bucket.available(at(0)), 5_000);
         bucket.take(at(0), 5_000);
         assert_eq!(bucket.available(at(0)), 0);
-        assert_eq!(bucket.deadline(), at(5));
+        assert_eq!((bucket.deadline(), bucket.available(at(1))), (at(1), 1_000));
         assert_eq!(bucket.available(at(5)), 5_000);
         assert_eq!(bucket.available(at(50_000)), 5_000);
         let mut moved = 0;
