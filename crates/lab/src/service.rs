@@ -1,6 +1,7 @@
 //! A long-running program of the lab: started in a node, awaited until it listens, ended with its children.
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -60,27 +61,29 @@ impl Service {
     /// # Errors
     /// The program ended or did not listen within a minute; the message shows the end of its log.
     pub fn wait_listening(&mut self, node: &Node, port: u16) -> Result<()> {
+        self.wait(&format!("listens on port {port}"), || node.listens_on(port))
+    }
+
+    /// Waits until somebody accepts at this unix socket: our program opens that of its admin side after its listeners.
+    ///
+    /// # Errors
+    /// As [`Self::wait_listening`].
+    pub fn wait_socket(&mut self, path: &Path) -> Result<()> {
+        self.wait(&format!("accepts at {}", path.display()), || Ok(UnixStream::connect(path).is_ok()))
+    }
+
+    fn wait(&mut self, what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
         let since = Instant::now();
-        loop {
-            if node.listens_on(port)? {
-                return Ok(());
-            }
+        while !holds()? {
             if let Some(status) = self.child.try_wait()? {
-                bail!(
-                    "{} ended ({status}) before it listened on port {port}: {}",
-                    self.name,
-                    self.log_tail()
-                );
+                bail!("{} ended ({status}) before it {what}: {}", self.name, self.log_tail());
             }
             if since.elapsed() > READY_WITHIN {
-                bail!(
-                    "{} does not listen on port {port} after {READY_WITHIN:?}: {}",
-                    self.name,
-                    self.log_tail()
-                );
+                bail!("after {READY_WITHIN:?} it is not so that {} {what}: {}", self.name, self.log_tail());
             }
             std::thread::sleep(READY_POLL);
         }
+        Ok(())
     }
 
     /// The name it was started under.

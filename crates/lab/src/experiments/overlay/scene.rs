@@ -314,6 +314,7 @@ impl Scene {
         command.env("SIDETRACK_LOG", "sidetrack=info").args(["up", "-c"]).arg(&path);
         let mut service = Service::start(&format!("sidetrack-{name}"), command, directory)?;
         service.wait_listening(&self.nodes[at], if at == 0 { LISTENER } else { PORT })?;
+        service.wait_socket(&directory.join(format!("{name}.sock")))?;
         self.services.push(service);
         Ok(())
     }

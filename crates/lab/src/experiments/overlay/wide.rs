@@ -197,6 +197,7 @@ impl World {
         command.args(["up", "-c"]).arg(&path);
         let mut service = Service::start(&format!("sidetrack-{}", name(at)), command, directory)?;
         service.wait_listening(node, if at == ENDS[0] { LISTENER } else { PORT })?;
+        service.wait_socket(&directory.join(format!("{}.sock", name(at))))?;
         self.services.push(service);
         Ok(())
     }
