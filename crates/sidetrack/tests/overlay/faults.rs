@@ -224,10 +224,12 @@ fn turnstile(to: SocketAddr, hold: Arc<AtomicU64>) -> SocketAddr {
         let mut held = Vec::new();
         for near in listener.incoming().map_while(Result::ok) {
             held.push(near);
-            if (held.len() as u64) < hold.load(Relaxed) {
+            let together = hold.load(Relaxed);
+            if (held.len() as u64) < together {
                 continue;
             }
-            hold.store(0, Relaxed);
+            // Not what was asked for meanwhile: then nothing would be held, and nobody would know.
+            let _ = hold.compare_exchange(together, 0, Relaxed, Relaxed);
             for near in held.drain(..) {
                 let Ok(far) = TcpStream::connect(to) else { return };
                 pass(&near, &far, None);
