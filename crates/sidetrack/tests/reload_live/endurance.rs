@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Reloads of a round, and rounds there may be at most.
 const RELOADS: usize = 200;
+const ROUNDS: usize = 4;
 /// Flows of each of three kinds that live through all reloads.
 const FLOWS: usize = 67;
 
-/// Memory that may come with a hundred reloads, bytes: less than one leaked configuration each.
+/// Memory that may come with a round, bytes: less than one leaked configuration for each reload.
 const GROWTH_MAX: u64 = 3 << 20;
 
 /// The `number`th configuration: every other one has a listener more, another place for one, and other kernel paths.
@@ -43,14 +45,41 @@ fn size(pid: u32) -> (u64, usize) {
     (kib * 1024, fds)
 }
 
-/// The least of the last three sizes against the largest of the first three: flows come and go all the while, and what is
-/// written of them waits in memory for a moment.
-fn has_not_grown(who: &str, sizes: Vec<(u64, usize)>) {
-    let (early, late) = (&sizes[..3], &sizes[sizes.len() - 3..]);
-    let bytes = (early.iter().map(|size| size.0).max(), late.iter().map(|size| size.0).min());
-    assert!(bytes.1 < bytes.0.map(|bytes| bytes + GROWTH_MAX), "{who}: {sizes:?}");
-    let descriptors = (early.iter().map(|size| size.1).max(), late.iter().map(|size| size.1).min());
-    assert!(descriptors.1 <= descriptors.0.map(|count| count + 8), "{who}: {sizes:?}");
+/// Sizes of main and keeper in the course of a round.
+type Sizes = Vec<[(u64, usize); 2]>;
+
+/// Whether a process has more at the end of a round than at its beginning. The least of the last three sizes counts against
+/// the largest of the first three: flows come and go all the while, and what is written of them waits in memory for a moment.
+fn has_grown(round: &Sizes) -> bool {
+    let (early, late) = (&round[..3], &round[round.len() - 3..]);
+    (0..2).any(|who| {
+        let bytes = |sizes: &[[(u64, usize); 2]]| sizes.iter().map(|sizes| sizes[who].0).collect::<Vec<_>>();
+        let fds = |sizes: &[[(u64, usize); 2]]| sizes.iter().map(|sizes| sizes[who].1).collect::<Vec<_>>();
+        bytes(late).into_iter().min() > bytes(early).into_iter().max().map(|bytes| bytes + GROWTH_MAX)
+            || fds(late).into_iter().min() > fds(early).into_iter().max().map(|count| count + 8)
+    })
+}
+
+/// Reloads until a round brought no growth. What leaks grows in every round; an allocator that takes another huge page, or
+/// another arena for a thread, does so once or twice.
+fn reload_until_steady(up: &Up, text: impl Fn(usize) -> String, clients: &mut [Client]) {
+    let mut rounds: Vec<Sizes> = Vec::new();
+    while rounds.len() < ROUNDS {
+        let mut round = Sizes::new();
+        for number in 1..=RELOADS {
+            up.reload(TOP, &text(number));
+            if number % 20 == 0 {
+                echo_all(clients);
+                round.push([size(up.pid()), size(up.keeper())]);
+            }
+        }
+        let grown = has_grown(&round);
+        rounds.push(round);
+        if !grown {
+            return;
+        }
+    }
+    panic!("grew in each of {ROUNDS} rounds, bytes and descriptors of main and keeper: {rounds:?}");
 }
 
 /// New connections all the while: none is refused, none goes past us.
@@ -94,19 +123,9 @@ fn long_flows_live_through_many_reloads_and_nothing_grows() {
         let mut clients: Vec<_> = doors.iter().cycle().take(doors.len() * FLOWS).map(connect).collect();
         let stop = Arc::new(AtomicBool::new(false));
         let visiting = visitors(to, stop.clone());
-        let mut sizes = Vec::new();
-        for number in 1..=RELOADS {
-            up.reload(TOP, &text(number));
-            if number % 20 == 0 {
-                echo_all(&mut clients);
-                sizes.push([size(up.pid()), size(up.keeper())]);
-            }
-        }
+        reload_until_steady(&up, text, &mut clients);
         stop.store(true, Ordering::Relaxed);
         let visits = visiting.join().expect("every visit went well");
-        for (process, who) in ["main", "keeper"].into_iter().enumerate() {
-            has_not_grown(who, sizes.iter().map(|sizes| sizes[process]).collect());
-        }
         clients.into_iter().for_each(|client| client.close().expect("closed"));
         let records: Vec<_> = (0..visits + doors.len() * FLOWS).map(|_| up.record()).collect();
         let fates = fates(&records);
