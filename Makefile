@@ -59,7 +59,7 @@ lab: deps-bench ## The real programs across namespaces; a skip is a failure
 
 # The tests that ask the kernel for namespaces, rules and routes: CRATE/NAME of each.
 KERNEL_TESTS := sys/conntrack sys/exec sys/list sys/nft sys/owned_table sys/steering sys/undo \
-	sidetrack/run_isolated sidetrack/steering lab/link
+	sidetrack/run_isolated sidetrack/shunt sidetrack/steering lab/link
 
 lab-kernel: deps-test ## The links, the main job and the namespace tests on Debian's own kernel in qemu (JOBS=links: one of them)
 	@.ci/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod

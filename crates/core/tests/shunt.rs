@@ -17,11 +17,11 @@ fn tuple() -> Tuple {
     Tuple { client, server, transport: Transport::Tcp, zone: 0 }
 }
 
-fn config() -> Config {
+fn config(fast_path: FastPathKind) -> Config {
     Config {
         ports: [1, 2].into_iter().filter_map(PortNumber::new).collect(),
         actions: MarkActions::default(),
-        fast_path: FastPathKind::Tc,
+        fast_path,
         rules: None,
         entries_max: 20,
         entries_max_per_client: 4,
@@ -39,6 +39,9 @@ fn mark_for(action: ShuntAction) -> Mark {
 fn bytes(count: u64) -> Both {
     Both { to_server: Traffic { packets: count, bytes: count }, to_client: Traffic::default() }
 }
+
+/// A fast path that counts by itself, and one whose packets conntrack counts as well.
+const KINDS: [FastPathKind; 2] = [FastPathKind::Tc, FastPathKind::Flowtable];
 
 /// What conntrack keeps.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,7 @@ enum Report {
 #[derive(Clone, Debug)]
 struct World {
     shunt: Shunt,
+    fast_path: FastPathKind,
     now: Instant,
     rules: Rules,
     tracked: Option<Tracked>,
@@ -69,6 +73,8 @@ struct World {
     installing: VecDeque<Entry>,
     removing: VecDeque<EntryId>,
     table: BTreeMap<EntryId, (Entry, u64)>,
+    /// Which connection the latest entry is of.
+    offloaded: Option<Identity>,
     list_asked: bool,
     sent_fast: u64,
     sent_slow: u64,
@@ -118,9 +124,10 @@ const STEPS: [Step; 16] = [
 ];
 
 impl World {
-    fn new() -> Self {
+    fn new(fast_path: FastPathKind) -> Self {
         let mut world = Self {
-            shunt: Shunt::new(config(), Instant::ZERO),
+            shunt: Shunt::new(config(fast_path), Instant::ZERO),
+            fast_path,
             now: Instant::ZERO,
             rules: Some(ShuntAction::Shunt),
             tracked: None,
@@ -129,6 +136,7 @@ impl World {
             installing: VecDeque::new(),
             removing: VecDeque::new(),
             table: BTreeMap::new(),
+            offloaded: None,
             list_asked: false,
             sent_fast: 0,
             sent_slow: 0,
@@ -179,7 +187,7 @@ impl World {
                 Output::List => self.list_asked = true,
                 Output::Record(flow) => {
                     self.recorded_fast += flow.fast().to_server.bytes;
-                    self.recorded_slow += flow.slow.to_server.bytes;
+                    self.recorded_slow += flow.slow().to_server.bytes;
                     assert!(flow.was_shunted());
                 }
             }
@@ -189,10 +197,20 @@ impl World {
     /// A packet of the client's, wherever it takes its way.
     fn packet(&mut self) {
         let on_fast_path = self.table.values_mut().find(|(entry, _)| entry.tuple == tuple());
-        if let Some((_, count)) = on_fast_path {
-            *count += 1;
-            self.sent_fast += 1;
-            return;
+        match (on_fast_path, &mut self.tracked, self.fast_path.is_counted_by_conntrack()) {
+            (Some((_, count)), _, false) => {
+                *count += 1;
+                self.sent_fast += 1;
+                return;
+            }
+            // Conntrack counts it as well, and what has no connection there has no fast path.
+            (Some((_, count)), Some(tracked), true) if self.offloaded == Some(tracked.identity) => {
+                *count += 1;
+                tracked.passed += 1;
+                self.sent_fast += 1;
+                return;
+            }
+            _ => {}
         }
         if self.tracked.is_none() {
             self.connections += 1;
@@ -241,6 +259,7 @@ impl World {
                 self.table
             );
             self.table.insert(entry.id, (entry, 0));
+            self.offloaded = self.tracked.map(|tracked| tracked.identity);
             self.tell(Input::Installed(entry.id));
         }
     }
@@ -375,10 +394,12 @@ impl World {
 
 #[test]
 fn every_order_of_events_keeps_the_rules() {
-    let mut paths: Vec<(World, usize)> = vec![(World::new(), 0)];
+    let mut paths: Vec<(World, usize)> = KINDS.map(|kind| (World::new(kind), 0)).into();
     // First a connection with a mark, so that no order is spent on getting there.
-    paths[0].0.step(Step::Packet);
-    paths[0].0.step(Step::List);
+    for (world, _) in &mut paths {
+        world.step(Step::Packet);
+        world.step(Step::List);
+    }
     let mut worlds = 0;
     while let Some((world, depth)) = paths.pop() {
         worlds += 1;
@@ -391,7 +412,7 @@ fn every_order_of_events_keeps_the_rules() {
         }
         world.settle_and_check();
     }
-    assert_eq!(worlds, 1 + 16 + 256 + 4096 + 65536);
+    assert_eq!(worlds, KINDS.len() * (1 + 16 + 256 + 4096 + 65536));
 }
 
 /// xorshift64*, so that a seed is a run.
@@ -410,7 +431,7 @@ impl Random {
 fn long_random_runs_keep_the_rules() {
     for seed in 1..=2000 {
         let mut random = Random(seed);
-        let mut world = World::new();
+        let mut world = World::new(KINDS[random.below(KINDS.len())]);
         for _ in 0..100 {
             // Packets and deliveries come oftener than faults.
             let step = match random.below(32) {
@@ -447,7 +468,7 @@ fn outputs(shunt: &mut Shunt) -> Vec<Output> {
 }
 
 fn wants_entry(connection: Connection) -> bool {
-    let mut shunt = Shunt::new(config(), Instant::ZERO);
+    let mut shunt = Shunt::new(config(FastPathKind::Tc), Instant::ZERO);
     shunt.handle(Instant::ZERO, Input::Connection(connection));
     outputs(&mut shunt).iter().any(|output| matches!(output, Output::Install(_)))
 }
@@ -475,7 +496,7 @@ fn what_is_never_shunted() {
 
 #[test]
 fn one_client_cannot_take_the_whole_table_and_blocks_have_a_reserve() {
-    let mut shunt = Shunt::new(config(), Instant::ZERO);
+    let mut shunt = Shunt::new(config(FastPathKind::Tc), Instant::ZERO);
     let mut install = |client: u8, port: u16, action| {
         let mut connection = established(mark_for(action));
         connection.tuple.client = ([10, 0, 0, client], port).into();
@@ -492,7 +513,7 @@ fn one_client_cannot_take_the_whole_table_and_blocks_have_a_reserve() {
 
 #[test]
 fn a_confirmation_that_never_comes_is_given_up() {
-    let mut world = World::new();
+    let mut world = World::new(FastPathKind::Tc);
     world.step(Step::Packet);
     world.list();
     assert_eq!(world.installing.len(), 1);
@@ -507,7 +528,7 @@ fn a_confirmation_that_never_comes_is_given_up() {
 
 #[test]
 fn pins_go_before_policy_until_they_are_withdrawn() {
-    let mut shunt = Shunt::new(config(), Instant::ZERO);
+    let mut shunt = Shunt::new(config(FastPathKind::Tc), Instant::ZERO);
     let now = Instant::ZERO;
     let marked = established(mark_for(ShuntAction::Shunt));
     shunt.handle(now, Input::Connection(marked));
@@ -533,7 +554,7 @@ fn pins_go_before_policy_until_they_are_withdrawn() {
 
 #[test]
 fn a_shunted_connection_is_kept_in_conntrack() {
-    let mut world = World::new();
+    let mut world = World::new(FastPathKind::Tc);
     world.step(Step::Packet);
     world.list();
     world.step(Step::Confirm);

@@ -19,7 +19,7 @@ prepare() {
     mount --bind "$modules/$release" "/lib/modules/$release"
     mkdir -p /dev/net
     modprobe -a tun veth bridge nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_redir nft_nat nft_chain_nat \
-        nft_masq nft_tproxy nft_socket nft_reject_inet nft_fib_inet inet_diag tcp_diag ||
+        nft_masq nft_tproxy nft_socket nft_flow_offload nf_flow_table_inet nft_reject_inet nft_fib_inet inet_diag tcp_diag ||
         echo "lab-kernel: some modules are missing; what needs them fails"
     ip link set lo up
     cd "$repository" || return
@@ -37,12 +37,16 @@ main_job() {
     SIDETRACK=$target/debug/sidetrack examples/main-job/run.sh
 }
 
+# Of these the tests with this in their names: what a kernel of 6.1 has and the developers' has not.
+declare -A only=([sidetrack/shunt]=flowtable::)
+
 # The namespace tests of the parts that touch the kernel. Their list is written by make lab-kernel.
 namespaces() {
     local failed=0 name binary
     while read -r name binary; do
         echo "--- $name"
-        (cd "crates/${name%%/*}" && timeout 600 "$binary" --test-threads=1) || { failed=1; echo "FAILED: $name"; }
+        # shellcheck disable=SC2086 # nothing is no argument
+        (cd "crates/${name%%/*}" && timeout 600 "$binary" --test-threads=1 ${only[$name]:-}) || { failed=1; echo "FAILED: $name"; }
     done <"$target/lab-kernel.tests"
     return "$failed"
 }

@@ -128,11 +128,18 @@ pub enum FastPathKind {
     /// A switch that is controlled by OpenFlow.
     #[serde(rename = "openflow")]
     OpenFlow,
+    /// A flow table of the kernel's own (nftables), between the ports of a router.
+    Flowtable,
     /// None: what would be shunted is shown.
     None,
 }
 
 impl FastPathKind {
+    /// Whether conntrack's counters have what passes on it, too.
+    pub const fn is_counted_by_conntrack(self) -> bool {
+        matches!(self, Self::Flowtable)
+    }
+
     /// The word of configuration and listings.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -140,6 +147,7 @@ impl FastPathKind {
             Self::Xdp => "xdp",
             Self::XdpGeneric => "xdp-generic",
             Self::OpenFlow => "openflow",
+            Self::Flowtable => "flowtable",
             Self::None => "none",
         }
     }

@@ -133,7 +133,7 @@ impl Shunt {
             Input::Ended(connection) => self.ended(&connection),
             Input::SlowCounted(tuple, identity, traffic) => {
                 if let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.is(identity)) {
-                    flow.slow = traffic;
+                    flow.tracked = traffic;
                     flow.identity.start_ns = flow.identity.start_ns.or(identity.start_ns);
                     if flow.is_unripe() {
                         self.decide(now, &tuple);
@@ -441,7 +441,7 @@ impl Shunt {
     fn ended(&mut self, connection: &Connection) {
         let known = self.flows.get(&connection.tuple).is_some_and(|flow| flow.is(connection.identity));
         if known && let Some(mut flow) = self.flows.remove(&connection.tuple) {
-            flow.slow = connection.traffic.unwrap_or(flow.slow);
+            flow.tracked = connection.traffic.unwrap_or(flow.tracked);
             // Reports of changes have no time stamps; those of ends and lists do.
             flow.identity.start_ns = flow.identity.start_ns.or(connection.identity.start_ns);
             flow.ended = true;
@@ -453,7 +453,7 @@ impl Shunt {
             .values_mut()
             .find(|flow| flow.tuple == connection.tuple && flow.is(connection.identity));
         if let (Some(old), Some(traffic)) = (old, connection.traffic) {
-            old.slow = traffic;
+            old.tracked = traffic;
         }
     }
 

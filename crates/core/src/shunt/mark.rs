@@ -5,7 +5,7 @@
 //! | `0x40000000`, `0x0f000000` | the port the flow's first packet came in by is known; its number |
 //! | `0x20000000`, `0x00f00000` | the port it leaves by is known; its number |
 //! | `0x10000000`, `0x000f0000` | policy has decided; the number of the action |
-//! | `0x80000000` | unused |
+//! | `0x80000000` | a flow table of the kernel may forward it: ours alone, where that is the fast path |
 //! | `0x0000ffff` | the administrator's own, never touched |
 
 use crate::policy::FastPathKind;

@@ -141,6 +141,23 @@ pub struct Both {
     pub to_client: Traffic,
 }
 
+impl Both {
+    /// What is left of it without a part of it; nothing where the part, counted a moment later, is more.
+    #[must_use]
+    pub const fn less(self, part: Self) -> Self {
+        const fn less(all: Traffic, part: Traffic) -> Traffic {
+            Traffic {
+                packets: all.packets.saturating_sub(part.packets),
+                bytes: all.bytes.saturating_sub(part.bytes),
+            }
+        }
+        Self {
+            to_server: less(self.to_server, part.to_server),
+            to_client: less(self.to_client, part.to_client),
+        }
+    }
+}
+
 impl std::ops::AddAssign for Both {
     fn add_assign(&mut self, other: Self) {
         self.to_server += other.to_server;

@@ -78,8 +78,9 @@ pub struct Flow {
     pub before: Both,
     /// What passed in the present stay, as last counted.
     pub now: Both,
-    /// What passed on the slow path, as last reported; final when the connection has ended.
-    pub slow: Both,
+    /// What conntrack counted, as last reported; final when the connection has ended. On the slow path, and on a fast path
+    /// that it counts as well.
+    pub tracked: Both,
     /// Conntrack has reported its end.
     pub ended: bool,
     /// What our own rules want, where its mark leaves that to them.
@@ -88,6 +89,8 @@ pub struct Flow {
     pub(super) seen: Instant,
     /// What its rule waits for has come.
     pub(super) ripe: bool,
+    /// What of `before` conntrack has counted as well.
+    pub(super) counted_twice: Both,
     pub(super) both_ways: bool,
     pub(super) translated: bool,
     pub(super) inspected: bool,
@@ -113,7 +116,8 @@ impl Flow {
             times: Times::default(),
             before: Both::default(),
             now: Both::default(),
-            slow: Both::default(),
+            tracked: Both::default(),
+            counted_twice: Both::default(),
             ended: false,
             wish: None,
             seen,
@@ -134,6 +138,15 @@ impl Flow {
         all
     }
 
+    /// All that passed on the slow path, as far as it is known.
+    pub fn slow(&self) -> Both {
+        let mut fast = self.counted_twice;
+        if self.path.is_counted_by_conntrack() {
+            fast += self.now;
+        }
+        self.tracked.less(fast)
+    }
+
     /// Whether it was on the fast path, if only until its removal was confirmed.
     pub fn was_shunted(&self) -> bool {
         self.installs > 0 || self.before != Both::default()
@@ -150,7 +163,7 @@ impl Flow {
             self.phase = phase;
         }
         if let Some(traffic) = connection.traffic {
-            self.slow = traffic;
+            self.tracked = traffic;
         }
     }
 
@@ -187,6 +200,9 @@ impl Flow {
     /// The present stay is over.
     pub(super) fn left(&mut self, now: Instant, cause: Cause, traffic: Both) {
         self.before += traffic;
+        if self.path.is_counted_by_conntrack() {
+            self.counted_twice += traffic;
+        }
         self.now = Both::default();
         self.cause = Some(cause);
         self.times.gone = Some(now);

@@ -85,7 +85,8 @@ impl Flow {
     /// Whether what its rule waits for has come; once is enough.
     pub(super) fn ripen(&mut self, now: Instant) {
         if let Some(Wish { want: Want::Shunt { bytes, time, .. }, .. }) = self.wish {
-            let passed = self.slow.to_server.bytes + self.slow.to_client.bytes;
+            let passed = self.slow();
+            let passed = passed.to_server.bytes + passed.to_client.bytes;
             self.ripe |= passed >= bytes && now - self.seen >= time;
         }
     }

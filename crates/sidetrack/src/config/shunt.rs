@@ -18,6 +18,8 @@ pub enum ShuntPath {
     XdpGeneric,
     /// A switch.
     OpenFlow(ShuntSwitch),
+    /// A flow table of nftables.
+    Flowtable,
     /// None: what would be shunted is shown.
     None,
 }
@@ -30,6 +32,7 @@ impl ShuntPath {
             Self::Xdp => FastPathKind::Xdp,
             Self::XdpGeneric => FastPathKind::XdpGeneric,
             Self::OpenFlow(_) => FastPathKind::OpenFlow,
+            Self::Flowtable => FastPathKind::Flowtable,
             Self::None => FastPathKind::None,
         }
     }

@@ -438,9 +438,14 @@ impl<W: Wire> Pump<W> {
 
     fn fin(&mut self, cx: &mut Context<'_>, side: Side) -> Input {
         match self.wire(side).finish(cx) {
-            Err(error) if error.kind() != ErrorKind::NotConnected => self.failed(side, error),
+            Err(error) if error.kind() != ErrorKind::NotConnected || self.hands_to_function(side) => {
+                self.failed(side, error)
+            }
             // What is left of it to do, a wire does when it is tended.
-            _ => Input::FinSent(side),
+            _ => match self.hand_end(side) {
+                Ok(()) => Input::FinSent(side),
+                Err(error) => self.failed(side, error),
+            },
         }
     }
 

@@ -10,6 +10,7 @@ use crate::live::{Clock, LiveFlow};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::splice;
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -57,7 +58,8 @@ impl Relay {
     ) -> Self {
         let Moving { early: (up, down), config, chain } = moving;
         let ends = Rc::new(Ends::default());
-        let mut maker = Maker { parts: Vec::new(), ends, config, live: live.clone(), clock };
+        let handed = Rc::default();
+        let mut maker = Maker { parts: Vec::new(), ends, handed, config, live: live.clone(), clock };
         let mut guests = Vec::new();
         let (mut side, mut said, mut chain, mut function) = (client, up, chain, None);
         for joint in joints {
@@ -103,6 +105,8 @@ impl Relay {
 struct Maker {
     parts: Vec<Part>,
     ends: Rc<Ends>,
+    /// Of the latest part: whether the function behind it has been handed all.
+    handed: Rc<Cell<bool>>,
     config: splice::Config,
     live: Arc<LiveFlow>,
     clock: Clock,
@@ -112,7 +116,14 @@ impl Maker {
     fn add(&mut self, piece: Piece, server: Option<Arc<str>>) {
         let Piece { sides, early, chain, client } = piece;
         let live = Arc::new(LiveFlow::new(self.live.id));
-        let law = Law { ends: self.ends.clone(), client: client.clone(), server: server.clone() };
+        let handed = Rc::new(Cell::new(false));
+        let law = Law {
+            ends: self.ends.clone(),
+            client: client.clone(),
+            server: server.clone(),
+            handed: handed.clone(),
+            hands: std::mem::replace(&mut self.handed, handed),
+        };
         let pump = Pump::new(sides, early, self.config, live.clone(), self.clock).through(chain).under(law);
         self.parts.push(Part { pump, live, is_over: false, client, server });
     }

@@ -2,6 +2,7 @@
 
 use super::bpf::BpfPathError;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
+use super::flowtable::FlowtableError;
 use super::paths::Paths;
 use super::record::{FlowView, ShuntRecord};
 use super::{Path, Settings};
@@ -37,6 +38,9 @@ pub enum EngineError {
     /// The fast path.
     #[error(transparent)]
     Path(#[from] BpfPathError),
+    /// The fast path of a flow table.
+    #[error(transparent)]
+    Flowtable(#[from] FlowtableError),
     /// Waiting failed, or the fast path broke.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -131,7 +135,7 @@ impl Engine {
         let due = self.shunt.deadline().map_or(patience, |at| at - now());
         let readable = self.wait(patience.min(tend).min(due), also)?;
         // Rules first: what was allowed by older ones is not to pass for longer than it takes to hear of it.
-        if self.rules.any().map_err(EngineError::Rules)? {
+        if self.rules.any_but_of(&self.paths.own_ports()).map_err(EngineError::Rules)? {
             self.paths.suspend();
             self.tell(Input::RulesChanged)?;
         }

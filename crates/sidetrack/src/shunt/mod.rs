@@ -7,6 +7,7 @@
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
 //! | `openflow.rs` | the fast path of a switch, by OpenFlow |
 //! | `paths.rs` | several fast paths side by side |
+//! | `flowtable.rs` | the fast path of the kernel's own flow tables |
 //! | `none.rs` | no fast path: says what would be shunted |
 //! | `chaos.rs` | a fast path that fails, forgets and is late, for tests of all the rest |
 //! | `process.rs` | all of that in a process of its own, and how it is asked |
@@ -18,6 +19,7 @@ mod bpf;
 mod chaos;
 mod conntrack;
 mod engine;
+mod flowtable;
 mod none;
 mod openflow;
 mod paths;
@@ -67,6 +69,8 @@ pub enum Path {
     Bpf(PathKind),
     /// A switch.
     OpenFlow(ShuntSwitch),
+    /// A flow table of nftables.
+    Flowtable,
     /// None: what would be shunted is shown.
     None,
     /// A program in this host's kernel that fails, forgets and is late as a random number of this seed says: for tests.
@@ -134,6 +138,10 @@ pub trait FastPath: Send {
     /// Whether a RST that reaches conntrack is to be believed: the fast path keeps back those that do not fit, or shows every
     /// one.
     fn judges_resets(&self) -> bool;
+    /// The netlink port by which it changes nftables, if it does: its own changes are none of the rules.
+    fn own_port(&self) -> Option<u32> {
+        None
+    }
     /// Descriptors that make it worth tending when they are readable.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()

@@ -1,5 +1,6 @@
 //! Several fast paths side by side: each entry says which is to have it.
 
+use super::flowtable::FlowtablePath;
 use super::{BpfPath, ChaosPath, EngineError, FastPath, NoPath, Path, Report, Settings, SwitchPath};
 use sidetrack_core::shunt::{Cause, Entry, EntryId, FastPathKind, Obstacle, PortNumber};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +26,7 @@ impl Path {
         match self {
             Self::Bpf(kind) | Self::Chaos(kind, _) => kind.kind(),
             Self::OpenFlow(_) => FastPathKind::OpenFlow,
+            Self::Flowtable => FastPathKind::Flowtable,
             Self::None => FastPathKind::None,
         }
     }
@@ -32,7 +34,9 @@ impl Path {
     /// The ports that it can lead flows between.
     fn ports(&self, settings: &Settings) -> BTreeSet<PortNumber> {
         match self {
-            Self::Bpf(_) | Self::Chaos(..) | Self::None => settings.ports.keys().copied().collect(),
+            Self::Bpf(_) | Self::Chaos(..) | Self::Flowtable | Self::None => {
+                settings.ports.keys().copied().collect()
+            }
             Self::OpenFlow(switch) => switch.ports.keys().copied().collect(),
         }
     }
@@ -41,6 +45,7 @@ impl Path {
         Ok(match self {
             Self::Bpf(kind) => Box::new(BpfPath::start(*kind, settings)?),
             Self::OpenFlow(switch) => Box::new(SwitchPath::start(switch)?),
+            Self::Flowtable => Box::new(FlowtablePath::start(settings)?),
             Self::None => Box::new(NoPath::default()),
             Self::Chaos(kind, seed) => Box::new(ChaosPath::new(BpfPath::start(*kind, settings)?, *seed)),
         })
@@ -122,6 +127,11 @@ impl Paths {
     /// Whether a RST of a flow that this one has is to be believed when it reaches conntrack.
     pub fn judges_resets(&self, kind: FastPathKind) -> bool {
         self.paths.get(&kind).is_some_and(|path| path.judges_resets())
+    }
+
+    /// The netlink ports by which they change nftables.
+    pub fn own_ports(&self) -> Vec<u32> {
+        self.paths.values().filter_map(|path| path.own_port()).collect()
     }
 
     /// Descriptors that make it worth tending when they are readable.

@@ -87,6 +87,7 @@ impl Settings {
             config::ShuntPath::Xdp => super::PathKind::Xdp.into(),
             config::ShuntPath::XdpGeneric => super::PathKind::XdpGeneric.into(),
             config::ShuntPath::OpenFlow(switch) => super::Path::OpenFlow(switch.clone()),
+            config::ShuntPath::Flowtable => super::Path::Flowtable,
             config::ShuntPath::None => super::Path::None,
         };
         Self {

@@ -64,7 +64,7 @@ impl ShuntRecord {
             transport: flow.tuple.transport,
             mark: flow.mark.0,
             start_ns: flow.identity.start_ns,
-            slow: flow.slow.into(),
+            slow: flow.slow().into(),
             fast: flow.fast().into(),
             installs: flow.installs,
             cause: flow.cause,
@@ -160,7 +160,7 @@ impl FlowView {
             requested_seconds: ago(flow.times.requested),
             installed_seconds: ago(flow.times.installed),
             gone_seconds: ago(flow.times.gone),
-            slow: flow.slow.into(),
+            slow: flow.slow().into(),
             fast: flow.fast().into(),
         }
     }

@@ -12,6 +12,7 @@ mod cycles;
 mod ends;
 mod faults;
 mod flows;
+mod flowtable;
 mod frames;
 mod nfshunt;
 mod openflow;

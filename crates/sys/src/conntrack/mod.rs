@@ -60,6 +60,8 @@ pub mod status {
     pub const DST_NAT: u32 = 0x20;
     /// It is on its way out.
     pub const DYING: u32 = 0x200;
+    /// A flow table forwards it.
+    pub const OFFLOAD: u32 = 0x4000;
 }
 
 /// One direction of a connection.
@@ -185,6 +187,24 @@ impl Conntrack {
         self.socket.dump(&request, |message| parse(message).filter(fits))
     }
 
+    /// One connection as it is now, by the addresses of its first packet; `None` if there is none.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn find(&mut self, original: &Tuple, zone: u16) -> Result<Option<Entry>, Error> {
+        let mut request = Requests::new();
+        request.push("look up a connection", GET, 0, &header(family(original)), |w| {
+            write_tuple(w, attribute::TUPLE_ORIGINAL, original);
+            if zone != 0 {
+                w.u16_be(attribute::ZONE, zone);
+            }
+        });
+        match self.socket.ask(&request, parse) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
+            found => found,
+        }
+    }
+
     /// Lets the kernel notice connections whose time has run out. By itself it looks at each only every half minute or so,
     /// and the DESTROY event comes as late as that.
     ///
@@ -200,10 +220,9 @@ impl Conntrack {
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.
     pub fn update(&mut self, original: &Tuple, zone: u16, change: Change) -> Result<bool, Error> {
-        let family = if original.source.is_ipv4() { 2 } else { 10 };
         let mut request = Requests::new();
         // Without CREATE: one that is gone is not made anew.
-        request.push("change a connection", NEW, flag::ACK, &header(family), |w| {
+        request.push("change a connection", NEW, flag::ACK, &header(family(original)), |w| {
             write_tuple(w, attribute::TUPLE_ORIGINAL, original);
             if let Some(mark) = change.mark {
                 w.u32_be(attribute::MARK, mark.value);
@@ -236,10 +255,9 @@ impl Conntrack {
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.
     pub fn delete(&mut self, entry: &Entry) -> Result<bool, Error> {
-        let family = if entry.original.source.is_ipv4() { 2 } else { 10 };
         let mut request = Requests::new();
         // A deletion without a tuple would empty the whole table; this one always has one.
-        request.push("delete a connection", DELETE, flag::ACK, &header(family), |w| {
+        request.push("delete a connection", DELETE, flag::ACK, &header(family(&entry.original)), |w| {
             write_tuple(w, attribute::TUPLE_ORIGINAL, &entry.original);
             if let Some(id) = entry.id {
                 w.u32_be(attribute::ID, id);
@@ -259,6 +277,11 @@ impl Conntrack {
 /// `struct nfgenmsg`.
 const fn header(family: u8) -> [u8; 4] {
     [family, 0, 0, 0]
+}
+
+/// `AF_INET` or `AF_INET6`.
+const fn family(tuple: &Tuple) -> u8 {
+    if tuple.source.is_ipv4() { 2 } else { 10 }
 }
 
 fn write_tuple(w: &mut AttributeWriter<'_>, kind: u16, tuple: &Tuple) {

@@ -2,7 +2,7 @@
 
 use super::expression::{self as e, Compare, Lookup, REGISTER};
 use super::field::DataKind;
-use super::model::{Chain, ChainKind, Hook, Policy, Rule, Statement, Table, Test};
+use super::model::{Chain, ChainKind, Flowtable, Hook, Policy, Rule, Statement, Table, Test};
 use super::set::{Element, ElementData, MapData, Set};
 use super::timeout;
 use super::{Family, Field, TCP, Value};
@@ -34,6 +34,8 @@ pub(super) enum Kind {
     GetObject = 19,
     DeleteObject = 20,
     NewFlowtable = 22,
+    GetFlowtable = 23,
+    DeleteFlowtable = 24,
 }
 
 impl Kind {
@@ -69,28 +71,34 @@ pub(super) fn dry_run(fill: impl FnOnce(&mut Requests)) -> Requests {
     requests
 }
 
-/// Adds the message that creates a flow table without devices.
-pub(super) fn new_flowtable(requests: &mut Requests, family: Family, table: &str, name: &str) {
+/// Adds the message that creates a flow table.
+pub(super) fn new_flowtable(requests: &mut Requests, table: &Table, flowtable: &Flowtable) {
     const INGRESS: u32 = 0;
-    let asked = format!("create flowtable {name} in the nftables table {family} {table}");
+    const COUNTER: u32 = 2;
+    let (family, name) = (table.family, &flowtable.name);
+    let asked = format!("create flowtable {name} in the nftables table {family} {}", table.name);
     requests.push(asked, Kind::NewFlowtable.number(), flag::CREATE, &header(family.number()), |w| {
-        w.text(1, table);
+        w.text(1, &table.name);
         w.text(2, name);
         w.nested(3, |w| {
             w.u32_be(1, INGRESS);
-            w.u32_be(2, 0);
-            w.nested(3, |_| {});
+            w.bytes(2, &flowtable.priority.to_be_bytes());
+            w.nested(3, |w| flowtable.devices.iter().for_each(|device| w.text(1, &device.to_string())));
         });
+        if flowtable.counter {
+            w.u32_be(7, COUNTER);
+        }
     });
 }
 
 /// Adds the messages that create `table` with these table flags, which must not exist.
 pub(super) fn create(requests: &mut Requests, table: &Table, flags: u32) {
     new_table(requests, table.family, &table.name, flags, flag::CREATE | flag::EXCLUSIVE);
-    // Chains first: elements of verdict maps and rules name them. Rules last: they name sets.
+    // Chains first: elements of verdict maps and rules name them. Rules last: they name sets and flow tables.
     table.chains.iter().for_each(|chain| new_chain(requests, table, chain));
     table.timeouts.iter().for_each(|policy| timeout::new_object(requests, table, policy));
     fill_sets(requests, table, &table.sets.iter().collect::<Vec<_>>());
+    table.flowtables.iter().for_each(|flowtable| new_flowtable(requests, table, flowtable));
     fill_chains(requests, table);
 }
 
@@ -374,6 +382,7 @@ impl Known {
             }
             Statement::NoTrack => e::bare(w, "notrack"),
             Statement::Queue { number, bypass } => e::queue(w, *number, *bypass),
+            Statement::FlowAdd(flowtable) => e::flow_add(w, flowtable),
             Statement::VerdictMap(fields, map) => {
                 self.load_all(w, fields);
                 e::lookup(w, REGISTER, map, Lookup::Verdict);

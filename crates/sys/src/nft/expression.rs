@@ -251,6 +251,11 @@ pub(super) fn queue(w: &mut AttributeWriter<'_>, number: u16, bypass: bool) {
     });
 }
 
+/// Adds the connection to a flow table.
+pub(super) fn flow_add(w: &mut AttributeWriter<'_>, flowtable: &str) {
+    expression(w, "flow_offload", |w| w.text(1, flowtable));
+}
+
 /// Answers with a TCP reset.
 pub(super) fn reject_with_reset(w: &mut AttributeWriter<'_>) {
     expression(w, "reject", |w| w.u32_be(1, 1)); // NFT_REJECT_TCP_RST

@@ -27,7 +27,9 @@ pub use build::{
 pub use field::{DataKind, Field, Value};
 pub use interface::InterfaceName;
 pub use list::{ListedChain, ListedTable, list_base_chains, list_tables};
-pub use model::{Base, Chain, ChainKind, Family, Hook, Policy, Rule, Statement, Table, Test, Verdict};
+pub use model::{
+    Base, Chain, ChainKind, Family, Flowtable, Hook, Policy, Rule, Statement, Table, Test, Verdict,
+};
 pub use owned::{OwnError, OwnedTable};
 pub use probe::{Feature, Probe, knows, probe};
 pub use set::{Element, ElementData, MapData, Set, Span};

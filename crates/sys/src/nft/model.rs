@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Field, Set, TimeoutPolicy, Value};
+use super::{Field, InterfaceName, Set, TimeoutPolicy, Value};
 
 /// The family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +47,8 @@ pub struct Table {
     pub timeouts: Vec<TimeoutPolicy>,
     /// Sets and maps.
     pub sets: Vec<Set>,
+    /// Flow tables.
+    pub flowtables: Vec<Flowtable>,
     /// Chains.
     pub chains: Vec<Chain>,
 }
@@ -54,7 +56,26 @@ pub struct Table {
 impl Table {
     /// An empty table.
     pub fn new(family: Family, name: impl Into<String>) -> Self {
-        Self { family, name: name.into(), timeouts: Vec::new(), sets: Vec::new(), chains: Vec::new() }
+        let (timeouts, sets, flowtables, chains) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { family, name: name.into(), timeouts, sets, flowtables, chains }
+    }
+
+    /// Whether one of its rules makes the kernel track connections.
+    pub(super) fn tracks(&self) -> bool {
+        let rules = self.chains.iter().flat_map(|chain| &chain.rules);
+        rules.flat_map(|rule| &rule.statements).any(|statement| match statement {
+            Statement::SetCtMark { .. }
+            | Statement::SetCtEvents(_)
+            | Statement::SetCtTimeout(_)
+            | Statement::Redirect { .. }
+            | Statement::DnatMap { .. }
+            | Statement::Masquerade
+            | Statement::FlowAdd(_) => true,
+            Statement::Match(fields, _) => {
+                fields.iter().any(|field| matches!(field, Field::CtState | Field::CtMark))
+            }
+            _ => false,
+        })
     }
 
     /// The table with these conntrack time-outs.
@@ -68,6 +89,13 @@ impl Table {
     #[must_use]
     pub fn with_set(mut self, set: Set) -> Self {
         self.sets.push(set);
+        self
+    }
+
+    /// The table with this flow table.
+    #[must_use]
+    pub fn with_flowtable(mut self, flowtable: Flowtable) -> Self {
+        self.flowtables.push(flowtable);
         self
     }
 
@@ -93,6 +121,21 @@ impl Table {
         self.chains.push(chain);
         self
     }
+}
+
+/// A flow table: connections that a rule adds ([`Statement::FlowAdd`]) are forwarded between its devices at ingress, before
+/// prerouting, for as long as packets come. A FIN, a RST or half a minute of silence ends that, and so does the end of the
+/// table; nothing takes a single connection out. Linux 4.16; counted by conntrack since 5.7.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flowtable {
+    /// The name, 1 to 255 bytes.
+    pub name: String,
+    /// The place among other users of the ingress hook: lower runs earlier.
+    pub priority: i32,
+    /// The devices, each of which may be in one flow table only.
+    pub devices: Vec<InterfaceName>,
+    /// What passes is added to the counters of conntrack.
+    pub counter: bool,
 }
 
 /// A chain: a base chain if it has a hook, else one to jump to.
@@ -249,6 +292,9 @@ pub enum Statement {
         /// Whether packets pass while nobody reads it; else they are dropped.
         bypass: bool,
     },
+    /// Has the rest of the connection forwarded by the flow table of this name; forward chains only. Connections that it
+    /// cannot forward (not established, with a helper) stay as they are.
+    FlowAdd(String),
     /// Does what the verdict map says for these fields.
     VerdictMap(Vec<Field>, String),
     /// Ends the rule so.

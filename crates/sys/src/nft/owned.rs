@@ -2,8 +2,9 @@
 
 use super::apply::{Lifetime, find_table};
 use super::compile::{self, transaction};
+use super::ct_state::INVALID;
 use super::refill::refill;
-use super::{Family, Table, delete_table};
+use super::{Chain, Family, Field, Rule, Statement, Table, Test, Value, delete_table};
 use crate::netlink::{Error, Protocol, Socket};
 
 /// Why a table could not be had for ourselves.
@@ -54,7 +55,12 @@ pub struct OwnedTable {
     family: Family,
     name: String,
     lifetime: Lifetime,
+    /// Its rules have made the kernel track connections, some of which may still be there.
+    tracks: bool,
 }
+
+/// A chain that nothing enters, with a rule for which the kernel goes on tracking connections.
+const TRACKED: &str = "tracked";
 
 impl OwnedTable {
     /// Makes the table, in place of an orphan or an unowned one of the same name.
@@ -65,7 +71,10 @@ impl OwnedTable {
         let mut socket = Socket::open(Protocol::Netfilter)?;
         refuse_if_owned(&mut socket, table.family, &table.name)?;
         match table.replace(&mut socket, lifetime) {
-            Ok(()) => Ok(Self { socket, family: table.family, name: table.name.clone(), lifetime }),
+            Ok(()) => {
+                let (family, name) = (table.family, table.name.clone());
+                Ok(Self { socket, family, name, lifetime, tracks: table.tracks() })
+            }
             Err(error) => Err(unsupported(&mut socket, lifetime).unwrap_or(OwnError::Netlink(error))),
         }
     }
@@ -84,7 +93,8 @@ impl OwnedTable {
         }
         let take = transaction(|requests| compile::new_table(requests, family, name, lifetime.flags(), 0));
         socket.transact(&take)?;
-        Ok(Self { socket, family, name: name.into(), lifetime })
+        // What the predecessor's rules were is not known here.
+        Ok(Self { socket, family, name: name.into(), lifetime, tracks: true })
     }
 
     /// Puts new content in place of the old ; on failure the old stays. Every packet meets either the one or the
@@ -93,8 +103,20 @@ impl OwnedTable {
     /// # Errors
     /// The kernel's refusal.
     pub fn replace(&mut self, table: &Table) -> Result<(), Error> {
-        let table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
+        let table = self.next(table);
         refill(&mut self.socket, &table)
+    }
+
+    /// New content under our name. Once a rule of ours has needed conntrack, one always does: with the last such rule the
+    /// kernel would end tracking, and with it the address translation of connections that stand.
+    fn next(&mut self, table: &Table) -> Table {
+        let mut table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
+        if self.tracks && !table.tracks() {
+            let invalid = Statement::Match(vec![Field::CtState], Test::AnyOf(Value::CtState(INVALID)));
+            table.chains.push(Chain::regular(TRACKED).with(Rule::new([invalid])));
+        }
+        self.tracks |= table.tracks();
+        table
     }
 
     /// The same with another lifetime from then on. Where that is a change, a packet that comes at the same moment may pass
@@ -106,7 +128,7 @@ impl OwnedTable {
         if lifetime == self.lifetime {
             return Ok(self.replace(table)?);
         }
-        let table = Table { family: self.family, name: self.name.clone(), ..table.clone() };
+        let table = self.next(table);
         match table.replace(&mut self.socket, lifetime) {
             Ok(()) => self.lifetime = lifetime,
             Err(error) => {
@@ -114,6 +136,15 @@ impl OwnedTable {
             }
         }
         Ok(())
+    }
+
+    /// The netlink port that owns it, by which reports of our own changes are told from those of others'; 0 if nobody does.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn port(&mut self) -> Result<u32, Error> {
+        let found = find_table(&mut self.socket, self.family, &self.name)?;
+        Ok(found.and_then(|info| info.owner).unwrap_or(0))
     }
 
     /// How long it lives.

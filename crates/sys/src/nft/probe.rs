@@ -9,8 +9,8 @@ use sidetrack_core::net::IpNet;
 use super::apply::Lifetime;
 use super::compile;
 use super::{
-    Chain, ChainKind, DataKind, Element, Family, Field, Hook, LastState, RTN_LOCAL, Rule, Set, Span,
-    Statement, TCP, Table, Test, TimeoutPolicy, Value, ct_event, priority,
+    Chain, ChainKind, DataKind, Element, Family, Field, Flowtable, Hook, LastState, RTN_LOCAL, Rule, Set,
+    Span, Statement, TCP, Table, Test, TimeoutPolicy, Value, ct_event, priority,
 };
 use crate::netlink::{Error, Requests, Socket};
 
@@ -170,8 +170,9 @@ fn requests(feature: Feature) -> Requests {
         Feature::Owner => lifetime_requests(Lifetime::Socket),
         Feature::Persist => lifetime_requests(Lifetime::SocketThenOrphan),
         Feature::Flowtable => compile::dry_run(|requests| {
-            compile::create(requests, &Table::new(Family::Inet, NAME), 0);
-            compile::new_flowtable(requests, Family::Inet, NAME, "probe");
+            let flowtable =
+                Flowtable { name: "probe".into(), priority: 0, devices: Vec::new(), counter: false };
+            compile::create(requests, &Table::new(Family::Inet, NAME).with_flowtable(flowtable), 0);
         }),
         _ => compile::dry_run(|requests| compile::create(requests, &table(feature), 0)),
     }

@@ -20,6 +20,7 @@ pub(super) struct Inventory {
     sets: Vec<(String, bool)>,
     /// Names and types.
     objects: Vec<(String, u32)>,
+    flowtables: Vec<String>,
 }
 
 impl Inventory {
@@ -40,6 +41,11 @@ impl Inventory {
             objects: dump(socket, family, Kind::GetObject, |message| {
                 Some((named(message, 2)?, attributes(message.after(4)).first(3)?.u32_be()?))
             })?,
+            flowtables: match dump(socket, family, Kind::GetFlowtable, |message| named(message, 2)) {
+                // A kernel that does not know them has none.
+                Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => Vec::new(),
+                found => found?,
+            },
         })
     }
 
@@ -126,6 +132,7 @@ fn swap(table: &Table, old: &Inventory, late: &[&Set]) -> Requests {
         let fresh = table.timeouts.iter().filter(|policy| !is_kept(old, &policy.name));
         fresh.for_each(|policy| super::timeout::new_object(requests, table, policy));
         compile::fill_sets(requests, table, late);
+        table.flowtables.iter().for_each(|flowtable| compile::new_flowtable(requests, table, flowtable));
         compile::fill_chains(requests, table);
     })
 }
@@ -134,7 +141,8 @@ fn is_kept(old: &Inventory, timeouts: &str) -> bool {
     old.objects.iter().any(|(name, _)| name == timeouts)
 }
 
-/// Deletes rules, then maps to chains, then chains and objects that do not stay.
+/// Deletes rules, then maps to chains and flow tables, then chains and objects that do not stay. A flow table is always made
+/// anew: what it forwarded takes the long way until a rule adds it again.
 fn empty(requests: &mut Requests, table: &Table, old: &Inventory) {
     let (family, name) = (table.family, &table.name);
     let mut delete = |what: &str, kind: Kind, named: Option<(u16, &str)>, object: Option<u32>| {
@@ -152,6 +160,9 @@ fn empty(requests: &mut Requests, table: &Table, old: &Inventory) {
     delete("the rules", Kind::DeleteRule, None, None);
     for (set, _) in old.sets.iter().filter(|(_, verdicts)| *verdicts) {
         delete("a map", Kind::DeleteSet, Some((2, set)), None);
+    }
+    for flowtable in &old.flowtables {
+        delete("a flow table", Kind::DeleteFlowtable, Some((2, flowtable)), None);
     }
     let wanted = |name: &str| table.timeouts.iter().any(|policy| policy.name == name);
     for (object, kind) in old.objects.iter().filter(|(object, _)| !wanted(object)) {

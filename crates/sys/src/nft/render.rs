@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use super::compile::chain_kind;
 use super::field::DataKind;
-use super::model::{Base, Chain, Hook, Policy, Rule, Statement, Table, Test, Verdict};
+use super::model::{Base, Chain, Flowtable, Hook, Policy, Rule, Statement, Table, Test, Verdict};
 use super::set::{Element, ElementData, MapData, Set, Span};
 use super::{Family, Field, Value, ct_event, priority};
 
@@ -19,6 +19,10 @@ impl fmt::Display for Table {
         for set in &self.sets {
             separate(f, &mut first)?;
             write_set(f, set)?;
+        }
+        for flowtable in &self.flowtables {
+            separate(f, &mut first)?;
+            write_flowtable(f, flowtable)?;
         }
         for chain in &self.chains {
             separate(f, &mut first)?;
@@ -48,6 +52,20 @@ fn write_set(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
     if !set.elements.is_empty() {
         let elements: Vec<_> = set.elements.iter().map(element).collect();
         writeln!(f, "\t\telements = {{ {} }}", elements.join(",\n\t\t\t     "))?;
+    }
+    writeln!(f, "\t}}")
+}
+
+fn write_flowtable(f: &mut fmt::Formatter<'_>, flowtable: &Flowtable) -> fmt::Result {
+    writeln!(f, "\tflowtable {} {{", flowtable.name)?;
+    let priority = match flowtable.priority {
+        priority::FILTER => "filter".to_owned(),
+        other => other.to_string(),
+    };
+    writeln!(f, "\t\thook ingress priority {priority}")?;
+    writeln!(f, "\t\tdevices = {{ {} }}", joined(&flowtable.devices, ", "))?;
+    if flowtable.counter {
+        writeln!(f, "\t\tcounter")?;
     }
     writeln!(f, "\t}}")
 }
@@ -199,6 +217,7 @@ fn write_statement(text: &mut String, family: Family, statement: &Statement) -> 
         Statement::Queue { number, bypass } => {
             write!(text, "queue {}to {number}", if *bypass { "flags bypass " } else { "" })
         }
+        Statement::FlowAdd(flowtable) => write!(text, "flow add @{flowtable}"),
         Statement::VerdictMap(fields, map) => write!(text, "{} vmap @{map}", joined(fields, " . ")),
         Statement::Verdict(to) => text.write_str(&verdict(to)),
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::netlink::{Error, Protocol, Received, Socket};
+use crate::netlink::{Error, Malformed, Message, Protocol, Received, Socket, messages};
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
@@ -39,16 +39,20 @@ impl RuleChanges {
         Ok(Self { socket })
     }
 
-    /// Whether anything changed since the last look.
+    /// Whether anybody but the owners of these netlink ports changed anything since the last look.
     ///
     /// # Errors
     /// Only if the socket itself fails.
-    pub fn any(&mut self) -> Result<bool, Error> {
+    pub fn any_but_of(&mut self, ours: &[u32]) -> Result<bool, Error> {
+        // What cannot be read was a change all the same.
+        let is_foreign =
+            |message: Result<Message<'_>, Malformed>| message.map_or(true, |it| !ours.contains(&it.port));
         let mut any = false;
         for _ in 0..DATAGRAMS_MAX {
             match self.socket.receive()? {
                 Received::Nothing => break,
-                Received::Bytes(_) | Received::Overrun => any = true,
+                Received::Bytes(bytes) => any |= ours.is_empty() || messages(bytes).any(is_foreign),
+                Received::Overrun => any = true,
             }
         }
         Ok(any)

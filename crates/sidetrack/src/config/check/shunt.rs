@@ -67,6 +67,11 @@ impl Check<'_> {
             let help = "take one of them out";
             self.error(span, "an interface has XDP in its driver or behind it, not both", help);
         }
+        let bridged = at.forwarding.as_ref().filter(|word| ***word == raw::Forwarding::Bridged);
+        if let Some(bridged) = bridged.filter(|_| words.contains(&raw::FastPath::Flowtable)) {
+            let help = "use fast_path = \"tc\" or \"xdp\", or write `forwarding = \"routed\"`";
+            self.error(bridged.span(), "a flow table routes: it does not pass frames of a bridge", help);
+        }
         if !words.contains(&raw::FastPath::OpenFlow) {
             let of_switch = |port: &At<raw::ShuntPort>| port.fast_port.is_some() || port.slow_port.is_some();
             let stray = at.port.iter().find(|port| of_switch(port)).map(At::span);
@@ -80,6 +85,7 @@ impl Check<'_> {
             raw::FastPath::Xdp => Some(ShuntPath::Xdp),
             raw::FastPath::XdpGeneric => Some(ShuntPath::XdpGeneric),
             raw::FastPath::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
+            raw::FastPath::Flowtable => Some(ShuntPath::Flowtable),
             raw::FastPath::None => Some(ShuntPath::None),
         };
         words.iter().map(path).collect()
@@ -303,6 +309,7 @@ const fn kind(word: raw::FastPath) -> FastPathKind {
         raw::FastPath::Xdp => FastPathKind::Xdp,
         raw::FastPath::XdpGeneric => FastPathKind::XdpGeneric,
         raw::FastPath::OpenFlow => FastPathKind::OpenFlow,
+        raw::FastPath::Flowtable => FastPathKind::Flowtable,
         raw::FastPath::None => FastPathKind::None,
     }
 }
@@ -318,6 +325,7 @@ const fn path_of(action: raw::ShuntAction) -> Option<FastPathKind> {
         raw::ShuntAction::Xdp => Some(FastPathKind::Xdp),
         raw::ShuntAction::XdpGeneric => Some(FastPathKind::XdpGeneric),
         raw::ShuntAction::OpenFlow => Some(FastPathKind::OpenFlow),
+        raw::ShuntAction::Flowtable => Some(FastPathKind::Flowtable),
         raw::ShuntAction::None => Some(FastPathKind::None),
     }
 }

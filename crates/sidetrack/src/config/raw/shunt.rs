@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[serde(deny_unknown_fields)]
 pub struct Shunt {
     /// Which fast path: "tc" (every interface), "xdp" (in the driver), "xdp-generic" (every interface, slow), "openflow"
-    /// (a switch) or "none" (only shows what would be shunted). A list has several side by side: a rule or an action names
+    /// (a switch), "flowtable" (the kernel's own, of nftables; between the ports of a router) or "none" (only shows what would be shunted). A list has several side by side: a rule or an action names
     /// one, the first is for all other flows. Default "tc".
     pub fast_path: Option<List<FastPath>>,
     /// How this host forwards between the ports.
@@ -102,6 +102,8 @@ pub enum FastPath {
     /// A switch.
     #[serde(rename = "openflow")]
     OpenFlow,
+    /// A flow table of nftables.
+    Flowtable,
     /// None.
     None,
 }
@@ -160,6 +162,8 @@ pub enum ShuntAction {
     /// The fast path by a switch.
     #[serde(rename = "openflow")]
     OpenFlow,
+    /// The fast path by a flow table.
+    Flowtable,
     /// Shown, and left on the slow path.
     None,
 }

@@ -26,14 +26,18 @@ pub struct Law {
     pub client: Option<Arc<str>>,
     /// The function that it has for its server.
     pub server: Option<Arc<str>>,
+    /// Whether that function has been handed all that the server said, with its end: told by the next part.
+    pub handed: Rc<Cell<bool>>,
+    /// The same of the function that the part has for its client: what it tells the part before.
+    pub hands: Rc<Cell<bool>>,
 }
 
 impl Law {
     /// Whether this side may say its last byte now; notes it of an end of the flow.
     ///
     /// A function may end towards the server when the client has ended, or the server: then nothing that comes is of use to it
-    /// (proxies that know no half-closed connections close both sides). Towards the client it may end only when the server
-    /// has: an answer is never cut in order.
+    /// (proxies that know no half-closed connections close both sides). Towards the client it may end only when it has taken
+    /// all that the server said: an answer is never cut in order.
     fn may_end(&self, side: Side) -> Result<(), &Arc<str>> {
         let Ends { client, server } = &*self.ends;
         match (side, &self.client, &self.server) {
@@ -49,7 +53,7 @@ impl Law {
         let Ends { client, server } = &*self.ends;
         match side {
             Side::Client => self.client.as_ref().filter(|_| !client.get() && !server.get()),
-            Side::Server => self.server.as_ref().filter(|_| !server.get()),
+            Side::Server => self.server.as_ref().filter(|_| !self.handed.get()),
         }
     }
 }
@@ -69,6 +73,21 @@ impl<W: Wire> Pump<W> {
         Some(Input::End(EndReason::FunctionFailed))
     }
 
+    /// Whether what goes to this side is an answer that a function is to pass on.
+    pub(super) fn hands_to_function(&self, side: Side) -> bool {
+        side == Side::Client && self.law.as_ref().is_some_and(|law| law.client.is_some())
+    }
+
+    /// An end has been sent to this side. A function that had closed its own before answers with a reset, which is here by now:
+    /// it has not taken the last of it.
+    pub(super) fn hand_end(&mut self, side: Side) -> io::Result<()> {
+        if self.hands_to_function(side) {
+            self.wire(side).take_error().map_or(Ok(()), Err)?;
+            self.law.iter().for_each(|law| law.hands.set(true));
+        }
+        Ok(())
+    }
+
     /// Whether the end of this side would be taken for an end in order now.
     pub(super) fn would_end_in_order(&self, side: Side) -> bool {
         self.law.as_ref().is_none_or(|law| law.cut_by(side).is_none())
@@ -85,11 +104,17 @@ mod tests {
     use super::*;
 
     fn parts() -> [Law; 2] {
-        let ends = Rc::new(Ends::default());
-        let function: Arc<str> = "f".into();
+        let (ends, handed) = (Rc::new(Ends::default()), Rc::new(Cell::new(false)));
+        let (function, nobody): (Arc<str>, _) = ("f".into(), Rc::default());
         [
-            Law { ends: ends.clone(), client: None, server: Some(function.clone()) },
-            Law { ends, client: Some(function), server: None },
+            Law {
+                ends: ends.clone(),
+                client: None,
+                server: Some(function.clone()),
+                handed: handed.clone(),
+                hands: Rc::default(),
+            },
+            Law { ends, client: Some(function), server: None, handed: nobody, hands: handed },
         ]
     }
 
@@ -100,13 +125,18 @@ mod tests {
         assert!(near.may_end(Side::Client).is_ok(), "the client itself");
         assert!(far.may_end(Side::Client).is_ok(), "what the client said is over");
         assert!(near.may_end(Side::Server).is_err(), "the answer is not");
-        assert!(far.may_end(Side::Server).is_ok() && near.may_end(Side::Server).is_ok());
+        assert!(far.may_end(Side::Server).is_ok());
+        assert!(near.may_end(Side::Server).is_err(), "it has not been given the answer's end");
+        far.hands.set(true);
+        assert!(near.may_end(Side::Server).is_ok());
     }
 
     #[test]
     fn when_the_server_has_ended_a_function_may_end_both_directions() {
         let [near, far] = parts();
         assert!(far.may_end(Side::Server).is_ok());
-        assert!(far.may_end(Side::Client).is_ok() && near.may_end(Side::Server).is_ok());
+        assert!(far.may_end(Side::Client).is_ok());
+        far.hands.set(true);
+        assert!(near.may_end(Side::Server).is_ok());
     }
 }

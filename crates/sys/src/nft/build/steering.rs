@@ -82,7 +82,7 @@ impl Steering {
         chains.push(self.nat_chain(Origin::Local, &mut sets));
         chains.extend(self.masquerade_chain());
         let timeouts = if self.forgets() { vec![path::ended()] } else { vec![] };
-        Table { family: Family::Inet, name: name.into(), timeouts, sets, chains }
+        Table { timeouts, sets, chains, ..Table::new(Family::Inet, name) }
     }
 
     /// What is never steered: as configured, but not the listeners whose connections the kernel path takes.
