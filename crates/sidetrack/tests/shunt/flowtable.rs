@@ -28,6 +28,10 @@ fn router() -> Option<Network> {
         (!has).then(|| Engine::start(&settings).err().map(|error| error.to_string()))
     });
     let Some(refusal) = refusal else { return Some(network) };
+    assert!(
+        std::env::var_os("SIDETRACK_HAS_FLOWTABLES").is_none(),
+        "this kernel should have them: {refusal:?}"
+    );
     let refusal = refusal.expect("a kernel without flow tables has a shunt by them");
     assert!(refusal.contains("no flow tables") && refusal.contains("use fast_path"), "{refusal}");
     eprintln!("this kernel has no flow tables: only its refusal was tested");
