@@ -171,6 +171,7 @@ mod tests {
             ("fast_path = [\"tc\", \"tc\"]", "", "named twice"),
             ("fast_path = [\"xdp\", \"xdp-generic\"]", "", "in its driver or behind it, not both"),
             ("fast_path = []", "", "no fast path in this list"),
+            ("fast_path = \"flowtable\"", "", "it does not pass frames of a bridge"),
             ("fast_path = [\"tc\", \"openflow\"]", "", "where the switch connects to"),
         ] {
             let error = read(shunt, rule).expect_err(word);
