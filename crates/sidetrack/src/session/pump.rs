@@ -470,7 +470,11 @@ impl<W: Wire> Future for Pump<W> {
         let this = self.get_mut();
         this.live.set_waker(cx.waker());
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
-        this.close(reset);
-        Poll::Ready(Ending { reason, error: this.error.take() })
+        let cut = if reset { None } else { this.hand_last_end(cx).err() };
+        this.close(reset || cut.is_some());
+        Poll::Ready(match cut {
+            Some(error) => Ending { reason: EndReason::ClientReset, error: Some(error) },
+            None => Ending { reason, error: this.error.take() },
+        })
     }
 }

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Context;
 
 /// Which ends of a flow have said their last byte; shared by the pumps of its parts.
 #[derive(Debug, Default)]
@@ -84,6 +85,16 @@ impl<W: Wire> Pump<W> {
         if self.hands_to_function(side) {
             self.wire(side).take_error().map_or(Ok(()), Err)?;
             self.law.iter().for_each(|law| law.hands.set(true));
+        }
+        Ok(())
+    }
+
+    /// The same where closing would send the end: a function has to be seen taking it.
+    pub(super) fn hand_last_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let is_owed = |law: &Law| law.client.is_some() && !law.hands.get();
+        if self.law.as_ref().is_some_and(|law| is_owed(law)) {
+            self.wire(Side::Client).finish(cx)?;
+            self.hand_end(Side::Client)?;
         }
         Ok(())
     }
