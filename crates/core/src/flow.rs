@@ -1,5 +1,6 @@
 //! The Flow: one intercepted connection, as every stage sees it, and the closed list of ways it can end.
 
+use crate::decimal::Digits;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -116,6 +117,27 @@ pub enum Host {
 impl From<IpAddr> for Host {
     fn from(ip: IpAddr) -> Self {
         Self::Ip(ip.to_canonical())
+    }
+}
+
+impl Host {
+    /// Appends it as an authority has it (RFC 3986 Sec. 3.2.2): an IPv6 address in brackets.
+    pub fn write_to(&self, text: &mut String) {
+        match self {
+            Self::Name(name) => text.push_str(name.as_str()),
+            Self::Ip(IpAddr::V4(ip)) => {
+                for (index, octet) in ip.octets().into_iter().enumerate() {
+                    if index > 0 {
+                        text.push('.');
+                    }
+                    Digits::of(octet.into()).push_to(text);
+                }
+            }
+            Self::Ip(IpAddr::V6(ip)) => {
+                // Writing to a String cannot fail.
+                let _ = fmt::Write::write_fmt(text, format_args!("[{ip}]"));
+            }
+        }
     }
 }
 

@@ -10,6 +10,7 @@ pub mod area;
 pub mod carrier;
 pub mod chain;
 pub mod deadlines;
+mod decimal;
 pub mod engine;
 pub mod filter;
 pub mod flow;

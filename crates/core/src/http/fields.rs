@@ -3,6 +3,7 @@
 //! Names and values lie in one buffer, so that reading a head costs two allocations however many fields it has.
 //! Names keep the spelling of their sender and compare without case.
 
+use crate::decimal::Digits;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -163,7 +164,9 @@ impl Fields {
 
     /// Whether a list field has this member, without regard to case.
     pub fn has_member(&self, name: &str, member: &str) -> bool {
-        self.members(name).any(|other| other.eq_ignore_ascii_case(member.as_bytes()))
+        let is = |other: &[u8]| other.eq_ignore_ascii_case(member.as_bytes());
+        // Mostly there is one member, and nothing to take apart.
+        self.all(name).any(|line| if is_token(line) { is(line) } else { members(line).any(is) })
     }
 
     /// Appends the field lines to a head: `Name: value CRLF` each.
@@ -197,33 +200,6 @@ impl Place {
     fn value<'a>(&self, text: &'a [u8]) -> &'a [u8] {
         let start = (self.start + self.name) as usize;
         text.get(start..start + self.value as usize).unwrap_or_default()
-    }
-}
-
-/// A number in decimal, without memory of its own.
-struct Digits {
-    bytes: [u8; Self::MAX],
-    start: usize,
-}
-
-impl Digits {
-    /// Those of `u64::MAX`.
-    const MAX: usize = 20;
-
-    fn of(number: u64) -> Self {
-        let (mut bytes, mut start, mut rest) = ([b'0'; Self::MAX], Self::MAX, number);
-        for place in bytes.iter_mut().rev() {
-            *place = b'0' + u8::try_from(rest % 10).unwrap_or_default();
-            (start, rest) = (start - 1, rest / 10);
-            if rest == 0 {
-                break;
-            }
-        }
-        Self { bytes, start }
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(self.start..).unwrap_or_default()
     }
 }
 
@@ -265,21 +241,30 @@ pub fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Parts of a text between `separator` bytes that stand outside quoted strings.
 pub fn split_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
+    let has_quotes = text.contains(&b'"');
     std::iter::from_fn(move || {
         let text = rest?;
-        let (mut quoted, mut escaped) = (false, false);
-        let end = text.iter().position(|byte| {
-            match (quoted, *byte) {
-                (true, _) if escaped => escaped = false,
-                (true, b'\\') => escaped = true,
-                (_, b'"') => quoted = !quoted,
-                (false, byte) => return byte == separator,
-                (true, _) => {}
-            }
-            false
-        });
+        let end = match has_quotes {
+            true => end_outside_quotes(text, separator),
+            false => text.iter().position(|byte| *byte == separator),
+        };
         rest = end.and_then(|end| text.get(end + 1..));
         Some(end.and_then(|end| text.get(..end)).unwrap_or(text))
+    })
+}
+
+/// The place of the first `separator` that stands outside quoted strings.
+fn end_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
+    let (mut quoted, mut escaped) = (false, false);
+    text.iter().position(|byte| {
+        match (quoted, *byte) {
+            (true, _) if escaped => escaped = false,
+            (true, b'\\') => escaped = true,
+            (_, b'"') => quoted = !quoted,
+            (false, byte) => return byte == separator,
+            (true, _) => {}
+        }
+        false
     })
 }
 

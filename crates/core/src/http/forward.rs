@@ -1,7 +1,7 @@
 //! What a proxy changes in a head before it passes it on (RFC 9110 Sec. 7.6): fields of one hop go, Via grows, Host is
 //! the target's. Everything else stays as it came, in its order.
 
-use super::fields::Fields;
+use super::fields::{Fields, members};
 use super::framing::Length;
 use super::message::{Method, Request, Response, Version};
 use super::uri::Resource;
@@ -19,6 +19,16 @@ const HOP_BY_HOP: [&str; 10] = [
     "transfer-encoding",
     "upgrade",
 ];
+
+/// The lengths of [`HOP_BY_HOP`]: a bit each.
+const HOP_BY_HOP_LENGTHS: u32 = {
+    let (mut lengths, mut index) = (0, 0);
+    while index < HOP_BY_HOP.len() {
+        lengths |= 1 << HOP_BY_HOP[index].len();
+        index += 1;
+    }
+    lengths
+};
 
 /// Fields that Connection cannot take out: without them the next hop would read another message.
 const PROTECTED: [&str; 10] = [
@@ -105,12 +115,7 @@ pub fn request(
         request.fields.remove("expect");
     }
     request.target.clone_from(&resource.path);
-    let mut fields = Fields::with_capacity(request.fields.memory_bytes(), request.fields.len() + 4);
-    fields.push("Host", resource.host_field());
-    for (name, value) in request.fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"host")) {
-        fields.push(name, value);
-    }
-    request.fields = fields;
+    put_host(&mut request.fields, &resource.host_field());
     add_via(&mut request.fields, request.version, pseudonym);
     put_length(&mut request.fields, length);
     if let Some(upgrade) = &hop.upgrade {
@@ -128,6 +133,23 @@ pub fn request(
 pub fn response(response: &mut Response, pseudonym: &str) {
     strip(&mut response.fields);
     add_via(&mut response.fields, response.version, pseudonym);
+}
+
+/// Makes this the one Host field, before all others, unless it is that already.
+fn put_host(fields: &mut Fields, host: &str) {
+    let is_said = {
+        let mut said = fields.all("host");
+        said.next() == Some(host.as_bytes()) && said.next().is_none()
+    };
+    if is_said {
+        return;
+    }
+    let mut all = Fields::with_capacity(fields.memory_bytes(), fields.len() + 4);
+    all.push("Host", host);
+    for (name, value) in fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"host")) {
+        all.push(name, value);
+    }
+    *fields = all;
 }
 
 /// Replaces the fields that frame the body.
@@ -151,17 +173,30 @@ pub fn put_length(fields: &mut Fields, length: Length) {
 
 /// Takes the fields of one hop out: the fixed ones, and those that Connection names.
 pub fn strip(fields: &mut Fields) {
-    let is_in =
-        |list: &[&str], name: &[u8]| list.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
-    // What is mostly said there names no field, or one that goes anyway.
-    let others = fields
-        .members("connection")
-        .filter(|name| !name.eq_ignore_ascii_case(b"close") && !is_in(&HOP_BY_HOP, name));
-    let named: Vec<Vec<u8>> = others.map(<[u8]>::to_vec).collect();
+    let mut named: Vec<Vec<u8>> = Vec::new();
+    for line in fields.all("connection") {
+        // What is mostly said there names no field, or one that goes anyway.
+        if line.eq_ignore_ascii_case(b"close") || is_of_one_hop(line) {
+            continue;
+        }
+        let others =
+            members(line).filter(|name| !name.eq_ignore_ascii_case(b"close") && !is_of_one_hop(name));
+        named.extend(others.map(<[u8]>::to_vec));
+    }
     fields.retain(|name, _| {
         let is_named = named.iter().any(|other| name.eq_ignore_ascii_case(other));
-        !is_in(&HOP_BY_HOP, name) && (!is_named || is_in(&PROTECTED, name))
+        !is_of_one_hop(name) && (!is_named || is_in(&PROTECTED, name))
     });
+}
+
+fn is_of_one_hop(name: &[u8]) -> bool {
+    // Most names are told from all of these by their length.
+    let has_length = 1_u32.checked_shl(u32::try_from(name.len()).unwrap_or(u32::MAX));
+    has_length.is_some_and(|bit| bit & HOP_BY_HOP_LENGTHS != 0) && is_in(&HOP_BY_HOP, name)
+}
+
+fn is_in(list: &[&str], name: &[u8]) -> bool {
+    list.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
 }
 
 fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
@@ -229,6 +264,33 @@ mod tests {
              Via: 1.1 edge\r\nConnection: TE\r\nTE: trailers\r\n\r\n"
         );
         assert!(!hop.keeps_alive && hop.takes_trailers && hop.upgrade.is_none());
+    }
+
+    #[test]
+    fn a_host_that_is_said_stays_where_it_is_and_any_other_comes_first() {
+        let head = |host: &str| {
+            format!("GET http://web.example:8080/ HTTP/1.1\r\nAccept: *\r\nHost: {host}\r\n\r\n")
+        };
+        let (out, _) = pass(&head("web.example:8080")).unwrap();
+        assert!(out.starts_with("GET /p?q HTTP/1.1\r\nAccept: *\r\nHost: web.example:8080\r\nVia:"), "{out}");
+        for other in ["WEB.example:8080", "web.example", ""] {
+            let (out, _) = pass(&head(other)).unwrap();
+            assert!(
+                out.starts_with("GET /p?q HTTP/1.1\r\nHost: web.example:8080\r\nAccept: *\r\nVia:"),
+                "{out}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_every_length_are_told_from_those_of_one_hop() {
+        for name in HOP_BY_HOP {
+            assert!(is_of_one_hop(name.to_ascii_uppercase().as_bytes()), "{name}");
+            assert!(!is_of_one_hop(&name.as_bytes()[1..]), "{name}");
+        }
+        for length in [0, 31, 32, 33, 300] {
+            assert!(!is_of_one_hop("x".repeat(length).as_bytes()));
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use super::head::Authority;
 use super::message::{MessageError, Method, Request};
-use crate::flow::{Destination, Host};
+use crate::decimal::Digits;
+use crate::flow::Destination;
 use std::fmt;
 
 /// What a request asks a proxy for.
@@ -147,14 +148,13 @@ impl Resource {
 
     /// The Host field: the host, and its port where it is not the scheme's.
     pub fn host_field(&self) -> String {
-        if self.server.port == self.scheme.default_port() {
-            match &self.server.host {
-                Host::Ip(std::net::IpAddr::V6(ip)) => format!("[{ip}]"),
-                host => host.to_string(),
-            }
-        } else {
-            self.server.to_string()
+        let mut field = String::with_capacity(HOST_ROOM);
+        self.server.host.write_to(&mut field);
+        if self.server.port != self.scheme.default_port() {
+            field.push(':');
+            Digits::of(self.server.port.into()).push_to(&mut field);
         }
+        field
     }
 
     /// Another resource that a field of a response names (Location, Content-Location), if it has the same origin:
@@ -191,12 +191,13 @@ impl Resource {
     /// The key under which responses are cached: what is forwarded, with only those spellings made one that RFC 3986
     /// Sec. 6.2.2 calls equivalent, and what the rules leave out of it.
     pub fn key(&self, rules: &KeyRules) -> Vec<u8> {
-        use std::fmt::Write as _;
         // One piece of memory, whatever the port and what escapes are made of.
         let mut key = String::with_capacity(KEY_ROOM + self.path.len());
         key.push_str(self.scheme.as_str());
-        // Writing to a String cannot fail.
-        let _ = write!(key, "://{}", self.server);
+        key.push_str("://");
+        self.server.host.write_to(&mut key);
+        key.push(':');
+        Digits::of(self.server.port.into()).push_to(&mut key);
         let mut key = key.into_bytes();
         let mut parts = self.path.splitn(2, |byte| *byte == b'?');
         normalise(parts.next().unwrap_or_default(), &mut key);
@@ -254,6 +255,8 @@ impl KeyRules {
     }
 }
 
+/// Most hosts with a port, bytes.
+const HOST_ROOM: usize = 48;
 /// Scheme, host and port of most keys, bytes.
 const KEY_ROOM: usize = 96;
 
@@ -340,6 +343,9 @@ mod tests {
         assert_eq!(key("http://web.example:80?q"), "http://web.example:80/?q");
         assert_eq!(key("http://web.example/a//b/./c;d"), "http://web.example:80/a//b/./c;d");
         assert_eq!(key("http://[2001:DB8::1]/%zz%"), "http://[2001:db8::1]:80/%zz%");
+        assert_eq!(key("http://10.0.200.7:8080/"), "http://10.0.200.7:8080/");
+        assert_eq!(resource("http://10.0.200.7:8080/").host_field(), "10.0.200.7:8080");
+        assert_eq!(resource("http://[::1]/").host_field(), "[::1]");
         assert_ne!(key("https://a/"), key("http://a/"));
         for bad in ["http:///x", "http://u@h/", "http://h:0/", "ftp://h/", "http://h/#f", "web"] {
             assert!(Resource::parse(bad.as_bytes(), &Method::Get).is_err(), "{bad}");

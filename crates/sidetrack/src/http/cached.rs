@@ -87,7 +87,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
 
 /// What Cache-Status says of a request that went to the server.
 fn forwarded(why: Forward) -> String {
-    format!("fwd={}", why.as_str())
+    ["fwd=", why.as_str()].concat()
 }
 
 /// Whether what one request fetches may be good for another that waits.
@@ -107,12 +107,12 @@ struct Cached<'t, 'a> {
 
 impl Cached<'_, '_> {
     fn status(&self, rest: &str) -> String {
-        format!("{}; {rest}", self.turn.proxy.pseudonym)
+        [&self.turn.proxy.pseudonym, "; ", rest].concat()
     }
 
     /// Past the cache; what the answer says about stored responses still counts.
     async fn pass(&mut self, why: Forward) -> Result<Outcome, Box<Answer>> {
-        let status = self.status(&format!("fwd={}", why.as_str()));
+        let status = self.status(&forwarded(why));
         let requested_s = super::now_s();
         let (asked, cache) = (self.turn.asked, self.cache);
         let mut ok_head = None;
@@ -290,7 +290,7 @@ impl Cached<'_, '_> {
             return Ok(self.reply(&object, None, &note).await);
         }
         add_date(&mut fetched.response.fields);
-        let note = format!("{from}; fwd-status={status}");
+        let note = [&from, "; fwd-status=", &status.to_string()].concat();
         let request = &self.turn.asked.request;
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
         let extent = keeps
@@ -397,9 +397,9 @@ impl Cached<'_, '_> {
             Some(fields) => reply_first_hand(&object.stored, fields, request, total, &boundary),
         };
         let mut head = answer.head;
-        let ttl_s = object.stored.ttl_s(now_s);
-        let status = format!("{}; {note}; ttl={ttl_s}", self.turn.proxy.pseudonym);
-        head.fields.push("Cache-Status", status);
+        let ttl_s = object.stored.ttl_s(now_s).to_string();
+        let status = [&self.turn.proxy.pseudonym, "; ", note, "; ttl=", &ttl_s].map(str::as_bytes);
+        head.fields.push_pieces("Cache-Status", &status);
         let length = match &answer.body {
             Body::None => Length::None,
             _ => said_length(&head).map_or(Length::Chunked, Length::Exact),

@@ -325,7 +325,7 @@ fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
 /// Adds the Cache-Status of an answer that did not come from the cache.
 fn push_status(head: &mut Response, status: Option<String>) {
     if let Some(status) = status {
-        let status = format!("{status}; fwd-status={}", head.status);
-        head.fields.push("Cache-Status", status);
+        let came = head.status.to_string();
+        head.fields.push_pieces("Cache-Status", &[status.as_bytes(), b"; fwd-status=", came.as_bytes()]);
     }
 }

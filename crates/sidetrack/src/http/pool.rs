@@ -10,7 +10,7 @@ use crate::reactor::now;
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,9 +58,10 @@ type Key = (usize, Destination, Option<(Host, bool)>);
 
 #[derive(Default)]
 struct Pool {
-    idle: HashMap<Key, Vec<Idle>>,
+    /// Mostly there are few keys, and looking through them costs less than a hash of one.
+    idle: BTreeMap<Key, Vec<Idle>>,
     /// Connections that serve any number of requests at a time.
-    shared: HashMap<Key, Shared>,
+    shared: BTreeMap<Key, Shared>,
     count: usize,
     tended: Option<Instant>,
 }

@@ -1,0 +1,36 @@
+//! Numbers in decimal, without memory of their own and without the machinery of formatting: heads and records of every
+//! request hold some.
+
+/// The digits of a number.
+pub(crate) struct Digits {
+    bytes: [u8; Self::MAX],
+    start: usize,
+}
+
+impl Digits {
+    /// Those of `u64::MAX`.
+    const MAX: usize = 20;
+
+    /// Of this number.
+    pub(crate) fn of(number: u64) -> Self {
+        let (mut bytes, mut start, mut rest) = ([b'0'; Self::MAX], Self::MAX, number);
+        for place in bytes.iter_mut().rev() {
+            *place = b'0' + u8::try_from(rest % 10).unwrap_or_default();
+            (start, rest) = (start - 1, rest / 10);
+            if rest == 0 {
+                break;
+            }
+        }
+        Self { bytes, start }
+    }
+
+    /// As text.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+
+    /// Behind other text.
+    pub(crate) fn push_to(&self, text: &mut String) {
+        text.extend(self.as_bytes().iter().copied().map(char::from));
+    }
+}
