@@ -16,7 +16,7 @@ mod watch;
 
 pub use carrying::{Carrying, Passage, carry_on};
 pub use client::{Client, Sniffed};
-pub use lane::allow_pipes;
+pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, undecided};
 pub use watch::Watched;
 

@@ -3,6 +3,10 @@
 //! A [`Pipe`] counts what it holds, so a driver always knows which bytes are under way; a [`PipePool`] keeps
 //! drained pipes for the next flow, because making one costs two descriptors and two system calls.
 
+mod pages;
+
+pub use pages::Mapped;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 

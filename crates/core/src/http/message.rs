@@ -113,20 +113,20 @@ impl Scan {
             }
             let Some(byte) = bytes.get(self.scanned) else { return Ok(None) };
             match byte {
+                b'\n' if sender == Sender::Client => return Err(MessageError::BareLineEnd),
                 b'\n' => {
-                    let before = self.scanned.checked_sub(1).and_then(|at| bytes.get(at));
-                    let after_cr = before == Some(&b'\r') && self.line > 0;
-                    if !after_cr && sender == Sender::Client {
-                        return Err(MessageError::BareLineEnd);
-                    }
-                    if self.end_line(usize::from(after_cr))? {
+                    if self.end_line(0)? {
                         return Ok(Some(self.scanned));
                     }
-                    continue;
                 }
                 // A CR is judged with the byte after it.
                 b'\r' => match bytes.get(self.scanned + 1) {
-                    Some(b'\n') => {}
+                    Some(b'\n') => {
+                        self.pass(1)?;
+                        if self.end_line(1)? {
+                            return Ok(Some(self.scanned));
+                        }
+                    }
                     Some(_) => return Err(MessageError::BareLineEnd),
                     None => return self.within().map(|()| None),
                 },
@@ -134,7 +134,6 @@ impl Scan {
                 b' ' | b'\t' => return Err(MessageError::Folded),
                 _ => return Err(MessageError::ControlByte),
             }
-            self.pass(1)?;
         }
     }
 

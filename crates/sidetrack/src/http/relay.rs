@@ -5,15 +5,16 @@ use super::disk::Fill;
 use super::duplex::Duplex;
 use super::meter::Meter;
 use super::pool::Route;
+use super::sheet::Pages;
 use crate::live::{Clock, LiveFlow};
 use crate::reactor::TcpStream;
+use crate::session::Lane;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
 use sidetrack_core::http::message::MessageError;
 use sidetrack_core::time::Instant as Moment;
-use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -165,25 +166,30 @@ impl<'a> Outgoing<'a> {
         self.to.filter(|_| !self.is_chunked && self.meter.is_none())?.tcp()
     }
 
-    /// Whether [`Self::push_file`] can be asked.
+    /// Whether [`Self::push_pages`] can be asked.
     pub fn sends_pages(&self) -> bool {
         self.bare_socket().is_some()
     }
 
-    /// Sends these bytes of a file without reading them; nothing where that cannot be done.
+    /// Sends these bytes of a sheet without reading them; nothing where that cannot be done.
     ///
     /// # Errors
     /// As the socket says.
-    pub async fn push_file(
+    pub async fn push_pages(
         &mut self,
-        file: &File,
+        pages: &Pages,
         mut range: Range<u64>,
         progress: Progress<'_>,
     ) -> io::Result<()> {
         self.flush().await?;
         let Some(socket) = self.bare_socket() else { return Ok(()) };
+        // Through a pipe where there is one: it takes less of the kernel than looking up every page.
+        let mut lane = pages.mapped().and_then(|mapped| Some((mapped, Lane::piped()?)));
         while !range.is_empty() {
-            let n = poll_fn(|cx| socket.poll_send_file(cx, file, &range)).await?;
+            let n = match &mut lane {
+                Some((mapped, lane)) => poll_fn(|cx| lane.poll_pages(cx, socket, mapped, &range)).await?,
+                None => poll_fn(|cx| pages.poll_send(cx, socket, &range)).await?,
+            };
             if n == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }

@@ -49,7 +49,7 @@ async fn send_range(
         && let Some(pages) = content.pages()
     {
         let end = last.saturating_add(1).min(content.length);
-        return out.push_file(pages.file(), first..end, progress).await.map_err(Stopped::Sink);
+        return out.push_pages(&pages, first..end, progress).await.map_err(Stopped::Sink);
     }
     let (mut index, mut position) = content.begin_at(first);
     loop {

@@ -1,15 +1,22 @@
-//! Large content in memory, in pages that the kernel can send as they are (memfd_create(2), sendfile(2)): nothing is copied for who
-//! reads it over a socket.
+//! Large content in memory, in pages that the kernel can send as they are (memfd_create(2), vmsplice(2), sendfile(2)): nothing is
+//! copied for who reads it over a socket.
 
+use crate::reactor::TcpStream;
 use rustix::fs::{MemfdFlags, memfd_create};
+use sidetrack_sys::splice::Mapped;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 
 /// Least length of content that is worth a descriptor, bytes.
 pub const LEAST: u64 = 1 << 20;
+
+/// Most bytes that one call sends: others wait for it.
+const SEND_MAX: usize = 1 << 20;
 
 /// Most descriptors that are set aside for sheets.
 pub const SHEETS_MAX: u64 = 128;
@@ -43,6 +50,8 @@ pub fn allow(sheets: u64) {
 #[derive(Debug)]
 pub struct Pages {
     file: File,
+    /// Made for the first who is sent all of them.
+    mapped: OnceLock<Option<Mapped>>,
     room: &'static Room,
 }
 
@@ -51,7 +60,7 @@ impl Pages {
         let more = |count: usize| (count < room.limit.load(Relaxed)).then_some(count + 1);
         room.count.fetch_update(Relaxed, Relaxed, more).ok()?;
         match memfd_create("sidetrack-cache", MemfdFlags::CLOEXEC) {
-            Ok(fd) => Some(Self { file: fd.into(), room }),
+            Ok(fd) => Some(Self { file: fd.into(), mapped: OnceLock::new(), room }),
             Err(_) => {
                 room.count.fetch_sub(1, Relaxed);
                 None
@@ -59,9 +68,33 @@ impl Pages {
         }
     }
 
-    /// As a file.
-    pub const fn file(&self) -> &File {
-        &self.file
+    /// All that is there, as a mapping, if there are addresses for it. Of content that is whole: what comes later is not in it.
+    pub fn mapped(&self) -> Option<&Mapped> {
+        let map = || Mapped::new(&self.file, self.file.metadata().ok()?.len()).ok();
+        self.mapped.get_or_init(map).as_ref()
+    }
+
+    /// Sends these bytes as far as the socket has room, without a mapping; 0: there are none any more.
+    ///
+    /// # Errors
+    /// As `sendfile(2)`.
+    pub fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        socket: &TcpStream,
+        range: &Range<u64>,
+    ) -> Poll<io::Result<u64>> {
+        let count = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SEND_MAX);
+        loop {
+            ready!(socket.poll_write_ready(cx));
+            let sent = socket.writing(|socket| {
+                Ok(rustix::fs::sendfile(socket, &self.file, Some(&mut range.start.clone()), count)?)
+            });
+            match sent {
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                result => return Poll::Ready(result.map(|sent| sent as u64)),
+            }
+        }
     }
 }
 
@@ -126,6 +159,50 @@ impl Sheet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carry::Stream;
+    use crate::http::duplex::Duplex;
+    use crate::http::relay::{Outgoing, Progress, STALL};
+    use crate::live::{Clock, LiveFlow};
+    use crate::reactor::block_on;
+    use crate::session::allow_pipes;
+    use sidetrack_core::flow::FlowId;
+    use sidetrack_core::http::framing::Length;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream as Blocking};
+
+    #[test]
+    fn pages_leave_through_a_pipe_and_where_there_is_none() {
+        static ROOM: Room = Room::none();
+        ROOM.allow(1);
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 253) as u8).collect();
+        let mut sheet = Sheet::within(&ROOM, bytes.len() as u64).expect("one is allowed");
+        assert!(sheet.push(&bytes));
+        for (pipes, first, end) in
+            [(1, 0, 3_000_000), (1, 4_097, 2_999_999), (0, 0, 3_000_000), (0, 4_097, 9_000)]
+        {
+            allow_pipes(pipes);
+            let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+            let mut far = Blocking::connect(listener.local_addr().expect("bound")).expect("loopback");
+            let near = listener.accept().expect("loopback").0;
+            let reader = std::thread::spawn(move || {
+                let mut got = Vec::new();
+                far.read_to_end(&mut got).map(|_| got)
+            });
+            let written = block_on(async {
+                near.set_nonblocking(true).expect("a socket");
+                let near = Duplex::from(Stream::from(TcpStream::new(near.into()).expect("a loop")));
+                let live = LiveFlow::new(FlowId(1));
+                let progress = Progress { live: &live, clock: Clock::start(), stall: STALL, end: None };
+                let mut out = Outgoing::new(&near, b"head".to_vec(), Length::Exact(end - first));
+                out.push_pages(sheet.pages(), first..end, progress).await.expect("a reader");
+                out.written
+            });
+            let got = reader.join().expect("no panic").expect("all of it");
+            let range = usize::try_from(first).expect("small")..usize::try_from(end).expect("small");
+            assert!(got.strip_prefix(b"head") == Some(&bytes[range]), "{pipes} {first} {end}");
+            assert_eq!(written.expect("a loop"), 4 + end - first);
+        }
+    }
 
     #[test]
     fn pieces_come_back_as_they_went_in_and_sheets_are_counted() {

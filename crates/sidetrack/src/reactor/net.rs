@@ -8,20 +8,15 @@ use super::Loop;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
-use std::fs::File;
 use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-/// Most bytes of a file that one call sends: others wait for it.
-const SEND_FILE_MAX: usize = 1 << 20;
 
 /// What an edge of epoll has told of one socket and nobody has used up yet.
 #[derive(Debug, Default)]
@@ -228,6 +223,21 @@ impl TcpStream {
     /// Waits for room to write, or for the end of the attempt to connect.
     pub async fn writable(&self) {
         poll_fn(|cx| self.poll_write_ready(cx)).await;
+    }
+
+    /// Whether a connecting socket has connected by now, as one within a host mostly has when its call returns; then there is
+    /// room to write, and the loop need not say so first.
+    ///
+    /// # Errors
+    /// It cannot be connected; the socket holds that error no more.
+    pub fn has_connected(&self) -> io::Result<bool> {
+        // Of no bytes: only the state of the socket is asked (tcp(7), connect(2) EINPROGRESS).
+        match self.try_write(&[]) {
+            Ok(_) => self.place.with(|source| source.writable = true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     /// Waits until the socket has met an error.
@@ -457,28 +467,6 @@ impl TcpStream {
                     }
                     return Poll::Ready(Ok(n));
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.place.full(),
-                Err(error) => return Poll::Ready(Err(error.into())),
-            }
-        }
-    }
-
-    /// Sends bytes of a file as they are, as far as there is room; 0: there are none any more.
-    ///
-    /// # Errors
-    /// As `sendfile(2)`.
-    pub fn poll_send_file(
-        &self,
-        cx: &mut Context<'_>,
-        file: &File,
-        range: &Range<u64>,
-    ) -> Poll<io::Result<u64>> {
-        let count = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SEND_FILE_MAX);
-        loop {
-            ready!(self.poll_write_ready(cx));
-            match rustix::fs::sendfile(&self.fd, file, Some(&mut range.start.clone()), count) {
-                Ok(n) => return Poll::Ready(Ok(n as u64)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.place.full(),
                 Err(error) => return Poll::Ready(Err(error.into())),

@@ -2,9 +2,11 @@
 
 use super::pump::{SPLICE_AFTER, SPLICE_LEAST};
 use crate::carry::Wire;
-use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Pipe, PipePool, splice_from, splice_to};
+use crate::reactor::TcpStream;
+use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Mapped, Pipe, PipePool, splice_from, splice_to};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::task::{Context, Poll, ready};
 
 thread_local! {
@@ -41,6 +43,12 @@ impl Lane {
     pub fn holding(bytes: Vec<u8>) -> Self {
         let holds = if bytes.is_empty() { Holds::Nothing } else { Holds::Bytes { bytes, start: 0 } };
         Self { holds, moved: 0 }
+    }
+
+    /// A direction whose bytes go through a pipe from the start; none if no pipe is left.
+    pub fn piped() -> Option<Self> {
+        let pipe = PIPES.with_borrow_mut(PipePool::take)?;
+        Some(Self { holds: Holds::Pipe(Box::new(pipe)), moved: u64::MAX })
     }
 
     /// Whether nothing is held in memory.
@@ -126,6 +134,31 @@ impl Lane {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
                 Err(error) => Poll::Ready(Err(error)),
             };
+        }
+    }
+
+    /// Sends pages as they are, as far as the socket has room; gives how many bytes left. The range begins with the first byte
+    /// that has not left: what is in the pipe comes first.
+    pub fn poll_pages(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &TcpStream,
+        pages: &Mapped,
+        range: &Range<u64>,
+    ) -> Poll<io::Result<u64>> {
+        let Holds::Pipe(pipe) = &mut self.holds else {
+            return Poll::Ready(Err(io::Error::other("this direction has no pipe")));
+        };
+        loop {
+            ready!(socket.poll_write_ready(cx));
+            if pipe.is_empty() {
+                pages.fill(pipe, range.clone())?;
+            }
+            let more = range.end - range.start > pipe.queued_bytes() as u64;
+            match socket.writing(|socket| splice_to(pipe, socket, usize::MAX, more)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result.map(|sent| sent as u64)),
+            }
         }
     }
 

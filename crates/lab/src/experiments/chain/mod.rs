@@ -128,10 +128,14 @@ fn rows(quick: bool) -> Vec<Peer> {
     CHAINS.iter().filter(|peer| !quick || short.contains(&peer.name)).copied().collect()
 }
 
+/// How often a sample is taken at most until one is undisturbed.
+const ATTEMPTS: u32 = 3;
+
 fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) -> Results {
     let quick = options.quick;
     let timing = if quick { Timing { warmup_ms: 100, window_ms: 300 } } else { Timing::FULL };
     let rounds = options.rounds.unwrap_or(if quick { 3 } else { 5 }).max(1);
+    let attempts = if quick { 1 } else { ATTEMPTS };
     let mut results = Results::new(machine, rounds, timing);
     let cells = if quick {
         &[Cell::New(32), Cell::Bulk(1)][..]
@@ -145,7 +149,7 @@ fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) 
                 order.reverse();
             }
             for peer in order {
-                sample(site, peer, (*cell, round), &mut results, progress);
+                sample(site, peer, (*cell, round, attempts), &mut results, progress);
             }
         }
         progress.say(&format!("{cell}: done"));
@@ -154,17 +158,26 @@ fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) 
     results
 }
 
-/// One sample; a disturbed one is dropped.
-fn sample(site: &Site, peer: Peer, (cell, round): (Cell, u32), results: &mut Results, progress: &Progress) {
+/// One sample; a disturbed one is dropped and taken again, a few times: a ratio needs two of one round.
+fn sample(
+    site: &Site,
+    peer: Peer,
+    (cell, round, attempts): (Cell, u32, u32),
+    results: &mut Results,
+    progress: &Progress,
+) {
     if results.why_missing(cell, peer.name).is_some() {
         return;
     }
     progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
-    match take(site, peer, cell, results.timing) {
-        Ok(sample) if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT => {
-            results.add(cell, peer.name, round, Some(sample));
+    for _ in 0..attempts {
+        match take(site, peer, cell, results.timing) {
+            Ok(sample) if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT => {
+                results.add(cell, peer.name, round, Some(sample));
+                return;
+            }
+            Ok(_) => results.dropped += 1,
+            Err(reason) => return progress.say(&results.unavailable(peer.name, cell, &reason)),
         }
-        Ok(_) => results.dropped += 1,
-        Err(reason) => progress.say(&results.unavailable(peer.name, cell, &reason)),
     }
 }

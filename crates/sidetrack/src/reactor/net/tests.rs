@@ -77,6 +77,42 @@ fn events_of_a_socket_that_is_gone_reach_no_successor() {
 }
 
 #[test]
+fn a_socket_says_itself_whether_it_has_connected() {
+    fn connecting(to: SocketAddr) -> TcpStream {
+        let socket = sidetrack_sys::sockopt::stream_socket(&to).unwrap();
+        sidetrack_sys::sockopt::start_connect(&socket, to).unwrap();
+        TcpStream::new(socket.into()).unwrap()
+    }
+    block_on(async {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = connecting(listener.local_addr().unwrap());
+        // Where it takes another turn, the loop says when.
+        if !ours.has_connected().unwrap() {
+            ours.writable().await;
+        }
+        assert!(ours.has_connected().unwrap());
+        let (mut theirs, _) = listener.accept().unwrap();
+        assert_eq!(ours.try_write(b"now").unwrap(), 3);
+        let mut word = [0; 3];
+        theirs.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"now");
+        // A port at which nobody listens: bound, so that nobody else can.
+        let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let nobody = connecting(bound.local_addr().unwrap().as_socket().unwrap());
+        let refused = match nobody.has_connected() {
+            Ok(_) => {
+                nobody.writable().await;
+                nobody.take_error().unwrap().unwrap()
+            }
+            Err(error) => error,
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    })
+    .unwrap();
+}
+
+#[test]
 fn accepts_what_waits() {
     block_on(async {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
