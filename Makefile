@@ -21,7 +21,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
-.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -99,6 +99,11 @@ bench-shunt: deps-bench ## The NFShunt paper's measurements with each fast path 
 bench-engine: deps-bench ## The packet engine: its core, over AF_XDP, beside its peers, byte for byte (root; ENGINE=--quick: 90 s)
 	$(CARGO) build --release --locked --workspace
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine.sh $(ENGINE)
+
+bench-engine-bulk: deps-bench ## Bulk through the packet engine once the kernel carries on, beside routing (root; four minutes)
+	@.ci/apt-install iperf3:iperf3
+	$(CARGO) build --release --locked --workspace
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine-bulk.sh
 
 bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of seed 003 (root; HTTP=--quick: 90 s)
 	$(CARGO) build --release --locked --workspace

@@ -27,6 +27,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nfqueue;
 pub mod nft;
+pub mod pages;
 pub mod probe;
 pub mod process;
 pub mod random;

@@ -15,12 +15,49 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a frame in shared memory.
-pub const FRAME_BYTES: usize = 4096;
-/// Entries of each ring, a power of two.
+/// Entries of the rings of frames to fill, to send and sent, a power of two.
 pub const RING_ENTRIES: u32 = 2048;
+/// Entries of the ring of frames that came in, a power of two: whoever is late finds this many at most.
+pub const RECEIVE_ENTRIES: u32 = 8192;
 /// What the kernel leaves free in front of a frame that came in (`XDP_PACKET_HEADROOM`), bytes.
 pub const HEADROOM: usize = 256;
+
+/// `XDP_MAX_TX_SKB_BUDGET` of <linux/if_xdp.h>: frames that one system call sends at most, Linux 6.17.
+const MAX_TX_SKB_BUDGET: libc::c_int = 9;
+
+/// Bytes that each frame of a [`Umem`] has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrameSize {
+    /// 2,048: enough for Ethernet's usual packets, and twice as many fit into caches.
+    Half,
+    /// 4,096, the most that there may be.
+    #[default]
+    Page,
+}
+
+impl FrameSize {
+    /// The smallest that has room for frames of so many bytes behind the [`HEADROOM`]; none: they do not fit.
+    pub const fn holding(bytes: usize) -> Option<Self> {
+        match bytes + HEADROOM {
+            0..=2048 => Some(Self::Half),
+            2049..=4096 => Some(Self::Page),
+            _ => None,
+        }
+    }
+
+    /// As a number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Half => 2048,
+            Self::Page => 4096,
+        }
+    }
+
+    /// The beginning of the frame that an offset lies in.
+    pub const fn beginning(self, address: u64) -> u64 {
+        address & !(self.bytes() as u64 - 1)
+    }
+}
 
 /// How a socket gets its frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +88,7 @@ pub struct Descriptor {
 pub struct Umem {
     memory: NonNull<u8>,
     bytes: usize,
+    frame: FrameSize,
 }
 
 // SAFETY: it is plain memory; who may touch which frame is settled by the rings, each of which has one owner.
@@ -59,27 +97,33 @@ unsafe impl Send for Umem {}
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// Room for so many frames.
+    /// Room for so many frames of this size, on huge pages where the kernel has some.
     ///
     /// # Errors
     /// ENOMEM.
-    pub fn new(frames: usize) -> io::Result<Arc<Self>> {
-        let bytes = frames * FRAME_BYTES;
+    pub fn new(frames: usize, frame: FrameSize) -> io::Result<Arc<Self>> {
+        let bytes = frames * frame.bytes();
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, wherever the kernel wants it.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags | libc::MAP_POPULATE, -1, 0) };
+        // SAFETY: a new mapping, wherever the kernel wants it. Its pages come when a socket registers it.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // SAFETY: the mapping just made. An advice only: without huge pages it is as well, a little slower.
+        unsafe { libc::madvise(at, bytes, libc::MADV_HUGEPAGE) };
         let memory = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Arc::new(Self { memory, bytes }))
+        Ok(Arc::new(Self { memory, bytes, frame }))
     }
 
     /// How many frames it has room for.
     pub const fn frames(&self) -> usize {
-        self.bytes / FRAME_BYTES
+        self.bytes / self.frame.bytes()
+    }
+
+    /// How large they are.
+    pub const fn frame_size(&self) -> FrameSize {
+        self.frame
     }
 
     /// The bytes that a descriptor names; empty where it names none of ours.
@@ -113,8 +157,6 @@ pub struct XskSocket {
     completion: Consumer<u64>,
     receive: Consumer<Descriptor>,
     transmit: Producer<Descriptor>,
-    /// Frames sent whose end was not seen yet.
-    in_flight: u32,
 }
 
 impl XskSocket {
@@ -142,21 +184,24 @@ impl XskSocket {
         if shared.is_none() {
             register(&fd, umem)?;
         }
-        let entries = RING_ENTRIES.cast_signed();
-        for ring in
-            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
-        {
-            set_int(&fd, libc::SOL_XDP, ring, entries)?;
+        for (ring, entries) in [
+            (libc::XDP_UMEM_FILL_RING, RING_ENTRIES),
+            (libc::XDP_UMEM_COMPLETION_RING, RING_ENTRIES),
+            (libc::XDP_RX_RING, RECEIVE_ENTRIES),
+            (libc::XDP_TX_RING, RING_ENTRIES),
+        ] {
+            set_int(&fd, libc::SOL_XDP, ring, entries.cast_signed())?;
         }
+        // Older kernels send 32 a call and do not know this: `wake` calls as often as it takes.
+        let _ = set_int(&fd, libc::SOL_XDP, MAX_TX_SKB_BUDGET, RING_ENTRIES.cast_signed());
         let offsets = offsets(&fd)?;
         let socket = Self {
             fill: Producer::map(&fd, &offsets.fr, libc::XDP_UMEM_PGOFF_FILL_RING, RING_ENTRIES)?,
             completion: Consumer::map(&fd, &offsets.cr, libc::XDP_UMEM_PGOFF_COMPLETION_RING, RING_ENTRIES)?,
-            receive: Consumer::map(&fd, &offsets.rx, libc::XDP_PGOFF_RX_RING as u64, RING_ENTRIES)?,
+            receive: Consumer::map(&fd, &offsets.rx, libc::XDP_PGOFF_RX_RING as u64, RECEIVE_ENTRIES)?,
             transmit: Producer::map(&fd, &offsets.tx, libc::XDP_PGOFF_TX_RING as u64, RING_ENTRIES)?,
             umem: umem.clone(),
             fd,
-            in_flight: 0,
         };
         socket.bind(index, queue, copying, shared)?;
         Ok(socket)
@@ -202,39 +247,26 @@ impl XskSocket {
 
     /// Sends frames; how many found room.
     pub fn send(&mut self, frames: &[Descriptor]) -> usize {
-        let sent = self.transmit.push(frames.iter().copied());
-        self.in_flight += sent as u32;
-        sent
+        self.transmit.push(frames.iter().copied())
     }
 
     /// Takes back frames that were sent, by offsets somewhere in them; how many.
     pub fn finished(&mut self, frames: &mut [u64]) -> usize {
-        let count = self.completion.pop(frames);
-        self.in_flight = self.in_flight.saturating_sub(count as u32);
-        count
+        self.completion.pop(frames)
     }
 
-    /// Tells the kernel that there is something to send or to fill, if it wants to be told.
+    /// Frames given that the kernel has not begun to fill; those that came in and wait to be received are none of them.
+    pub fn to_fill(&self) -> usize {
+        self.fill.waiting() as usize
+    }
+
+    /// Tells the kernel that there is something to send or to fill, if it wants to be told. Where the kernel copies, all
+    /// frames are sent when this returns, or the interface takes no more.
     ///
     /// # Errors
     /// ENETDOWN, ENXIO: the interface is down, or gone.
     pub fn wake(&mut self) -> io::Result<()> {
-        if self.in_flight > 0 && self.transmit.wants_wakeup() {
-            // SAFETY: nothing is passed.
-            let sent = unsafe {
-                libc::sendto(
-                    self.fd.as_raw_fd(),
-                    std::ptr::null(),
-                    0,
-                    libc::MSG_DONTWAIT,
-                    std::ptr::null(),
-                    0,
-                )
-            };
-            if sent < 0 {
-                return busy_is_fine(io::Error::last_os_error());
-            }
-        }
+        self.wake_to_send()?;
         if self.fill.wants_wakeup() {
             // SAFETY: nothing is passed.
             let got = unsafe {
@@ -252,6 +284,37 @@ impl XskSocket {
             }
         }
         Ok(())
+    }
+
+    /// One call sends so many frames and no more, and says EAGAIN if there are others: again, as long as they become fewer.
+    fn wake_to_send(&self) -> io::Result<()> {
+        let mut waiting = self.transmit.waiting();
+        while waiting > 0 && self.transmit.wants_wakeup() {
+            let fd = self.fd.as_raw_fd();
+            // SAFETY: nothing is passed.
+            let sent =
+                unsafe { libc::sendto(fd, std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+            if sent < 0 {
+                busy_is_fine(io::Error::last_os_error())?;
+            }
+            let left = self.transmit.waiting();
+            if left >= waiting {
+                break;
+            }
+            waiting = left;
+        }
+        Ok(())
+    }
+
+    /// Frames for this socket that the kernel had to drop since it was opened: there was none to fill, or too many waited.
+    ///
+    /// # Errors
+    /// What getsockopt(2) says.
+    pub fn lost(&self) -> io::Result<u64> {
+        // SAFETY: plain integers; all zero bytes are a value of it.
+        let mut statistics: libc::xdp_statistics = unsafe { zeroed() };
+        get(&self.fd, libc::XDP_STATISTICS, &mut statistics)?;
+        Ok(statistics.rx_dropped + statistics.rx_ring_full)
     }
 
     /// Whether the kernel hands frames over without copying them.
@@ -306,7 +369,7 @@ fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
     let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
     registration.addr = umem.memory.as_ptr() as u64;
     registration.len = umem.bytes as u64;
-    registration.chunk_size = FRAME_BYTES as u32;
+    registration.chunk_size = umem.frame.bytes() as u32;
     let length = size_of::<libc::xdp_umem_reg>() as libc::socklen_t;
     // SAFETY: the kernel reads one `xdp_umem_reg`; the memory it names is mapped, and held by every socket that uses it.
     let done = unsafe {

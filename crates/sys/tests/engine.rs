@@ -2,10 +2,10 @@
 
 mod support;
 
-use sidetrack_sys::bpf::{Hook, Own};
+use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::raw::{FRAME_ROOM, Frames, PacketSocket, RoutedSocket};
-use sidetrack_sys::xsk::{Copying, Descriptor, Umem, XskSocket};
+use sidetrack_sys::xsk::{Copying, Descriptor, FrameSize, Umem, XskSocket};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -132,7 +132,7 @@ fn frames_come_and_go_by_af_xdp() {
         let (mut socket, _program) = host.run(move || {
             let (own, index) = (own(), link::interface("engine0").expect("there").index);
             let program = own.take_by_xdp(index, hook, 1).expect("attached");
-            let umem = Umem::new(64).expect("memory");
+            let umem = Umem::new(64, FrameSize::Page).expect("memory");
             let mut socket = XskSocket::open(&umem, index, 0, Copying::Copy, None).expect("a socket");
             let frames: Vec<_> = (0..32).map(|frame| frame * 4096).collect();
             assert_eq!(socket.give(&frames), 32);
@@ -165,4 +165,65 @@ fn frames_come_and_go_by_af_xdp() {
             socket.finished(&mut [0; 8]) == 1
         });
     }
+}
+
+/// An AF_XDP socket on this interface for packets to port 80 of 10.0.0.1, with frames to fill.
+fn afxdp(interface: &str, fill: usize) -> (XskSocket, XdpOn) {
+    let (own, index) = (own(), link::interface(interface).expect("there").index);
+    let program = own.take_by_xdp(index, Hook::XdpNative, 1).expect("attached");
+    let umem = Umem::new(2 * BURST, FrameSize::Half).expect("memory");
+    let mut socket = XskSocket::open(&umem, index, 0, Copying::Copy, None).expect("a socket");
+    let frames: Vec<_> = (0..fill as u64).map(|frame| frame * 2048).collect();
+    assert_eq!((socket.give(&frames), socket.to_fill()), (fill, fill));
+    program.serve(0, socket.as_fd()).expect("served");
+    (socket, program)
+}
+
+/// More than one system call sends.
+const BURST: usize = 1000;
+
+/// A TCP segment to port 80 of 10.0.0.1, in Ethernet; nobody looks at its checksums.
+fn to_the_engine(to: [u8; 6]) -> Vec<u8> {
+    let mut frame = to.to_vec();
+    frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);
+    frame.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+    frame.extend([0x10, 0, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0]);
+    frame.resize(60, 0);
+    frame
+}
+
+#[test]
+fn a_burst_goes_out_at_once_and_what_there_is_no_room_for_is_counted() {
+    if !is_root() {
+        return;
+    }
+    let (host, neighbour) = pair();
+    let to = host.run(|| link::interface("engine0").expect("there").address.expect("Ethernet"));
+    let (mut sender, _kept) = neighbour.run(|| afxdp("eth0", 0));
+    let mut burst = |count: usize| {
+        let frame = to_the_engine(to);
+        let descriptor = |n: usize| Descriptor { address: n as u64 * 2048, length: 60, options: 0 };
+        let all: Vec<_> = (0..count).map(descriptor).collect();
+        all.iter().for_each(|at| sender.frame(*at).copy_from_slice(&frame));
+        assert_eq!(sender.send(&all), count);
+        sender.wake().expect("up");
+        let mut addresses = vec![0; count];
+        eventually("all are sent", || {
+            let done = sender.finished(&mut addresses);
+            addresses.truncate(addresses.len() - done);
+            addresses.is_empty()
+        });
+    };
+    let (mut receiver, _program) = host.run(|| afxdp("engine0", BURST));
+    burst(BURST);
+    let (mut taken, mut received) = (vec![Descriptor::default(); BURST], 0);
+    eventually("every frame comes", || {
+        received += receiver.receive(&mut taken);
+        received == BURST
+    });
+    assert_eq!((receiver.to_fill(), receiver.lost().expect("counted")), (0, 0));
+    // Nothing is left to fill now.
+    burst(7);
+    eventually("they are counted", || receiver.lost().expect("counted") == 7);
+    assert_eq!(receiver.receive(&mut taken), 0);
 }

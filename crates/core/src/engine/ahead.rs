@@ -1,8 +1,11 @@
 //! Brings what a batch of packets needs from memory into the cache before the first of them is handled: many reads that wait
 //! for memory at the same time, in place of one after the other.
+//!
+//! A processor looks some hundred instructions ahead of a read that waits. So each step is a loop of its own that does nothing
+//! but read: what the places of the next step are found by is in the cache when that begins.
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, SERVER};
+use super::connection::{CLIENT, Cold, Hot, SERVER, Slow};
 use super::machine::Engine;
 use super::packet::{Ip, Tuple, u32_at};
 use super::table::hash;
@@ -15,7 +18,9 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     keys: [u32; BATCH],
-    /// Slots of answers of servers; [`UNKNOWN`] where the index has to be asked.
+    /// Where it stands whose the port is that a packet goes to: answers of servers; or [`UNKNOWN`].
+    ports: [u32; BATCH],
+    /// The connections.
     slots: [u32; BATCH],
     len: usize,
 }
@@ -24,46 +29,64 @@ const UNKNOWN: u32 = u32::MAX;
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self { keys: [0; BATCH], slots: [UNKNOWN; BATCH], len: 0 }
+        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [UNKNOWN; BATCH], len: 0 }
     }
 }
 
 impl<C: Callbacks> Engine<C> {
     /// Adds a packet to a batch of at most 64; further ones are handled without this.
+    #[inline]
     pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
         let Ok(ip) = Ip::parse(packet) else { return };
-        let (Some(key), Some(slot)) = (ahead.keys.get_mut(ahead.len), ahead.slots.get_mut(ahead.len)) else {
+        let (Some(key), Some(port)) = (ahead.keys.get_mut(ahead.len), ahead.ports.get_mut(ahead.len)) else {
             return;
         };
         let tuple = Tuple { remote: ip.src, local: ip.dst, ports: u32_at(packet, ip.payload) };
-        *slot = self.ports.slot(&tuple).unwrap_or(UNKNOWN);
+        *port = self.ports.place(&tuple).unwrap_or(UNKNOWN);
         *key = hash(&self.config.seed, &tuple);
         ahead.len += 1;
-        black_box(self.index.place(*key));
     }
 
     /// Reads what the packets of the batch will need, and begins a new batch.
     pub fn warm(&self, ahead: &mut Ahead) {
-        let slots = &mut ahead.slots;
-        for (key, slot) in ahead.keys.iter().zip(&mut *slots).take(ahead.len) {
-            if *slot == UNKNOWN {
-                let Some(value) = self.index.probable(*key) else { continue };
-                *slot = value >> 1;
-            }
-            if let Some(cold) = self.cold.get(*slot as usize) {
-                black_box((cold.opened, cold.stamps.has_any()));
-            }
-            if let Some(hot) = self.hot.get(*slot as usize) {
-                black_box((hot.leg[CLIENT].next, hot.leg[SERVER].next, hot.tuple[CLIENT].ports, hot.active));
-            }
-            black_box(self.wheel.list_of(*slot));
+        let Ahead { keys, ports, slots, len } = ahead;
+        let count = std::mem::take(len);
+        let found = || keys.iter().zip(ports.iter()).take(count);
+        black_box(found().fold(0, |all, (key, port)| match *port {
+            UNKNOWN => all ^ self.index.place(*key) as u32,
+            place => all ^ self.ports.at(place).unwrap_or(0),
+        }));
+        for (slot, (key, port)) in slots.iter_mut().zip(found()) {
+            let answered = Some(*port).filter(|port| *port != UNKNOWN).and_then(|port| self.ports.at(port));
+            let indexed = || self.index.probable(*key).map(|value| value >> 1);
+            *slot = answered.or_else(indexed).unwrap_or(UNKNOWN);
         }
-        for slot in slots.iter().take(ahead.len) {
-            let Some(hot) = self.hot.get(*slot as usize) else { continue };
-            if let Some(slow) = self.slow.get(hot.slow as usize) {
-                black_box((slow.isn, slow.until, slow.held().len(), slow.edits[SERVER].is_empty()));
-            }
-        }
-        ahead.len = 0;
+        let slots = || slots.iter().take(count).map(|slot| *slot as usize);
+        black_box(slots().filter_map(|slot| self.hot.get(slot)).fold(0, |all, hot| all ^ hot.lines()));
+        black_box(slots().filter_map(|slot| self.cold.get(slot)).fold(0, |all, cold| all ^ cold.lines()));
+        black_box(slots().filter_map(|slot| self.wheel.list_of(slot as u32)).fold(0, |all, list| all ^ list));
+        let slow = slots().filter_map(|slot| self.slow.get(self.hot.get(slot)?.slow as usize));
+        black_box(slow.fold(0, |all, slow| all ^ slow.lines()));
+    }
+}
+
+// One field of each line of cache that packets need. Two fields that lie beside each other would be one read.
+
+impl Hot {
+    const fn lines(&self) -> u32 {
+        self.leg[CLIENT].next.0 ^ self.leg[SERVER].next.0 ^ self.tuple[CLIENT].ports ^ self.slow
+    }
+}
+
+impl Cold {
+    fn lines(&self) -> u32 {
+        self.key ^ u32::from(self.stamps.has_any())
+    }
+}
+
+impl Slow {
+    fn lines(&self) -> u32 {
+        let held = u32::from(self.held().is_empty()) ^ u32::from(self.edits[SERVER].is_empty());
+        self.isn[CLIENT].0 ^ self.resend_at.as_nanos() as u32 ^ held
     }
 }

@@ -81,8 +81,9 @@ pub struct Counters {
     pub output_refused: u64,
 }
 
-/// Connections whose memory is set aside from the beginning; an engine that may have more gets it when it needs it.
-const ALLOCATED_AT_ONCE: usize = 1 << 16;
+/// Connections whose memory is set aside from the beginning, which costs nothing until it is used; an engine that may have more
+/// gets it when it needs it.
+const ALLOCATED_AT_ONCE: usize = 1 << 17;
 
 /// One engine: one worker's connections. See the module's text.
 #[derive(Debug)]
@@ -125,7 +126,7 @@ impl<C: Callbacks> Engine<C> {
             wheel: Wheel::new(max, now),
             hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
             cold: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
-            slow: Vec::new(),
+            slow: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
             free: Vec::new(),
             free_slow: Vec::new(),
             outbox: Outbox::default(),
@@ -167,8 +168,11 @@ impl<C: Callbacks> Engine<C> {
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
         let checksums = self.finished(packet, &ip, &header, checksums);
+        if let Some(slot) = self.answered(&header.tuple) {
+            return self.segment(now, slot, SERVER, &header, packet, hop, checksums);
+        }
         let key = hash(&self.config.seed, &header.tuple);
-        match self.find(key, &header.tuple) {
+        match self.indexed(key, &header.tuple) {
             Some((slot, from)) => self.segment(now, slot, from, &header, packet, hop, checksums),
             None => self.stranger(now, key, &header, packet, hop),
         }
@@ -190,12 +194,16 @@ impl<C: Callbacks> Engine<C> {
 
     /// The connection of a tuple, and the side that sends so.
     pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
-        // Answers of servers are found by our own port, without the index.
-        if let Some(slot) = self.ports.slot(tuple)
-            && self.hot.get(slot as usize).is_some_and(|hot| hot.tuple[SERVER] == *tuple)
-        {
-            return Some((slot as usize, SERVER));
-        }
+        self.answered(tuple).map(|slot| (slot, SERVER)).or_else(|| self.indexed(key, tuple))
+    }
+
+    /// The connection whose server answers so: found by our own port, without the index.
+    fn answered(&self, tuple: &Tuple) -> Option<usize> {
+        let slot = self.ports.slot(tuple)? as usize;
+        self.hot.get(slot).is_some_and(|hot| hot.tuple[SERVER] == *tuple).then_some(slot)
+    }
+
+    fn indexed(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         let is_it = |value: u32| {
             let hot = self.hot.get((value >> 1) as usize);
             hot.and_then(|hot| hot.tuple.get((value & 1) as usize)).is_some_and(|known| known == tuple)
@@ -280,6 +288,17 @@ impl<C: Callbacks> Engine<C> {
     /// The next record of an ended session.
     pub fn poll_record(&mut self) -> Option<Record> {
         self.records.pop_front()
+    }
+
+    /// Where the tables lie that every packet is looked up in, address and bytes of each, for whoever can have memory laid on
+    /// larger pages.
+    pub fn tables(&self) -> [(usize, usize); 4] {
+        [
+            (self.hot.as_ptr().addr(), self.hot.capacity() * size_of::<Hot>()),
+            (self.cold.as_ptr().addr(), self.cold.capacity() * size_of::<Cold>()),
+            (self.slow.as_ptr().addr(), self.slow.capacity() * size_of::<Slow>()),
+            self.index.memory(),
+        ]
     }
 
     /// What was counted.

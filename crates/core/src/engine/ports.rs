@@ -132,10 +132,21 @@ impl Ports {
 
     /// The connection that has the address and port a packet goes to, if one has.
     pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
+        self.at(self.place(to)?)
+    }
+
+    /// Where [`Self::slot`] will look: told without reading it.
+    pub(super) fn place(&self, to: &Tuple) -> Option<u32> {
         // Packets of clients, whose port lies elsewhere as a rule, are not compared with each address.
-        let at = to.local_port().checked_sub(*self.range.start())?;
-        let pool = self.pools.iter().find(|pool| pool.address == to.local)?;
-        pool.slots.get(usize::from(at)).copied().filter(|slot| *slot != NOBODY)
+        let port = to.local_port().checked_sub(*self.range.start())?;
+        let pool = self.pools.iter().position(|pool| pool.address == to.local)?;
+        Some(u32::from(u16::try_from(pool).ok()?) << 16 | u32::from(port))
+    }
+
+    /// The connection that stands in a place, if one does.
+    pub(super) fn at(&self, place: u32) -> Option<u32> {
+        let pool = self.pools.get((place >> 16) as usize)?;
+        pool.slots.get((place & 0xffff) as usize).copied().filter(|slot| *slot != NOBODY)
     }
 
     /// Takes a source back.

@@ -33,6 +33,11 @@ impl Index {
         Self { places: vec![0; size], mask: size - 1 }
     }
 
+    /// Where its places lie, and how many bytes they take.
+    pub(super) fn memory(&self) -> (usize, usize) {
+        (self.places.as_ptr().addr(), size_of_val(self.places.as_slice()))
+    }
+
     /// The value under `hash` for which `is_it` holds.
     pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask;

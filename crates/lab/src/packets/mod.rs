@@ -76,6 +76,8 @@ pub struct Report {
     pub checked: u64,
     /// Connections still open at the end.
     pub open: u64,
+    /// Frames from the engine that found no room at the generator.
+    pub lost: u64,
 }
 
 impl Report {

@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
-use sidetrack_sys::xsk::{self, Copying, Descriptor, FRAME_BYTES, Umem, XskSocket};
+use sidetrack_sys::xsk::{self, Copying, Descriptor, FrameSize, RING_ENTRIES, Umem, XskSocket};
 
 use super::ends::{CLIENT_ADDRESSES, Ends, FIRST_PORT};
 use super::segment::{FRAME_MAX, Segment, checksums_hold};
 use super::{Report, Spec};
 
-/// Frames that the kernel holds to be filled.
-const FILL: usize = 2048;
-/// All frames: those, as many on their way out, some at hand.
-const FRAMES: usize = 2 * FILL + 512;
+/// Frames that the kernel always finds to fill.
+const FILL: usize = RING_ENTRIES as usize;
+/// All frames: those, as many on their way out, and what may wait to be taken.
+const FRAMES: usize = 2 * FILL + 8192;
+/// Large enough for every frame of the loop.
+const FRAME: FrameSize = FrameSize::Half;
 /// Frames taken at a time.
 const BATCH: usize = 64;
 /// One frame in so many has its checksums looked at.
@@ -33,8 +35,6 @@ struct Wire {
     socket: XskSocket,
     /// Frames that are nobody's.
     free: Vec<u64>,
-    /// Frames that the kernel holds to be filled.
-    filling: usize,
     outgoing: Vec<Descriptor>,
     ends: Ends,
     start: Instant,
@@ -66,8 +66,8 @@ pub fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Re
     wire.ends.drain();
     wire.until(DRAIN, |ends| ends.open_now() == 0)?;
     let (whole, open) = (wire.ends.tally(), wire.ends.open_now());
-    let checked = wire.checked;
-    Ok(Report { completed, received, sent, window_ns, p50_ns, p99_ns, p999_ns, whole, checked, open })
+    let (checked, lost) = (wire.checked, wire.socket.lost()?);
+    Ok(Report { completed, received, sent, window_ns, p50_ns, p99_ns, p999_ns, whole, checked, open, lost })
 }
 
 fn program(spec: &Spec, index: u32) -> Result<XdpOn> {
@@ -88,15 +88,14 @@ impl Wire {
         ensure!(queues == 1, "{} has {queues} receive queues; the generator serves one", spec.interface);
         let own = interface.address.with_context(|| format!("{} is no Ethernet", spec.interface))?;
         let program = program(spec, interface.index)?;
-        let umem: Arc<Umem> = Umem::new(FRAMES)?;
+        let umem: Arc<Umem> = Umem::new(FRAMES, FRAME)?;
         let socket = XskSocket::open(&umem, interface.index, 0, Copying::Auto, None)
             .with_context(|| format!("no AF_XDP on {}", spec.interface))?;
         program.serve(0, socket.as_fd())?;
         Ok(Self {
             own,
             socket,
-            free: (0..FRAMES).map(|frame| (frame * FRAME_BYTES) as u64).collect(),
-            filling: 0,
+            free: (0..FRAMES).map(|frame| (frame * FRAME.bytes()) as u64).collect(),
             outgoing: Vec::with_capacity(4 * BATCH),
             ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections),
             start: Instant::now(),
@@ -121,7 +120,6 @@ impl Wire {
             let now_ns = u64::try_from((now - self.start).as_nanos()).unwrap_or(u64::MAX);
             self.recycle();
             let count = self.socket.receive(&mut taken);
-            self.filling -= count.min(self.filling);
             self.received += count as u64;
             for descriptor in taken.iter().take(count) {
                 self.take(now_ns, *descriptor);
@@ -149,7 +147,7 @@ impl Wire {
                 self.ends.corrupt();
             }
         }
-        self.free.push(descriptor.address & !(FRAME_BYTES as u64 - 1));
+        self.free.push(FRAME.beginning(descriptor.address));
         if let Some(segment) = segment {
             self.ends.take(now_ns, &segment, &mut self.answers);
         }
@@ -160,17 +158,15 @@ impl Wire {
         let mut addresses = [0; BATCH];
         loop {
             let count = self.socket.finished(&mut addresses);
-            let whole = |address: &u64| address & !(FRAME_BYTES as u64 - 1);
-            self.free.extend(addresses.iter().take(count).map(whole));
+            self.free.extend(addresses.iter().take(count).map(|address| FRAME.beginning(*address)));
             if count < BATCH {
                 break;
             }
         }
-        if self.filling + BATCH <= FILL {
-            let wanted = (FILL - self.filling).min(self.free.len().saturating_sub(FILL / 4));
-            let start = self.free.len() - wanted;
+        let lacking = FILL - self.socket.to_fill();
+        if lacking >= BATCH {
+            let start = self.free.len() - lacking.min(self.free.len().saturating_sub(FILL));
             let given = self.socket.give(self.free.get(start..).unwrap_or_default());
-            self.filling += given;
             self.free.drain(start..start + given);
         }
     }

@@ -296,8 +296,9 @@ impl Opening<'_> {
             programs.push(self.own.take_by_xdp(interface.index, Hook::XdpNative, queues).map_err(own_error)?);
         }
         let mut drivers = Vec::new();
+        let mtu = self.interfaces.iter().map(|interface| interface.mtu).max().unwrap_or(xdp::MTU_MAX);
         for queue in 0..queues {
-            let umem = Umem::new(xdp::frames(self.interfaces.len()))
+            let umem = Umem::new(xdp::frames(self.interfaces.len()), xdp::frame_size(mtu))
                 .map_err(|error| self.socket_error("any interface", error))?;
             let mut sockets: Vec<(Interface, XskSocket)> = Vec::new();
             for (interface, program) in self.interfaces.iter().zip(&programs) {

@@ -16,7 +16,7 @@ use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::Lending;
-use sidetrack_sys::random;
+use sidetrack_sys::{pages, random};
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -117,6 +117,8 @@ struct Worker {
     driver: Box<dyn Driver>,
     /// No packets can be taken, and the log says so.
     failing: bool,
+    /// Packets that found no room, as far as the log says so.
+    lost: u64,
     counted: Instant,
 }
 
@@ -173,20 +175,30 @@ impl Worker {
             }
             if now >= self.counted + COUNT_EVERY {
                 self.counted = now;
-                self.engine.refresh(now);
-                if let Some(offload) = &mut self.engine.callbacks_mut().offload {
-                    offload.look_around();
-                }
-                let traffic: Vec<_> = self.engine.traffic().collect();
-                let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
-                let flows = &mut self.engine.callbacks_mut().flows;
-                flows.count(traffic.into_iter());
-                flows.shunted(shunted.into_iter());
+                self.count(now);
             }
             let busy = self.engine.callbacks_mut().offload.as_ref().is_some_and(Offload::is_busy);
             if taken == 0 && !busy {
                 self.wait(now);
             }
+        }
+    }
+
+    /// Brings the counts of flows in flight up to date, and says what was lost.
+    fn count(&mut self, now: Instant) {
+        self.engine.refresh(now);
+        if let Some(offload) = &mut self.engine.callbacks_mut().offload {
+            offload.look_around();
+        }
+        let traffic: Vec<_> = self.engine.traffic().collect();
+        let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
+        let flows = &mut self.engine.callbacks_mut().flows;
+        flows.count(traffic.into_iter());
+        flows.shunted(shunted.into_iter());
+        let lost = self.driver.lost();
+        if lost > self.lost {
+            let more = lost - std::mem::replace(&mut self.lost, lost);
+            tracing::warn!(listener = %self.listener.name, lost = more, "packets come faster than the engine takes them");
         }
     }
 
@@ -391,6 +403,7 @@ impl Worker {
             strays,
             driver,
             failing: false,
+            lost: 0,
             counted,
         })
     }
@@ -437,7 +450,9 @@ fn fresh(
         waker,
     );
     let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows, offload);
-    Engine::new(config, select, surroundings.clock.now())
+    let engine = Engine::new(config, select, surroundings.clock.now());
+    engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
+    engine
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -6,24 +6,37 @@ use super::open::Interface;
 use sidetrack_core::engine::packet::Ip;
 use sidetrack_core::engine::{Checksums, Hop};
 use sidetrack_sys::raw::RoutedSocket;
-use sidetrack_sys::xsk::{Descriptor, FRAME_BYTES, HEADROOM, Umem, XskSocket};
+use sidetrack_sys::xsk::{Descriptor, FrameSize, HEADROOM, RING_ENTRIES, Umem, XskSocket};
+use std::hint::black_box;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Frames that are handled together: as many as have their connections brought into the cache at once.
 const BATCH: usize = 64;
-/// Frames that the kernel holds to be filled, of each interface.
-const FILL: usize = 1024;
+/// Frames that the kernel always finds to fill, of each interface: what may come while a batch is handled, or while another
+/// process has the CPU for a moment.
+const FILL: usize = 2048;
+/// Frames of each interface that may wait to be handled besides.
+const WAITING: usize = 4096;
+/// Frames that are never given to be filled: for packets of the engine's own, and those on their way out.
+const OWN: usize = RING_ENTRIES as usize;
 /// Shortest Ethernet frame without its checksum.
 const SHORTEST: usize = 60;
+/// Bytes of VLAN tags and the like around an IP packet, besides its Ethernet header.
+const TAGS: usize = 64;
 
 /// Largest IP packet that fits a frame.
-pub const MTU_MAX: u32 = (FRAME_BYTES - HEADROOM - ETHERNET - 64) as u32;
+pub const MTU_MAX: u32 = (FrameSize::Page.bytes() - HEADROOM - ETHERNET - TAGS) as u32;
 
-/// Frames that one worker needs for so many interfaces: those to be filled, as many on their way out, some of its own.
+/// The frames that take IP packets of so many bytes, at most [`MTU_MAX`].
+pub fn frame_size(mtu: u32) -> FrameSize {
+    FrameSize::holding(mtu as usize + ETHERNET + TAGS).unwrap_or_default()
+}
+
+/// Frames that one worker needs for so many interfaces.
 pub const fn frames(interfaces: usize) -> usize {
-    interfaces * FILL * 2 + 1024
+    interfaces * (FILL + WAITING) + OWN
 }
 
 /// See the module.
@@ -37,6 +50,7 @@ pub struct XdpDriver {
     count: usize,
     from: usize,
     turn: usize,
+    frames: FrameSize,
     free: Vec<u64>,
     lost: u64,
 }
@@ -46,14 +60,12 @@ struct Port {
     interface: Interface,
     socket: XskSocket,
     outgoing: Vec<Descriptor>,
-    /// Frames that the kernel holds to be filled.
-    filling: usize,
 }
 
 impl XdpDriver {
     /// Over these sockets, one for each interface, which share `umem`.
     pub fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
-        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), filling: 0 };
+        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new() };
         let mut driver = Self {
             ports: sockets.into_iter().map(port).collect(),
             routed,
@@ -62,23 +74,25 @@ impl XdpDriver {
             count: 0,
             from: 0,
             turn: 0,
-            free: (0..umem.frames()).map(|frame| (frame * FRAME_BYTES) as u64).collect(),
+            frames: umem.frame_size(),
+            free: (0..umem.frames()).map(|frame| (frame * umem.frame_size().bytes()) as u64).collect(),
             lost: 0,
         };
         driver.refill();
         driver
     }
 
-    /// Gives the kernel frames to fill.
+    /// Gives the kernel frames to fill: it has enough of them however many wait to be handled.
     fn refill(&mut self) {
         for port in &mut self.ports {
+            let lacking = FILL.saturating_sub(port.socket.to_fill());
             // Not for a handful: each time moves an index that the kernel reads.
-            if port.filling + BATCH > FILL {
+            if lacking < BATCH {
                 continue;
             }
-            let start = self.free.len().saturating_sub(FILL - port.filling);
+            let spare = self.free.len().saturating_sub(OWN);
+            let start = self.free.len() - lacking.min(spare);
             let given = port.socket.give(self.free.get(start..).unwrap_or_default());
-            port.filling += given;
             self.free.drain(start..start + given);
         }
     }
@@ -89,7 +103,7 @@ impl XdpDriver {
         for port in &mut self.ports {
             loop {
                 let count = port.socket.finished(&mut addresses);
-                let frames = addresses.iter().take(count).map(|address| whole(*address));
+                let frames = addresses.iter().take(count).map(|address| self.frames.beginning(*address));
                 self.free.extend(frames);
                 if count < BATCH {
                     break;
@@ -102,7 +116,7 @@ impl XdpDriver {
     fn reclaim(&mut self) {
         for (frame, descriptor) in self.taken.iter().enumerate().take(self.count) {
             if self.gone >> frame & 1 == 0 {
-                self.free.push(whole(descriptor.address));
+                self.free.push(self.frames.beginning(descriptor.address));
             }
         }
         (self.count, self.gone) = (0, 0);
@@ -116,11 +130,6 @@ impl XdpDriver {
     }
 }
 
-/// The beginning of the frame that an address lies in.
-const fn whole(address: u64) -> u64 {
-    address & !(FRAME_BYTES as u64 - 1)
-}
-
 impl Driver for XdpDriver {
     fn receive(&mut self) -> io::Result<usize> {
         // Whoever had the last batch may have met a fault in the middle of it.
@@ -132,8 +141,11 @@ impl Driver for XdpDriver {
             self.turn = (self.turn + 1) % self.ports.len();
             let Some(port) = self.ports.get_mut(self.from) else { continue };
             self.count = port.socket.receive(&mut self.taken);
-            port.filling = port.filling.saturating_sub(self.count);
             if self.count > 0 {
+                for descriptor in self.taken.iter().take(self.count) {
+                    // The kernel wrote them on another processor perhaps: all are read at the same time, not one after the other.
+                    black_box(port.socket.frame(*descriptor).get(ETHERNET).copied());
+                }
                 return Ok(self.count);
             }
             port.socket.wake()?;
@@ -180,7 +192,7 @@ impl Driver for XdpDriver {
         let Some((number, to)) = hops::neighbour(hop) else { return };
         let Some(port) = self.ports.get_mut(number) else { return };
         let length = (ETHERNET + packet.len()).max(SHORTEST);
-        let Some(address) = (length <= FRAME_BYTES).then(|| self.free.pop()).flatten() else {
+        let Some(address) = (length <= self.frames.bytes()).then(|| self.free.pop()).flatten() else {
             self.lost += 1;
             return;
         };
@@ -196,21 +208,28 @@ impl Driver for XdpDriver {
 
     fn flush(&mut self) {
         for port in &mut self.ports {
-            let sent = port.socket.send(&port.outgoing);
-            let unsent = port.outgoing.get(sent..).unwrap_or_default();
-            self.lost += unsent.len() as u64;
-            self.free.extend(unsent.iter().map(|descriptor| whole(descriptor.address)));
-            port.outgoing.clear();
-            if let Err(error) = port.socket.wake() {
-                // The interface is down; what is queued waits for it.
-                tracing::debug!(interface = %port.interface.name, %error, "cannot send");
+            // What finds no room at first may find some when the kernel has been woken.
+            for _ in 0..2 {
+                let sent = port.socket.send(&port.outgoing);
+                port.outgoing.drain(..sent);
+                if let Err(error) = port.socket.wake() {
+                    // The interface is down; what is queued waits for it.
+                    tracing::debug!(interface = %port.interface.name, %error, "cannot send");
+                }
+                if port.outgoing.is_empty() {
+                    break;
+                }
             }
+            self.lost += port.outgoing.len() as u64;
+            let unsent = port.outgoing.drain(..);
+            self.free.extend(unsent.map(|descriptor| self.frames.beginning(descriptor.address)));
         }
         self.reclaim();
     }
 
     fn lost(&self) -> u64 {
-        self.lost
+        let ports = self.ports.iter().map(|port| port.socket.lost().unwrap_or(0));
+        self.lost + ports.sum::<u64>()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -100,6 +100,12 @@ impl<T> Producer<T> {
         count
     }
 
+    /// Entries that the kernel has not taken yet.
+    pub(super) fn waiting(&self) -> u32 {
+        let taken = Ring::<T>::index(self.ring.consumer).load(Ordering::Acquire);
+        self.next.wrapping_sub(taken).min(self.ring.size)
+    }
+
     /// Whether the kernel sleeps until it is told that there is something.
     pub(super) fn wants_wakeup(&self) -> bool {
         Ring::<T>::index(self.ring.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0

@@ -157,7 +157,7 @@ pub fn listen(address: &str) -> TcpListener {
 }
 
 /// Waits until the condition holds; the test fails with `what` if it does not within the limit.
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + LIMIT;
     while !holds() {
         assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");

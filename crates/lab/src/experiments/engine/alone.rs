@@ -5,6 +5,9 @@
 //! belong to different ones, so every packet meets a cold connection. Only the engine is timed, 64 packets at a time:
 //! handling them, taking what they cause, and taking the records. A batch that took more than four times as long as the
 //! median one was interrupted by somebody else and is left out; how many were is shown.
+//!
+//! Packets of up to 32 batches are made in advance, as a card puts them into memory, and what came out is looked at after them: the
+//! generator's own memory would else take the caches from the engine between any two batches, which no peer behind a wire does.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant as Clock};
@@ -16,9 +19,12 @@ use sidetrack_core::engine::{
     Ahead, Callbacks, Checksums, Config, Engine, Fate, Hop, Listen, Opening, Selection, Share, Target,
 };
 use sidetrack_core::time::Instant;
+use sidetrack_sys::pages;
 
 /// Packets handled between two readings of the clock.
 const BATCH: usize = 64;
+/// Most batches that are made in advance; no connection has two packets in them.
+const IN_ADVANCE: usize = 32;
 /// How much later each batch comes for the engine: ten million packets a second, on a clock of its own, so that a
 /// disturbed machine makes no time-outs.
 const BATCH_TIME: Duration = Duration::from_nanos(100 * BATCH as u64);
@@ -106,11 +112,11 @@ impl Peers {
     }
 
     /// The next packet that reaches the engine.
-    fn packet(&self, front: SocketAddr) -> Vec<u8> {
+    fn packet(&self, front: SocketAddr) -> Packet {
         let request = REQUEST.len() as u32;
         let (ours, theirs) = (CLIENT_ISN + 1, self.to_client);
-        let client = |flags, seq, ack, payload| segment(self.client, front, flags, seq, ack, payload);
-        let server = |flags, seq, ack| segment(self.server, self.source, flags, seq, ack, &[]);
+        let client = |flags, seq, ack, payload| Packet::new(self.client, front, flags, seq, ack, payload);
+        let server = |flags, seq, ack| Packet::new(self.server, self.source, flags, seq, ack, &[]);
         let acked = self.to_server.wrapping_add(request);
         match self.step {
             0 => client(flags::SYN, CLIENT_ISN, 0, &[]),
@@ -125,25 +131,33 @@ impl Peers {
 }
 
 /// An IPv4 TCP segment with both checksums.
-fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
-    use sidetrack_core::engine::checksum::Sum;
-    let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else { return Vec::new() };
-    let tcp = 20 + payload.len();
-    let mut out = vec![0x45, 0, 0, (20 + tcp) as u8, 0, 0, 0x40, 0, 64, 6, 0, 0];
-    out.extend(from.octets());
-    out.extend(to.octets());
-    let sum = Sum::ZERO.bytes(&out).checksum();
-    out.splice(10..12, sum.to_be_bytes());
-    out.extend(src.port().to_be_bytes());
-    out.extend(dst.port().to_be_bytes());
-    out.extend(seq.to_be_bytes());
-    out.extend(ack.to_be_bytes());
-    out.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
-    out.extend(payload);
-    let pseudo = Sum::ZERO.bytes(&out[12..20]).u16(6).u16(tcp as u16);
-    let sum = pseudo.bytes(&out[20..]).checksum();
-    out.splice(36..38, sum.to_be_bytes());
-    out
+struct Packet {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl Packet {
+    fn new(src: SocketAddr, dst: SocketAddr, flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Self {
+        use sidetrack_core::engine::checksum::Sum;
+        let (len, mut bytes) = (40 + payload.len(), [0; 64]);
+        if let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) {
+            bytes[..12].copy_from_slice(&[0x45, 0, 0, len as u8, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+            bytes[12..16].copy_from_slice(&from.octets());
+            bytes[16..20].copy_from_slice(&to.octets());
+        }
+        let sum = Sum::ZERO.bytes(&bytes[..20]).checksum();
+        bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+        bytes[20..22].copy_from_slice(&src.port().to_be_bytes());
+        bytes[22..24].copy_from_slice(&dst.port().to_be_bytes());
+        bytes[24..28].copy_from_slice(&seq.to_be_bytes());
+        bytes[28..32].copy_from_slice(&ack.to_be_bytes());
+        bytes[32..36].copy_from_slice(&[0x50, flags, 0xff, 0xff]);
+        bytes[40..len].copy_from_slice(payload);
+        let pseudo = Sum::ZERO.bytes(&bytes[12..20]).u16(6).u16((len - 20) as u16);
+        let sum = pseudo.bytes(&bytes[20..len]).checksum();
+        bytes[36..38].copy_from_slice(&sum.to_be_bytes());
+        Self { bytes, len }
+    }
 }
 
 /// What one round found.
@@ -156,14 +170,16 @@ struct Cost {
 }
 
 impl Cost {
-    /// From the nanoseconds each batch took.
-    fn of(mut batches: Vec<u64>) -> Self {
-        batches.sort_unstable();
-        let most = batches.get(batches.len() / 2).copied().unwrap_or(0) * 4;
-        let kept = batches.partition_point(|nanos| *nanos <= most);
-        let sum: u64 = batches.iter().take(kept).sum();
+    /// From the nanoseconds each batch took, and its packets.
+    fn of(mut batches: Vec<(u64, usize)>) -> Self {
+        let each = |(nanos, packets): &(u64, usize)| *nanos as f64 / *packets as f64;
+        batches.sort_by(|a, b| each(a).total_cmp(&each(b)));
+        let most = batches.get(batches.len() / 2).map_or(0.0, each) * 4.0;
+        let kept = batches.partition_point(|batch| each(batch) <= most);
+        let of_kept = batches.iter().take(kept);
+        let sum = of_kept.fold((0, 0), |sum, (nanos, packets)| (sum.0 + nanos, sum.1 + packets));
         let left_out = 100.0 * (1.0 - kept as f64 / batches.len() as f64);
-        Self { nanos: sum as f64 / (kept * BATCH) as f64, left_out }
+        Self { nanos: each(&sum), left_out }
     }
 }
 
@@ -182,37 +198,38 @@ fn measure(open: usize, connections: usize, checksums: Checksums) -> Result<Cost
         )
     };
     let mut engine = Engine::new(config, ByAddress, Instant::ZERO);
-    let mut caused = Caused::default();
+    engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
+    let (mut caused, mut coming) = (Caused::default(), Vec::new());
     let mut peers: Vec<Peers> = (0..open).map(Peers::new).collect();
     let (mut batches, mut records, mut at, mut now) = (Vec::new(), 0_usize, 0, Instant::ZERO);
     // A third is warm-up: table, slots and caches as in a process that has run for a while.
     let warm = connections / 3;
     while records < connections + warm {
-        let mut batch: Vec<(usize, Vec<u8>)> = Vec::with_capacity(BATCH);
-        while batch.len() < BATCH {
+        coming.clear();
+        for _ in 0..open.min(IN_ADVANCE * BATCH) {
             // A different number of steps for each: all kinds of packets are mixed.
-            let index = (at * 7919) % open;
+            let peer = &mut peers[(at * 7919) % open];
             at += 1;
-            batch.push((index, peers[index].packet(front)));
+            coming.push(peer.packet(front));
+            peer.step = (peer.step + 1) % PACKETS;
         }
-        now = now + BATCH_TIME;
         caused.clear();
-        let start = Clock::now();
-        let done = handle(&mut engine, now, &mut batch, checksums, &mut caused);
-        let spent = start.elapsed().as_nanos() as u64;
-        if records >= warm {
-            batches.push(spent);
+        for batch in coming.chunks_mut(BATCH) {
+            now = now + BATCH_TIME;
+            let start = Clock::now();
+            let done = handle(&mut engine, now, batch, checksums, &mut caused);
+            let spent = start.elapsed().as_nanos() as u64;
+            if records >= warm {
+                batches.push((spent, batch.len()));
+            }
+            records += done?;
         }
-        records += done?;
         learn(&mut peers, &caused)?;
-        for (index, _) in batch {
-            peers[index].step = (peers[index].step + 1) % PACKETS;
-        }
     }
     Ok(Cost::of(batches))
 }
 
-/// The engine's own packets of one batch, copied behind each other as a driver copies them to where they are sent from.
+/// The engine's own packets, copied behind each other as a driver copies them to where they are sent from.
 #[derive(Default)]
 struct Caused {
     bytes: Vec<u8>,
@@ -240,17 +257,18 @@ impl Caused {
 fn handle(
     engine: &mut Engine<ByAddress>,
     now: Instant,
-    batch: &mut [(usize, Vec<u8>)],
+    batch: &mut [Packet],
     checksums: Checksums,
     caused: &mut Caused,
 ) -> Result<usize> {
     let mut ahead = Ahead::default();
-    for (_, packet) in &*batch {
-        engine.approach(&mut ahead, packet);
+    for packet in &*batch {
+        engine.approach(&mut ahead, &packet.bytes[..packet.len]);
     }
     engine.warm(&mut ahead);
     engine.tick(now);
-    for (_, packet) in &mut *batch {
+    for packet in &mut *batch {
+        let packet = &mut packet.bytes[..packet.len];
         let fate = engine.handle(now, packet, Hop(1), checksums);
         ensure!(matches!(fate, Fate::Taken | Fate::Forward { .. }), "{fate:?} of {packet:?}");
     }
@@ -299,7 +317,7 @@ mod tests {
 
     #[test]
     fn interrupted_batches_are_left_out() {
-        let cost = Cost::of(vec![64, 64, 64, 64_000]);
+        let cost = Cost::of(vec![(64, 64), (64_000, 64), (32, 32), (64, 64)]);
         assert_eq!((cost.nanos, cost.left_out), (1.0, 25.0));
     }
 }
