@@ -273,3 +273,33 @@ fn without_the_right_the_refusal_says_what_to_do() {
         assert!(error.contains("CAP_NET_ADMIN"), "{error}");
     });
 }
+
+#[test]
+fn a_flow_table_reads_as_nft_writes_it() {
+    in_namespace(|| {
+        let flowtable = nft::Flowtable {
+            name: "shunted".into(),
+            priority: nft::priority::FILTER,
+            devices: vec!["lo".parse().expect("a name")],
+            counter: true,
+        };
+        let rule = nft::Rule::new([
+            nft::Statement::mark(nft::Field::CtMark, 0x8000_0000, 0x8000_0000),
+            nft::Statement::FlowAdd("shunted".into()),
+        ]);
+        let chain = nft::Chain::base("forward", nft::ChainKind::Filter, nft::Hook::Forward, 0).with(rule);
+        let table =
+            nft::Table::new(nft::Family::Inet, "sidetrack").with_flowtable(flowtable).with_chain(chain);
+        assert_eq!(
+            table.to_string(),
+            "table inet sidetrack {\n\tflowtable shunted {\n\t\thook ingress priority filter\n\t\tdevices = { lo }\n\
+             \t\tcounter\n\t}\n\n\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n\
+             \t\tct mark 0x80000000/1 flow add @shunted\n\t}\n}\n"
+        );
+        if nft::knows(&mut netfilter(), nft::Feature::Flowtable).expect("asked") {
+            table.apply(&mut netfilter()).expect("taken");
+            let listing = support::nft("list table inet sidetrack").expect("nft");
+            assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
+        }
+    });
+}

@@ -53,6 +53,8 @@ pub struct Engine {
     table: Conntrack,
     rules: RuleChanges,
     paths: Paths,
+    /// The netlink ports by which the paths change nftables.
+    own_ports: Vec<u32>,
     records: Vec<ShuntRecord>,
     /// Settings of conntrack that were changed, with their former values.
     changed: Vec<(&'static str, String)>,
@@ -79,7 +81,8 @@ impl Engine {
         core.ports = Paths::ports(settings);
         core.fast_path = settings.paths.first().map_or(FastPathKind::None, Path::kind);
         let shunt = Shunt::new(core, now());
-        let mut engine = Self { shunt, events, table, rules, paths, records: Vec::new(), changed };
+        let (own_ports, records) = (paths.own_ports(), Vec::new());
+        let mut engine = Self { shunt, events, table, rules, paths, own_ports, records, changed };
         engine.obey()?;
         Ok(engine)
     }
@@ -135,7 +138,7 @@ impl Engine {
         let due = self.shunt.deadline().map_or(patience, |at| at - now());
         let readable = self.wait(patience.min(tend).min(due), also)?;
         // Rules first: what was allowed by older ones is not to pass for longer than it takes to hear of it.
-        if self.rules.any_but_of(&self.paths.own_ports()).map_err(EngineError::Rules)? {
+        if self.rules.any_but_of(&self.own_ports).map_err(EngineError::Rules)? {
             self.paths.suspend();
             self.tell(Input::RulesChanged)?;
         }

@@ -169,11 +169,6 @@ fn requests(feature: Feature) -> Requests {
     match feature {
         Feature::Owner => lifetime_requests(Lifetime::Socket),
         Feature::Persist => lifetime_requests(Lifetime::SocketThenOrphan),
-        Feature::Flowtable => compile::dry_run(|requests| {
-            let flowtable =
-                Flowtable { name: "probe".into(), priority: 0, devices: Vec::new(), counter: false };
-            compile::create(requests, &Table::new(Family::Inet, NAME).with_flowtable(flowtable), 0);
-        }),
         _ => compile::dry_run(|requests| compile::create(requests, &table(feature), 0)),
     }
 }
@@ -216,9 +211,12 @@ fn table(feature: Feature) -> Table {
             filter(vec![S::Match(super::build::destination_fields(false), Test::In("ranges".into()))])
                 .with_set(concatenated_ranges())
         }
-        Feature::Tables | Feature::Owner | Feature::Persist | Feature::Flowtable => {
-            Table::new(Family::Inet, NAME)
+        Feature::Flowtable => {
+            let flowtable =
+                Flowtable { name: "probe".into(), priority: 0, devices: Vec::new(), counter: false };
+            Table::new(Family::Inet, NAME).with_flowtable(flowtable)
         }
+        Feature::Tables | Feature::Owner | Feature::Persist => Table::new(Family::Inet, NAME),
     }
 }
 
