@@ -1,5 +1,6 @@
 //! Flows whose mark leaves them to our own rules.
 
+use sidetrack_core::flow::Process;
 use sidetrack_core::policy::{Action, Carry, Condition, Match, Policy, Rule, ShuntAfter};
 use sidetrack_core::shunt::{
     Both, Cause, Config, Connection, EntryId, FastPathKind, Identity, Input, Mark, MarkActions, Obstacle,
@@ -220,5 +221,46 @@ fn who_pins_a_flow_leaves_its_fast_path_to_policy() {
         let flow = connection(5000, Mark(0x7120_0000 | number << 16), 10);
         shunt.handle(at(0), Input::Pinned(flow, ShuntAction::Shunt));
         assert_eq!(paths(&outputs(&mut shunt)), [path], "action {number}");
+    }
+}
+
+#[test]
+fn a_rule_that_asks_for_the_process_waits_until_somebody_says_whose_it_is() {
+    let matcher = Match::new(vec![
+        Condition::Port([(5000, 5000)].into_iter().collect()),
+        Condition::Process(vec!["rsync".into()]),
+    ]);
+    let rules = vec![Rule { name: "copies".into(), matcher, action: shunt_after(0, 0) }];
+    let flow = connection(5000, ASKS_RULES, 10);
+    let rsync = Process { name: Some("rsync".into()), ..Process::default() };
+    let whose = Output::Whose(flow.tuple, flow.identity);
+    for (process, installed) in [(rsync.clone(), 1), (Process::default(), 0)] {
+        let mut shunt = shunt(rules.clone());
+        shunt.handle(at(0), Input::Connection(flow));
+        assert_eq!(outputs(&mut shunt), [whose]);
+        // Asked for once, however often it is reported.
+        shunt.handle(at(1), Input::Connection(flow));
+        assert_eq!(outputs(&mut shunt), []);
+        let known = shunt.flow(&flow.tuple).expect("kept");
+        assert_eq!(shunt.obstacle(known), Some(Obstacle::Unidentified));
+        // An answer about an earlier connection on the same addresses says nothing.
+        let other = Identity { id: 6, start_ns: Some(0) };
+        shunt.handle(at(2), Input::Owned(flow.tuple, other, &rsync));
+        assert_eq!(outputs(&mut shunt), []);
+        shunt.handle(at(3), Input::Owned(flow.tuple, flow.identity, &process));
+        assert_eq!(installs(&outputs(&mut shunt)).len(), installed, "{process:?}");
+        let known = shunt.flow(&flow.tuple).expect("kept");
+        assert_eq!(shunt.rule(known), (installed == 1).then_some("copies"));
+        // An answer that comes twice changes nothing.
+        shunt.handle(at(4), Input::Owned(flow.tuple, flow.identity, &rsync));
+        assert_eq!(outputs(&mut shunt), []);
+    }
+    let mut shunt = shunt(rules);
+    for other in [
+        connection(5001, ASKS_RULES, 10),
+        Connection { tuple: Tuple { transport: Transport::Udp, ..flow.tuple }, ..flow },
+    ] {
+        shunt.handle(at(0), Input::Connection(other));
+        assert_eq!(outputs(&mut shunt), [], "no process decides about {}", other.tuple);
     }
 }

@@ -4,7 +4,7 @@
 use crate::config::{Config, EngineIo, EngineListener, ListenerKind};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
-use sidetrack_core::policy::{Action, Condition};
+use sidetrack_core::policy::Action;
 use sidetrack_sys::nft::Lifetime;
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use std::fmt;
@@ -201,8 +201,7 @@ fn carrying(config: &Config, steer: &Steer) -> Vec<Step> {
             undone: WITH_THE_SOCKET,
         });
     }
-    let asks = |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
-    if rules().any(|rule| rule.matcher.conditions().iter().any(asks)) {
+    if config.policy.asks_process() {
         steps.push(Step {
             what: "look up the process behind a connection of this host (/proc)".into(),
             needs: Some("CAP_SYS_PTRACE"),

@@ -57,6 +57,13 @@ pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
     inode.and_then(|inode| system::pid_of_socket(inode, None)).map_or_else(Process::default, described)
 }
 
+/// The owner of a socket of whichever network namespace of this host: a container's program, too.
+pub fn in_any_network(local: SocketAddr, remote: SocketAddr) -> Process {
+    let mut networks = system::in_each_network().into_iter();
+    let inode = networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote));
+    inode.and_then(|inode| system::pid_of_socket(inode, None)).map_or_else(Process::default, described)
+}
+
 fn within(root: u32, local: SocketAddr, remote: SocketAddr) -> Process {
     let inode = system::tcp_socket_inode(root, local, remote);
     inode.and_then(|inode| system::pid_of_socket(inode, Some(root))).map_or_else(Process::default, described)

@@ -1,7 +1,7 @@
 //! Who is behind a flow: processes as /proc shows them. Best effort by nature: processes come and go.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -146,6 +146,14 @@ pub fn namespace_inode(pid: u32, kind: &str) -> io::Result<u64> {
     Ok(fs::metadata(format!("/proc/{pid}/ns/{kind}"))?.ino())
 }
 
+/// One process of each network namespace that a process of this host lives in, as far as they may be looked at
+/// (CAP_SYS_PTRACE for those of other users).
+pub fn in_each_network() -> Vec<u32> {
+    let mut seen = HashSet::new();
+    let is_new = |pid: &u32| namespace_inode(*pid, "net").is_ok_and(|inode| seen.insert(inode));
+    all_pids().into_iter().filter(is_new).collect()
+}
+
 fn all_pids() -> Vec<u32> {
     numbered(Path::new("/proc"))
 }
@@ -268,6 +276,14 @@ mod tests {
             drop(other.stdin.take());
             other.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn each_network_has_one_process() {
+        let networks = in_each_network();
+        let inodes: Vec<_> = networks.iter().map(|pid| namespace_inode(*pid, "net").ok()).collect();
+        let ours = namespace_inode(std::process::id(), "net").ok();
+        assert_eq!(inodes.iter().filter(|inode| **inode == ours).count(), 1, "{inodes:?}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The state machine over all flows.
 
 use super::{
-    Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Input, MarkActions, Obstacle, Output, Phase,
-    PortNumber, ShuntAction, Standing, Tuple, Wish,
+    Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Identity, Input, MarkActions, Obstacle,
+    Output, Phase, PortNumber, ShuntAction, Standing, Transport, Tuple, Wish,
 };
+use crate::flow::Process;
 use crate::policy::Policy;
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -140,6 +141,7 @@ impl Shunt {
                     }
                 }
             }
+            Input::Owned(tuple, identity, process) => self.identified(now, &tuple, identity, process),
             Input::EventsLost => {
                 if !self.listing {
                     self.listing = true;
@@ -168,7 +170,8 @@ impl Shunt {
             (Some(action), _) => action,
             (None, None) => return Ok(ShuntAction::Ignore),
             (None, Some(number)) if self.config.actions.asks_rules(number) => {
-                flow.wish.ok_or(Obstacle::UnknownAction)?.action(flow.ripe)?
+                let none = if flow.asked_whose { Obstacle::Unidentified } else { Obstacle::UnknownAction };
+                flow.wish.ok_or(none)?.action(flow.ripe)?
             }
             (None, Some(number)) => self.config.actions.action(number).ok_or(Obstacle::UnknownAction)?,
         };
@@ -208,17 +211,38 @@ impl Shunt {
         }
         if let Some(flow) = self.flows.get_mut(&connection.tuple) {
             flow.learn(connection);
-            let left_to_rules =
-                flow.mark.action().is_some_and(|number| self.config.actions.asks_rules(number));
-            if left_to_rules && flow.wish.is_none() {
-                flow.wish = self.config.rules.as_ref().map(|rules| Wish::of(rules, &connection.tuple));
-            }
             flow.pinned = pinned.or(flow.pinned);
             if flow.standing == Standing::Asking && (!decided || pinned.is_some()) {
                 flow.standing = Standing::Slow;
             }
         }
+        self.ask_rules(&connection.tuple);
         self.decide(now, &connection.tuple);
+    }
+
+    /// Asks our own rules, once, about a flow whose mark leaves it to them.
+    fn ask_rules(&mut self, tuple: &Tuple) {
+        let (Some(flow), Some(rules)) = (self.flows.get_mut(tuple), &self.config.rules) else { return };
+        let left_to_rules = flow.mark.action().is_some_and(|number| self.config.actions.asks_rules(number));
+        if !left_to_rules || flow.wish.is_some() || flow.asked_whose {
+            return;
+        }
+        // Who sends datagrams need not be connected: nobody could tell whose they are.
+        let nobody = (tuple.transport == Transport::Udp).then(Process::default);
+        flow.wish = Wish::of(rules, tuple, nobody.as_ref());
+        if flow.wish.is_none() {
+            flow.asked_whose = true;
+            self.outputs.push_back(Output::Whose(flow.tuple, flow.identity));
+        }
+    }
+
+    /// The process behind a flow, as far as anybody knows.
+    fn identified(&mut self, now: Instant, tuple: &Tuple, identity: Identity, process: &Process) {
+        let (Some(flow), Some(rules)) = (self.flows.get_mut(tuple), &self.config.rules) else { return };
+        if flow.is(identity) && flow.wish.is_none() {
+            flow.wish = Wish::of(rules, tuple, Some(process));
+            self.decide(now, tuple);
+        }
     }
 
     /// Brings one flow to where policy wants it.

@@ -32,6 +32,7 @@ pub use rules::RuleSet;
 pub use tracked::{Flow, Standing};
 pub use wish::{Want, Wish};
 
+use crate::flow::Process;
 use crate::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
@@ -274,6 +275,8 @@ pub enum Obstacle {
     UnknownAction,
     /// Its rule waits for more bytes, or for time to pass.
     TooEarly,
+    /// A rule asks for the process behind it, which is being looked for.
+    Unidentified,
     /// The configuration has no fast path (`fast_path = "none"`): it would have been shunted.
     NoPath,
     /// The handshake is not done, or only one direction was seen.
@@ -303,6 +306,7 @@ impl Obstacle {
             Self::UnknownPort => "its mark names a port that the configuration does not have",
             Self::UnknownAction => "the number of the action in its mark has no meaning in the configuration",
             Self::TooEarly => "its rule waits for more bytes, or for time to pass",
+            Self::Unidentified => "a rule asks for the process behind it, which is being looked for",
             Self::NoPath => "fast_path = \"none\": it would be shunted",
             Self::NotEstablished => "packets of both directions have not been seen yet",
             Self::Closing => "the connection is closing",
@@ -328,6 +332,8 @@ pub enum Input<'a> {
     Ended(Connection),
     /// What passed on the slow path until now, asked for by a person who looks.
     SlowCounted(Tuple, Identity, Both),
+    /// Whose a connection is, as asked for by [`Output::Whose`]; [`Process::default`] if nobody knows.
+    Owned(Tuple, Identity, &'a Process),
     /// Conntrack's reports were lost.
     EventsLost,
     /// All connections that are there, as asked for by [`Output::List`].
@@ -374,6 +380,8 @@ pub enum Output {
     List,
     /// Say what has passed on the slow path: [`Input::SlowCounted`] for each connection. A rule waits for bytes.
     CountSlow,
+    /// Say which process of this host opened the connection: [`Input::Owned`]. A rule asks.
+    Whose(Tuple, Identity),
     /// A connection that was on the fast path at least once has ended.
     Record(Flow),
 }

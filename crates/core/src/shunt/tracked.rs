@@ -85,6 +85,8 @@ pub struct Flow {
     pub ended: bool,
     /// What our own rules want, where its mark leaves that to them.
     pub wish: Option<Wish>,
+    /// One of them asks for the process behind it, and that is being looked for.
+    pub(super) asked_whose: bool,
     /// When we first saw it.
     pub(super) seen: Instant,
     /// What its rule waits for has come.
@@ -120,6 +122,7 @@ impl Flow {
             counted_twice: Both::default(),
             ended: false,
             wish: None,
+            asked_whose: false,
             seen,
             ripe: false,
             both_ways: false,

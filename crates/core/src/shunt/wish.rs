@@ -6,7 +6,8 @@ use crate::policy::{Action, Decision, FastPathKind, Policy, Seen};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// What the rules want, decided once for a connection: they see its addresses and ports alone.
+/// What the rules want, decided once for a connection: they see its addresses and ports, and the process behind it where one
+/// of them asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// The place of the rule in the policy, from 0; none if the default decided.
@@ -35,20 +36,23 @@ pub enum Want {
 
 impl Wish {
     /// What the first rule that matches says: `action = "deny"` blocks, `shunt` shunts, any other rule leaves it where it is.
-    /// So does the policy's default: it is about flows that are caught.
-    pub fn of(policy: &Policy, tuple: &Tuple) -> Self {
+    /// So does the policy's default: it is about flows that are caught. None: a rule asks for the process, and that has to be
+    /// given; [`Process::default`] if nobody knows it.
+    pub fn of(policy: &Policy, tuple: &Tuple, process: Option<&Process>) -> Option<Self> {
         let flow = flow::Flow {
             intercept: Intercept::Kernel,
             listener: "".into(),
             client: tuple.client,
             orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port() },
             host: None,
+            process: process.cloned(),
             // Neither is known of packets that are passed on, and no rule waits for them.
-            process: Some(Process::default()),
             user: None,
         };
-        let Decision::Verdict(verdict) = policy.decide(&flow, Seen::FirstBytes(None)) else {
-            return Self { rule: None, want: Want::Leave };
+        let verdict = match policy.decide(&flow, Seen::FirstBytes(None)) {
+            Decision::Verdict(verdict) => verdict,
+            Decision::NeedProcess { .. } => return None,
+            Decision::NeedFirstBytes { .. } => return Some(Self { rule: None, want: Want::Leave }),
         };
         let want = match &verdict.action {
             _ if verdict.index.is_none() => Want::Leave,
@@ -59,7 +63,7 @@ impl Wish {
                 path: after.fast_path,
             }),
         };
-        Self { rule: verdict.index, want }
+        Some(Self { rule: verdict.index, want })
     }
 
     /// The fast path that its rule names, if any.
@@ -110,6 +114,25 @@ mod tests {
     }
 
     #[test]
+    fn the_process_is_asked_for_where_all_else_of_a_rule_holds() {
+        let port = Condition::Port([(22, 22)].into_iter().collect());
+        let matcher = Match::new(vec![port, Condition::Process(vec!["rsync".into()])]);
+        let carry = Carry { shunt: Some(ShuntAfter { bytes: 0, ms: 0, fast_path: None }), ..Carry::default() };
+        let action = Action::Carry(Arc::new(carry));
+        let policy = Policy::new(vec![Rule { name: "r".into(), matcher, action }], Action::Deny);
+        let wish = |port: u16, process: Option<&Process>| {
+            let (client, server) = (([192, 0, 2, 1], 4000).into(), ([192, 0, 2, 1], port).into());
+            Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 }, process)
+        };
+        let rsync = Process { name: Some("rsync".into()), ..Process::default() };
+        assert_eq!(wish(22, None), None);
+        assert_eq!(wish(22, Some(&rsync)).map(|wish| wish.rule), Some(Some(0)));
+        let left = Some(Wish { rule: None, want: Want::Leave });
+        assert_eq!(wish(22, Some(&Process::default())), left, "nobody knows it");
+        assert_eq!(wish(23, None), left, "nobody asks");
+    }
+
+    #[test]
     fn the_first_rule_that_matches_decides_and_the_default_leaves_it() {
         let after = ShuntAfter { bytes: 1000, ms: 2000, fast_path: Some(FastPathKind::Xdp) };
         let shunt = Action::Carry(Arc::new(Carry { shunt: Some(after), ..Carry::default() }));
@@ -124,7 +147,8 @@ mod tests {
         let wish = |port: u16| {
             let address = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
             let (client, server) = (address(4000), address(port));
-            Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 })
+            let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
+            Wish::of(&policy, &tuple, None).expect("no rule asks for the process")
         };
         assert_eq!(wish(23), Wish { rule: Some(0), want: Want::Block });
         let (time, path) = (Duration::from_secs(2), Some(FastPathKind::Xdp));

@@ -384,8 +384,9 @@ pub struct Rule {
     /// behind those of `chain`. Default: it is not asked.
     pub agreement: Option<At<Clause>>,
     /// When a forwarded flow that the packet filter leaves to the rules takes the fast path of [shunt]: { after_bytes =
-    /// 1048576 }. Goes with matches of addresses and ports alone: of other conditions nothing is known for packets that are
-    /// passed on. Default: never.
+    /// 1048576 }. Goes with matches of addresses, ports, and the process or user behind a TCP connection of this host's
+    /// containers and network namespaces: of other conditions nothing is known for packets that are passed on. Default:
+    /// never.
     pub shunt: Option<At<RuleShunt>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,

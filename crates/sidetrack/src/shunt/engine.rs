@@ -3,6 +3,7 @@
 use super::bpf::BpfPathError;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
 use super::flowtable::FlowtableError;
+use super::owners::Owners;
 use super::paths::Paths;
 use super::record::{FlowView, ShuntRecord};
 use super::{Path, Settings};
@@ -53,6 +54,7 @@ pub struct Engine {
     table: Conntrack,
     rules: RuleChanges,
     paths: Paths,
+    owners: Owners,
     /// The netlink ports by which the paths change nftables.
     own_ports: Vec<u32>,
     records: Vec<ShuntRecord>,
@@ -82,7 +84,8 @@ impl Engine {
         core.fast_path = settings.paths.first().map_or(FastPathKind::None, Path::kind);
         let shunt = Shunt::new(core, now());
         let (own_ports, records) = (paths.own_ports(), Vec::new());
-        let mut engine = Self { shunt, events, table, rules, paths, own_ports, records, changed };
+        let owners = Owners::new()?;
+        let mut engine = Self { shunt, events, table, rules, paths, owners, own_ports, records, changed };
         engine.obey()?;
         Ok(engine)
     }
@@ -143,12 +146,16 @@ impl Engine {
             self.tell(Input::RulesChanged)?;
         }
         self.take_events()?;
+        // After the bell has been silenced an answer that comes rings it anew.
+        while let Some(((tuple, identity), process)) = self.owners.answer() {
+            self.tell(Input::Owned(tuple, identity, &process))?;
+        }
         self.tell(Input::Tick)?;
         Ok(readable)
     }
 
     fn wait(&self, patience: Duration, also: Option<BorrowedFd<'_>>) -> io::Result<bool> {
-        let mut fds: Vec<BorrowedFd<'_>> = vec![self.events.as_fd(), self.rules.as_fd()];
+        let mut fds: Vec<BorrowedFd<'_>> = vec![self.events.as_fd(), self.rules.as_fd(), self.owners.as_fd()];
         fds.extend(self.paths.descriptors());
         fds.extend(also);
         let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -208,6 +215,7 @@ impl Engine {
                 Output::Ask(tuple, identity) => self.change(&tuple, identity, ask_again()),
                 Output::List => self.list()?,
                 Output::CountSlow => self.count_slow()?,
+                Output::Whose(tuple, identity) => self.owners.look_for((tuple, identity)),
                 Output::Record(flow) => {
                     self.records.push(ShuntRecord::new(&flow, self.shunt.rule(&flow)));
                 }

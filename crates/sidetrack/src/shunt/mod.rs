@@ -8,6 +8,7 @@
 //! | `openflow.rs` | the fast path of a switch, by OpenFlow |
 //! | `paths.rs` | several fast paths side by side |
 //! | `flowtable.rs` | the fast path of the kernel's own flow tables |
+//! | `owners.rs` | the processes behind connections, where a rule asks |
 //! | `none.rs` | no fast path: says what would be shunted |
 //! | `chaos.rs` | a fast path that fails, forgets and is late, for tests of all the rest |
 //! | `process.rs` | all of that in a process of its own, and how it is asked |
@@ -22,6 +23,7 @@ mod engine;
 mod flowtable;
 mod none;
 mod openflow;
+mod owners;
 mod paths;
 mod process;
 mod record;

@@ -24,6 +24,9 @@ pub const ARGUMENT: &str = "shunt-process";
 /// Conntrack, BPF programs and maps, attaching them.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::BPF);
 
+/// Whose a socket is, for rules that ask: other users' descriptors and namespaces in /proc.
+const FOR_PROCESSES: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
+
 /// How long a turn may last when nothing happens.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -163,11 +166,9 @@ impl Shunter {
 /// What breaks it.
 pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
-    let held = caps::capabilities().context("capabilities")?.permitted;
-    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
-    let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
+    keep_only(NEEDED | FOR_PROCESSES)?;
     let Some((ask, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
-    let (mut engine, undo, guard) = match begin(ask, guard) {
+    let (mut engine, undo, guard) = match begin(ask) {
         Ok(begun) => begun,
         Err(error) => return Ok(wire::send(&end, &Told::Failed(format!("{error:#}")), &[])?),
     };
@@ -182,10 +183,20 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     served.and(stopped.map_err(Into::into))
 }
 
-fn begin(ask: Ask, mut guard: Guard) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
+/// Gives up all rights but these.
+fn keep_only(needed: CapabilitySet) -> anyhow::Result<()> {
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & needed).context("cannot give up capabilities")
+}
+
+fn begin(ask: Ask) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
     let Ask::Start { name, text } = ask else { anyhow::bail!("the shunt has not been started") };
     let config = Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{error}"))?;
     let shunt = config.shunt.context("the configuration has no [shunt]")?;
+    // Before there is a second thread or process, which would keep its own.
+    let asks_process = shunt.rules.as_ref().is_some_and(|rules| rules.asks_process());
+    keep_only(if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED })?;
+    let mut guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
     let engine = Engine::start(&Settings::of(&shunt))?;
     let mut undo = Vec::new();
     for (name, value) in engine.changed() {

@@ -7,9 +7,10 @@ use crate::node::Up;
 use crate::node::traces::Traces;
 use rustix::process::Signal;
 use sidetrack_sys::bpf::Forwarding;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 fn configuration(forwarding: Forwarding) -> String {
@@ -42,17 +43,23 @@ struct Node {
 }
 
 fn start(forwarding: Forwarding) -> Node {
+    start_with(forwarding, "", "")
+}
+
+/// The same with these keys and rules.
+fn start_with(forwarding: Forwarding, top: &str, rules: &str) -> Node {
     let network = Network::bare(forwarding);
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("rules.toml");
-    std::fs::write(&file, format!("version = 1\n{}", configuration(forwarding))).expect("written");
+    let tables = format!("{}{rules}", configuration(forwarding));
+    std::fs::write(&file, format!("version = 1\n{top}{tables}")).expect("written");
     let rules = shunt(folder.path(), &format!("rules -c {}", file.display())).expect("rules");
     // The examples of the policy are the policy here.
     let rules = rules.replace("# tcp", "tcp");
     network.firewall.run(move || tool("nft", "-f -", &rules));
     let before = network.firewall.run(Traces::now);
-    let tables = configuration(forwarding);
-    let up = network.firewall.run(move || Up::start("", &tables));
+    let top = top.to_owned();
+    let up = network.firewall.run(move || Up::start(&top, &tables));
     let folder = up.folder();
     Node { network, up, folder, before }
 }
@@ -125,6 +132,66 @@ fn commands_and_records_of_a_bridge() {
 #[test]
 fn commands_and_records_of_a_router() {
     commands_and_records(Forwarding::Routed);
+}
+
+/// A port that the packet filter says nothing of.
+const BULK: u16 = 7000;
+
+/// `nc` on the client's host, talking to the server's.
+fn nc(network: &Network, address: &str) -> (Child, TcpStream, SocketAddr) {
+    let to = SocketAddr::new(address.parse().expect("address"), BULK);
+    let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
+    let start = move || {
+        let (host, port) = (to.ip().to_string(), to.port().to_string());
+        Command::new("nc").args([host, port]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("nc")
+    };
+    let child = network.client.run(start);
+    let (server, from) = crate::hosts::accept(&listener);
+    server.set_read_timeout(Some(LIMIT)).expect("limit");
+    (child, server, from)
+}
+
+/// A container is a process of this host in another network namespace; so is `nc` here.
+fn by_process(forwarding: Forwarding) {
+    if !is_root() {
+        return;
+    }
+    let rule = "[[rule]]\nname = \"copies\"\nmatch = { port = 7000, process = \"nc.openbsd\" }\ncarrier = \"direct\"\nshunt = {}\n";
+    let node = start_with(forwarding, "default = \"direct\"\n", rule);
+    for address in node.network.server_addresses {
+        let (mut copy, mut server, from) = nc(&node.network, address);
+        let begun = Instant::now();
+        let mut input = copy.stdin.take().expect("piped");
+        let mut ls = String::new();
+        while begun.elapsed() < LIMIT && !ls.contains("installed") {
+            input.write_all(b"word").expect("sent");
+            server.read_exact(&mut [0; 4]).expect("it comes");
+            ls = node.shunt("ls").expect("a list").lines().find(|line| line.contains(&format!(" {from} "))).unwrap_or_default().into();
+        }
+        assert!(ls.contains("installed"), "{ls}");
+        let why = node.shunt(&format!("why {from} {}", server.local_addr().expect("address"))).expect("why");
+        assert!(why.contains("copies"), "{why}");
+        drop(input);
+        drop(server);
+        assert!(copy.wait().is_ok());
+        // Another program's to the same port, this test's own.
+        let mut pair = connect(&node.network, address, BULK);
+        pair.talk();
+        let line = node.wait_for(pair.from, |line| line.starts_with("slow") && line.contains("ignore"));
+        assert!(!line.contains("copies"), "{line}");
+        Pair::transfer(&mut pair.client, &mut pair.server, 100_000);
+        node.wait_for(pair.from, |line| line.starts_with("slow"));
+    }
+}
+
+#[test]
+fn a_rule_shunts_by_the_process_of_a_container_on_a_bridge() {
+    by_process(Forwarding::Bridged);
+}
+
+#[test]
+fn a_rule_shunts_by_the_process_of_a_container_on_a_router() {
+    by_process(Forwarding::Routed);
 }
 
 #[test]

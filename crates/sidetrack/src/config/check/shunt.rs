@@ -122,12 +122,10 @@ impl Check<'_> {
             ("host", matcher.host.is_some()),
             ("listener", matcher.listener.is_some()),
             ("intercept", matcher.intercept.is_some()),
-            ("process", matcher.process.is_some()),
-            ("user", matcher.user.is_some()),
             ("socks_user", matcher.socks_user.is_some()),
         ];
         if let Some((key, _)) = unknown.iter().find(|(_, is_given)| *is_given) {
-            let help = "match `from`, `to` and `port`, or take `shunt` out";
+            let help = "match `from`, `to`, `port`, `process` and `user`, or take `shunt` out";
             self.error(
                 at.span(),
                 format!("nothing is known of the `{key}` of packets that are passed on"),

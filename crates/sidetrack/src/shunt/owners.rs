@@ -1,0 +1,87 @@
+//! Whose the connections are that pass by: a rule may ask for the process behind one, which is of this host where it lives in
+//! a container or another network namespace. Looking through /proc takes milliseconds, so a thread of its own does it.
+
+use crate::process::in_any_network;
+use rustix::event::{EventfdFlags, eventfd};
+use sidetrack_core::flow::Process;
+use sidetrack_core::shunt::{Identity, Tuple};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Most questions that wait; who comes when so many do is not looked for.
+const WAITING_MAX: usize = 1024;
+
+/// One connection.
+type Whose = (Tuple, Identity);
+
+/// See the module. The thread begins with the first question and ends with this.
+pub struct Owners {
+    ask: Option<SyncSender<Whose>>,
+    /// For the thread, and for what it is not asked.
+    answer: Sender<(Whose, Process)>,
+    answers: Receiver<(Whose, Process)>,
+    /// Readable when there is an answer.
+    bell: Arc<OwnedFd>,
+}
+
+impl Owners {
+    /// Nobody asks yet.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (answer, answers) = channel();
+        Ok(Self { ask: None, answer, answers, bell })
+    }
+
+    /// Looks for the process behind a connection.
+    pub fn look_for(&mut self, whose: Whose) {
+        if self.ask.is_none() {
+            self.ask = self.start().inspect_err(|error| tracing::warn!(%error, "no thread for processes")).ok();
+        }
+        let is_asked = self.ask.as_ref().is_some_and(|ask| ask.try_send(whose).is_ok());
+        if !is_asked {
+            tracing::warn!(flow = %whose.0, "too many connections at once ask for their process: it is not looked for");
+            say(&self.answer, &self.bell, (whose, Process::default()));
+        }
+    }
+
+    fn start(&self) -> io::Result<SyncSender<Whose>> {
+        let (ask, asked) = sync_channel::<Whose>(WAITING_MAX);
+        let (answer, bell) = (self.answer.clone(), self.bell.clone());
+        let look = move || {
+            for (tuple, identity) in asked {
+                let process = in_any_network(tuple.client, tuple.server);
+                say(&answer, &bell, ((tuple, identity), process));
+            }
+        };
+        std::thread::Builder::new().name("owners".into()).spawn(look)?;
+        Ok(ask)
+    }
+
+    /// The next answer, if one is there; unknown if nobody knows, or the client is of another host.
+    pub fn answer(&self) -> Option<(Whose, Process)> {
+        let answer = self.answers.try_recv().ok();
+        if answer.is_none() {
+            // Nothing to read is as good.
+            let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        }
+        answer
+    }
+}
+
+fn say(answer: &Sender<(Whose, Process)>, bell: &OwnedFd, found: (Whose, Process)) {
+    if answer.send(found).is_ok() {
+        // A counter that is full wakes just as well.
+        let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Owners {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
