@@ -246,7 +246,8 @@ impl Policy {
 
     /// Whether a rule asks for the process behind a flow.
     pub fn asks_process(&self) -> bool {
-        let of_process = |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
+        let of_process =
+            |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
         self.rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_process))
     }
 

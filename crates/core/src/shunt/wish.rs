@@ -117,7 +117,8 @@ mod tests {
     fn the_process_is_asked_for_where_all_else_of_a_rule_holds() {
         let port = Condition::Port([(22, 22)].into_iter().collect());
         let matcher = Match::new(vec![port, Condition::Process(vec!["rsync".into()])]);
-        let carry = Carry { shunt: Some(ShuntAfter { bytes: 0, ms: 0, fast_path: None }), ..Carry::default() };
+        let carry =
+            Carry { shunt: Some(ShuntAfter { bytes: 0, ms: 0, fast_path: None }), ..Carry::default() };
         let action = Action::Carry(Arc::new(carry));
         let policy = Policy::new(vec![Rule { name: "r".into(), matcher, action }], Action::Deny);
         let wish = |port: u16, process: Option<&Process>| {

@@ -82,9 +82,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         "## Flights to the first answer byte\n\nRound trips on the client-proxy (CP) and proxy-server (PS) links, counted from \
          captures, the least of {ATTEMPTS}; SYNs count.\n\n| | CP | PS | model | |\n|---|---:|---:|---:|---|"
     );
-    let wanted = |row: &&Row| {
-        options.only.is_empty() || options.only.iter().any(|part| row.peer.contains(part.as_str()))
-    };
+    let wanted = |row: &&Row| super::is_named(&options.only, row.peer);
     let mut failed = false;
     for row in ROWS.iter().filter(wanted) {
         let (line, is_failure) = judge(row, count(&site, row));

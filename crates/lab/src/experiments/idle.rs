@@ -74,9 +74,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
          | | flows held | empty KiB | with flows KiB | bytes a flow | |\n|---|---:|---:|---:|---:|---|",
         options.flows
     );
-    let wanted = |name: &&&str| {
-        options.only.is_empty() || options.only.iter().any(|part| name.contains(part.as_str()))
-    };
+    let wanted = |name: &&&str| super::is_named(&options.only, name);
     let mut failed = false;
     for name in ROWS.iter().filter(wanted) {
         let peer = peers::find(name).ok_or_else(|| anyhow!("no peer is called {name}"))?;

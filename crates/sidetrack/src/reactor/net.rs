@@ -180,11 +180,6 @@ impl TcpStream {
         Ok(Self { place, fd })
     }
 
-    /// Whether there may be something to read, without waiting for it.
-    pub fn is_readable(&self) -> bool {
-        self.place.with(|source| source.readable)
-    }
-
     /// Whether the other side's FIN or reset has been announced: what is left to read comes before it.
     pub fn has_ended(&self) -> bool {
         self.place.with(|source| source.ended)

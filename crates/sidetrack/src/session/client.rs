@@ -242,7 +242,7 @@ impl Incoming<'_> {
 
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
-        if let Some(socket) = self.socket.filter(|socket| socket.is_readable()) {
+        if let Some(socket) = self.socket.filter(|socket| socket.may_read()) {
             // WouldBlock is an ordinary case; any other error is remembered, and ends the making of the path.
             self.ended |= matches!(try_read_into(socket, self.held, self.broken), Ok(0));
         }

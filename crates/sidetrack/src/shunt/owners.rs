@@ -40,7 +40,8 @@ impl Owners {
     /// Looks for the process behind a connection.
     pub fn look_for(&mut self, whose: Whose) {
         if self.ask.is_none() {
-            self.ask = self.start().inspect_err(|error| tracing::warn!(%error, "no thread for processes")).ok();
+            self.ask =
+                self.start().inspect_err(|error| tracing::warn!(%error, "no thread for processes")).ok();
         }
         let is_asked = self.ask.as_ref().is_some_and(|ask| ask.try_send(whose).is_ok());
         if !is_asked {

@@ -166,7 +166,13 @@ fn by_process(forwarding: Forwarding) {
         while begun.elapsed() < LIMIT && !ls.contains("installed") {
             input.write_all(b"word").expect("sent");
             server.read_exact(&mut [0; 4]).expect("it comes");
-            ls = node.shunt("ls").expect("a list").lines().find(|line| line.contains(&format!(" {from} "))).unwrap_or_default().into();
+            ls = node
+                .shunt("ls")
+                .expect("a list")
+                .lines()
+                .find(|line| line.contains(&format!(" {from} ")))
+                .unwrap_or_default()
+                .into();
         }
         assert!(ls.contains("installed"), "{ls}");
         let why = node.shunt(&format!("why {from} {}", server.local_addr().expect("address"))).expect("why");

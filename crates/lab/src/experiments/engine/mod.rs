@@ -49,7 +49,7 @@ pub struct Options {
 
 impl Options {
     fn wants(&self, part: &str) -> bool {
-        self.part.is_empty() || self.part.iter().any(|wanted| wanted == part)
+        super::is_wanted(&self.part, part)
     }
 
     fn rounds(&self) -> usize {

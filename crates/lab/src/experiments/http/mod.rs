@@ -56,7 +56,7 @@ pub struct Options {
 
 impl Options {
     fn wants(&self, part: &str) -> bool {
-        self.part.is_empty() || self.part.iter().any(|wanted| wanted == part)
+        super::is_wanted(&self.part, part)
     }
 
     fn timing(&self) -> Timing {
@@ -68,7 +68,7 @@ impl Options {
     }
 
     fn wants_row(&self, row: &Row) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| row.name.contains(part.as_str()))
+        super::is_named(&self.only, row.name)
     }
 }
 

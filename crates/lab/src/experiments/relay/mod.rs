@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn choose(only: &[String]) -> Result<Vec<Peer>> {
-    let wanted = |peer: &Peer| only.is_empty() || only.iter().any(|part| peer.name.contains(part.as_str()));
+    let wanted = |peer: &Peer| super::is_named(only, peer.name);
     let chosen: Vec<Peer> = peers::ALL.iter().copied().filter(wanted).collect();
     if chosen.is_empty() {
         let names: Vec<_> = peers::ALL.iter().map(|peer| peer.name).collect();

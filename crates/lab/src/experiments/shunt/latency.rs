@@ -21,12 +21,16 @@ const LIMIT: Duration = Duration::from_secs(10);
 const LAST: u8 = 1;
 /// FIN and RST.
 const END: u8 = 5;
+/// SYN and ACK.
+const SYN_ACK: u8 = 0x12;
 /// Flows before those that count: caches, neighbours.
 const WARM_UP: usize = 3;
 
 /// One flow, milliseconds after its SYN.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Run {
+    /// The switch had brought the firewall what policy decides by, the server's SYN,ACK; where there is a switch.
+    pub brought_ms: Option<f64>,
     /// Its mark was seen and an entry asked for.
     pub seen_ms: f64,
     /// The entry was confirmed.
@@ -48,6 +52,9 @@ pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     let filter = format!("tcp port {PORT}");
     let capture = |node, name: &str| Capture::headers(node, "eth0", &scratch.path().join(name), &filter);
     let captures = [capture(&network.client, "client.pcap")?, capture(&network.server, "server.pcap")?];
+    let of_firewall =
+        |name: &str| Capture::headers(&network.firewall, "to-server", &scratch.path().join(name), &filter);
+    let behind_switch = setup.has_switch().then(|| of_firewall("firewall.pcap")).transpose()?;
     let listener = network.server.enter(|| Ok(TcpListener::bind(SERVER)?))?;
     let (mut open, mut times) = (Vec::new(), Vec::new());
     for _ in 0..runs + WARM_UP {
@@ -64,16 +71,32 @@ pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     let last = times.last().context("no flows")?.0;
     let [at_client, at_server] = captures.map(|capture| packets(&capture, last));
     let (at_client, at_server) = (at_client?, at_server?);
+    let at_firewall = behind_switch.map(|capture| packets(&capture, last)).transpose()?;
     let none = Vec::new();
     let runs = times.into_iter().map(|(port, seen, installed)| {
         let (Some(seen), Some(installed)) = (seen, installed) else { bail!("a flow has no times") };
         let of = |packets: &BTreeMap<u16, Vec<Stamped>>| packets.get(&port).unwrap_or(&none).clone();
-        run(port, seen, installed, &of(&at_client), &of(&at_server)).context("the captures lack a flow")
+        let at_firewall = at_firewall.as_ref().map(of);
+        let captured = Captured {
+            at_client: &of(&at_client),
+            at_firewall: at_firewall.as_deref(),
+            at_server: &of(&at_server),
+        };
+        run(port, seen, installed, &captured).context("the captures lack a flow")
     });
     runs.collect()
 }
 
-fn run(port: u16, seen: u64, installed: u64, at_client: &[Stamped], at_server: &[Stamped]) -> Option<Run> {
+/// What was captured of one flow.
+struct Captured<'a> {
+    at_client: &'a [Stamped],
+    /// At the firewall's port of the server.
+    at_firewall: Option<&'a [Stamped]>,
+    at_server: &'a [Stamped],
+}
+
+fn run(port: u16, seen: u64, installed: u64, captured: &Captured<'_>) -> Option<Run> {
+    let Captured { at_client, at_firewall, at_server } = *captured;
     let syn = at_client.iter().find(|packet| packet.flags & 2 != 0)?.time_ns;
     let after = |time: u64| (time as f64 - syn as f64) / 1e6;
     // What arrives at each end; FIN and what follows it is the slow path's on purpose.
@@ -83,8 +106,10 @@ fn run(port: u16, seen: u64, installed: u64, at_client: &[Stamped], at_server: &
     };
     let mut all = arrived(at_server, PORT);
     all.extend(arrived(at_client, port));
+    let brought = at_firewall.and_then(|all| all.iter().find(|packet| packet.flags & SYN_ACK == SYN_ACK));
     let slow = all.iter().filter(|packet| packet.tos & 0xfc == SLOW);
     Some(Run {
+        brought_ms: brought.map(|packet| after(packet.time_ns)),
         seen_ms: after(seen),
         installed_ms: after(installed),
         last_slow_ms: after(slow.clone().map(|packet| packet.time_ns).max()?),
@@ -151,7 +176,7 @@ fn packets(capture: &Capture, last: u16) -> Result<BTreeMap<u16, Vec<Stamped>>> 
 
 #[cfg(test)]
 mod tests {
-    use super::{PORT, SLOW, Stamped, run};
+    use super::{Captured, PORT, SLOW, Stamped, run};
 
     fn packet(time_us: u64, to_server: bool, tos: u8, flags: u8) -> Stamped {
         let (from, to) = if to_server { (4000, PORT) } else { (PORT, 4000) };
@@ -174,7 +199,12 @@ mod tests {
             packet(1250, true, SLOW, 0x18),
             packet(1400, false, 0, 0x18),
         ];
-        let run = run(4000, 1_150_000, 1_180_000, &at_client, &at_server).expect("a flow");
+        let at_firewall =
+            [packet(1040, true, 0, 2), packet(1090, false, 0, 0x12), packet(1230, true, 0, 0x18)];
+        let captured =
+            Captured { at_client: &at_client, at_firewall: Some(&at_firewall), at_server: &at_server };
+        let run = run(4000, 1_150_000, 1_180_000, &captured).expect("a flow");
+        assert!(run.brought_ms.is_some_and(|brought| (brought - 0.09).abs() < 1e-9), "{run:?}");
         assert!((run.seen_ms - 0.15).abs() < 1e-9 && (run.installed_ms - 0.18).abs() < 1e-9, "{run:?}");
         assert!((run.last_slow_ms - 0.25).abs() < 1e-9, "{run:?}");
         assert_eq!(run.fast_packets, 1);

@@ -98,12 +98,36 @@ pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
                 percentile(&values, 1.0),
             ));
         }
+        switch(&mut section, rows, setup);
     }
     section.line(&format!(
         "\nNFShunt (the paper; a Pica8 switch): mark seen 3.3, entry 58.0, last packet 75.8 ms. A bar is held if the median is below \
          it and the 99th percentile at most {SPREAD} times the median.\n"
     ));
     section
+}
+
+/// What a switch adds before any firewall could know: the SYN crosses it twice, the answer once.
+fn switch(section: &mut Section, rows: &Rows<Vec<Run>>, setup: Setup) {
+    let runs = rows.iter().filter(|(of, _)| *of == setup).flat_map(|(_, runs)| runs.iter().flatten());
+    let both: Vec<_> =
+        runs.filter_map(|run| Some((run.brought_ms?, run.seen_ms - run.brought_ms?))).collect();
+    if both.is_empty() {
+        return;
+    }
+    let (brought, after): (Vec<_>, Vec<_>) = both.into_iter().unzip();
+    for (name, values) in
+        [("the SYN,ACK that decides, out of the switch", brought), ("mark seen after that", after)]
+    {
+        section.line(&format!(
+            "| {} | {name} | {:.3} | {:.3} | {:.3} | {:.3} | | |",
+            setup.name(),
+            median(&values),
+            deviation(&values),
+            percentile(&values, 0.99),
+            percentile(&values, 1.0),
+        ));
+    }
 }
 
 fn moments(rows: &Rows<Vec<Run>>, setup: Setup, at: usize) -> Vec<f64> {
