@@ -184,6 +184,7 @@ impl World {
                     }
                 }
                 Output::Keep(..) | Output::CountSlow => {}
+                Output::Whose(..) => unreachable!("there are no rules of our own"),
                 Output::List => self.list_asked = true,
                 Output::Record(flow) => {
                     self.recorded_fast += flow.fast().to_server.bytes;

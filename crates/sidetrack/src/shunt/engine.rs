@@ -251,8 +251,11 @@ impl Engine {
     /// # Errors
     /// As [`Engine::turn`].
     pub fn pin(&mut self, tuple: &Tuple, action: ShuntAction) -> Result<bool, EngineError> {
-        let entries = self.table.list(Some(WITH_PORTS)).map_err(EngineError::Conntrack)?;
-        let found = entries.iter().filter_map(connection).find(|connection| connection.tuple == *tuple);
+        // Of one connection: a list walks through the whole table, which takes milliseconds even where it is empty.
+        let entry = self.table.find(&original(tuple), tuple.zone).map_err(EngineError::Conntrack)?;
+        let entry = entry.filter(|entry| entry.mark & WITH_PORTS.mask == WITH_PORTS.value);
+        // Answers are found by the same question.
+        let found = entry.as_ref().and_then(connection).filter(|connection| connection.tuple == *tuple);
         let Some(found) = found else { return Ok(false) };
         self.tell(Input::Pinned(found, action))?;
         Ok(true)
