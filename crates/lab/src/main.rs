@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
 use sidetrack_lab::experiments::{chain, engine, epi, flights, http, idle, links, overlay, relay, shunt};
 use sidetrack_lab::launch::NodeExec;
+use sidetrack_lab::machine::Awake;
 use sidetrack_lab::{load, packets};
 
 /// Networks out of namespaces, and the experiments with the peers beside us.
@@ -70,6 +71,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
+    let is_experiment = !matches!(
+        arguments.command,
+        Job::NodeExec(_) | Job::Bare(_) | Job::Packets { .. } | Job::Load { .. }
+    );
+    let _awake = is_experiment.then(Awake::hold).flatten();
     match arguments.command {
         Job::Relay(options) => relay::run(&options),
         Job::Flights(options) => flights::run(&options),
