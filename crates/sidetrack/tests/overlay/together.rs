@@ -1,7 +1,7 @@
 //! Many flows that lose their path together: each of them asks for another once, and nothing is made twice for it.
 
 use crate::faults::{pair_of_sockets, pass};
-use crate::node::{LIMIT, eventually};
+use crate::node::{LIMIT, Up, eventually};
 use crate::scene::{Scene, path_to, random_bytes, status, wait_for};
 use crate::tools::run;
 use std::io::{Read, Write};
@@ -40,11 +40,10 @@ impl Gate {
             let _udp = udp;
             for near in listener.incoming().map_while(Result::ok) {
                 of_thread.came.fetch_add(1, Relaxed);
-                let until = *of_thread.shut_until.lock().expect("no panic");
+                let gate = of_thread.clone();
                 std::thread::spawn(move || {
-                    while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now()))
-                    {
-                        std::thread::park_timeout(left);
+                    while gate.is_shut() {
+                        std::thread::park_timeout(Duration::from_millis(5));
                     }
                     let Ok(far) = TcpStream::connect(to) else { return };
                     pass(&near, &far, None);
@@ -60,8 +59,16 @@ impl Gate {
         self.came.load(Relaxed)
     }
 
-    fn shut(&self) {
-        *self.shut_until.lock().expect("no panic") = Some(Instant::now() + HELD_UP);
+    fn shut(&self, duration: Duration) {
+        *self.shut_until.lock().expect("no panic") = Some(Instant::now() + duration);
+    }
+
+    fn open(&self) {
+        *self.shut_until.lock().expect("no panic") = None;
+    }
+
+    fn is_shut(&self) -> bool {
+        self.shut_until.lock().expect("no panic").is_some_and(|until| Instant::now() < until)
     }
 }
 
@@ -95,27 +102,42 @@ fn say(flows: &mut [TcpStream], seed: u64) {
     }
 }
 
-#[test]
-fn flows_that_lose_their_path_together_go_on_over_the_other_without_anything_made_twice() {
+/// The scene, and what stands before `c` on the way from `b1` and from `b2`.
+fn scene() -> (Scene, Vec<Gate>) {
     let mut gates = Vec::new();
-    let mut scene = Scene::through(echo(), DELIVER, |_, to| {
+    let scene = Scene::through(echo(), DELIVER, |_, to| {
         gates.push(Gate::new(to));
         gates[gates.len() - 1].address
     });
+    (scene, gates)
+}
+
+/// Waits until all flows pass `b1`.
+fn over_b1(scene: &Scene) {
     run(&scene.a, &["link", "set", "b2", "--cost", "100"]);
     scene.wait("the path over b1", |status| path_to(status, "c").get(1).is_some_and(|relay| relay == "b1"));
+}
+
+fn open(scene: &Scene, flows: u64) -> Vec<TcpStream> {
     let entry = scene.entry();
     let open = |_| {
         let flow = TcpStream::connect(entry).expect("a's listener");
         flow.set_read_timeout(Some(LIMIT)).expect("a time-out");
         flow
     };
-    let mut flows: Vec<_> = (0..FLOWS).map(open).collect();
+    (0..flows).map(open).collect()
+}
+
+#[test]
+fn flows_that_lose_their_path_together_go_on_over_the_other_without_anything_made_twice() {
+    let (mut scene, gates) = scene();
+    over_b1(&scene);
+    let mut flows = open(&scene, FLOWS);
     say(&mut flows, 1000);
     assert_eq!(status(scene.b1.as_ref().expect("it runs"))["relayed"], FLOWS, "all pass one relay");
     let gate = &gates[1];
     let before = gate.came();
-    gate.shut();
+    gate.shut(HELD_UP);
     scene.kill("b1");
     let killed = Instant::now();
     say(&mut flows, 2000);
@@ -135,4 +157,48 @@ fn flows_that_lose_their_path_together_go_on_over_the_other_without_anything_mad
     wait_for(&scene.a, "as many new paths as flows", |status| {
         status["sessions_resumed"].as_u64() >= Some(FLOWS)
     });
+}
+
+/// Connections that a node keeps ready for itself.
+const WARM: u64 = 4;
+
+/// Connections to `c` that wait at this node for flows.
+fn idle(node: &Up) -> u64 {
+    let status = status(node);
+    let link = status["links"].as_array().expect("links").iter().find(|link| link["neighbour"] == "c");
+    link.and_then(|link| link["idle_connections"].as_u64()).unwrap_or(0)
+}
+
+#[test]
+fn an_opening_that_is_given_up_goes_no_further_and_its_connection_serves_the_next() {
+    const GIVEN_UP: u64 = 8;
+    let (mut scene, gates) = scene();
+    over_b1(&scene);
+    let (gate, b1) = (&gates[0], |scene: &Scene| idle(scene.b1.as_ref().expect("it runs")));
+    eventually("connections are ready", || b1(&scene) == WARM);
+    let before = gate.came();
+    gate.shut(LIMIT);
+    // These take what is ready, and find the gate behind them.
+    let mut flows = open(&scene, WARM);
+    say(&mut flows, 1);
+    let others = open(&scene, GIVEN_UP);
+    eventually("a connection is made for each of them", || gate.came() == before + WARM + GIVEN_UP);
+    for flow in others {
+        socket2::SockRef::from(&flow).set_linger(Some(Duration::ZERO)).expect("linger");
+    }
+    for _ in 0..GIVEN_UP {
+        let relay = scene.b1.as_mut().expect("it runs");
+        relay.log_line("an opening that is given up", |line| {
+            line.contains("an opening was given up on its way")
+        });
+    }
+    gate.open();
+    eventually("the connections are kept", || b1(&scene) == WARM + GIVEN_UP);
+    assert_eq!(status(&scene.c)["sessions_delivered"], WARM, "nobody connects for who has left");
+    let mut next = open(&scene, 1);
+    say(&mut next, 2);
+    assert_eq!(status(&scene.c)["sessions_delivered"], WARM + 1);
+    assert_eq!(gate.came(), before + WARM + GIVEN_UP, "one that was there served it");
+    // Nobody uses the others: they go.
+    eventually("as many are ready as before", || b1(&scene) == WARM);
 }
