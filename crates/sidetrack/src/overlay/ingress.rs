@@ -8,7 +8,9 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
 use sidetrack_core::flow::EndReason;
-use sidetrack_core::overlay::frame::{Frame, Open, Opened, Refusal, ResetReason, SessionFrame, SessionId};
+use sidetrack_core::overlay::frame::{
+    self, Frame, Open, Opened, Refusal, Refused, ResetReason, Resume, SessionFrame, SessionId,
+};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -41,8 +43,10 @@ pub struct Request {
 
 /// Why an attempt failed.
 enum Setback {
-    /// Another path, or a later attempt, may do better; with the nodes that were passed.
-    Passing(Vec<NodeId>, String),
+    /// Another path, or a later attempt, may do better.
+    Passing(String),
+    /// As before: nobody has answered in time.
+    Late,
     /// It is as the last node says.
     Final(Refusal, String),
 }
@@ -135,8 +139,11 @@ impl Ingress {
             match self.attempt(session, None, Endpoint::first_window(), &mut avoid, ATTEMPT).await {
                 Ok(path) => return Ok((session, path)),
                 Err(Setback::Final(reason, detail)) => return Err(failure(reason, &self.order.node, detail)),
-                Err(Setback::Passing(_, detail)) => {
+                Err(Setback::Passing(detail)) => {
                     tracing::debug!(node = %self.order.node, %detail, "no session yet");
+                }
+                Err(Setback::Late) => {
+                    tracing::debug!(node = %self.order.node, "no answer in time: no session yet");
                 }
             }
             sleep(rest).await;
@@ -151,9 +158,10 @@ impl Ingress {
         let _ = paths.send(first).await;
         let end = Endpoint::new(self.shared.clone(), leg, arriving, Some(wants)).run();
         let renew = async {
+            let mut attempts = 0;
             while let Some((next, limit)) = wanted.recv().await {
                 let window = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
-                match self.resume(session, next, window).await {
+                match self.resume(session, next, window, &mut attempts).await {
                     Some(path) => {
                         // The receiver lives as long as the end that we race.
                         let _ = paths.send(path).await;
@@ -172,11 +180,13 @@ impl Ingress {
 
     /// A new path for a session that stands; none: the far end knows it no more. The session itself ends when this
     /// takes too long.
-    async fn resume(&self, session: SessionId, next: u64, window: u32) -> Option<Path> {
+    async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &mut u32) -> Option<Path> {
         let mut avoid = BTreeSet::new();
         let mut rest = REST_FIRST;
         loop {
-            match self.attempt(session, Some(next), window, &mut avoid, RESUME_ATTEMPT).await {
+            *attempts = attempts.saturating_add(1);
+            let resume = Resume { attempt: *attempts, next };
+            match self.attempt(session, Some(resume), window, &mut avoid, RESUME_ATTEMPT).await {
                 Ok(path) => {
                     self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);
                     return Some(path);
@@ -185,8 +195,11 @@ impl Ingress {
                     tracing::info!(node = %self.order.node, ?reason, %detail, "a session cannot go on");
                     return None;
                 }
-                Err(Setback::Passing(_, detail)) => {
+                Err(Setback::Passing(detail)) => {
                     tracing::debug!(node = %self.order.node, %detail, "no new path yet");
+                }
+                Err(Setback::Late) => {
+                    tracing::debug!(node = %self.order.node, "no answer in time: no new path yet");
                 }
             }
             sleep(rest).await;
@@ -199,19 +212,22 @@ impl Ingress {
     async fn attempt(
         &self,
         session: SessionId,
-        resume: Option<u64>,
+        resume: Option<Resume>,
         window_bytes: u32,
         avoid: &mut BTreeSet<NodeId>,
         patience: Duration,
     ) -> Result<Path, Setback> {
-        let attempt = timeout(patience, self.try_path(session, resume, window_bytes, avoid));
-        let result =
-            attempt.await.unwrap_or_else(|_| Err(Setback::Passing(Vec::new(), "no answer in time".into())));
-        if let Err(Setback::Passing(passed, _)) = &result {
-            match passed.is_empty() {
-                true => avoid.clear(),
-                false => avoid.extend(passed),
-            }
+        let graph = self.shared.graph.load_full();
+        let Some(route) = graph.route(self.shared.identity.own(), self.to, avoid) else {
+            avoid.clear();
+            return Err(passing(format!("no path to {}", self.order.node)));
+        };
+        let nodes = route.path.nodes();
+        let relays = nodes[1..nodes.len() - 1].to_vec();
+        let attempt = timeout(patience, self.try_path(session, resume, window_bytes, route.path));
+        let result = attempt.await.unwrap_or(Err(Setback::Late));
+        if matches!(result, Err(Setback::Passing(_) | Setback::Late)) {
+            avoid.extend(relays);
         }
         result
     }
@@ -219,27 +235,17 @@ impl Ingress {
     async fn try_path(
         &self,
         session: SessionId,
-        resume: Option<u64>,
+        resume: Option<Resume>,
         window_bytes: u32,
-        avoid: &BTreeSet<NodeId>,
+        path: frame::Path,
     ) -> Result<Path, Setback> {
         let shared = &self.shared;
-        let own = shared.identity.own();
-        let passing = |nodes: &[NodeId], detail: String| {
-            let relays = nodes.get(1..nodes.len().saturating_sub(1)).unwrap_or_default();
-            Setback::Passing(relays.to_vec(), detail)
-        };
-        let graph = shared.graph.load_full();
-        let Some(route) = graph.route(own, self.to, avoid) else {
-            return Err(passing(&[], format!("no path to {}", self.order.node)));
-        };
-        let nodes = route.path.nodes().to_vec();
-        let first = nodes[1];
-        let number = shared.link(first).ok_or_else(|| passing(&nodes, "the first link is down".into()))?;
-        let stream = pool::take(shared, first).await.map_err(|detail| passing(&nodes, detail))?;
+        let first = path.nodes()[1];
+        let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
+        let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
         let mut open = Open {
             session,
-            path: route.path,
+            path,
             position: 1,
             resume,
             window_bytes,
@@ -252,29 +258,33 @@ impl Ingress {
         let mut asked = Asked { stream: Some(stream), begins: resume.is_none() };
         let answer = tokio::select! {
             answer = asked.ask(open) => answer,
-            () = shared.link_is_down(first, number) => return Err(passing(&nodes, "the first link went down".into())),
+            () = shared.link_is_down(first, number) => return Err(passing("the first link went down")),
         };
         match answer {
             Ok(Frame::Opened(opened)) if self.is_signed(&opened, session) => {
                 let Opened { next, window_bytes, .. } = opened;
                 let limit = next.saturating_add(u64::from(window_bytes));
-                let stream = asked.answered().ok_or_else(|| passing(&nodes, "the path is gone".into()))?;
+                let stream = asked.answered().ok_or_else(|| passing("the path is gone"))?;
                 Ok(endpoint::path(shared, stream, (first, number), (next, limit), None))
             }
-            Ok(Frame::Opened(_)) => Err(passing(&nodes, "an answer that the last node did not sign".into())),
+            Ok(Frame::Opened(_)) => Err(passing("an answer that the last node did not sign")),
             Ok(Frame::Refused(refused)) => {
                 // Nobody waits for us.
                 asked.begins = false;
-                let detail = format!("{}: {}", shared.identity.name(refused.by), refused.detail);
-                match refused.reason {
-                    // Only the last node knows about the destination and the session.
-                    Refusal::NoLink => Err(passing(&nodes, detail)),
-                    _ if refused.by != self.to => Err(passing(&nodes, detail)),
-                    reason => Err(Setback::Final(reason, detail)),
-                }
+                Err(self.refused(refused))
             }
-            Ok(other) => Err(passing(&nodes, format!("{other:?} in the place of an answer"))),
-            Err(error) => Err(passing(&nodes, format!("the path broke: {error}"))),
+            Ok(other) => Err(passing(format!("{other:?} in the place of an answer"))),
+            Err(error) => Err(passing(format!("the path broke: {error}"))),
+        }
+    }
+
+    fn refused(&self, refused: Refused) -> Setback {
+        let detail = format!("{}: {}", self.shared.identity.name(refused.by), refused.detail);
+        match refused.reason {
+            // Only the last node knows about the destination and the session.
+            Refusal::NoLink => Setback::Passing(detail),
+            _ if refused.by != self.to => Setback::Passing(detail),
+            reason => Setback::Final(reason, detail),
         }
     }
 
@@ -283,6 +293,10 @@ impl Ingress {
         let identity = &self.shared.identity;
         opened.session == session && identity.verify(self.to, &opened.signed_bytes(), &opened.signature)
     }
+}
+
+fn passing(detail: impl Into<String>) -> Setback {
+    Setback::Passing(detail.into())
 }
 
 fn new_session() -> anyhow::Result<SessionId> {
