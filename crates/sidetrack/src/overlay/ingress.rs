@@ -24,8 +24,10 @@ use tokio::time::{sleep, timeout};
 /// How long one attempt to open a path may take: the far end's connect is in it.
 const ATTEMPT: Duration = Duration::from_secs(12);
 
-/// How long a session that stands may take to go on over one path before another is tried.
-const RESUME_ATTEMPT: Duration = Duration::from_secs(2);
+/// How long a session that stands may take to go on over one path before another is tried, at first; twice as long each time nobody
+/// has answered. A link that dies on the way is told at once: this is for nodes that say nothing at all. Where a thousand sessions
+/// have lost their paths together it must not be short: whoever gives up begins again behind all others.
+const RESUME_ATTEMPT: Duration = Duration::from_secs(4);
 
 /// Rests between attempts.
 const REST_FIRST: Duration = Duration::from_millis(10);
@@ -182,11 +184,11 @@ impl Ingress {
     /// takes too long.
     async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &mut u32) -> Option<Path> {
         let mut avoid = BTreeSet::new();
-        let mut rest = REST_FIRST;
+        let (mut rest, mut patience) = (REST_FIRST, RESUME_ATTEMPT);
         loop {
             *attempts = attempts.saturating_add(1);
             let resume = Resume { attempt: *attempts, next };
-            match self.attempt(session, Some(resume), window, &mut avoid, RESUME_ATTEMPT).await {
+            match self.attempt(session, Some(resume), window, &mut avoid, patience).await {
                 Ok(path) => {
                     self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);
                     return Some(path);
@@ -199,7 +201,8 @@ impl Ingress {
                     tracing::debug!(node = %self.order.node, %detail, "no new path yet");
                 }
                 Err(Setback::Late) => {
-                    tracing::debug!(node = %self.order.node, "no answer in time: no new path yet");
+                    tracing::debug!(node = %self.order.node, ?patience, "no answer in time: no new path yet");
+                    patience *= 2;
                 }
             }
             sleep(rest).await;
