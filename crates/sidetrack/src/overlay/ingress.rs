@@ -124,6 +124,15 @@ impl Drop for Asked {
     }
 }
 
+/// How an attempt begins.
+struct Beginning {
+    path: frame::Path,
+    /// Of the link to the first node on it.
+    number: u64,
+    /// The connection to that node.
+    stream: Stream,
+}
+
 struct Ingress {
     shared: Arc<Shared>,
     order: OverlayOrder,
@@ -220,32 +229,53 @@ impl Ingress {
         avoid: &mut BTreeSet<NodeId>,
         patience: Duration,
     ) -> Result<Path, Setback> {
-        let graph = self.shared.graph.load_full();
-        let Some(route) = graph.route(self.shared.identity.own(), self.to, avoid) else {
-            avoid.clear();
-            return Err(passing(format!("no path to {}", self.order.node)));
-        };
-        let nodes = route.path.nodes();
-        let relays = nodes[1..nodes.len() - 1].to_vec();
-        let attempt = timeout(patience, self.try_path(session, resume, window_bytes, route.path));
-        let result = attempt.await.unwrap_or(Err(Setback::Late));
+        let mut path = None;
+        let result = timeout(patience, async {
+            let begin = self.begin(avoid, &mut path).await?;
+            self.ask(session, resume, window_bytes, begin).await
+        });
+        let result = result.await.unwrap_or(Err(Setback::Late));
         if matches!(result, Err(Setback::Passing(_) | Setback::Late)) {
-            avoid.extend(relays);
+            match path {
+                Some(path) => avoid.extend(path.relays()),
+                None => avoid.clear(),
+            }
         }
         result
     }
 
-    async fn try_path(
+    /// The best path that passes none of `avoid`, and a connection to its first node. `tried` is that path, even if nothing comes
+    /// of it.
+    async fn begin(
+        &self,
+        avoid: &BTreeSet<NodeId>,
+        tried: &mut Option<frame::Path>,
+    ) -> Result<Beginning, Setback> {
+        let shared = &self.shared;
+        loop {
+            let route = shared.graph.load().route(shared.identity.own(), self.to, avoid);
+            let path = route.ok_or_else(|| passing(format!("no path to {}", self.order.node)))?.path;
+            let first = path.nodes()[1];
+            *tried = Some(path.clone());
+            let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
+            let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
+            if shared.graph.load().has(&path) {
+                return Ok(Beginning { path, number, stream });
+            }
+            // The path has died while we waited. Others may have use for what was waited for.
+            shared.pool.put_back(first, stream);
+        }
+    }
+
+    async fn ask(
         &self,
         session: SessionId,
         resume: Option<Resume>,
         window_bytes: u32,
-        path: frame::Path,
+        begin: Beginning,
     ) -> Result<Path, Setback> {
-        let shared = &self.shared;
+        let (shared, Beginning { path, number, stream }) = (&self.shared, begin);
         let first = path.nodes()[1];
-        let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
-        let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
         let mut open = Open {
             session,
             path,

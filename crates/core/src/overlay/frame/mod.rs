@@ -356,6 +356,11 @@ impl Path {
         self.0[self.0.len() - 1]
     }
 
+    /// The nodes between its ends.
+    pub fn relays(&self) -> &[NodeId] {
+        &self.0[1..self.0.len() - 1]
+    }
+
     /// The node at this place.
     pub fn at(&self, position: u8) -> Option<NodeId> {
         self.0.get(usize::from(position)).copied()
