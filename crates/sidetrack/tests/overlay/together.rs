@@ -16,7 +16,7 @@ const DELIVER: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n
 const FLOWS: u64 = 120;
 
 /// How long new connections are held up: as by a thousand handshakes before them.
-const HELD_UP: Duration = Duration::from_secs(3);
+const HELD_UP: Duration = Duration::from_millis(2500);
 
 /// Bytes of a flow before it loses its path, and after.
 const PART: usize = 20_000;
@@ -134,7 +134,8 @@ fn flows_that_lose_their_path_together_go_on_over_the_other_without_anything_mad
     over_b1(&scene);
     let mut flows = open(&scene, FLOWS);
     say(&mut flows, 1000);
-    assert_eq!(status(scene.b1.as_ref().expect("it runs"))["relayed"], FLOWS, "all pass one relay");
+    let relayed = status(scene.b1.as_ref().expect("it runs"))["relayed"].as_u64();
+    assert!(relayed >= Some(FLOWS), "{relayed:?} flows pass b1");
     let gate = &gates[1];
     let before = gate.came();
     gate.shut(HELD_UP);
