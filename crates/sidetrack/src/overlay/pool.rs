@@ -2,7 +2,8 @@
 //!
 //! The end that dials a link keeps some ready for itself and some for the other end, which may be unable to dial. A flow that
 //! finds none waits for the next; whoever dials makes as many as flows wait. So a connection belongs to no flow before it
-//! stands: what was begun for a flow that gave up serves the next, and no handshake is made twice.
+//! stands: what was begun for a flow that gave up serves the next, and no handshake is made twice. What nobody waits for beyond
+//! those kept ready is closed: it would hold memory for a flow that may never come.
 
 use super::circuit;
 use super::control::Event;
@@ -18,15 +19,10 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 /// Connections kept ready for each end of a link.
 const WARM: usize = 4;
-
-/// Most connections that are kept for one neighbour when the flows they were dialled for have given up; what is more than
-/// [`WARM`] goes when nobody has used it for [`SPARE_AGE`].
-const SPARES_MAX: usize = 16;
-const SPARE_AGE: Duration = Duration::from_secs(10);
 
 /// Most connections that are parked for one neighbour: what the other end dialled and we have not used.
 const IDLE_MAX: usize = 256;
@@ -47,19 +43,13 @@ const WAIT: Duration = Duration::from_secs(8);
 /// How long to wait after a dial that failed.
 const DIAL_REST: Duration = Duration::from_millis(200);
 
-/// A connection that waits for a flow.
-struct Idle {
-    stream: Stream,
-    since: Instant,
-}
-
 /// What a flow that waits is told: its connection, or why there is none.
 type Answer = Result<Stream, String>;
 
 /// What is kept for one neighbour. Flows wait only while nothing is idle.
 #[derive(Default)]
 struct Shelf {
-    idle: VecDeque<Idle>,
+    idle: VecDeque<Stream>,
     waiting: VecDeque<oneshot::Sender<Answer>>,
 }
 
@@ -101,9 +91,9 @@ impl Pool {
         self.put_within(neighbour, stream, IDLE_MAX);
     }
 
-    /// Puts back a connection that was taken and not used.
+    /// Puts a connection that we have dialled, and that no flow has used, where it is waited for.
     pub fn put_back(&self, neighbour: NodeId, stream: Stream) {
-        self.put_within(neighbour, stream, SPARES_MAX);
+        self.put_within(neighbour, stream, WARM);
     }
 
     fn put_within(&self, neighbour: NodeId, stream: Stream, most: usize) {
@@ -112,7 +102,7 @@ impl Pool {
         if let Some(Ok(stream)) = shelf.answer(Ok(stream))
             && shelf.idle.len() < most
         {
-            shelf.idle.push_back(Idle { stream, since: Instant::now() });
+            shelf.idle.push_back(stream);
         }
     }
 
@@ -124,9 +114,9 @@ impl Pool {
     }
 
     fn pop(&self, neighbour: NodeId) -> Option<Stream> {
-        let idle = lock(&self.shelves).get_mut(&neighbour)?.idle.pop_front();
+        let stream = lock(&self.shelves).get_mut(&neighbour)?.idle.pop_front();
         self.used.notify_waiters();
-        idle.map(|idle| idle.stream)
+        stream
     }
 
     fn wait(&self, neighbour: NodeId) -> Option<oneshot::Receiver<Answer>> {
@@ -150,20 +140,6 @@ impl Pool {
         let shelf = shelves.entry(neighbour).or_default();
         shelf.forget_who_gave_up();
         (WARM + shelf.waiting.len()).saturating_sub(shelf.idle.len())
-    }
-
-    /// Closes spares that nobody has used for long; when to look again.
-    fn age(&self, neighbour: NodeId) -> Option<Instant> {
-        let mut shelves = lock(&self.shelves);
-        let idle = &mut shelves.get_mut(&neighbour)?.idle;
-        while idle.len() > WARM {
-            let until = idle.front()?.since + SPARE_AGE;
-            if until > Instant::now() {
-                return Some(until);
-            }
-            idle.pop_front();
-        }
-        None
     }
 
     /// Forgets what was kept for a neighbour whose link is down; flows that wait for it hear so.
@@ -339,17 +315,9 @@ async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
     loop {
         let used = shared.pool.used.notified();
         dials.start(shared, neighbour, number, offered.load(Relaxed));
-        let age = shared.pool.age(neighbour);
-        let aged = async {
-            match age {
-                Some(at) => sleep_until(at).await,
-                None => pending().await,
-            }
-        };
         tokio::select! {
             () = used => {}
             () = dials.over() => {}
-            () = aged => {}
         }
     }
 }
