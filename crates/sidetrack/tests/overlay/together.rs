@@ -199,8 +199,8 @@ fn an_opening_that_is_given_up_goes_no_further_and_its_connection_serves_the_nex
     let mut next = open(&scene, 1);
     say(&mut next, 2);
     assert_eq!(status(&scene.c)["sessions_delivered"], WARM + 1);
-    // One that was there has served it, and one takes its place.
-    eventually("one more is made", || gate.came() > before + WARM + GIVEN_UP);
-    eventually("as many are ready as before, and no more", || b1(&scene) == WARM);
-    assert_eq!(gate.came(), before + WARM + GIVEN_UP + 1, "nothing was made twice");
+    // One that was there has served it, and the next takes its place: one of those that were being made, or a new one.
+    eventually("as many are ready as before", || b1(&scene) == WARM);
+    let made = gate.came() - before;
+    assert!(made <= WARM + GIVEN_UP + 1, "{made} connections: something was made twice");
 }
