@@ -50,6 +50,12 @@ impl Graph {
             .filter(|(from, to, _)| from < to)
     }
 
+    /// Whether all links of this path are there.
+    pub fn has(&self, path: &Path) -> bool {
+        let is_there = |from, to| self.edges.get(from).is_some_and(|links| links.contains_key(to));
+        path.nodes().windows(2).all(|link| is_there(&link[0], &link[1]))
+    }
+
     /// The cheapest path between two nodes that passes none of `avoid`; none if there is none, or only one of more than
     /// [`PATH_MAX`] nodes.
     pub fn route(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> Option<Route> {
@@ -143,6 +149,8 @@ mod tests {
         assert_eq!(nodes(&graph, 1, 1, &[]), None);
         assert_eq!(nodes(&graph, 1, 77, &[]), None);
         assert_eq!(graph.links().count(), 5);
+        let has = |nodes: &[u64]| graph.has(&Path::new(nodes.iter().copied().map(NodeId).collect()).unwrap());
+        assert!(has(&[1, 2, 4, 3]) && has(&[3, 4]) && !has(&[1, 2, 3]) && !has(&[9, 2]) && !has(&[1, 77]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
     Ack, DATA_MAX, Decoder, FRAME_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState,
-    Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason,
+    Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason, Resume,
     SessionFrame, SessionId,
 };
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
@@ -17,7 +17,7 @@ fn open() -> Open {
         session: SessionId([7; 16]),
         path: path(&[1, 2, 3]),
         position: 1,
-        resume: Some(70_000),
+        resume: Some(Resume { attempt: 3, next: 70_000 }),
         window_bytes: 262_144,
         destination: "db.example.nl:5432".parse().expect("a destination"),
         client: "192.0.2.7:40000".parse().expect("an address"),
@@ -194,6 +194,7 @@ fn signatures_cover_all_but_the_position() {
     );
     for other in [
         Open { resume: None, ..open.clone() },
+        Open { resume: Some(Resume { attempt: 4, next: 70_000 }), ..open.clone() },
         Open { path: path(&[1, 4, 3]), ..open.clone() },
         Open { destination: "db.example.nl:5433".parse().unwrap(), ..open.clone() },
         Open { client: "192.0.2.7:40001".parse().unwrap(), ..open.clone() },

@@ -8,7 +8,7 @@ const WALL: [&str; 4] = ["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", "UnixTime
 /// The one function of the overlay that asks for it, and the lines that may call it: where our records begin to count after a
 /// restart (a node whose clock was set back outbids what others remember of it), and a stamp for people.
 const ASKS: &str = "fn unix_ms() -> u64 {";
-const MAY_CALL: [&str; 2] = ["disseminate::Config::new(", "self.routes_changed_unix_ms = "];
+const MAY_CALL: [&str; 2] = ["disseminate::Config::new(", "self.links_changed_unix_ms = "];
 
 #[test]
 fn the_overlay_asks_the_wall_clock_for_stamps_only() {

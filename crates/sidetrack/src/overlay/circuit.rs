@@ -79,7 +79,15 @@ async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open
         let detail = format!("the link to {} is down", shared.identity.name(to));
         return refuse(shared, prev, Refusal::NoLink, detail).await;
     };
-    let mut next = match pool::take(shared, to).await {
+    let next = tokio::select! {
+        next = pool::take(shared, to) => next,
+        () = given_up(&mut prev) => {
+            tracing::debug!(from = %shared.identity.name(from), "an opening was given up on its way");
+            return;
+        }
+        () = shared.link_is_down(from, from_number) => return,
+    };
+    let mut next = match next {
         Ok(next) => next,
         Err(detail) => return refuse(shared, prev, Refusal::NoLink, detail).await,
     };
@@ -102,6 +110,12 @@ async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open
         .await;
     }
     let _ = timeout(LAST_WORDS, async { tokio::join!(prev.close(), next.close()) }).await;
+}
+
+/// Waits until whoever asked gives its opening up: it closes the connection, and may say a word before. Nothing else comes before
+/// it has an answer.
+async fn given_up(prev: &mut Stream) {
+    let _ = prev.frame().await;
 }
 
 /// Moves what can be moved both ways; ready when either end is gone.

@@ -10,6 +10,7 @@ use super::stream::{Parked, Stream};
 use sidetrack_core::overlay::frame::{Frame, Hello, Packet, Purpose};
 use sidetrack_core::overlay::hello::{self, Lane, Lanes};
 use sidetrack_core::overlay::node::{self, Input, Node, Output, echo_request};
+use sidetrack_core::overlay::route::Graph;
 use sidetrack_core::overlay::{Keys, NodeId, Signature, disseminate};
 use sidetrack_sys::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -129,7 +130,7 @@ struct Control {
     pings: BTreeMap<u64, Pinged>,
     /// What somebody wants of links.
     settings: BTreeMap<NodeId, LinkSettingView>,
-    routes_changed_unix_ms: u64,
+    links_changed_unix_ms: u64,
     next_number: u64,
     began: Instant,
 }
@@ -184,7 +185,7 @@ impl Control {
             connected: watch::Sender::default(),
             pings: BTreeMap::new(),
             settings: BTreeMap::new(),
-            routes_changed_unix_ms: 0,
+            links_changed_unix_ms: 0,
             next_number: 1,
             began: Instant::now(),
         }
@@ -254,8 +255,8 @@ impl Control {
                 // Whoever asked may be gone.
                 let settings = self.settings.values().cloned().collect();
                 let status = status::of(&self.shared, &self.node, self.began.elapsed());
-                let routes_changed_unix_ms = self.routes_changed_unix_ms;
-                let _ = reply.send(Status { settings, routes_changed_unix_ms, ..status });
+                let links_changed_unix_ms = self.links_changed_unix_ms;
+                let _ = reply.send(Status { settings, links_changed_unix_ms, ..status });
             }
             Event::SetLink(neighbour, setting, reply) => {
                 let _ = reply.send(self.set_link(neighbour, &setting));
@@ -381,8 +382,12 @@ impl Control {
                     self.disconnect(neighbour);
                 }
                 Output::RoutesChanged => {
-                    self.routes_changed_unix_ms = unix_ms();
-                    self.shared.graph.store(self.node.graph().clone());
+                    let graph = self.node.graph().clone();
+                    let links = |graph: &Graph| graph.links().map(|(a, b, _)| (a, b)).collect::<Vec<_>>();
+                    if links(&graph) != links(&self.shared.graph.load()) {
+                        self.links_changed_unix_ms = unix_ms();
+                    }
+                    self.shared.graph.store(graph);
                 }
                 Output::Deliver(packet) => self.echoed(&packet),
             }

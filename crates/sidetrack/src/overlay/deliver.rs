@@ -4,12 +4,13 @@ use super::bench;
 use super::circuit::refuse;
 use super::endpoint::{self, Endpoint};
 use super::packets;
+use super::sessions::Resumed;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, resolve};
 use crate::config::Deliver;
 use sidetrack_core::flow::EndReason;
-use sidetrack_core::overlay::frame::{Open, Refusal};
+use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::io::{self, ErrorKind};
@@ -37,18 +38,8 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
         .await;
     }
     let Some(number) = shared.link(from) else { return };
-    let limit = open.resume.unwrap_or(0).saturating_add(u64::from(open.window_bytes));
-    let peer = (open.resume.unwrap_or(0), limit);
-    if open.resume.is_some() {
-        let Some(paths) = shared.sessions.find(open.session, origin) else {
-            return refuse(&shared, stream, Refusal::UnknownSession, "the session is over, or never was")
-                .await;
-        };
-        shared.counters.sessions_resumed.fetch_add(1, Relaxed);
-        let path = endpoint::path(&shared, stream, (from, number), peer, Some(open.session));
-        // If the session ends this very moment, the path ends with it.
-        let _ = paths.send(path).await;
-        return;
+    if let Some(resume) = open.resume {
+        return go_on(&shared, stream, (from, number), &open, resume).await;
     }
     let Some(_counted) = shared.sessions.count() else {
         return refuse(&shared, stream, Refusal::Limit, "this node has too many sessions").await;
@@ -63,12 +54,33 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
             .await;
     }
     shared.counters.sessions_delivered.fetch_add(1, Relaxed);
+    let peer = (0, u64::from(open.window_bytes));
     let _ = sender.send(endpoint::path(&shared, stream, (from, number), peer, Some(open.session))).await;
     drop(sender);
     let ended = Endpoint::new(shared.clone(), application, paths, None).run().await;
     shared.sessions.leave(open.session);
     let from = shared.identity.name(origin);
     tracing::debug!(%from, destination = %open.destination, client = %open.client, ?ended, "session delivered");
+}
+
+/// Gives a session that stands another path, over this link.
+async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: &Open, resume: Resume) {
+    let Resume { attempt, next } = resume;
+    match shared.sessions.resume(open.session, open.path.first(), attempt) {
+        Resumed::On(paths) => {
+            shared.counters.sessions_resumed.fetch_add(1, Relaxed);
+            let peer = (next, next.saturating_add(u64::from(open.window_bytes)));
+            let path = endpoint::path(shared, stream, link, peer, Some(open.session));
+            // If the session ends this very moment, the path ends with it.
+            let _ = paths.send(path).await;
+        }
+        // It has a later path, which this one would take away from it.
+        Resumed::Overtaken => tracing::debug!(attempt, "an attempt to go on came too late"),
+        Resumed::Unknown => {
+            let detail = "the session is over, or never was";
+            refuse(shared, stream, Refusal::UnknownSession, detail).await;
+        }
+    }
 }
 
 /// What the session leads to: our own end of packets, or the destination.

@@ -8,7 +8,9 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
 use sidetrack_core::flow::EndReason;
-use sidetrack_core::overlay::frame::{Frame, Open, Opened, Refusal, ResetReason, SessionFrame, SessionId};
+use sidetrack_core::overlay::frame::{
+    self, Frame, Open, Opened, Refusal, Refused, ResetReason, Resume, SessionFrame, SessionId,
+};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -22,8 +24,10 @@ use tokio::time::{sleep, timeout};
 /// How long one attempt to open a path may take: the far end's connect is in it.
 const ATTEMPT: Duration = Duration::from_secs(12);
 
-/// How long a session that stands may take to go on over one path before another is tried.
-const RESUME_ATTEMPT: Duration = Duration::from_secs(2);
+/// How long a session that stands may take to go on over one path before another is tried, at first; twice as long each time nobody
+/// has answered. A link that dies on the way is told at once: this is for nodes that say nothing at all. Where a thousand sessions
+/// have lost their paths together it must not be short: whoever gives up begins again behind all others.
+const RESUME_ATTEMPT: Duration = Duration::from_secs(4);
 
 /// Rests between attempts.
 const REST_FIRST: Duration = Duration::from_millis(10);
@@ -41,8 +45,10 @@ pub struct Request {
 
 /// Why an attempt failed.
 enum Setback {
-    /// Another path, or a later attempt, may do better; with the nodes that were passed.
-    Passing(Vec<NodeId>, String),
+    /// Another path, or a later attempt, may do better.
+    Passing(String),
+    /// As before: nobody has answered in time.
+    Late,
     /// It is as the last node says.
     Final(Refusal, String),
 }
@@ -118,6 +124,15 @@ impl Drop for Asked {
     }
 }
 
+/// How an attempt begins.
+struct Beginning {
+    path: frame::Path,
+    /// Of the link to the first node on it.
+    number: u64,
+    /// The connection to that node.
+    stream: Stream,
+}
+
 struct Ingress {
     shared: Arc<Shared>,
     order: OverlayOrder,
@@ -135,8 +150,11 @@ impl Ingress {
             match self.attempt(session, None, Endpoint::first_window(), &mut avoid, ATTEMPT).await {
                 Ok(path) => return Ok((session, path)),
                 Err(Setback::Final(reason, detail)) => return Err(failure(reason, &self.order.node, detail)),
-                Err(Setback::Passing(_, detail)) => {
+                Err(Setback::Passing(detail)) => {
                     tracing::debug!(node = %self.order.node, %detail, "no session yet");
+                }
+                Err(Setback::Late) => {
+                    tracing::debug!(node = %self.order.node, "no answer in time: no session yet");
                 }
             }
             sleep(rest).await;
@@ -151,9 +169,10 @@ impl Ingress {
         let _ = paths.send(first).await;
         let end = Endpoint::new(self.shared.clone(), leg, arriving, Some(wants)).run();
         let renew = async {
+            let mut attempts = 0;
             while let Some((next, limit)) = wanted.recv().await {
                 let window = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
-                match self.resume(session, next, window).await {
+                match self.resume(session, next, window, &mut attempts).await {
                     Some(path) => {
                         // The receiver lives as long as the end that we race.
                         let _ = paths.send(path).await;
@@ -172,11 +191,13 @@ impl Ingress {
 
     /// A new path for a session that stands; none: the far end knows it no more. The session itself ends when this
     /// takes too long.
-    async fn resume(&self, session: SessionId, next: u64, window: u32) -> Option<Path> {
+    async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &mut u32) -> Option<Path> {
         let mut avoid = BTreeSet::new();
-        let mut rest = REST_FIRST;
+        let (mut rest, mut patience) = (REST_FIRST, RESUME_ATTEMPT);
         loop {
-            match self.attempt(session, Some(next), window, &mut avoid, RESUME_ATTEMPT).await {
+            *attempts = attempts.saturating_add(1);
+            let resume = Resume { attempt: *attempts, next };
+            match self.attempt(session, Some(resume), window, &mut avoid, patience).await {
                 Ok(path) => {
                     self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);
                     return Some(path);
@@ -185,8 +206,12 @@ impl Ingress {
                     tracing::info!(node = %self.order.node, ?reason, %detail, "a session cannot go on");
                     return None;
                 }
-                Err(Setback::Passing(_, detail)) => {
+                Err(Setback::Passing(detail)) => {
                     tracing::debug!(node = %self.order.node, %detail, "no new path yet");
+                }
+                Err(Setback::Late) => {
+                    tracing::debug!(node = %self.order.node, ?patience, "no answer in time: no new path yet");
+                    patience *= 2;
                 }
             }
             sleep(rest).await;
@@ -199,47 +224,61 @@ impl Ingress {
     async fn attempt(
         &self,
         session: SessionId,
-        resume: Option<u64>,
+        resume: Option<Resume>,
         window_bytes: u32,
         avoid: &mut BTreeSet<NodeId>,
         patience: Duration,
     ) -> Result<Path, Setback> {
-        let attempt = timeout(patience, self.try_path(session, resume, window_bytes, avoid));
-        let result =
-            attempt.await.unwrap_or_else(|_| Err(Setback::Passing(Vec::new(), "no answer in time".into())));
-        if let Err(Setback::Passing(passed, _)) = &result {
-            match passed.is_empty() {
-                true => avoid.clear(),
-                false => avoid.extend(passed),
+        let mut path = None;
+        let result = timeout(patience, async {
+            let begin = self.begin(avoid, &mut path).await?;
+            self.ask(session, resume, window_bytes, begin).await
+        });
+        let result = result.await.unwrap_or(Err(Setback::Late));
+        if matches!(result, Err(Setback::Passing(_) | Setback::Late)) {
+            match path {
+                Some(path) => avoid.extend(path.relays()),
+                None => avoid.clear(),
             }
         }
         result
     }
 
-    async fn try_path(
+    /// The best path that passes none of `avoid`, and a connection to its first node. `tried` is that path, even if nothing comes
+    /// of it.
+    async fn begin(
+        &self,
+        avoid: &BTreeSet<NodeId>,
+        tried: &mut Option<frame::Path>,
+    ) -> Result<Beginning, Setback> {
+        let shared = &self.shared;
+        loop {
+            let route = shared.graph.load().route(shared.identity.own(), self.to, avoid);
+            let path = route.ok_or_else(|| passing(format!("no path to {}", self.order.node)))?.path;
+            let first = path.nodes()[1];
+            *tried = Some(path.clone());
+            let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
+            let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
+            if shared.graph.load().has(&path) {
+                return Ok(Beginning { path, number, stream });
+            }
+            // The path has died while we waited. Others may have use for what was waited for.
+            shared.pool.put_back(first, stream);
+        }
+    }
+
+    async fn ask(
         &self,
         session: SessionId,
-        resume: Option<u64>,
+        resume: Option<Resume>,
         window_bytes: u32,
-        avoid: &BTreeSet<NodeId>,
+        begin: Beginning,
     ) -> Result<Path, Setback> {
-        let shared = &self.shared;
-        let own = shared.identity.own();
-        let passing = |nodes: &[NodeId], detail: String| {
-            let relays = nodes.get(1..nodes.len().saturating_sub(1)).unwrap_or_default();
-            Setback::Passing(relays.to_vec(), detail)
-        };
-        let graph = shared.graph.load_full();
-        let Some(route) = graph.route(own, self.to, avoid) else {
-            return Err(passing(&[], format!("no path to {}", self.order.node)));
-        };
-        let nodes = route.path.nodes().to_vec();
-        let first = nodes[1];
-        let number = shared.link(first).ok_or_else(|| passing(&nodes, "the first link is down".into()))?;
-        let stream = pool::take(shared, first).await.map_err(|detail| passing(&nodes, detail))?;
+        let (shared, Beginning { path, number, stream }) = (&self.shared, begin);
+        let first = path.nodes()[1];
         let mut open = Open {
             session,
-            path: route.path,
+            path,
             position: 1,
             resume,
             window_bytes,
@@ -252,29 +291,33 @@ impl Ingress {
         let mut asked = Asked { stream: Some(stream), begins: resume.is_none() };
         let answer = tokio::select! {
             answer = asked.ask(open) => answer,
-            () = shared.link_is_down(first, number) => return Err(passing(&nodes, "the first link went down".into())),
+            () = shared.link_is_down(first, number) => return Err(passing("the first link went down")),
         };
         match answer {
             Ok(Frame::Opened(opened)) if self.is_signed(&opened, session) => {
                 let Opened { next, window_bytes, .. } = opened;
                 let limit = next.saturating_add(u64::from(window_bytes));
-                let stream = asked.answered().ok_or_else(|| passing(&nodes, "the path is gone".into()))?;
+                let stream = asked.answered().ok_or_else(|| passing("the path is gone"))?;
                 Ok(endpoint::path(shared, stream, (first, number), (next, limit), None))
             }
-            Ok(Frame::Opened(_)) => Err(passing(&nodes, "an answer that the last node did not sign".into())),
+            Ok(Frame::Opened(_)) => Err(passing("an answer that the last node did not sign")),
             Ok(Frame::Refused(refused)) => {
                 // Nobody waits for us.
                 asked.begins = false;
-                let detail = format!("{}: {}", shared.identity.name(refused.by), refused.detail);
-                match refused.reason {
-                    // Only the last node knows about the destination and the session.
-                    Refusal::NoLink => Err(passing(&nodes, detail)),
-                    _ if refused.by != self.to => Err(passing(&nodes, detail)),
-                    reason => Err(Setback::Final(reason, detail)),
-                }
+                Err(self.refused(refused))
             }
-            Ok(other) => Err(passing(&nodes, format!("{other:?} in the place of an answer"))),
-            Err(error) => Err(passing(&nodes, format!("the path broke: {error}"))),
+            Ok(other) => Err(passing(format!("{other:?} in the place of an answer"))),
+            Err(error) => Err(passing(format!("the path broke: {error}"))),
+        }
+    }
+
+    fn refused(&self, refused: Refused) -> Setback {
+        let detail = format!("{}: {}", self.shared.identity.name(refused.by), refused.detail);
+        match refused.reason {
+            // Only the last node knows about the destination and the session.
+            Refusal::NoLink => Setback::Passing(detail),
+            _ if refused.by != self.to => Setback::Passing(detail),
+            reason => Setback::Final(reason, detail),
         }
     }
 
@@ -283,6 +326,10 @@ impl Ingress {
         let identity = &self.shared.identity;
         opened.session == session && identity.verify(self.to, &opened.signed_bytes(), &opened.signature)
     }
+}
+
+fn passing(detail: impl Into<String>) -> Setback {
+    Setback::Passing(detail.into())
 }
 
 fn new_session() -> anyhow::Result<SessionId> {

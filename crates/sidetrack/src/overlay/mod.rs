@@ -300,8 +300,8 @@ async fn serve(
     ways: Vec<impl Future<Output = ()> + Send + 'static>,
     mut stop: watch::Receiver<bool>,
 ) {
-    for (neighbour, _) in shared.identity.dialled() {
-        tokio::spawn(pool::maintain(shared.clone(), neighbour));
+    for (node, _) in shared.identity.members().filter(|(node, _)| *node != shared.identity.own()) {
+        tokio::spawn(pool::maintain(shared.clone(), node));
     }
     for way in ways {
         tokio::spawn(way);

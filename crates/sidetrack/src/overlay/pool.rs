@@ -1,6 +1,9 @@
 //! Warm connections to neighbours: a flow that is to go on finds one waiting and costs no handshake.
 //!
-//! The end that dials a link keeps some ready for itself and some for the other end, which may be unable to dial.
+//! The end that dials a link keeps some ready for itself and some for the other end, which may be unable to dial. A flow that
+//! finds none waits for the next; whoever dials makes as many as flows wait. So a connection belongs to no flow before it
+//! stands: what was begun for a flow that gave up serves the next, and no handshake is made twice. What nobody waits for beyond
+//! those kept ready is closed: it would hold memory for a flow that may never come.
 
 use super::circuit;
 use super::control::Event;
@@ -14,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -30,22 +33,41 @@ const OFFERED_MAX: usize = 256;
 /// Most flows that wait for a connection to one neighbour, and most connections that a neighbour may want at a time.
 const WAITING_MAX: usize = 4096;
 
-/// Connections to one neighbour that are being made for flows at a time. More would not stand sooner: each of them costs both ends
-/// processor time, and a thousand at once run into their time-outs together.
+/// Connections to one neighbour that are being made at a time, for each of its ends. More would not stand sooner: each of them
+/// costs both ends processor time, and a thousand at once run into their time-outs together.
 const DIALS_MAX: usize = 256;
 
-/// How long a flow waits for the other end to dial: less than a flow's path may take by default, so that its record says where it
-/// waited.
+/// How long a flow waits for a connection: less than a flow's path may take by default, so that its record says where it waited.
 const WAIT: Duration = Duration::from_secs(8);
 
 /// How long to wait after a dial that failed.
 const DIAL_REST: Duration = Duration::from_millis(200);
 
-/// What is kept for one neighbour.
+/// What a flow that waits is told: its connection, or why there is none.
+type Answer = Result<Stream, String>;
+
+/// What is kept for one neighbour. Flows wait only while nothing is idle.
 #[derive(Default)]
 struct Shelf {
     idle: VecDeque<Stream>,
-    waiting: VecDeque<oneshot::Sender<Stream>>,
+    waiting: VecDeque<oneshot::Sender<Answer>>,
+}
+
+impl Shelf {
+    /// Tells the flow that has waited longest; gives back what no flow waits for.
+    fn answer(&mut self, mut answer: Answer) -> Option<Answer> {
+        while let Some(waiting) = self.waiting.pop_front() {
+            match waiting.send(answer) {
+                Ok(()) => return None,
+                Err(back) => answer = back,
+            }
+        }
+        Some(answer)
+    }
+
+    fn forget_who_gave_up(&mut self) {
+        self.waiting.retain(|waiting| !waiting.is_closed());
+    }
 }
 
 /// See the module.
@@ -57,8 +79,6 @@ pub struct Pool {
     /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top, which nobody dials yet.
     offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
     wanted: Mutex<BTreeMap<NodeId, usize>>,
-    /// Leaves to dial a neighbour.
-    dials: Mutex<BTreeMap<NodeId, Arc<Semaphore>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,18 +86,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// Puts a connection where the next flow to this neighbour finds it.
-    pub fn put(&self, neighbour: NodeId, mut stream: Stream) {
+    /// Puts a connection that the neighbour has dialled where the next flow finds it.
+    pub fn put(&self, neighbour: NodeId, stream: Stream) {
+        self.put_within(neighbour, stream, IDLE_MAX);
+    }
+
+    /// Puts a connection that we have dialled, and that no flow has used, where it is waited for.
+    pub fn put_back(&self, neighbour: NodeId, stream: Stream) {
+        self.put_within(neighbour, stream, WARM);
+    }
+
+    fn put_within(&self, neighbour: NodeId, stream: Stream, most: usize) {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.entry(neighbour).or_default();
-        while let Some(waiting) = shelf.waiting.pop_front() {
-            match waiting.send(stream) {
-                Ok(()) => return,
-                Err(back) => stream = back,
-            }
-        }
-        if shelf.idle.len() < IDLE_MAX {
+        if let Some(Ok(stream)) = shelf.answer(Ok(stream))
+            && shelf.idle.len() < most
+        {
             shelf.idle.push_back(stream);
+        }
+    }
+
+    /// A dial has failed: the flow that has waited longest need not wait for another.
+    fn fail(&self, neighbour: NodeId, detail: String) {
+        if let Some(shelf) = lock(&self.shelves).get_mut(&neighbour) {
+            shelf.answer(Err(detail));
         }
     }
 
@@ -87,19 +119,30 @@ impl Pool {
         stream
     }
 
-    fn wait(&self, neighbour: NodeId) -> Option<oneshot::Receiver<Stream>> {
+    fn wait(&self, neighbour: NodeId) -> Option<oneshot::Receiver<Answer>> {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.entry(neighbour).or_default();
-        shelf.waiting.retain(|waiting| !waiting.is_closed());
+        if shelf.waiting.len() >= WAITING_MAX {
+            shelf.forget_who_gave_up();
+        }
         if shelf.waiting.len() >= WAITING_MAX {
             return None;
         }
         let (sender, receiver) = oneshot::channel();
         shelf.waiting.push_back(sender);
+        self.used.notify_waiters();
         Some(receiver)
     }
 
-    /// Forgets what was kept for a neighbour whose link is down.
+    /// Connections that flows of ours lack: those they wait for, and those that are kept ready.
+    fn missing(&self, neighbour: NodeId) -> usize {
+        let mut shelves = lock(&self.shelves);
+        let shelf = shelves.entry(neighbour).or_default();
+        shelf.forget_who_gave_up();
+        (WARM + shelf.waiting.len()).saturating_sub(shelf.idle.len())
+    }
+
+    /// Forgets what was kept for a neighbour whose link is down; flows that wait for it hear so.
     fn clear(&self, neighbour: NodeId) {
         lock(&self.shelves).remove(&neighbour);
         lock(&self.wanted).remove(&neighbour);
@@ -126,11 +169,6 @@ impl Pool {
         lock(&self.shelves).get(&neighbour).map_or(0, |shelf| shelf.idle.len())
     }
 
-    fn dials(&self, neighbour: NodeId) -> Arc<Semaphore> {
-        let leaves = || Arc::new(Semaphore::new(DIALS_MAX));
-        lock(&self.dials).entry(neighbour).or_insert_with(leaves).clone()
-    }
-
     fn offered(&self, neighbour: NodeId) -> Arc<AtomicUsize> {
         lock(&self.offered).entry(neighbour).or_default().clone()
     }
@@ -140,31 +178,23 @@ impl Pool {
 ///
 /// # Errors
 /// In words.
-pub async fn take(shared: &Shared, neighbour: NodeId) -> Result<Stream, String> {
+pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
+    let name = || shared.identity.name(neighbour);
     if shared.link(neighbour).is_none() {
-        return Err(format!("the link to {} is down", shared.identity.name(neighbour)));
+        return Err(format!("the link to {} is down", name()));
     }
     if let Some(stream) = ready(shared, neighbour).await {
         return Ok(stream);
     }
-    let name = || shared.identity.name(neighbour);
-    if shared.identity.member(neighbour).is_some_and(|member| member.address.is_some()) {
-        let _leave = shared.pool.dials(neighbour).acquire_owned().await.map_err(|error| error.to_string())?;
-        // While we waited one may have been made.
-        if let Some(stream) = ready(shared, neighbour).await {
-            return Ok(stream);
-        }
-        return shared
-            .dial(neighbour, Purpose::FromDialer)
-            .await
-            .map_err(|error| format!("{}: {error:#}", name()));
+    let answer = shared.pool.wait(neighbour).ok_or_else(|| format!("too many flows wait for {}", name()))?;
+    if !is_dialled(shared, neighbour) {
+        // If the control thread is busy, the connections kept ready are still coming.
+        let _ = shared.control.try_send(Event::Want(neighbour));
     }
-    let stream = shared.pool.wait(neighbour).ok_or_else(|| format!("too many flows wait for {}", name()))?;
-    // If the control thread is busy, the connections kept ready are still coming.
-    let _ = shared.control.try_send(Event::Want(neighbour));
-    match timeout(WAIT, stream).await {
-        Ok(Ok(stream)) => Ok(stream),
-        _ => Err(format!("{} opened no connection in time", name())),
+    match timeout(WAIT, answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) => Err(format!("the link to {} went down", name())),
+        Err(_) => Err(format!("no connection to {} in time", name())),
     }
 }
 
@@ -180,111 +210,122 @@ async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
     None
 }
 
-/// Keeps connections to a neighbour that we dial ready, for ever.
+/// Whether we dial this neighbour; otherwise it dials us.
+fn is_dialled(shared: &Shared, neighbour: NodeId) -> bool {
+    shared.identity.member(neighbour).is_some_and(|member| member.address.is_some())
+}
+
+/// Keeps connections to a neighbour ready, for ever: those that we dial, and those that it does.
 pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
     loop {
         let number = shared.link_is_up(neighbour).await;
+        let refill = async {
+            match is_dialled(&shared, neighbour) {
+                true => refill(&shared, neighbour, number).await,
+                false => pending().await,
+            }
+        };
         tokio::select! {
-            () = refill(&shared, neighbour, number) => {}
+            () = refill => {}
             () = shared.link_is_down(neighbour, number) => {}
         }
         shared.pool.clear(neighbour);
     }
 }
 
-/// A dial that is over.
-struct Dialled {
-    purpose: Purpose,
-    /// The other end had asked for it on top.
-    wanted: bool,
-    stream: anyhow::Result<Stream>,
-}
-
-/// What is being dialled to have connections ready, and for whom.
+/// The connections to one neighbour that are being dialled, and for whom.
 #[derive(Default)]
-struct Refilling {
-    dials: JoinSet<Dialled>,
+struct Dials {
+    tasks: JoinSet<Purpose>,
     for_us: usize,
     for_them: usize,
 }
 
-impl Refilling {
-    /// Starts as many dials as connections are missing: a thousand flows of the other end are not to wait for a thousand
-    /// handshakes one after the other.
-    fn start(&mut self, shared: &Arc<Shared>, neighbour: NodeId, offered: usize) {
-        while self.dials.len() < DIALS_MAX {
+/// What a dial is to lead to.
+#[derive(Clone, Copy)]
+struct Aim {
+    neighbour: NodeId,
+    /// Of its link.
+    number: u64,
+    purpose: Purpose,
+    /// The other end has asked for it on top.
+    wanted: bool,
+}
+
+impl Dials {
+    /// Starts as many dials as connections are missing: a thousand flows are not to wait for a thousand handshakes one after the
+    /// other.
+    fn start(&mut self, shared: &Arc<Shared>, neighbour: NodeId, number: u64, offered: usize) {
+        let missing = shared.pool.missing(neighbour).min(DIALS_MAX);
+        let ours = Aim { neighbour, number, purpose: Purpose::FromDialer, wanted: false };
+        while self.for_us < missing {
+            self.for_us += 1;
+            self.tasks.spawn(dial(shared.clone(), ours));
+        }
+        while self.for_them < DIALS_MAX {
             let ready = offered + self.for_them;
-            let mut wanted = false;
-            let purpose = if shared.pool.idle(neighbour) + self.for_us < WARM {
-                self.for_us += 1;
-                Purpose::FromDialer
-            } else {
-                wanted = ready >= WARM;
-                if wanted && (ready >= OFFERED_MAX || !shared.pool.is_wanted(neighbour)) {
-                    return;
-                }
-                self.for_them += 1;
-                Purpose::FromAcceptor
-            };
-            let shared = shared.clone();
-            self.dials.spawn(async move {
-                let stream = shared.dial(neighbour, purpose).await;
-                Dialled { purpose, wanted, stream }
-            });
+            let wanted = ready >= WARM;
+            if wanted && (ready >= OFFERED_MAX || !shared.pool.is_wanted(neighbour)) {
+                return;
+            }
+            self.for_them += 1;
+            let theirs = Aim { purpose: Purpose::FromAcceptor, wanted, ..ours };
+            self.tasks.spawn(dial(shared.clone(), theirs));
         }
     }
 
-    /// The next dial that is over; waits for ever while there is none. None: one has panicked, and all are forgotten with it.
-    async fn next(&mut self) -> Option<Dialled> {
-        match self.dials.join_next().await {
-            Some(Ok(dialled)) => {
-                match dialled.purpose {
-                    Purpose::FromDialer => self.for_us -= 1,
-                    _ => self.for_them -= 1,
-                }
-                Some(dialled)
-            }
-            Some(Err(_)) => {
-                *self = Self::default();
-                None
-            }
+    /// Waits until the next one is over; for ever while there is none.
+    async fn over(&mut self) {
+        match self.tasks.join_next().await {
+            Some(Ok(Purpose::FromDialer)) => self.for_us -= 1,
+            Some(Ok(_)) => self.for_them -= 1,
+            // One has panicked, nobody knows which.
+            Some(Err(_)) => *self = Self::default(),
             None => pending().await,
         }
     }
 }
 
+/// Makes a connection and puts it where it is waited for.
+async fn dial(shared: Arc<Shared>, aim: Aim) -> Purpose {
+    let Aim { neighbour, number, purpose, wanted } = aim;
+    match shared.dial(neighbour, purpose).await {
+        Ok(stream) if purpose == Purpose::FromDialer => {
+            shared.pool.put_back(neighbour, stream);
+        }
+        Ok(stream) => offer(&shared, neighbour, number, stream),
+        Err(error) => {
+            let (name, error) = (shared.identity.name(neighbour), format!("{error:#}"));
+            tracing::debug!(neighbour = %name, %error, "cannot dial");
+            if purpose == Purpose::FromDialer {
+                shared.pool.fail(neighbour, format!("{name}: {error}"));
+            } else if wanted {
+                shared.pool.want(neighbour, 1);
+            }
+            // The next takes its place after that.
+            sleep(DIAL_REST).await;
+        }
+    }
+    purpose
+}
+
 async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
     let offered = shared.pool.offered(neighbour);
-    let mut refilling = Refilling::default();
+    let mut dials = Dials::default();
     loop {
         let used = shared.pool.used.notified();
-        refilling.start(shared, neighbour, offered.load(Relaxed));
-        let dialled = tokio::select! {
-            () = used => continue,
-            dialled = refilling.next() => dialled,
-        };
-        let Some(Dialled { purpose, wanted, stream }) = dialled else {
-            sleep(DIAL_REST).await;
-            continue;
-        };
-        match stream {
-            Ok(stream) if purpose == Purpose::FromDialer => shared.pool.put(neighbour, stream),
-            Ok(stream) => offer(shared, neighbour, number, stream, &offered),
-            Err(error) => {
-                tracing::debug!(neighbour = %shared.identity.name(neighbour), error = format!("{error:#}"), "cannot dial");
-                if wanted {
-                    shared.pool.want(neighbour, 1);
-                }
-                sleep(DIAL_REST).await;
-            }
+        dials.start(shared, neighbour, number, offered.load(Relaxed));
+        tokio::select! {
+            () = used => {}
+            () = dials.over() => {}
         }
     }
 }
 
 /// Waits for the other end to send a flow on this connection.
-fn offer(shared: &Arc<Shared>, neighbour: NodeId, number: u64, stream: Stream, offered: &Arc<AtomicUsize>) {
+fn offer(shared: &Arc<Shared>, neighbour: NodeId, number: u64, stream: Stream) {
+    let (shared, offered) = (shared.clone(), shared.pool.offered(neighbour));
     offered.fetch_add(1, Relaxed);
-    let (shared, offered) = (shared.clone(), offered.clone());
     tokio::spawn(async move {
         let opened = circuit::wait_for_open(&shared, stream, neighbour, number).await;
         offered.fetch_sub(1, Relaxed);

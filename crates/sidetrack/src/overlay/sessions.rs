@@ -19,9 +19,29 @@ const MEMORY_BYTES: usize = 512 * 1024 * 1024;
 const SHARE_MIN: usize = 64 * 1024;
 const SHARE_MAX: usize = 8 * 1024 * 1024;
 
+/// A session that stands.
+struct Live {
+    /// The node that asked for it.
+    from: NodeId,
+    /// Takes its new paths.
+    paths: mpsc::Sender<Path>,
+    /// The latest attempt to go on over another path.
+    attempt: u32,
+}
+
+/// What becomes of an attempt to go on with a session.
+pub enum Resumed {
+    /// Its path goes here.
+    On(mpsc::Sender<Path>),
+    /// It has been overtaken by a later one: nobody waits for it.
+    Overtaken,
+    /// The session is over, or never was.
+    Unknown,
+}
+
 #[derive(Default)]
 struct Inner {
-    live: BTreeMap<SessionId, (NodeId, mpsc::Sender<Path>)>,
+    live: BTreeMap<SessionId, Live>,
     ended: BTreeMap<SessionId, ()>,
     order: VecDeque<SessionId>,
 }
@@ -73,14 +93,21 @@ impl Sessions {
         if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
             return false;
         }
-        inner.live.insert(id, (from, paths));
+        inner.live.insert(id, Live { from, paths, attempt: 0 });
         true
     }
 
-    /// The ear of the session of this id that `from` asked for.
-    pub fn find(&self, id: SessionId, from: NodeId) -> Option<mpsc::Sender<Path>> {
-        let inner = self.lock();
-        inner.live.get(&id).filter(|(owner, _)| *owner == from).map(|(_, paths)| paths.clone())
+    /// The session of this id that `from` asked for is to go on over another path.
+    pub fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
+        let mut inner = self.lock();
+        match inner.live.get_mut(&id).filter(|live| live.from == from) {
+            Some(live) if live.attempt < attempt => {
+                live.attempt = attempt;
+                Resumed::On(live.paths.clone())
+            }
+            Some(_) => Resumed::Overtaken,
+            None => Resumed::Unknown,
+        }
     }
 
     /// Takes a session out.
@@ -95,5 +122,26 @@ impl Sessions {
                 inner.ended.remove(&old);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_is_late_or_said_again_changes_nothing() {
+        let (sessions, id, from) = (Sessions::default(), SessionId([7; 16]), NodeId(1));
+        let is_on = |from, attempt| matches!(sessions.resume(id, from, attempt), Resumed::On(_));
+        assert!(matches!(sessions.resume(id, from, 1), Resumed::Unknown), "it never was");
+        assert!(sessions.enter(id, from, mpsc::channel(1).0));
+        assert!(is_on(from, 1) && is_on(from, 3));
+        for attempt in [2, 3] {
+            assert!(matches!(sessions.resume(id, from, attempt), Resumed::Overtaken), "{attempt}");
+        }
+        assert!(matches!(sessions.resume(id, NodeId(2), 4), Resumed::Unknown), "of somebody else");
+        assert!(is_on(from, 4));
+        sessions.leave(id);
+        assert!(matches!(sessions.resume(id, from, 5), Resumed::Unknown), "it is over");
     }
 }

@@ -22,9 +22,9 @@ pub struct Status {
     pub links: Vec<LinkView>,
     /// The best paths to all other nodes.
     pub paths: Vec<PathView>,
-    /// When this node last learned of other links or costs, milliseconds since 1970.
+    /// When this node last learned of a link that came or went, milliseconds since 1970.
     #[serde(default)]
-    pub routes_changed_unix_ms: u64,
+    pub links_changed_unix_ms: u64,
     /// Sessions whose one end is here.
     pub sessions: u64,
     /// Sessions begun here.
@@ -199,7 +199,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         uptime_seconds: uptime.as_secs(),
         links: links.collect(),
         paths: paths.collect(),
-        routes_changed_unix_ms: 0,
+        links_changed_unix_ms: 0,
         sessions: shared.sessions.len() as u64,
         sessions_opened: count(&counters.sessions_opened),
         sessions_delivered: count(&counters.sessions_delivered),

@@ -30,7 +30,8 @@ thread_local! {
 /// See the module.
 pub struct Stream {
     tcp: TcpStream,
-    tls: Connection,
+    /// Boxed: a kilobyte or more, and whatever waits for a stream has room for one, several times over.
+    tls: Box<Connection>,
     /// Ciphertext that came and was not decrypted yet.
     rest: Vec<u8>,
     rest_start: usize,
@@ -45,7 +46,7 @@ pub struct Stream {
 /// A stream on its way to another thread.
 pub struct Parked {
     tcp: std::net::TcpStream,
-    tls: Connection,
+    tls: Box<Connection>,
     rest: Vec<u8>,
     decoder: Decoder,
 }
@@ -55,7 +56,7 @@ fn broken(error: rustls::Error) -> io::Error {
 }
 
 impl Stream {
-    fn new(tcp: TcpStream, tls: Connection, rest: Vec<u8>, decoder: Decoder) -> Self {
+    fn new(tcp: TcpStream, tls: Box<Connection>, rest: Vec<u8>, decoder: Decoder) -> Self {
         Self { tcp, tls, rest, rest_start: 0, pending: 0, decoder, shaper: None, pause: None }
     }
 
@@ -86,7 +87,7 @@ impl Stream {
     pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
         // `PENDING_MAX` is the bound, and no write is cut by another.
         tls.set_buffer_limit(None);
-        let mut stream = Self::new(tcp, tls, Vec::new(), Decoder::new());
+        let mut stream = Self::new(tcp, Box::new(tls), Vec::new(), Decoder::new());
         poll_fn(|cx| {
             while stream.tls.is_handshaking() {
                 ready!(stream.poll_flush(cx))?;

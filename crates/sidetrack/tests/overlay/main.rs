@@ -10,5 +10,6 @@ mod faults;
 mod liar;
 mod packets;
 mod scene;
+mod together;
 mod tools;
 mod transfers;

@@ -101,10 +101,21 @@ pub struct Scene {
 impl Scene {
     /// `server` is where `a`'s listener leads; `c` delivers what `deliver` says.
     pub fn new(server: SocketAddr, deliver: &str) -> Self {
+        Self::through(server, deliver, |_, to| to)
+    }
+
+    /// The same; each relay dials `c` where `between` says, which is told the relay's name and where `c` listens.
+    pub fn through(
+        server: SocketAddr,
+        deliver: &str,
+        mut between: impl FnMut(&str, SocketAddr) -> SocketAddr,
+    ) -> Self {
         let keys = Keys::new(&["a", "b1", "b2", "c"]);
         let c = Up::start("", &(keys.section("c", &[], true) + deliver));
-        let to_c = [("c", overlay_address(&c))];
-        let [b1, b2] = ["b1", "b2"].map(|name| Up::start("", &keys.section(name, &to_c, true)));
+        let [b1, b2] = ["b1", "b2"].map(|name| {
+            let to_c = [("c", between(name, overlay_address(&c)))];
+            Up::start("", &keys.section(name, &to_c, true))
+        });
         let dials = [("b1", overlay_address(&b1)), ("b2", overlay_address(&b2))];
         let listener = format!(
             "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\

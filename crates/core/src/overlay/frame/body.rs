@@ -3,7 +3,7 @@
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState, Open,
-    Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason,
+    Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason, Resume,
     SessionFrame, SessionId,
 };
 use crate::overlay::NODES_MAX;
@@ -252,10 +252,9 @@ fn read_open(reader: &mut Reader<'_>) -> Result<Open, FrameError> {
     if position == 0 || path.at(position).is_none() {
         return Err(FrameError::BadValue("position"));
     }
-    let resume = match reader.u8()? {
+    let resume = match reader.u32()? {
         0 => None,
-        1 => Some(reader.u64()?),
-        _ => return Err(FrameError::BadValue("resume")),
+        attempt => Some(Resume { attempt, next: reader.u64()? }),
     };
     Ok(Open {
         session,
@@ -356,9 +355,9 @@ impl Open {
     fn put_signed(&self, out: &mut Vec<u8>) {
         out.put(&self.session.0);
         out.put_path(&self.path);
-        out.put_u8(u8::from(self.resume.is_some()));
-        if let Some(next) = self.resume {
-            out.put_u64(next);
+        out.put_u32(self.resume.map_or(0, |resume| resume.attempt));
+        if let Some(resume) = self.resume {
+            out.put_u64(resume.next);
         }
         out.put_u32(self.window_bytes);
         out.put_destination(&self.destination);

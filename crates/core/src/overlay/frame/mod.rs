@@ -151,6 +151,16 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub [u8; 16]);
 
+/// Where a session that stands is to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// Of the attempts of this session, counted from 1 by the asking node: one that comes after a later one is over, or was
+    /// recorded on its way and is said again by somebody else. Never 0.
+    pub attempt: u32,
+    /// The next byte that the asking node expects.
+    pub next: u64,
+}
+
 /// Asks for a session, or for one that stands to go on over a new path. Goes along its path; each node on it hands it to
 /// the next and then passes bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,8 +171,8 @@ pub struct Open {
     pub path: Path,
     /// Index in the path of the node it is on its way to.
     pub position: u8,
-    /// Goes on with a session that stands: the next byte that the asking node expects.
-    pub resume: Option<u64>,
+    /// Goes on with a session that stands.
+    pub resume: Option<Resume>,
     /// Most bytes that the other end may send beyond those.
     pub window_bytes: u32,
     /// Where the flow is to be delivered.
@@ -344,6 +354,11 @@ impl Path {
     /// Where it ends.
     pub fn last(&self) -> NodeId {
         self.0[self.0.len() - 1]
+    }
+
+    /// The nodes between its ends.
+    pub fn relays(&self) -> &[NodeId] {
+        &self.0[1..self.0.len() - 1]
     }
 
     /// The node at this place.

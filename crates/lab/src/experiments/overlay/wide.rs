@@ -75,7 +75,7 @@ pub struct Wide {
 #[derive(Debug, Deserialize)]
 struct Status {
     paths: Vec<PathView>,
-    routes_changed_unix_ms: u64,
+    links_changed_unix_ms: u64,
     links: Vec<LinkView>,
 }
 
@@ -309,7 +309,7 @@ impl World {
         std::thread::sleep(SETTLE.saturating_sub(answered));
         let mut last = 0;
         for node in 1..=NODES {
-            let changed = self.status(node)?.routes_changed_unix_ms;
+            let changed = self.status(node)?.links_changed_unix_ms;
             ensure!(changed >= at, "{} has not heard of the cut", name(node));
             last = last.max(changed - at);
         }
