@@ -180,7 +180,7 @@ fn a_key_that_is_revoked_opens_no_link_any_more() {
 #[test]
 fn flows_that_are_opened_and_dropped_at_once_leave_nothing() {
     const AT_A_TIME: usize = 2500;
-    const ROUNDS: usize = 4;
+    const ROUNDS: usize = 5;
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = listener.local_addr().expect("an address");
     std::thread::spawn(move || listener.incoming().for_each(drop));
@@ -203,11 +203,12 @@ fn flows_that_are_opened_and_dropped_at_once_leave_nothing() {
             // Connections that are kept ready come and go.
             eventually("no file that is left", || open_files(node) <= files + 32);
         }
-        // The first round has made room for as many flows as there are at a time; the others find it.
+        // The first two rounds make room for as many flows as there are at a time, the allocator's in steps of huge pages; the
+        // others find it. What a flow would leave behind adds up over them.
         let held = nodes.map(held_kib);
         println!("round {round}: {held:?} KiB");
-        if round == 0 {
-            most = held.map(|held| held + 16_384);
+        if round < 2 {
+            most = std::array::from_fn(|node| most[node].max(held[node] + 16_384));
         }
         assert!(held.iter().zip(most).all(|(held, most)| *held < most), "{held:?} KiB of {most:?} KiB");
     }
