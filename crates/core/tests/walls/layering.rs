@@ -21,7 +21,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     // The event loop knows no flow.
     ("reactor", &[]),
     // Decides about packets that others carry; knows the kernel and nobody else.
-    ("shunt", &["config", "keeper"]),
+    ("shunt", &["config", "keeper", "process"]),
     // Flows without sockets: packets in, packets out; asks policy itself.
     ("engine", &["config", "live"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
