@@ -131,6 +131,12 @@ impl Library {
                 functions.entry(spec.name.clone()).or_insert_with(|| made.clone());
                 functions
             });
+            // Two threads may have made it at the same moment: what its flows share there is once.
+            if let Some(first) =
+                self.functions.load().get(&spec.name).filter(|function| function.spec == *spec)
+            {
+                return first.clone();
+            }
         }
         made
     }
@@ -230,5 +236,35 @@ impl Function {
                 return Err(Stop::failed("it is a container: bytes pass it over sockets (`fn probe`)"));
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidetrack_core::function::Directions;
+    use std::sync::Barrier;
+
+    #[test]
+    fn a_function_that_two_threads_ask_for_first_is_one() {
+        let kind = FunctionKind::Limit(LimitSpec {
+            bytes_per_second: 1,
+            burst_bytes: 1,
+            share: Share::Client,
+            directions: Directions::default(),
+        });
+        for _ in 0..2000 {
+            let (library, together) = (Library::new(Clock::start()), Barrier::new(2));
+            let spec = Arc::new(FunctionSpec { name: "slow".into(), kind: kind.clone() });
+            let ask = || {
+                together.wait();
+                library.function(&spec)
+            };
+            let (here, there) = std::thread::scope(|scope| {
+                let other = scope.spawn(ask);
+                (ask(), other.join().expect("no panic"))
+            });
+            assert!(Arc::ptr_eq(&here, &there), "each has its own bandwidth");
+        }
     }
 }
