@@ -146,8 +146,7 @@ impl Engine {
             self.tell(Input::RulesChanged)?;
         }
         self.take_events()?;
-        // After the bell has been silenced an answer that comes rings it anew.
-        while let Some(((tuple, identity), process)) = self.owners.answer() {
+        for ((tuple, identity), process) in self.owners.answers() {
             self.tell(Input::Owned(tuple, identity, &process))?;
         }
         self.tell(Input::Tick)?;

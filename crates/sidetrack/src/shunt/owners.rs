@@ -22,6 +22,8 @@ pub struct Owners {
     /// For the thread, and for what it is not asked.
     answer: Sender<(Whose, Process)>,
     answers: Receiver<(Whose, Process)>,
+    /// Questions without an answer.
+    open: usize,
     /// Readable when there is an answer.
     bell: Arc<OwnedFd>,
 }
@@ -34,7 +36,7 @@ impl Owners {
     pub fn new() -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer, answers) = channel();
-        Ok(Self { ask: None, answer, answers, bell })
+        Ok(Self { ask: None, answer, answers, open: 0, bell })
     }
 
     /// Looks for the process behind a connection.
@@ -43,6 +45,7 @@ impl Owners {
             self.ask =
                 self.start().inspect_err(|error| tracing::warn!(%error, "no thread for processes")).ok();
         }
+        self.open += 1;
         let is_asked = self.ask.as_ref().is_some_and(|ask| ask.try_send(whose).is_ok());
         if !is_asked {
             tracing::warn!(flow = %whose.0, "too many connections at once ask for their process: it is not looked for");
@@ -63,14 +66,16 @@ impl Owners {
         Ok(ask)
     }
 
-    /// The next answer, if one is there; unknown if nobody knows, or the client is of another host.
-    pub fn answer(&self) -> Option<(Whose, Process)> {
-        let answer = self.answers.try_recv().ok();
-        if answer.is_none() {
-            // Nothing to read is as good.
-            let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+    /// The answers that are there; unknown if nobody knows, or the client is of another host.
+    pub fn answers(&mut self) -> Vec<(Whose, Process)> {
+        if self.open == 0 {
+            return Vec::new();
         }
-        answer
+        // Before the answers are taken: one that comes after them rings anew. Nothing to read is as good.
+        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        let answers: Vec<_> = self.answers.try_iter().collect();
+        self.open -= answers.len();
+        answers
     }
 }
 
