@@ -53,20 +53,23 @@ impl Owners {
 
 /// The owner of a socket of this network namespace.
 pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
-    let inode = system::tcp_socket_inode(std::process::id(), local, remote);
-    inode.and_then(|inode| system::pid_of_socket(inode, None)).map_or_else(Process::default, described)
+    holder(system::tcp_socket_inode(std::process::id(), local, remote), None)
 }
 
 /// The owner of a socket of whichever network namespace of this host: a container's program, too.
 pub fn in_any_network(local: SocketAddr, remote: SocketAddr) -> Process {
     let mut networks = system::in_each_network().into_iter();
-    let inode = networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote));
-    inode.and_then(|inode| system::pid_of_socket(inode, None)).map_or_else(Process::default, described)
+    holder(networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote)), None)
 }
 
 fn within(root: u32, local: SocketAddr, remote: SocketAddr) -> Process {
-    let inode = system::tcp_socket_inode(root, local, remote);
-    inode.and_then(|inode| system::pid_of_socket(inode, Some(root))).map_or_else(Process::default, described)
+    holder(system::tcp_socket_inode(root, local, remote), Some(root))
+}
+
+/// Who holds the socket with this inode; only `root` and its descendants are asked if given.
+fn holder(inode: Option<u64>, root: Option<u32>) -> Process {
+    let pid = inode.and_then(|inode| system::pid_of_socket(inode, root));
+    pid.map_or_else(Process::default, described)
 }
 
 fn described(pid: u32) -> Process {

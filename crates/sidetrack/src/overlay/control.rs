@@ -383,8 +383,7 @@ impl Control {
                 }
                 Output::RoutesChanged => {
                     let graph = self.node.graph().clone();
-                    let links = |graph: &Graph| graph.links().map(|(a, b, _)| (a, b)).collect::<Vec<_>>();
-                    if links(&graph) != links(&self.shared.graph.load()) {
+                    if !links(&graph).eq(links(&self.shared.graph.load())) {
                         self.links_changed_unix_ms = unix_ms();
                     }
                     self.shared.graph.store(graph);
@@ -501,6 +500,11 @@ async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Rece
         }
         sleep(rest.min(REST_FIRST)).await;
     }
+}
+
+/// The links there are, whatever they cost.
+fn links(graph: &Graph) -> impl Iterator<Item = (NodeId, NodeId)> {
+    graph.links().map(|(a, b, _)| (a, b))
 }
 
 /// The wall clock.

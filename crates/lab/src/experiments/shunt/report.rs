@@ -92,10 +92,9 @@ pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
             let (middle, high) = (median(&values), percentile(&values, 0.99));
             let verdict = section.verdict(middle < limit && high <= SPREAD * middle);
             section.line(&format!(
-                "| {} | {name} | {middle:.3} | {:.3} | {high:.3} | {:.3} | {limit} | {verdict} |",
+                "| {} | {name} | {} | {limit} | {verdict} |",
                 setup.name(),
-                deviation(&values),
-                percentile(&values, 1.0),
+                spread(&values)
             ));
         }
         switch(&mut section, rows, setup);
@@ -109,9 +108,9 @@ pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
 
 /// What a switch adds before any firewall could know: the SYN crosses it twice, the answer once.
 fn switch(section: &mut Section, rows: &Rows<Vec<Run>>, setup: Setup) {
-    let runs = rows.iter().filter(|(of, _)| *of == setup).flat_map(|(_, runs)| runs.iter().flatten());
-    let both: Vec<_> =
-        runs.filter_map(|run| Some((run.brought_ms?, run.seen_ms - run.brought_ms?))).collect();
+    let both: Vec<_> = runs_of(rows, setup)
+        .filter_map(|run| Some((run.brought_ms?, run.seen_ms - run.brought_ms?)))
+        .collect();
     if both.is_empty() {
         return;
     }
@@ -119,21 +118,22 @@ fn switch(section: &mut Section, rows: &Rows<Vec<Run>>, setup: Setup) {
     for (name, values) in
         [("the SYN,ACK that decides, out of the switch", brought), ("mark seen after that", after)]
     {
-        section.line(&format!(
-            "| {} | {name} | {:.3} | {:.3} | {:.3} | {:.3} | | |",
-            setup.name(),
-            median(&values),
-            deviation(&values),
-            percentile(&values, 0.99),
-            percentile(&values, 1.0),
-        ));
+        section.line(&format!("| {} | {name} | {} | | |", setup.name(), spread(&values)));
     }
 }
 
+fn runs_of(rows: &Rows<Vec<Run>>, setup: Setup) -> impl Iterator<Item = &Run> {
+    rows.iter().filter(move |(of, _)| *of == setup).flat_map(|(_, runs)| runs.iter().flatten())
+}
+
 fn moments(rows: &Rows<Vec<Run>>, setup: Setup, at: usize) -> Vec<f64> {
-    let row = rows.iter().find(|(of, _)| *of == setup);
-    let runs = row.iter().flat_map(|(_, runs)| runs.iter().flatten());
-    runs.map(|run| [run.seen_ms, run.installed_ms, run.last_slow_ms][at]).collect()
+    runs_of(rows, setup).map(|run| [run.seen_ms, run.installed_ms, run.last_slow_ms][at]).collect()
+}
+
+/// Cells of a table: median, standard deviation, 99th percentile, most.
+fn spread(values: &[f64]) -> String {
+    let (high, most) = (percentile(values, 0.99), percentile(values, 1.0));
+    format!("{:.3} | {:.3} | {high:.3} | {most:.3}", median(values), deviation(values))
 }
 
 /// How many flows had their last slow packet in which part of a millisecond.
