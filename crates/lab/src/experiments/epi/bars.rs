@@ -97,7 +97,7 @@ fn at_least(
             .iter()
             .filter_map(|name| Some((figures.rate(name, at)?, *name)))
             .max_by(|a, b| a.0.total_cmp(&b.0));
-        let against_best = |name| figures.rate(name, at).zip(best).map(|(rate, (best, _))| rate / best);
+        let against_best = |name| figures.rate_of(name, best?.1, at);
         let against = best.map_or("the best of the others", |(_, name)| name);
         let bar = format!("{connections} connections: {ours} against {against}, at least {bound}");
         let verdict = verdict(bar, against_best(ours), |ratio| ratio >= bound);

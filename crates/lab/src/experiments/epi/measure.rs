@@ -41,7 +41,7 @@ impl Plan {
     #[must_use]
     pub fn full(runs: u32) -> Self {
         let connections = vec![1, 2, 4, 8, 16, 32, 64];
-        Self { rounds: 4 * runs, requests: 30, connections, window_seconds: 2, rate_rounds: 3 }
+        Self { rounds: 4 * runs, requests: 30, connections, window_seconds: 1, rate_rounds: 5 }
     }
 
     /// What it will take, roughly.
@@ -55,9 +55,9 @@ impl Plan {
         let turn =
             |row: &Row| TABLE_I.iter().map(|topology| one(row, topology) * requests / 1000.0).sum::<f64>();
         let times: f64 = timed.map(|row| turn(row) + START_SECONDS).sum();
-        let windows = self.connections.len() as f64 * self.window_seconds as f64;
+        let windows = self.connections.len() as f64 * (self.window_seconds as f64 + START_SECONDS);
         let rated = rows.iter().filter(|row| row.has_rate).count() as f64;
-        let rates = f64::from(self.rate_rounds) * rated * (windows + START_SECONDS);
+        let rates = f64::from(self.rate_rounds) * rated * windows;
         Duration::from_secs_f64(f64::from(self.rounds) * times + rates)
     }
 }
@@ -131,10 +131,22 @@ impl Figures {
     /// The median over the rounds of a row's rate with the `at`th number of connections.
     #[must_use]
     pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
-        let mut seen: Vec<f64> = self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect();
-        seen.sort_by(f64::total_cmp);
-        seen.get(seen.len().checked_sub(1)? / 2).copied()
+        middle(self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect())
     }
+
+    /// What a row reaches of another one with the `at`th number of connections: the median over the rounds that have both, whose
+    /// windows are seconds apart.
+    #[must_use]
+    pub fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
+        let rounds = self.rates.get(row)?.iter().zip(self.rates.get(other)?);
+        middle(rounds.filter_map(|(ours, theirs)| Some((*ours.get(at)?)? / (*theirs.get(at)?)?)).collect())
+    }
+}
+
+/// The median, the lower one of two.
+fn middle(mut seen: Vec<f64>) -> Option<f64> {
+    seen.sort_by(f64::total_cmp);
+    seen.get(seen.len().checked_sub(1)? / 2).copied()
 }
 
 /// Measures set-up times on emulated links.
@@ -210,27 +222,27 @@ pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progre
     clients::require("wrk")?;
     let site = Site::new()?;
     let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_rate).collect();
+    let turns = plan.rate_rounds as usize * plan.connections.len() * rows.len();
+    let mut done = 0;
     for round in 0..plan.rate_rounds {
-        for (at, row) in in_turn(&rows, round).into_iter().enumerate() {
-            let done = round as usize * rows.len() + at;
-            progress.bar(done, plan.rate_rounds as usize * rows.len(), &format!("rates: {}", row.name));
-            let outcome = rates_of(&site, &row, plan, figures);
-            note(figures, &row, outcome);
+        for (at, connections) in plan.connections.iter().enumerate() {
+            for row in in_turn(&rows, round) {
+                progress.bar(done, turns, &format!("rates at {connections}: {}", row.name));
+                let seen = rate_of(&site, &row, *connections, plan.window_seconds);
+                let rounds = figures.rates.entry(row.name.to_owned()).or_default();
+                rounds.resize(round as usize + 1, vec![None; plan.connections.len()]);
+                rounds[round as usize][at] = seen.as_ref().ok().copied();
+                note(figures, &row, seen.map(drop));
+                done += 1;
+            }
         }
     }
     Ok(())
 }
 
-fn rates_of(site: &Site, row: &Row, plan: &Plan, figures: &mut Figures) -> Result<(), Unavailable> {
+fn rate_of(site: &Site, row: &Row, connections: u32, window_seconds: u64) -> Result<f64, Unavailable> {
     let running = start(site, row)?;
-    let window = Duration::from_secs(plan.window_seconds);
-    let mut last_error = None;
-    let mut rate = |connections: &u32| {
-        clients::wrk(site, &running, *connections, window).map_err(|error| last_error = Some(error)).ok()
-    };
-    let seen: Vec<Option<f64>> = plan.connections.iter().map(&mut rate).collect();
-    figures.rates.entry(row.name.to_owned()).or_default().push(seen);
-    last_error.map_or(Ok(()), |error| Err(error.into()))
+    Ok(clients::wrk(site, &running, connections, Duration::from_secs(window_seconds))?)
 }
 
 /// The rows whose name contains one of `only`, and the one all are compared with. A quick run has no time for the limits unless
@@ -267,12 +279,20 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_medians_over_rounds_that_had_one() {
+    fn rates_are_medians_over_rounds_that_had_one_and_ratios_over_those_that_had_both() {
         let mut figures = Figures::default();
         figures.rates.insert("x".into(), vec![vec![Some(3.0)], vec![None], vec![Some(1.0)], vec![Some(2.0)]]);
         assert_eq!(
             (figures.rate("x", 0), figures.rate("x", 1), figures.rate("y", 0)),
             (Some(2.0), None, None)
+        );
+        // A slow round of the machine falls on both.
+        figures
+            .rates
+            .insert("y".into(), vec![vec![Some(2.0)], vec![Some(9.0)], vec![Some(1.0)], vec![Some(1.0)]]);
+        assert_eq!(
+            (figures.rate_of("x", "y", 0), figures.rate_of("x", "z", 0), figures.rate_of("x", "y", 1)),
+            (Some(1.5), None, None)
         );
     }
 

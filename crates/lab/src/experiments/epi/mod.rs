@@ -38,7 +38,7 @@ pub struct Options {
     /// How many turns every row gets, of 30 requests (5 with --quick) and of one window for each number of connections.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// How long `wrk` runs for each figure, in seconds. Default 2, and 1 with --quick.
+    /// How long `wrk` runs for each figure, in seconds. Default 1.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=60))]
     pub window: Option<u64>,
     /// Only rows whose name contains this; may be given several times.
