@@ -193,6 +193,8 @@ fn nobody_can_come_in_by_the_way_back() {
         let network = sidetrack_sys::netns::NetNs::of_process(pid).expect("its network");
         let doors = listening(pid);
         assert!(!doors.is_empty(), "at least the worker's");
+        let control = network.run(|| sidetrack_sys::sysctl::read("net/ipv4/tcp_congestion_control"));
+        assert_eq!(control.expect("its network's"), "reno", "nothing there is worth a timer for each piece");
         for port in doors {
             let guess = network.run(move || std::net::TcpStream::connect(("127.9.9.9", port)));
             let mut guess = guess.expect("the door takes it");

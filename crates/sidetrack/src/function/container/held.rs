@@ -6,7 +6,7 @@ use crate::keeper::wire;
 use anyhow::Context;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::sockopt::{self, ListenOptions};
-use sidetrack_sys::{process, scm};
+use sidetrack_sys::{process, scm, sysctl};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,7 +80,16 @@ fn start<'a>(engine: &'a Engine, order: &Order) -> anyhow::Result<(Held<'a>, Str
     network.enter().context(
         "cannot enter its network: functions in containers need root (CAP_SYS_ADMIN), and an engine that is not rootless",
     )?;
+    spare_pacing();
     Ok((held, name, alive))
+}
+
+/// Its network is one loopback device: nothing is lost there and nobody else has a share in it. A congestion control that
+/// paces (bbr, if that is the host's) would set a timer for every piece. A wish: without it flows pass as well.
+fn spare_pacing() {
+    if let Err(error) = sysctl::write("net/ipv4/tcp_congestion_control", "reno") {
+        tracing::debug!("{error}");
+    }
 }
 
 fn serve(engine: &Engine, held: &Held<'_>, name: &str, alive: &OwnedFd, end: &OwnedFd) -> anyhow::Result<()> {
