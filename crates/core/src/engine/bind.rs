@@ -90,7 +90,7 @@ impl<C: Callbacks> Engine<C> {
                 }
                 self.wheel.arm(slot as u32, slow.until);
             }
-            Selection::Server(target) => {
+            Selection::Server(ref target) => {
                 slow.until = NEVER;
                 if let Err(reason) = self.connect(now, slot, target) {
                     if reason == EndReason::Limit {
@@ -104,7 +104,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Takes a source, and sends the first SYN.
-    fn connect(&mut self, now: Instant, slot: usize, target: Target) -> Result<(), EndReason> {
+    fn connect(&mut self, now: Instant, slot: usize, target: &Target) -> Result<(), EndReason> {
         let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT]).ok_or(EndReason::Internal)?;
         let server = Address::from(target.address.ip());
         let source = if target.keep_client_address {
@@ -128,7 +128,7 @@ impl<C: Callbacks> Engine<C> {
             self.ports.assign(source, slot as u32);
         }
         let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
-        self.remember_target(now, slot, &target, tuple, isn);
+        self.remember_target(now, slot, target, tuple, isn);
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
@@ -175,7 +175,7 @@ impl<C: Callbacks> Engine<C> {
             ack: Seq(0),
             flags: flags::SYN,
             window,
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
     }

@@ -179,6 +179,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
+    #[inline]
     fn finished(&self, packet: &mut [u8], ip: &Ip, header: &Header, checksums: Checksums) -> Checksums {
         let unfinished = match checksums {
             Checksums::Verify | Checksums::Verified => return checksums,
@@ -193,16 +194,19 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// The connection of a tuple, and the side that sends so.
+    #[inline]
     pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         self.answered(tuple).map(|slot| (slot, SERVER)).or_else(|| self.indexed(key, tuple))
     }
 
     /// The connection whose server answers so: found by our own port, without the index.
+    #[inline]
     fn answered(&self, tuple: &Tuple) -> Option<usize> {
         let slot = self.ports.slot(tuple)? as usize;
         self.hot.get(slot).is_some_and(|hot| hot.tuple[SERVER] == *tuple).then_some(slot)
     }
 
+    #[inline]
     fn indexed(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         let is_it = |value: u32| {
             let hot = self.hot.get((value >> 1) as usize);
@@ -212,6 +216,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     #[allow(clippy::too_many_arguments, reason = "one packet and all that is known of it")]
+    #[inline]
     fn segment(
         &mut self,
         now: Instant,
@@ -251,6 +256,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Whether clients may connect to this address and port.
+    #[inline]
     pub(super) fn listens(&self, to: Address, port: u16) -> bool {
         let fits = |(address, at): &(Option<Address>, Option<u16>)| {
             address.is_none_or(|address| address == to) && at.is_none_or(|at| at == port)
@@ -340,11 +346,13 @@ impl<C: Callbacks> Engine<C> {
         Some(self.hot.len() - 1)
     }
 
+    #[inline]
     pub(super) fn next_id(&mut self) -> ConnectionId {
         self.last_id += 1;
         ConnectionId(self.last_id)
     }
 
+    #[inline]
     pub(super) fn allocate_slow(&mut self) -> u32 {
         self.free_slow.pop().unwrap_or_else(|| {
             self.slow.push(Slow::default());
@@ -353,6 +361,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// What a connection keeps only while it needs it.
+    #[inline]
     pub(super) fn slow_of(&mut self, slot: usize) -> Option<&mut Slow> {
         let at = self.hot.get(slot)?.slow;
         self.slow.get_mut(at as usize)
@@ -371,6 +380,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Sets a side's state and remembers when.
+    #[inline]
     pub(super) fn state(&mut self, now: Instant, slot: usize, at: usize, state: State) {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
         let leg = &mut hot.leg[at];

@@ -175,7 +175,7 @@ impl<C: Callbacks> Engine<C> {
             ack: leg.next,
             flags: flags::SYN | flags::ACK,
             window,
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
     }
@@ -196,7 +196,7 @@ impl<C: Callbacks> Engine<C> {
             ack: header.seq + 1,
             flags: flags::SYN | flags::ACK,
             window: self.first_window(),
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
         self.counters.cookies_sent += 1;

@@ -73,6 +73,7 @@ impl State {
 
     /// After this side's FIN was seen.
     #[must_use]
+    #[inline]
     pub const fn fin_sent(self) -> Self {
         match self {
             Self::Established => Self::FinWait1,
@@ -83,6 +84,7 @@ impl State {
 
     /// After the other side acknowledged this side's FIN.
     #[must_use]
+    #[inline]
     pub const fn fin_acknowledged(self) -> Self {
         match self {
             Self::FinWait1 => Self::FinWait2,
@@ -94,6 +96,7 @@ impl State {
 
     /// After this side acknowledged the other's FIN.
     #[must_use]
+    #[inline]
     pub const fn other_fin_acknowledged(self) -> Self {
         match self {
             Self::Established => Self::CloseWait,
@@ -104,6 +107,7 @@ impl State {
     }
 
     /// Whether this side sends no data any more and knows that the other has all of it and vice versa.
+    #[inline]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::TimeWait | Self::Closed)
     }
@@ -148,6 +152,7 @@ impl Stamps {
     }
 
     /// Adds one, `after` the beginning; past [`Stamps::MAX`] nothing.
+    #[inline]
     pub(super) fn push(&mut self, side: Side, state: State, after: Duration) {
         let at = usize::from(self.len);
         if let (Some(place), Some(what)) = (self.after.get_mut(at), self.what.get_mut(at)) {
@@ -159,11 +164,13 @@ impl Stamps {
     }
 
     /// Whether there are any; this is at the end of them in memory.
+    #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.len > 0
     }
 
     /// None any more.
+    #[inline]
     pub(super) fn clear(&mut self) {
         self.len = 0;
     }

@@ -71,7 +71,7 @@ impl<C: Callbacks> Engine<C> {
             ack,
             flags,
             window,
-            options: options.as_slice(),
+            options: options.words(),
             payload,
         });
     }
