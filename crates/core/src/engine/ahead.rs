@@ -72,18 +72,21 @@ impl<C: Callbacks> Engine<C> {
 // One field of each line of cache that packets need. Two fields that lie beside each other would be one read.
 
 impl Hot {
+    #[inline]
     const fn lines(&self) -> u32 {
         self.leg[CLIENT].next.0 ^ self.leg[SERVER].next.0 ^ self.tuple[CLIENT].ports ^ self.slow
     }
 }
 
 impl Cold {
+    #[inline]
     fn lines(&self) -> u32 {
         self.key ^ u32::from(self.stamps.has_any())
     }
 }
 
 impl Slow {
+    #[inline]
     fn lines(&self) -> u32 {
         let held = u32::from(self.held().is_empty()) ^ u32::from(self.edits[SERVER].is_empty());
         self.isn[CLIENT].0 ^ self.resend_at.as_nanos() as u32 ^ held

@@ -5,7 +5,7 @@ use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
 use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
 use super::machine::{Drop, Engine, Fate};
 use super::open::FIRST_WAIT;
-use super::options::{Located, Offer};
+use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
@@ -167,7 +167,8 @@ impl<C: Callbacks> Engine<C> {
         let offer =
             Offer { mss: Some(mss), timestamps: slow.offer.timestamps.map(|_| (clock, 0)), ..slow.offer };
         let window = hot.leg[CLIENT].edge.since(hot.leg[CLIENT].acked).clamp(1, 0xffff) as u16;
-        let options = offer.write();
+        let mut options = Written::default();
+        offer.write_into(&mut options);
         self.outbox.segment(&Segment {
             to,
             hop: hot.leg[SERVER].hop,

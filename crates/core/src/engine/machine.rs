@@ -159,15 +159,18 @@ impl<C: Callbacks> Engine<C> {
         };
         match ip.protocol {
             TCP => {}
-            ICMP | ICMPV6 => return self.icmp(now, packet, &ip),
+            ICMP | ICMPV6 => return self.icmp(now, packet),
             _ => return Fate::NotOurs,
         }
         let header = match Header::parse(packet, &ip, checksums) {
             Ok(header) => header,
-            Err(_) if !self.is_ours(&ip, packet) => return Fate::NotOurs,
+            Err(_) if !self.is_ours(packet) => return Fate::NotOurs,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
-        let checksums = self.finished(packet, &ip, &header, checksums);
+        let checksums = match checksums {
+            Checksums::Verify | Checksums::Verified => checksums,
+            Checksums::Partial | Checksums::Unmarked => self.finished(packet, &header, checksums),
+        };
         if let Some(slot) = self.answered(&header.tuple) {
             return self.segment(now, slot, SERVER, &header, packet, hop, checksums);
         }
@@ -179,13 +182,11 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
-    #[inline]
-    fn finished(&self, packet: &mut [u8], ip: &Ip, header: &Header, checksums: Checksums) -> Checksums {
-        let unfinished = match checksums {
-            Checksums::Verify | Checksums::Verified => return checksums,
-            Checksums::Partial => true,
-            Checksums::Unmarked => header.is_unfinished(packet, ip),
-        };
+    // Reads the IP header again: who would lend it here kept it out of registers for every packet.
+    #[inline(never)]
+    fn finished(&self, packet: &mut [u8], header: &Header, checksums: Checksums) -> Checksums {
+        let Ok(ip) = &Ip::parse(packet) else { return checksums };
+        let unfinished = checksums == Checksums::Partial || header.is_unfinished(packet, ip);
         if unfinished && ip.end <= usize::from(self.config.mtu) {
             header.finish(packet, ip);
             return Checksums::Verified;
@@ -250,7 +251,9 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Whether a packet goes to an address and port that only the engine uses.
-    fn is_ours(&self, ip: &Ip, packet: &[u8]) -> bool {
+    #[inline(never)]
+    fn is_ours(&self, packet: &[u8]) -> bool {
+        let Ok(ip) = Ip::parse(packet) else { return false };
         let port = super::packet::u16_at(packet, ip.payload + 2);
         self.listens(ip.dst, port) || self.ports.owns(ip.dst, port)
     }
@@ -386,7 +389,7 @@ impl<C: Callbacks> Engine<C> {
         let leg = &mut hot.leg[at];
         if leg.state != state {
             leg.state = state;
-            cold.stamps.push(side(at), state, now.since(cold.opened));
+            cold.stamps.push(side(at), state, now.as_nanos().saturating_sub(cold.opened.as_nanos()));
         }
     }
 

@@ -89,9 +89,15 @@ impl Offer {
     }
 
     /// Writes the options for a SYN or SYN-ACK, in the order Linux uses, padded to 4 bytes.
-    #[inline]
     pub fn write(&self) -> Written {
         let mut out = Written::default();
+        self.write_into(&mut out);
+        out
+    }
+
+    /// As [`Offer::write`], behind what is there.
+    #[inline]
+    pub fn write_into(&self, out: &mut Written) {
         if let Some(mss) = self.mss {
             out.push(u32::from_be_bytes([MSS, 4, 0, 0]) | u32::from(mss));
         }
@@ -106,7 +112,6 @@ impl Offer {
         if let Some(shift) = self.window_scale {
             out.push(u32::from_be_bytes([NOP, WINDOW_SCALE, 3, shift]));
         }
-        out
     }
 }
 
@@ -122,13 +127,18 @@ pub struct Written {
 
 impl Written {
     /// Two NOPs and a time stamp option: what every segment of a connection with time stamps carries.
-    #[inline]
     pub fn timestamps(value: u32, echo: u32) -> Self {
         let mut out = Self::default();
-        out.push(u32::from_be_bytes([NOP, NOP, TIMESTAMPS, 10]));
-        out.push(value);
-        out.push(echo);
+        out.add_timestamps(value, echo);
         out
+    }
+
+    /// As [`Written::timestamps`], behind what is there.
+    #[inline]
+    pub fn add_timestamps(&mut self, value: u32, echo: u32) {
+        self.push(u32::from_be_bytes([NOP, NOP, TIMESTAMPS, 10]));
+        self.push(value);
+        self.push(echo);
     }
 
     /// Four bytes, the first the highest.

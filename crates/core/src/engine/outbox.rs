@@ -61,7 +61,8 @@ impl Outbox {
     /// Builds a TCP segment with all its checksums.
     #[inline]
     pub(super) fn segment(&mut self, segment: &Segment<'_>) {
-        let Segment { to, options, payload, .. } = *segment;
+        // Nothing of it is moved: it was written just now, see `Written`.
+        let Segment { to, options, payload, .. } = segment;
         let v4 = to.remote.is_v4();
         let length = TCP_HEADER + options.len() * 4 + payload.len();
         let total = length + if v4 { 20 } else { 40 };
@@ -98,7 +99,7 @@ macro_rules! word {
 
 /// The header of a packet of `total` bytes; `addresses` is the sum of both.
 #[inline]
-fn ipv4(head: &mut [u8; 20], to: Tuple, addresses: Sum, total: u16) {
+fn ipv4(head: &mut [u8; 20], to: &Tuple, addresses: Sum, total: u16) {
     let ttl_protocol = u16::from_be_bytes([TTL, TCP]);
     let checksum = addresses.u16(0x4500).u16(total).u16(0x4000).u16(ttl_protocol).checksum();
     word!(head, 0, 0x4500_0000 | u32::from(total));
@@ -110,7 +111,7 @@ fn ipv4(head: &mut [u8; 20], to: Tuple, addresses: Sum, total: u16) {
 }
 
 /// The header in front of `length` bytes.
-fn ipv6(head: &mut [u8; 40], to: Tuple, length: u16) {
+fn ipv6(head: &mut [u8; 40], to: &Tuple, length: u16) {
     let address = |address: Address| address.v6_bytes();
     word!(head, 0, 0x6000_0000);
     word!(head, 4, u32::from(length) << 16 | u32::from(u16::from_be_bytes([TCP, TTL])));
@@ -121,15 +122,15 @@ fn ipv6(head: &mut [u8; 40], to: Tuple, length: u16) {
 /// The whole segment of `length` bytes, with its checksum.
 #[inline]
 fn tcp(into: &mut [u8], segment: &Segment<'_>, addresses: Sum, length: u32) {
-    let Segment { to, seq, ack, flags, window, options, payload, .. } = *segment;
+    let Segment { to, seq, ack, flags, window, options, payload, .. } = segment;
     let offset = ((5 + options.len()) as u8) << 4;
-    let offset_flags = u16::from_be_bytes([offset, flags]);
+    let offset_flags = u16::from_be_bytes([offset, *flags]);
     let ports = to.ports.rotate_left(16);
     let mut sum = addresses.u16(u16::from(TCP)).u32(length).u32(ports).u32(seq.0).u32(ack.0);
-    sum = sum.u16(offset_flags).u16(window);
+    sum = sum.u16(offset_flags).u16(*window);
     let Some((head, rest)) = into.split_first_chunk_mut::<TCP_HEADER>() else { return };
     let (written, rest) = rest.split_at_mut((options.len() * 4).min(rest.len()));
-    for (to, word) in written.as_chunks_mut::<4>().0.iter_mut().zip(options) {
+    for (to, word) in written.as_chunks_mut::<4>().0.iter_mut().zip(*options) {
         *to = word.to_be_bytes();
         sum = sum.u32(*word);
     }
@@ -140,7 +141,7 @@ fn tcp(into: &mut [u8], segment: &Segment<'_>, addresses: Sum, length: u32) {
     word!(head, 0, ports);
     word!(head, 4, seq.0);
     word!(head, 8, ack.0);
-    word!(head, 12, u32::from(offset_flags) << 16 | u32::from(window));
+    word!(head, 12, u32::from(offset_flags) << 16 | u32::from(*window));
     word!(head, 16, u32::from(sum.checksum()) << 16);
 }
 

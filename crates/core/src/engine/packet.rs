@@ -243,6 +243,7 @@ impl Ip {
             4 => Self::parse_v4(bytes),
             6 => {
                 let Self { src, dst, protocol, ttl, payload, end } = Self::parse_v6(bytes)?;
+                let (src, dst) = (Address([src.0[0], src.0[1]]), Address([dst.0[0], dst.0[1]]));
                 Ok(Self { src, dst, protocol, ttl, payload, end })
             }
             _ => Err(Malformed::Header),

@@ -8,7 +8,6 @@ use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 /// State of a side's TCP, as far as the packets seen tell (RFC 9293, section 3.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,13 +150,13 @@ impl Stamps {
         })
     }
 
-    /// Adds one, `after` the beginning; past [`Stamps::MAX`] nothing.
+    /// Adds one, so many nanoseconds after the beginning; past [`Stamps::MAX`] nothing.
     #[inline]
-    pub(super) fn push(&mut self, side: Side, state: State, after: Duration) {
+    pub(super) fn push(&mut self, side: Side, state: State, after_ns: u64) {
         let at = usize::from(self.len);
         if let (Some(place), Some(what)) = (self.after.get_mut(at), self.what.get_mut(at)) {
             // A shift, where microseconds would take a division with every packet of a short connection.
-            *place = u32::try_from(after.as_nanos() as u64 >> 10).unwrap_or(u32::MAX);
+            *place = u32::try_from(after_ns >> 10).unwrap_or(u32::MAX);
             *what = state as u8 | if side == Side::Server { SERVER_BIT } else { 0 };
             self.len += 1;
         }
@@ -238,6 +237,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn the_three_ways_to_close() {
@@ -253,7 +253,7 @@ mod tests {
         let mut stamps = Stamps::default();
         let at = |n: usize| Duration::from_micros(n as u64 * 777);
         for (n, state) in State::ALL.into_iter().chain(State::ALL).enumerate() {
-            stamps.push(if n % 2 == 0 { Side::Client } else { Side::Server }, state, at(n));
+            stamps.push(if n % 2 == 0 { Side::Client } else { Side::Server }, state, at(n).as_nanos() as u64);
         }
         let all: Vec<_> = stamps.iter().collect();
         assert_eq!(all.len(), Stamps::MAX, "and no more");

@@ -8,7 +8,7 @@ use super::forward::note;
 use super::machine::{Drop, Engine, Fate};
 use super::options::{Located, Written, blank};
 use super::outbox::Segment;
-use super::packet::{Header, flags, put, u32_at};
+use super::packet::{Checksums, Header, flags, put, u32_at};
 use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -60,6 +60,7 @@ impl<C: Callbacks> Engine<C> {
         from: usize,
         header: &Header,
         packet: &mut [u8],
+        checksums: Checksums,
     ) -> Fate {
         if header.has(flags::SYN) {
             return self.challenge(now, slot, from);
@@ -75,6 +76,13 @@ impl<C: Callbacks> Engine<C> {
             return self.relay_reset(now, slot, from, header);
         }
         self.acknowledged(now, slot, from, header);
+        if self.slow_of(slot).is_some() {
+            // The last bytes that were ours to deliver may have arrived by this segment: then it passes as all after it.
+            self.settle(slot);
+            if self.hot.get(slot).is_some_and(|hot| hot.passes(from, header, checksums)) {
+                return self.translate(now, slot, from, header, packet, &located);
+            }
+        }
         let inspected = self.slow_of(slot).is_some_and(|slow| slow.inspect[from]);
         let Some(next) = self.hot.get(slot).map(|hot| hot.leg[from].next) else {
             return Fate::Dropped(Drop::NoConnection);
