@@ -7,7 +7,7 @@
 use super::config::Callbacks;
 use super::connection::{CLIENT, Cold, Hot, SERVER, Slow};
 use super::machine::Engine;
-use super::packet::{Ip, Tuple, u32_at};
+use super::packet::Tuple;
 use super::table::hash;
 use std::hint::black_box;
 
@@ -37,11 +37,10 @@ impl<C: Callbacks> Engine<C> {
     /// Adds a packet to a batch of at most 64; further ones are handled without this.
     #[inline]
     pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
-        let Ok(ip) = Ip::parse(packet) else { return };
+        let Some(tuple) = Tuple::guess(packet) else { return };
         let (Some(key), Some(port)) = (ahead.keys.get_mut(ahead.len), ahead.ports.get_mut(ahead.len)) else {
             return;
         };
-        let tuple = Tuple { remote: ip.src, local: ip.dst, ports: u32_at(packet, ip.payload) };
         *port = self.ports.place(&tuple).unwrap_or(UNKNOWN);
         *key = hash(&self.config.seed, &tuple);
         ahead.len += 1;
@@ -73,18 +72,21 @@ impl<C: Callbacks> Engine<C> {
 // One field of each line of cache that packets need. Two fields that lie beside each other would be one read.
 
 impl Hot {
+    #[inline]
     const fn lines(&self) -> u32 {
         self.leg[CLIENT].next.0 ^ self.leg[SERVER].next.0 ^ self.tuple[CLIENT].ports ^ self.slow
     }
 }
 
 impl Cold {
+    #[inline]
     fn lines(&self) -> u32 {
         self.key ^ u32::from(self.stamps.has_any())
     }
 }
 
 impl Slow {
+    #[inline]
     fn lines(&self) -> u32 {
         let held = u32::from(self.held().is_empty()) ^ u32::from(self.edits[SERVER].is_empty());
         self.isn[CLIENT].0 ^ self.resend_at.as_nanos() as u32 ^ held

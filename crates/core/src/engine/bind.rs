@@ -5,7 +5,7 @@ use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
 use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
 use super::machine::{Drop, Engine, Fate};
 use super::open::FIRST_WAIT;
-use super::options::{Located, Offer};
+use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
@@ -90,7 +90,7 @@ impl<C: Callbacks> Engine<C> {
                 }
                 self.wheel.arm(slot as u32, slow.until);
             }
-            Selection::Server(target) => {
+            Selection::Server(ref target) => {
                 slow.until = NEVER;
                 if let Err(reason) = self.connect(now, slot, target) {
                     if reason == EndReason::Limit {
@@ -104,7 +104,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Takes a source, and sends the first SYN.
-    fn connect(&mut self, now: Instant, slot: usize, target: Target) -> Result<(), EndReason> {
+    fn connect(&mut self, now: Instant, slot: usize, target: &Target) -> Result<(), EndReason> {
         let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT]).ok_or(EndReason::Internal)?;
         let server = Address::from(target.address.ip());
         let source = if target.keep_client_address {
@@ -128,7 +128,7 @@ impl<C: Callbacks> Engine<C> {
             self.ports.assign(source, slot as u32);
         }
         let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
-        self.remember_target(now, slot, &target, tuple, isn);
+        self.remember_target(now, slot, target, tuple, isn);
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
@@ -167,7 +167,8 @@ impl<C: Callbacks> Engine<C> {
         let offer =
             Offer { mss: Some(mss), timestamps: slow.offer.timestamps.map(|_| (clock, 0)), ..slow.offer };
         let window = hot.leg[CLIENT].edge.since(hot.leg[CLIENT].acked).clamp(1, 0xffff) as u16;
-        let options = offer.write();
+        let mut options = Written::default();
+        offer.write_into(&mut options);
         self.outbox.segment(&Segment {
             to,
             hop: hot.leg[SERVER].hop,
@@ -175,7 +176,7 @@ impl<C: Callbacks> Engine<C> {
             ack: Seq(0),
             flags: flags::SYN,
             window,
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
     }

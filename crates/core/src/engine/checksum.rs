@@ -29,35 +29,41 @@ impl Sum {
 
     /// Adds one word.
     #[must_use]
+    #[inline]
     pub const fn u16(self, word: u16) -> Self {
         Self(self.0 + word as u64)
     }
 
     /// Adds two words.
     #[must_use]
+    #[inline]
     pub const fn u32(self, words: u32) -> Self {
         Self(self.0 + (words >> 16) as u64 + (words & 0xffff) as u64)
     }
 
     /// Adds the change of a word from `old` to `new`.
     #[must_use]
+    #[inline]
     pub const fn replace_u16(self, old: u16, new: u16) -> Self {
         Self(self.0 + (!old) as u64 + new as u64)
     }
 
     /// Adds the change of two words.
     #[must_use]
+    #[inline]
     pub const fn replace_u32(self, old: u32, new: u32) -> Self {
         self.u32(!old).u32(new)
     }
 
     /// Adds another sum.
     #[must_use]
+    #[inline]
     pub const fn add(self, other: Self) -> Self {
         Self(self.0 + other.0)
     }
 
     /// The sum as one word.
+    #[inline]
     pub const fn folded(self) -> u16 {
         let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
         let sum = (sum & 0xffff) + (sum >> 16);
@@ -67,17 +73,20 @@ impl Sum {
     }
 
     /// The checksum field of data that sums to this.
+    #[inline]
     pub const fn checksum(self) -> u16 {
         !self.folded()
     }
 
     /// The checksum field `old` after the changes that this sum holds.
+    #[inline]
     pub const fn apply(self, old: u16) -> u16 {
         !Self(self.0 + (!old) as u64).folded()
     }
 }
 
 /// Keeps the sum small enough that no number of packets' worth of words overflows it.
+#[inline]
 const fn fold_once(sum: u64) -> u64 {
     (sum & 0xffff_ffff) + (sum >> 32)
 }

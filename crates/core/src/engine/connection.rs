@@ -108,6 +108,7 @@ pub(super) struct Hot {
 impl Leg {
     /// A time stamp that the other side echoes, as this side knows it. What the other side echoes of our own segments
     /// before there was a translation stands for the first.
+    #[inline]
     pub(super) fn echo(&self, echo: u32) -> u32 {
         let own = echo.wrapping_sub(self.stamp_add);
         if Seq(own).before(Seq(self.stamp_first)) { self.stamp_first } else { own }
@@ -120,7 +121,14 @@ impl Leg {
 }
 
 impl Hot {
+    /// As new. Not in its caller's code, where it would be mixed with what is written next, and made elsewhere.
+    #[inline(never)]
+    pub(super) fn clear(&mut self) {
+        *self = Self { slow: NONE, ..Self::default() };
+    }
+
     /// Both sides, the one a packet comes from first.
+    #[inline]
     pub(super) fn legs(&mut self, from: usize) -> (&mut Leg, &mut Leg) {
         let [client, server] = &mut self.leg;
         if from == CLIENT { (client, server) } else { (server, client) }
@@ -250,6 +258,7 @@ impl Default for Slow {
 
 impl Slow {
     /// The client's bytes while there is no server.
+    #[inline]
     pub(super) fn held(&self) -> &[u8] {
         self.edits[CLIENT].held()
     }

@@ -20,11 +20,13 @@ const STAMP_BITS: u32 = 6;
 const NO_SHIFT: u32 = 0xf;
 
 /// An initial sequence number that nobody outside can foresee, and that rises for each tuple by one every 4 us.
+#[inline]
 pub(super) fn isn(key: Key, tuple: &Tuple, now: Instant) -> Seq {
     let clock = (now.as_nanos() >> 12) as u32;
     Seq((hashed(key, tuple, 0) as u32).wrapping_add(clock))
 }
 
+#[inline]
 fn hashed(key: Key, tuple: &Tuple, salt: u64) -> u64 {
     let [r0, r1] = tuple.remote.0;
     let [l0, l1] = tuple.local.0;

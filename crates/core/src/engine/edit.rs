@@ -27,16 +27,19 @@ pub(super) struct Edit {
 
 impl Edit {
     /// The first old number after it.
+    #[inline]
     pub(super) fn end(&self) -> Seq {
         self.start + self.len
     }
 
     /// New numbers it takes.
+    #[inline]
     pub(super) fn new_len(&self) -> u32 {
         self.bytes.len() as u32 + u32::from(self.fin)
     }
 
     /// By how much it moves what comes after it.
+    #[inline]
     fn shift(&self) -> u32 {
         self.new_len().wrapping_sub(self.len)
     }
@@ -83,34 +86,41 @@ impl Edits {
     }
 
     /// Bytes that are to become the owned edit.
+    #[inline]
     pub(super) fn held(&self) -> &[u8] {
         if self.front.owned { &[] } else { &self.front.bytes }
     }
 
     /// As [`Edits::held`], to be added to or changed; not while there is an owned edit.
+    #[inline]
     pub(super) fn held_mut(&mut self) -> &mut Vec<u8> {
         &mut self.front.bytes
     }
 
     /// Makes what is held the owned edit: `len` old numbers from `start` on, and a FIN behind if `fin`.
+    #[inline]
     pub(super) fn own(&mut self, start: Seq, len: u32, fin: bool) {
         (self.front.start, self.front.len, self.front.fin, self.front.owned) = (start, len, fin, true);
     }
 
     /// The bytes of the owned edit, to be put back by whoever takes them.
+    #[inline]
     pub(super) fn owned_bytes(&mut self) -> Option<&mut Vec<u8>> {
         self.front.owned.then_some(&mut self.front.bytes)
     }
 
+    #[inline]
     fn all(&self) -> impl Iterator<Item = &Edit> {
         self.front.owned.then_some(&self.front).into_iter().chain(&self.list)
     }
 
+    #[inline]
     fn first(&self) -> Option<&Edit> {
         if self.front.owned { Some(&self.front) } else { self.list.front() }
     }
 
     /// New minus old, before the first edit that is kept.
+    #[inline]
     pub(super) fn base(&self) -> u32 {
         self.base
     }
@@ -121,6 +131,7 @@ impl Edits {
     }
 
     /// Whether all were acknowledged.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         !self.front.owned && self.list.is_empty()
     }
@@ -131,6 +142,7 @@ impl Edits {
     }
 
     /// The owned edit, if there is one, and its first new number.
+    #[inline]
     pub(super) fn owned(&self) -> Option<(&Edit, Seq)> {
         self.front.owned.then(|| (&self.front, self.front.start + self.base))
     }
@@ -141,6 +153,7 @@ impl Edits {
     }
 
     /// The new number for an old one; inside an edit, that of its first byte.
+    #[inline]
     pub(super) fn seq(&self, old: Seq) -> Seq {
         let mut shift = self.base;
         for edit in self.all() {
@@ -153,6 +166,7 @@ impl Edits {
     }
 
     /// The old number that an acknowledgement of the receiver stands for, if [`Edits::acknowledge`] was told of it.
+    #[inline]
     pub(super) fn acknowledged(&self, new: Seq) -> Seq {
         let old = new - self.base;
         self.first().map_or(old, |edit| old.min(edit.start))
@@ -161,6 +175,7 @@ impl Edits {
     /// Takes an acknowledgement of the receiver: forgets edits it covers, and says which old number it stands for.
     ///
     /// An edit counts as acknowledged when its last new byte is; one without bytes when everything before it is.
+    #[inline]
     pub(super) fn acknowledge(&mut self, new: Seq) -> Seq {
         while let Some(edit) = self.first() {
             let end = edit.start + self.base + edit.new_len();

@@ -36,12 +36,8 @@ impl<C: Callbacks> Engine<C> {
         if header.ttl <= 1 {
             return Fate::Dropped(Drop::Expired);
         }
-        let special = flags::SYN | flags::RST;
-        let whole = header.len() as usize + (header.data - header.tcp - BARE);
-        let fits = whole <= usize::from(hot.leg[from ^ 1].mss);
-        let again = hot.edited && (header.seq + hot.leg[from].add).before(hot.leg[from ^ 1].acked);
-        if !hot.plain || !fits || again || header.has(special) || checksums == Checksums::Partial {
-            return self.relay(now, slot, from, header, packet);
+        if !hot.passes(from, header, checksums) {
+            return self.relay(now, slot, from, header, packet, checksums);
         }
         let located = match Located::parse(header.options(packet)) {
             Ok(located) => located,
@@ -51,18 +47,33 @@ impl<C: Callbacks> Engine<C> {
         if let Err(why) = in_window(own, other, header) {
             return Fate::Dropped(why);
         }
+        self.translate(now, slot, from, header, packet, &located)
+    }
+
+    /// Rewrites a segment where it is and follows what it says.
+    pub(super) fn translate(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        from: usize,
+        header: &Header,
+        packet: &mut [u8],
+        located: &Located,
+    ) -> Fate {
+        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let (own, other) = hot.legs(from);
         if own.has_fin || other.has_fin || header.has(flags::FIN) {
             self.closing(now, slot, from, header, header.ack);
         }
         let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let (own, other) = hot.legs(from);
-        note(own, header, packet, &located);
+        note(own, header, packet, located);
         let translated = Translated {
             seq: header.seq + own.add,
             ack: header.ack - other.add,
             window: rescale(header.window, own.shift, other.shown_shift),
         };
-        let sum = rewrite_options(packet, header, &located, own.stamp_add, other);
+        let sum = rewrite_options(packet, header, located, own.stamp_add, other);
         if hot.phase == Phase::Bound {
             hot.active = now;
         }
@@ -73,32 +84,31 @@ impl<C: Callbacks> Engine<C> {
     /// Follows both sides' FINs. `ack` is the acknowledgement as its sender sees the other side's numbers.
     pub(super) fn closing(&mut self, now: Instant, slot: usize, from: usize, header: &Header, ack: Seq) {
         let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
-        let mut states = fin_acknowledged(hot, from, ack);
+        let (mut state, other_state) = fin_acknowledged(hot, from, ack);
         let (own, _) = hot.legs(from);
         if header.has(flags::FIN) && !own.has_fin && header.seq_end().after(own.next) {
             (own.has_fin, own.fin) = (true, header.seq_end());
-            states[from] = states[from].fin_sent();
+            state = state.fin_sent();
             if let Some(lent) = hot.lent {
                 // Who answers is to be heard here.
                 self.callbacks.closing(lent);
             }
         }
-        self.reached(now, slot, from, states);
+        self.reached(now, slot, from, state, other_state);
     }
 
     /// Side `from` has acknowledged so much elsewhere: that may have been the other side's FIN.
     pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize, ack: Seq) {
         let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
-        let states = fin_acknowledged(hot, from, ack);
-        self.reached(now, slot, from, states);
+        let (state, other_state) = fin_acknowledged(hot, from, ack);
+        self.reached(now, slot, from, state, other_state);
     }
 
-    /// Both sides are in these states now, the one first that `from` says.
-    fn reached(&mut self, now: Instant, slot: usize, from: usize, states: [State; 2]) {
-        for side in [from, from ^ 1] {
-            self.state(now, slot, side, states[side]);
-        }
-        if states.iter().all(|state| state.is_over()) {
+    /// Side `from` and the other one are in these states now.
+    fn reached(&mut self, now: Instant, slot: usize, from: usize, state: State, other: State) {
+        self.state(now, slot, from, state);
+        self.state(now, slot, from ^ 1, other);
+        if state.is_over() && other.is_over() {
             self.record(now, slot, EndReason::Ok);
             self.wait(now, slot);
         }
@@ -135,15 +145,27 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// The states of both sides after `from` has acknowledged so much, which may have been the other side's FIN.
-fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> [State; 2] {
+/// The states of `from` and of the other side after `from` has acknowledged so much, which may have been the other's FIN.
+fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> (State, State) {
     let (own, other) = hot.legs(from);
     let (mut own_state, mut other_state) = (own.state, other.state);
     if other.has_fin && !other.fin_acked && !ack.before(other.fin + other.add) {
         other.fin_acked = true;
         (own_state, other_state) = (own_state.other_fin_acknowledged(), other_state.fin_acknowledged());
     }
-    if from == CLIENT { [own_state, other_state] } else { [other_state, own_state] }
+    (own_state, other_state)
+}
+
+impl Hot {
+    /// Whether a segment can be rewritten where it is.
+    #[inline]
+    pub(super) fn passes(&self, from: usize, header: &Header, checksums: Checksums) -> bool {
+        let special = flags::SYN | flags::RST;
+        let whole = header.len() as usize + (header.data - header.tcp - BARE);
+        let fits = whole <= usize::from(self.leg[from ^ 1].mss);
+        let again = self.edited && (header.seq + self.leg[from].add).before(self.leg[from ^ 1].acked);
+        self.plain && fits && !again && !header.has(special) && checksums != Checksums::Partial
+    }
 }
 
 /// Whether the receiver can have a use for a segment: not past its window (but for the one byte of a window probe),

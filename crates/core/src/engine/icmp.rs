@@ -33,7 +33,9 @@ fn kind(v4: bool, kind: u8, code: u8) -> Option<Error> {
 
 impl<C: Callbacks> Engine<C> {
     /// An ICMP message: translated where it quotes a connection of ours, else left to the rest of the system.
-    pub(super) fn icmp(&mut self, now: Instant, packet: &mut [u8], ip: &Ip) -> Fate {
+    #[inline(never)]
+    pub(super) fn icmp(&mut self, now: Instant, packet: &mut [u8]) -> Fate {
+        let Ok(ip) = &Ip::parse(packet) else { return Fate::NotOurs };
         let start = ip.payload;
         let v4 = ip.protocol == ICMP;
         let Some(error) = kind(v4, u8_at(packet, start), u8_at(packet, start + 1)) else {

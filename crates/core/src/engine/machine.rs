@@ -159,15 +159,18 @@ impl<C: Callbacks> Engine<C> {
         };
         match ip.protocol {
             TCP => {}
-            ICMP | ICMPV6 => return self.icmp(now, packet, &ip),
+            ICMP | ICMPV6 => return self.icmp(now, packet),
             _ => return Fate::NotOurs,
         }
         let header = match Header::parse(packet, &ip, checksums) {
             Ok(header) => header,
-            Err(_) if !self.is_ours(&ip, packet) => return Fate::NotOurs,
+            Err(_) if !self.is_ours(packet) => return Fate::NotOurs,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
-        let checksums = self.finished(packet, &ip, &header, checksums);
+        let checksums = match checksums {
+            Checksums::Verify | Checksums::Verified => checksums,
+            Checksums::Partial | Checksums::Unmarked => self.finished(packet, &header, checksums),
+        };
         if let Some(slot) = self.answered(&header.tuple) {
             return self.segment(now, slot, SERVER, &header, packet, hop, checksums);
         }
@@ -179,12 +182,11 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
-    fn finished(&self, packet: &mut [u8], ip: &Ip, header: &Header, checksums: Checksums) -> Checksums {
-        let unfinished = match checksums {
-            Checksums::Verify | Checksums::Verified => return checksums,
-            Checksums::Partial => true,
-            Checksums::Unmarked => header.is_unfinished(packet, ip),
-        };
+    // Reads the IP header again: who would lend it here kept it out of registers for every packet.
+    #[inline(never)]
+    fn finished(&self, packet: &mut [u8], header: &Header, checksums: Checksums) -> Checksums {
+        let Ok(ip) = &Ip::parse(packet) else { return checksums };
+        let unfinished = checksums == Checksums::Partial || header.is_unfinished(packet, ip);
         if unfinished && ip.end <= usize::from(self.config.mtu) {
             header.finish(packet, ip);
             return Checksums::Verified;
@@ -193,16 +195,19 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// The connection of a tuple, and the side that sends so.
+    #[inline]
     pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         self.answered(tuple).map(|slot| (slot, SERVER)).or_else(|| self.indexed(key, tuple))
     }
 
     /// The connection whose server answers so: found by our own port, without the index.
+    #[inline]
     fn answered(&self, tuple: &Tuple) -> Option<usize> {
         let slot = self.ports.slot(tuple)? as usize;
         self.hot.get(slot).is_some_and(|hot| hot.tuple[SERVER] == *tuple).then_some(slot)
     }
 
+    #[inline]
     fn indexed(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         let is_it = |value: u32| {
             let hot = self.hot.get((value >> 1) as usize);
@@ -212,6 +217,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     #[allow(clippy::too_many_arguments, reason = "one packet and all that is known of it")]
+    #[inline]
     fn segment(
         &mut self,
         now: Instant,
@@ -245,12 +251,15 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Whether a packet goes to an address and port that only the engine uses.
-    fn is_ours(&self, ip: &Ip, packet: &[u8]) -> bool {
+    #[inline(never)]
+    fn is_ours(&self, packet: &[u8]) -> bool {
+        let Ok(ip) = Ip::parse(packet) else { return false };
         let port = super::packet::u16_at(packet, ip.payload + 2);
         self.listens(ip.dst, port) || self.ports.owns(ip.dst, port)
     }
 
     /// Whether clients may connect to this address and port.
+    #[inline]
     pub(super) fn listens(&self, to: Address, port: u16) -> bool {
         let fits = |(address, at): &(Option<Address>, Option<u16>)| {
             address.is_none_or(|address| address == to) && at.is_none_or(|at| at == port)
@@ -340,11 +349,13 @@ impl<C: Callbacks> Engine<C> {
         Some(self.hot.len() - 1)
     }
 
+    #[inline]
     pub(super) fn next_id(&mut self) -> ConnectionId {
         self.last_id += 1;
         ConnectionId(self.last_id)
     }
 
+    #[inline]
     pub(super) fn allocate_slow(&mut self) -> u32 {
         self.free_slow.pop().unwrap_or_else(|| {
             self.slow.push(Slow::default());
@@ -353,6 +364,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// What a connection keeps only while it needs it.
+    #[inline]
     pub(super) fn slow_of(&mut self, slot: usize) -> Option<&mut Slow> {
         let at = self.hot.get(slot)?.slow;
         self.slow.get_mut(at as usize)
@@ -371,12 +383,13 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Sets a side's state and remembers when.
+    #[inline]
     pub(super) fn state(&mut self, now: Instant, slot: usize, at: usize, state: State) {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
         let leg = &mut hot.leg[at];
         if leg.state != state {
             leg.state = state;
-            cold.stamps.push(side(at), state, now.since(cold.opened));
+            cold.stamps.push(side(at), state, now.as_nanos().saturating_sub(cold.opened.as_nanos()));
         }
     }
 

@@ -1,10 +1,10 @@
 //! The handshake with the client.
 
 use super::config::{Callbacks, Hop};
-use super::connection::{CLIENT, Hot, Leg, NEVER, Phase, Source};
+use super::connection::{CLIENT, NEVER, Phase, Source};
 use super::cookie;
 use super::machine::{Drop, Engine, Fate};
-use super::options::{Located, Offer};
+use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
@@ -74,7 +74,7 @@ impl<C: Callbacks> Engine<C> {
         }
         let Some(slot) = self.allocate(now) else { return self.send_cookie(now, header, &offer, hop) };
         let isn = cookie::isn(self.cookie_key(), &header.tuple, now);
-        self.begin(now, slot, key, header.tuple, header.seq + 1, &offer, isn, hop);
+        self.begin(now, slot, key, &header.tuple, header.seq + 1, &offer, isn, hop);
         self.half_open += 1;
         if let Some(slow) = self.slow_of(slot) {
             slow.until = now + HANDSHAKE;
@@ -98,7 +98,7 @@ impl<C: Callbacks> Engine<C> {
         now: Instant,
         slot: usize,
         key: u32,
-        tuple: Tuple,
+        tuple: &Tuple,
         first: Seq,
         offer: &Offer,
         isn: Seq,
@@ -107,34 +107,27 @@ impl<C: Callbacks> Engine<C> {
         let id = self.next_id();
         let slow_at = self.allocate_slow();
         let default_mss = if tuple.remote.is_v4() { 536 } else { 1220 };
-        let client = Leg {
-            next: first,
-            acked: isn + 1,
-            edge: isn + 1,
-            stamp: offer.timestamps.map_or(0, |(value, _)| value),
-            stamps: offer.timestamps.is_some(),
-            packets: 1,
-            hop,
-            mss: offer.mss.unwrap_or(default_mss).min(self.mss(tuple.remote)),
-            shift: offer.window_scale.unwrap_or(0),
-            shown_shift: if offer.window_scale.is_some() { self.config.window_shift } else { 0 },
-            state: State::SynSent,
-            ..Leg::default()
-        };
+        let mss = offer.mss.unwrap_or(default_mss).min(self.mss(tuple.remote));
+        let window_shift = self.config.window_shift;
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
-        *hot = Hot {
-            tuple: [tuple, Tuple::default()],
-            leg: [client, Leg::default()],
-            active: now,
-            slow: slow_at,
-            phase: Phase::Opening,
-            ..Hot::default()
-        };
+        // Cleared first, then field by field: made elsewhere and moved here it would pass through memory twice.
+        hot.clear();
+        (hot.active, hot.slow, hot.phase) = (now, slow_at, Phase::Opening);
+        hot.tuple[CLIENT] = *tuple;
+        let client = &mut hot.leg[CLIENT];
+        (client.next, client.acked, client.edge) = (first, isn + 1, isn + 1);
+        (client.packets, client.hop, client.mss, client.state) = (1, hop, mss, State::SynSent);
+        if let Some((value, _)) = offer.timestamps {
+            (client.stamps, client.stamp) = (true, value);
+        }
+        if let Some(shift) = offer.window_scale {
+            (client.shift, client.shown_shift) = (shift, window_shift);
+        }
         (cold.id, cold.opened, cold.connected, cold.expires) = (id, now, NEVER, NEVER);
         (cold.key, cold.source) = (key, Source::None);
         cold.idle = Duration::from_millis(self.config.idle_timeout_ms);
         cold.stamps.clear();
-        cold.stamps.push(Side::Client, State::SynSent, Duration::ZERO);
+        cold.stamps.push(Side::Client, State::SynSent, 0);
         if let Some(slow) = self.slow.get_mut(slow_at as usize) {
             slow.offer = *offer;
             slow.isn[CLIENT] = isn;
@@ -167,7 +160,8 @@ impl<C: Callbacks> Engine<C> {
         let (Some(hot), window) = (self.hot.get(slot), self.first_window()) else { return };
         let Some(slow) = self.slow.get(hot.slow as usize) else { return };
         let (to, leg) = (hot.tuple[CLIENT], &hot.leg[CLIENT]);
-        let options = self.answer(&to, &slow.offer, clock).write();
+        let mut options = Written::default();
+        self.answer(&to, &slow.offer, clock).write_into(&mut options);
         self.outbox.segment(&Segment {
             to,
             hop: leg.hop,
@@ -175,7 +169,7 @@ impl<C: Callbacks> Engine<C> {
             ack: leg.next,
             flags: flags::SYN | flags::ACK,
             window,
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
     }
@@ -196,7 +190,7 @@ impl<C: Callbacks> Engine<C> {
             ack: header.seq + 1,
             flags: flags::SYN | flags::ACK,
             window: self.first_window(),
-            options: options.as_slice(),
+            options: options.words(),
             payload: &[],
         });
         self.counters.cookies_sent += 1;
@@ -227,7 +221,7 @@ impl<C: Callbacks> Engine<C> {
             return self.reset_stranger(now, header, hop);
         };
         self.counters.cookies_accepted += 1;
-        self.begin(now, slot, key, header.tuple, header.seq, &offer, isn, hop);
+        self.begin(now, slot, key, &header.tuple, header.seq, &offer, isn, hop);
         self.half_open += 1;
         self.opening(now, slot, header, packet)
     }

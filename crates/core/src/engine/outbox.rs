@@ -2,7 +2,7 @@
 
 use super::checksum::Sum;
 use super::config::Hop;
-use super::packet::{TCP, Tuple, put};
+use super::packet::{Address, TCP, Tuple};
 use super::seq::Seq;
 
 /// Most bytes that wait; what a full outbox refuses is lost as on a full link, and sent again by whoever waits for it.
@@ -21,105 +21,128 @@ pub(super) struct Segment<'a> {
     pub(super) ack: Seq,
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// A multiple of 4 bytes, at most 40.
-    pub(super) options: &'a [u8],
+    /// Four bytes each, the first the highest; at most ten.
+    pub(super) options: &'a [u32],
     pub(super) payload: &'a [u8],
 }
 
 /// The packets.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outbox {
+    /// Written over and over again, never cleared.
     bytes: Vec<u8>,
-    packets: Vec<(usize, usize, Hop)>,
+    used: usize,
+    packets: Vec<(u32, u32, Hop)>,
     taken: usize,
     /// Packets that found no room.
     pub(super) refused: u64,
 }
 
+impl Default for Outbox {
+    fn default() -> Self {
+        // Of zeros: memory that comes when it is used.
+        Self { bytes: vec![0; MAX_BYTES], used: 0, packets: Vec::new(), taken: 0, refused: 0 }
+    }
+}
+
 impl Outbox {
     /// The next packet to send; when there is none left, the buffer is used from its beginning again.
+    #[inline]
     pub(super) fn poll(&mut self) -> Option<(&[u8], Hop)> {
         let Some(&(start, end, hop)) = self.packets.get(self.taken) else {
-            self.bytes.clear();
             self.packets.clear();
-            self.taken = 0;
+            (self.taken, self.used) = (0, 0);
             return None;
         };
         self.taken += 1;
-        self.bytes.get(start..end).map(|bytes| (bytes, hop))
+        self.bytes.get(start as usize..end as usize).map(|bytes| (bytes, hop))
     }
 
     /// Builds a TCP segment with all its checksums.
+    #[inline]
     pub(super) fn segment(&mut self, segment: &Segment<'_>) {
-        let Segment { to, options, payload, .. } = *segment;
+        // Nothing of it is moved: it was written just now, see `Written`.
+        let Segment { to, options, payload, .. } = segment;
         let v4 = to.remote.is_v4();
-        let length = TCP_HEADER + options.len() + payload.len();
+        let length = TCP_HEADER + options.len() * 4 + payload.len();
         let total = length + if v4 { 20 } else { 40 };
-        let (start, fits) = (self.bytes.len(), u16::try_from(total).is_ok());
-        if !fits || start + total > MAX_BYTES {
+        let (start, fits) = (self.used, u16::try_from(total).is_ok());
+        let Some(room) = self.bytes.get_mut(start..start + total).filter(|_| fits) else {
             self.refused += 1;
             return;
-        }
+        };
         let addresses = to.remote.sum().add(to.local.sum());
-        let tcp = tcp(segment, addresses, length as u32);
-        if v4 {
-            let mut head = [0; 40];
-            head[..20].copy_from_slice(&ipv4(to, addresses, total as u16));
-            head[20..].copy_from_slice(&tcp);
-            self.bytes.extend_from_slice(&head);
+        let tcp = if v4 {
+            let Some((head, tcp)) = room.split_first_chunk_mut() else { return };
+            ipv4(head, to, addresses, total as u16);
+            tcp
         } else {
-            self.bytes.extend_from_slice(&ipv6(to, length as u16));
-            self.bytes.extend_from_slice(&tcp);
-        }
-        if !options.is_empty() {
-            self.bytes.extend_from_slice(options);
-        }
-        if !payload.is_empty() {
-            self.bytes.extend_from_slice(payload);
-        }
-        self.packets.push((start, self.bytes.len(), segment.hop));
+            let Some((head, tcp)) = room.split_first_chunk_mut() else { return };
+            ipv6(head, to, length as u16);
+            tcp
+        };
+        self::tcp(tcp, segment, addresses, length as u32);
+        self.used += total;
+        self.packets.push((start as u32, (start + total) as u32, segment.hop));
     }
 }
 
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
+/// The word that begins at `at`, to be written.
+macro_rules! word {
+    ($to:ident, $at:literal, $value:expr) => {
+        $to[$at..$at + 4].copy_from_slice(&u32::to_be_bytes($value))
+    };
+}
+
 /// The header of a packet of `total` bytes; `addresses` is the sum of both.
-fn ipv4(to: Tuple, addresses: Sum, total: u16) -> [u8; 20] {
-    let [high, low] = total.to_be_bytes();
+#[inline]
+fn ipv4(head: &mut [u8; 20], to: &Tuple, addresses: Sum, total: u16) {
     let ttl_protocol = u16::from_be_bytes([TTL, TCP]);
-    let [c0, c1] = addresses.u16(0x4500).u16(total).u16(0x4000).u16(ttl_protocol).checksum().to_be_bytes();
-    let [s0, s1, s2, s3] = to.local.v4_bits().to_be_bytes();
-    let [d0, d1, d2, d3] = to.remote.v4_bits().to_be_bytes();
+    let checksum = addresses.u16(0x4500).u16(total).u16(0x4000).u16(ttl_protocol).checksum();
+    word!(head, 0, 0x4500_0000 | u32::from(total));
     // "Don't fragment", so the identification need not differ (RFC 6864).
-    [0x45, 0, high, low, 0, 0, 0x40, 0, TTL, TCP, c0, c1, s0, s1, s2, s3, d0, d1, d2, d3]
+    word!(head, 4, 0x4000);
+    word!(head, 8, u32::from(ttl_protocol) << 16 | u32::from(checksum));
+    word!(head, 12, to.local.v4_bits());
+    word!(head, 16, to.remote.v4_bits());
 }
 
 /// The header in front of `length` bytes.
-fn ipv6(to: Tuple, length: u16) -> [u8; 40] {
-    let mut head = [0; 40];
-    let [high, low] = length.to_be_bytes();
-    put(&mut head, 0, &[0x60, 0, 0, 0, high, low, TCP, TTL]);
-    put(&mut head, 8, &to.local.v6_bytes());
-    put(&mut head, 24, &to.remote.v6_bytes());
-    head
+fn ipv6(head: &mut [u8; 40], to: &Tuple, length: u16) {
+    let address = |address: Address| address.v6_bytes();
+    word!(head, 0, 0x6000_0000);
+    word!(head, 4, u32::from(length) << 16 | u32::from(u16::from_be_bytes([TCP, TTL])));
+    head[8..24].copy_from_slice(&address(to.local));
+    head[24..40].copy_from_slice(&address(to.remote));
 }
 
-/// The header, with the checksum of the whole segment of `length` bytes.
-fn tcp(segment: &Segment<'_>, addresses: Sum, length: u32) -> [u8; TCP_HEADER] {
-    let Segment { to, seq, ack, flags, window, options, payload, .. } = *segment;
-    let offset = ((5 + options.len() / 4) as u8) << 4;
-    let sum = addresses.u16(u16::from(TCP)).u32(length).u32(to.ports).u32(seq.0).u32(ack.0);
-    let sum = sum.u16(u16::from_be_bytes([offset, flags])).u16(window);
-    let sum = if options.is_empty() { sum } else { sum.add(Sum::ZERO.bytes(options)) };
-    let sum = if payload.is_empty() { sum } else { sum.add(Sum::ZERO.bytes(payload)) };
-    let [p0, p1] = to.local_port().to_be_bytes();
-    let [p2, p3] = to.remote_port().to_be_bytes();
-    let [s0, s1, s2, s3] = seq.0.to_be_bytes();
-    let [a0, a1, a2, a3] = ack.0.to_be_bytes();
-    let [w0, w1] = window.to_be_bytes();
-    let [c0, c1] = sum.checksum().to_be_bytes();
-    [p0, p1, p2, p3, s0, s1, s2, s3, a0, a1, a2, a3, offset, flags, w0, w1, c0, c1, 0, 0]
+/// The whole segment of `length` bytes, with its checksum.
+#[inline]
+fn tcp(into: &mut [u8], segment: &Segment<'_>, addresses: Sum, length: u32) {
+    let Segment { to, seq, ack, flags, window, options, payload, .. } = segment;
+    let offset = ((5 + options.len()) as u8) << 4;
+    let offset_flags = u16::from_be_bytes([offset, *flags]);
+    let ports = to.ports.rotate_left(16);
+    let mut sum = addresses.u16(u16::from(TCP)).u32(length).u32(ports).u32(seq.0).u32(ack.0);
+    sum = sum.u16(offset_flags).u16(*window);
+    let Some((head, rest)) = into.split_first_chunk_mut::<TCP_HEADER>() else { return };
+    let (written, rest) = rest.split_at_mut((options.len() * 4).min(rest.len()));
+    for (to, word) in written.as_chunks_mut::<4>().0.iter_mut().zip(*options) {
+        *to = word.to_be_bytes();
+        sum = sum.u32(*word);
+    }
+    if !payload.is_empty() {
+        sum = sum.add(Sum::ZERO.bytes(payload));
+        rest.copy_from_slice(payload);
+    }
+    word!(head, 0, ports);
+    word!(head, 4, seq.0);
+    word!(head, 8, ack.0);
+    word!(head, 12, u32::from(offset_flags) << 16 | u32::from(*window));
+    word!(head, 16, u32::from(sum.checksum()) << 16);
 }
 
 #[cfg(test)]
@@ -141,7 +164,7 @@ mod tests {
                     ack: Seq(2),
                     flags: flags::ACK,
                     window: 3,
-                    options: options.as_slice(),
+                    options: options.words(),
                     payload,
                 });
                 let (bytes, hop) = outbox.poll().unwrap();
@@ -172,6 +195,6 @@ mod tests {
                 payload: &payload,
             });
         }
-        assert!(outbox.refused > 0 && outbox.bytes.len() <= MAX_BYTES);
+        assert!(outbox.refused > 0 && outbox.used <= MAX_BYTES);
     }
 }

@@ -4,6 +4,7 @@
 
 use super::checksum::Sum;
 use super::seq::Seq;
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Protocol numbers (IANA).
@@ -28,23 +29,40 @@ pub mod flags {
 }
 
 /// An IP address of either family in 16 bytes, IPv4 as `::ffff:a.b.c.d`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, Eq)]
 pub struct Address(pub(super) [u64; 2]);
+
+/// Word by word: the derived one reads 16 bytes at once, and what was just written as two words waits for memory then.
+impl PartialEq for Address {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1]) == 0
+    }
+}
+
+impl Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
 
 impl Address {
     const V4_PREFIX: u64 = 0xffff_0000_0000;
 
     /// An IPv4 address from its 32 bits.
+    #[inline]
     pub const fn v4(bits: u32) -> Self {
         Self([0, Self::V4_PREFIX | bits as u64])
     }
 
     /// Whether this is an IPv4 address.
+    #[inline]
     pub const fn is_v4(self) -> bool {
         self.0[0] == 0 && self.0[1] >> 32 == 0xffff
     }
 
     /// The 32 bits of an IPv4 address.
+    #[inline]
     pub(super) const fn v4_bits(self) -> u32 {
         self.0[1] as u32
     }
@@ -59,6 +77,7 @@ impl Address {
     }
 
     /// What this address adds to a pseudo header (or an IPv4 header).
+    #[inline]
     pub(super) const fn sum(self) -> Sum {
         let sum = Sum::ZERO.u32(self.0[1] as u32);
         if self.is_v4() {
@@ -106,11 +125,13 @@ impl Tuple {
     }
 
     /// The other host's port.
+    #[inline]
     pub const fn remote_port(&self) -> u16 {
         (self.ports >> 16) as u16
     }
 
     /// The port it talks to.
+    #[inline]
     pub const fn local_port(&self) -> u16 {
         self.ports as u16
     }
@@ -121,8 +142,28 @@ impl Tuple {
     }
 
     /// Address and port on our side.
+    #[inline]
     pub(super) const fn source(&self) -> (Address, u16) {
         (self.local, self.local_port())
+    }
+
+    /// The tuple of a packet, without a look at anything else: a guess, if it carries no TCP or UDP.
+    #[inline(always)]
+    pub(super) fn guess(bytes: &[u8]) -> Option<Self> {
+        let head = bytes.first_chunk::<20>()?;
+        if head[0] >> 4 != 4 {
+            return Self::guess_v6(bytes);
+        }
+        let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let ports = u32_at(bytes, usize::from(head[0] & 0x0f) * 4);
+        Some(Self { remote: Address::v4(word(12)), local: Address::v4(word(16)), ports })
+    }
+
+    #[inline(never)]
+    fn guess_v6(bytes: &[u8]) -> Option<Self> {
+        let head = bytes.first_chunk::<40>()?;
+        let [remote, local] = [8, 24].map(|at| head[at..].first_chunk().copied().map(Address::from_v6));
+        Some(Self { remote: remote?, local: local?, ports: u32_at(bytes, 40) })
     }
 
     /// Whom it talks to.
@@ -194,15 +235,22 @@ impl Ip {
     ///
     /// # Errors
     /// Says what is wrong with it.
+    // In its caller's code, field by field, so that nothing goes by way of memory: with every packet that costs more than
+    // all that is read here.
+    #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         match bytes.first().ok_or(Malformed::Truncated)? >> 4 {
             4 => Self::parse_v4(bytes),
-            6 => Self::parse_v6(bytes),
+            6 => {
+                let Self { src, dst, protocol, ttl, payload, end } = Self::parse_v6(bytes)?;
+                let (src, dst) = (Address([src.0[0], src.0[1]]), Address([dst.0[0], dst.0[1]]));
+                Ok(Self { src, dst, protocol, ttl, payload, end })
+            }
             _ => Err(Malformed::Header),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn parse_v4(bytes: &[u8]) -> Result<Self, Malformed> {
         let Some(head) = bytes.first_chunk::<20>() else { return Err(Malformed::Truncated) };
         let header = usize::from(head[0] & 0x0f) * 4;
@@ -227,6 +275,7 @@ impl Ip {
         })
     }
 
+    #[inline(never)]
     fn parse_v6(bytes: &[u8]) -> Result<Self, Malformed> {
         let address = |at: usize| {
             bytes.get(at..at + 16).and_then(|b| b.try_into().ok()).map(Address::from_v6).unwrap_or_default()
@@ -261,9 +310,28 @@ impl Ip {
     }
 
     /// What the pseudo header adds to the checksum of the protocol carried.
+    #[inline]
     pub(super) fn pseudo(&self) -> Sum {
         let length = u32::try_from(self.end - self.payload).unwrap_or(0);
         self.src.sum().add(self.dst.sum()).u16(u16::from(self.protocol)).u32(length)
+    }
+
+    /// Whether the checksums are right, as far as `checksums` says that they can be.
+    // Not in its caller's code: a copy of the header is looked at, and the original stays out of memory.
+    #[inline(never)]
+    fn checksums_hold(self, bytes: &[u8], checksums: Checksums) -> bool {
+        let holds = || self.payload_checksum_holds(bytes, self.pseudo());
+        self.checksum_holds(bytes)
+            && match checksums {
+                Checksums::Verified | Checksums::Partial => true,
+                Checksums::Verify => holds(),
+                Checksums::Unmarked => self.is_unfinished(bytes) || holds(),
+            }
+    }
+
+    /// Whether the checksum of the TCP segment carried is that of the pseudo header alone.
+    fn is_unfinished(&self, bytes: &[u8]) -> bool {
+        u16_at(bytes, self.payload + 16) == self.pseudo().folded()
     }
 
     /// Whether the checksum of the protocol carried is right.
@@ -300,6 +368,8 @@ impl Header {
     ///
     /// # Errors
     /// Says what is wrong with it.
+    // As [`Ip::parse`].
+    #[inline(always)]
     pub fn parse(bytes: &[u8], ip: &Ip, checksums: Checksums) -> Result<Self, Malformed> {
         let tcp = ip.payload;
         if ip.end < tcp + 20 {
@@ -328,34 +398,31 @@ impl Header {
             data: tcp + length,
             end: ip.end,
         };
-        header.check(bytes, ip, checksums)?;
+        header.check(ip)?;
+        if checksums != Checksums::Verified && !ip.checksums_hold(bytes, checksums) {
+            return Err(Malformed::Checksum);
+        }
         Ok(header)
     }
 
-    fn check(&self, bytes: &[u8], ip: &Ip, checksums: Checksums) -> Result<(), Malformed> {
+    #[inline(always)]
+    fn check(&self, ip: &Ip) -> Result<(), Malformed> {
         use flags::{ACK, FIN, RST, SYN};
         let lone = self.flags & (SYN | RST | FIN);
-        if lone.count_ones() > 1 || (lone == 0 && self.flags & ACK == 0) {
+        // At most one of the three, else a smaller one is left when the lowest is taken out.
+        if lone & lone.wrapping_sub(1) != 0 || (lone == 0 && self.flags & ACK == 0) {
             return Err(Malformed::Flags);
         }
         if self.tuple.remote_port() == 0 || self.tuple.local_port() == 0 || !is_unicast(ip.src) {
             return Err(Malformed::Address);
         }
-        if checksums != Checksums::Verified && !ip.checksum_holds(bytes) {
-            return Err(Malformed::Checksum);
-        }
-        let holds = || ip.payload_checksum_holds(bytes, ip.pseudo());
-        let wrong = match checksums {
-            Checksums::Verified | Checksums::Partial => false,
-            Checksums::Verify => !holds(),
-            Checksums::Unmarked => !self.is_unfinished(bytes, ip) && !holds(),
-        };
-        if wrong { Err(Malformed::Checksum) } else { Ok(()) }
+        Ok(())
     }
 
     /// Whether the checksum is that of the pseudo header alone, as a sender leaves it to its card.
+    #[inline]
     pub(super) fn is_unfinished(&self, bytes: &[u8], ip: &Ip) -> bool {
-        u16_at(bytes, self.tcp + 16) == ip.pseudo().folded()
+        ip.is_unfinished(bytes)
     }
 
     /// Finishes a checksum that the sender left to its card.
@@ -366,37 +433,44 @@ impl Header {
     }
 
     /// Whether any of these flags is set.
+    #[inline]
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags != 0
     }
 
     /// Bytes of payload.
+    #[inline]
     pub const fn len(&self) -> u32 {
         (self.end - self.data) as u32
     }
 
     /// Whether there is no payload.
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.end == self.data
     }
 
     /// The sequence number after this segment: payload, and one for SYN or FIN.
+    #[inline]
     pub fn seq_end(&self) -> Seq {
         self.seq + self.len() + u32::from(self.has(flags::SYN | flags::FIN))
     }
 
     /// The options.
+    #[inline]
     pub fn options<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(self.tcp + 20..self.data).unwrap_or_default()
     }
 
     /// The payload.
+    #[inline]
     pub fn payload<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(self.data..self.end).unwrap_or_default()
     }
 }
 
 /// Whether an address can be an end of a connection: not unspecified, multicast or broadcast.
+#[inline]
 fn is_unicast(address: Address) -> bool {
     if address.is_v4() {
         let bits = address.v4_bits();
@@ -406,19 +480,23 @@ fn is_unicast(address: Address) -> bool {
     }
 }
 
+#[inline]
 pub(super) fn u8_at(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)
 }
 
+#[inline]
 pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_be_bytes)
 }
 
+#[inline]
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes)
 }
 
 /// Writes bytes at a place that a parser has checked; nothing if it is not there.
+#[inline]
 pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(to) = bytes.get_mut(at..at + value.len()) {
         to.copy_from_slice(value);

@@ -105,6 +105,7 @@ impl Ports {
     }
 
     /// A source of the family of `server`, from each address in turn.
+    #[inline]
     pub(super) fn take(&mut self, server: Address) -> Option<(Address, u16)> {
         let count = self.pools.len();
         for step in 0..count {
@@ -122,6 +123,7 @@ impl Ports {
     }
 
     /// Says whose a source is that was taken.
+    #[inline]
     pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: u32) {
         let at = usize::from(port.wrapping_sub(*self.range.start()));
         let pool = self.pools.iter_mut().find(|pool| pool.address == address);
@@ -131,11 +133,13 @@ impl Ports {
     }
 
     /// The connection that has the address and port a packet goes to, if one has.
+    #[inline]
     pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
         self.at(self.place(to)?)
     }
 
     /// Where [`Self::slot`] will look: told without reading it.
+    #[inline]
     pub(super) fn place(&self, to: &Tuple) -> Option<u32> {
         // Packets of clients, whose port lies elsewhere as a rule, are not compared with each address.
         let port = to.local_port().checked_sub(*self.range.start())?;
@@ -144,12 +148,14 @@ impl Ports {
     }
 
     /// The connection that stands in a place, if one does.
+    #[inline]
     pub(super) fn at(&self, place: u32) -> Option<u32> {
         let pool = self.pools.get((place >> 16) as usize)?;
         pool.slots.get((place & 0xffff) as usize).copied().filter(|slot| *slot != NOBODY)
     }
 
     /// Takes a source back.
+    #[inline]
     pub(super) fn give(&mut self, (address, port): (Address, u16)) {
         let at = usize::from(port.wrapping_sub(*self.range.start()));
         if let Some(pool) = self.pools.iter_mut().find(|pool| pool.address == address) {
@@ -161,6 +167,7 @@ impl Ports {
     }
 
     /// Whether a segment to this address and port can only be meant for a connection to a server.
+    #[inline]
     pub(super) fn owns(&self, address: Address, port: u16) -> bool {
         self.range.contains(&port) && self.pools.iter().any(|pool| pool.address == address)
     }

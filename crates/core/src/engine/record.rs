@@ -8,7 +8,6 @@ use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 /// State of a side's TCP, as far as the packets seen tell (RFC 9293, section 3.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +72,7 @@ impl State {
 
     /// After this side's FIN was seen.
     #[must_use]
+    #[inline]
     pub const fn fin_sent(self) -> Self {
         match self {
             Self::Established => Self::FinWait1,
@@ -83,6 +83,7 @@ impl State {
 
     /// After the other side acknowledged this side's FIN.
     #[must_use]
+    #[inline]
     pub const fn fin_acknowledged(self) -> Self {
         match self {
             Self::FinWait1 => Self::FinWait2,
@@ -94,6 +95,7 @@ impl State {
 
     /// After this side acknowledged the other's FIN.
     #[must_use]
+    #[inline]
     pub const fn other_fin_acknowledged(self) -> Self {
         match self {
             Self::Established => Self::CloseWait,
@@ -104,6 +106,7 @@ impl State {
     }
 
     /// Whether this side sends no data any more and knows that the other has all of it and vice versa.
+    #[inline]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::TimeWait | Self::Closed)
     }
@@ -147,23 +150,26 @@ impl Stamps {
         })
     }
 
-    /// Adds one, `after` the beginning; past [`Stamps::MAX`] nothing.
-    pub(super) fn push(&mut self, side: Side, state: State, after: Duration) {
+    /// Adds one, so many nanoseconds after the beginning; past [`Stamps::MAX`] nothing.
+    #[inline]
+    pub(super) fn push(&mut self, side: Side, state: State, after_ns: u64) {
         let at = usize::from(self.len);
         if let (Some(place), Some(what)) = (self.after.get_mut(at), self.what.get_mut(at)) {
             // A shift, where microseconds would take a division with every packet of a short connection.
-            *place = u32::try_from(after.as_nanos() as u64 >> 10).unwrap_or(u32::MAX);
+            *place = u32::try_from(after_ns >> 10).unwrap_or(u32::MAX);
             *what = state as u8 | if side == Side::Server { SERVER_BIT } else { 0 };
             self.len += 1;
         }
     }
 
     /// Whether there are any; this is at the end of them in memory.
+    #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.len > 0
     }
 
     /// None any more.
+    #[inline]
     pub(super) fn clear(&mut self) {
         self.len = 0;
     }
@@ -231,6 +237,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn the_three_ways_to_close() {
@@ -246,7 +253,7 @@ mod tests {
         let mut stamps = Stamps::default();
         let at = |n: usize| Duration::from_micros(n as u64 * 777);
         for (n, state) in State::ALL.into_iter().chain(State::ALL).enumerate() {
-            stamps.push(if n % 2 == 0 { Side::Client } else { Side::Server }, state, at(n));
+            stamps.push(if n % 2 == 0 { Side::Client } else { Side::Server }, state, at(n).as_nanos() as u64);
         }
         let all: Vec<_> = stamps.iter().collect();
         assert_eq!(all.len(), Stamps::MAX, "and no more");

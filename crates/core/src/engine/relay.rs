@@ -8,7 +8,7 @@ use super::forward::note;
 use super::machine::{Drop, Engine, Fate};
 use super::options::{Located, Written, blank};
 use super::outbox::Segment;
-use super::packet::{Header, flags, put, u32_at};
+use super::packet::{Checksums, Header, flags, put, u32_at};
 use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -21,8 +21,6 @@ struct Options {
 }
 
 impl Options {
-    const NONE: Self = Self { bytes: [0; 40], len: 0 };
-
     fn copied(options: &[u8]) -> Self {
         let mut bytes = [0; 40];
         put(&mut bytes, 0, options);
@@ -62,6 +60,7 @@ impl<C: Callbacks> Engine<C> {
         from: usize,
         header: &Header,
         packet: &mut [u8],
+        checksums: Checksums,
     ) -> Fate {
         if header.has(flags::SYN) {
             return self.challenge(now, slot, from);
@@ -77,6 +76,13 @@ impl<C: Callbacks> Engine<C> {
             return self.relay_reset(now, slot, from, header);
         }
         self.acknowledged(now, slot, from, header);
+        if self.slow_of(slot).is_some() {
+            // The last bytes that were ours to deliver may have arrived by this segment: then it passes as all after it.
+            self.settle(slot);
+            if self.hot.get(slot).is_some_and(|hot| hot.passes(from, header, checksums)) {
+                return self.translate(now, slot, from, header, packet, &located);
+            }
+        }
         let inspected = self.slow_of(slot).is_some_and(|slow| slow.inspect[from]);
         let Some(next) = self.hot.get(slot).map(|hot| hot.leg[from].next) else {
             return Fate::Dropped(Drop::NoConnection);
@@ -231,7 +237,7 @@ impl<C: Callbacks> Engine<C> {
         if let Some(hot) = self.hot.get_mut(slot) {
             note(&mut hot.leg[from], header, packet, located);
         }
-        let passed = self.send_pieces(slot, from, header, packet, options.as_slice());
+        let passed = self.send_pieces(slot, from, header, packet, options.words());
         if passed.owned || (!passed.sent && !header.is_empty()) {
             // Bytes that are ours to deliver, or that somebody took out: their sender waits to hear of them.
             self.acknowledge(now, slot, from);
@@ -246,7 +252,7 @@ impl<C: Callbacks> Engine<C> {
         from: usize,
         header: &Header,
         packet: &[u8],
-        options: &[u8],
+        options: &[u32],
     ) -> Passed {
         let mut passed = Passed::default();
         let Some(numbers) = self.numbers(slot, from ^ 1) else { return passed };
@@ -254,7 +260,7 @@ impl<C: Callbacks> Engine<C> {
         let leg = &hot.leg[from ^ 1];
         let plain = Edits::new(hot.leg[from].add);
         let edits = self.slow.get(hot.slow as usize).map_or(&plain, |slow| &slow.edits[from]);
-        let most = usize::from(leg.mss).saturating_sub(options.len()).max(1);
+        let most = usize::from(leg.mss).saturating_sub(options.len() * 4).max(1);
         let outbox = &mut self.outbox;
         let mut segment = Segment {
             to: hot.tuple[from ^ 1],
@@ -323,11 +329,11 @@ impl<C: Callbacks> Engine<C> {
         header: &Header,
         packet: &[u8],
         located: &Located,
-    ) -> Options {
-        let Some(hot) = self.hot.get(slot) else { return Options::NONE };
+    ) -> Written {
+        let Some(hot) = self.hot.get(slot) else { return Written::default() };
         let (own, other) = (&hot.leg[from], &hot.leg[from ^ 1]);
         if header.data == header.tcp + 20 && !other.stamps {
-            return Options::NONE;
+            return Written::default();
         }
         let mut options = Options::copied(header.options(packet));
         let edited = self.slow.get(hot.slow as usize).is_some_and(|slow| !slow.edits[from ^ 1].is_empty());
@@ -348,14 +354,14 @@ impl<C: Callbacks> Engine<C> {
             }
             Some(at) => blank(options.as_mut(), at, 8),
             None if other.stamps => {
-                options = Options::copied(Written::timestamps(self.clock(now), other.stamp).as_slice());
+                return Written::timestamps(self.clock(now), other.stamp);
             }
             None => {}
         }
         if options.as_slice().iter().all(|byte| *byte == 1) {
-            options.len = 0;
+            return Written::default();
         }
-        options
+        Written::from(options.as_slice())
     }
 }
 

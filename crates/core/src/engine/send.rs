@@ -61,19 +61,13 @@ impl<C: Callbacks> Engine<C> {
         let leg = &hot.leg[at];
         let bound = matches!(hot.phase, Phase::Bound | Phase::TimeWait);
         let stamp = if bound { hot.leg[at ^ 1].stamp_for_other(clock) } else { clock };
-        let options = if leg.stamps { Written::timestamps(stamp, leg.stamp) } else { Written::default() };
+        let mut options = Written::default();
+        if leg.stamps {
+            options.add_timestamps(stamp, leg.stamp);
+        }
         let Numbers { seq, ack, window } = numbers;
         let (to, hop) = (hot.tuple[at], leg.hop);
-        self.outbox.segment(&Segment {
-            to,
-            hop,
-            seq,
-            ack,
-            flags,
-            window,
-            options: options.as_slice(),
-            payload,
-        });
+        self.outbox.segment(&Segment { to, hop, seq, ack, flags, window, options: options.words(), payload });
     }
 
     /// Acknowledges to side `at` what arrived from it.

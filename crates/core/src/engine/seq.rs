@@ -11,28 +11,33 @@ pub struct Seq(pub u32);
 
 impl Seq {
     /// Whether this number comes before `other`.
+    #[inline]
     pub const fn before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
     /// Whether this number comes after `other`.
+    #[inline]
     pub const fn after(self, other: Self) -> bool {
         other.before(self)
     }
 
     /// The later of two.
     #[must_use]
+    #[inline]
     pub const fn max(self, other: Self) -> Self {
         if self.before(other) { other } else { self }
     }
 
     /// The earlier of two.
     #[must_use]
+    #[inline]
     pub const fn min(self, other: Self) -> Self {
         if self.before(other) { self } else { other }
     }
 
     /// How far this number is after `earlier`; 0 if it is not.
+    #[inline]
     pub const fn since(self, earlier: Self) -> u32 {
         if self.before(earlier) { 0 } else { self.0.wrapping_sub(earlier.0) }
     }
@@ -41,6 +46,7 @@ impl Seq {
 impl Add<u32> for Seq {
     type Output = Self;
 
+    #[inline]
     fn add(self, n: u32) -> Self {
         Self(self.0.wrapping_add(n))
     }
@@ -49,6 +55,7 @@ impl Add<u32> for Seq {
 impl Sub<u32> for Seq {
     type Output = Self;
 
+    #[inline]
     fn sub(self, n: u32) -> Self {
         Self(self.0.wrapping_sub(n))
     }
@@ -58,6 +65,7 @@ impl Sub for Seq {
     /// The distance, modulo 2^32.
     type Output = u32;
 
+    #[inline]
     fn sub(self, other: Self) -> u32 {
         self.0.wrapping_sub(other.0)
     }

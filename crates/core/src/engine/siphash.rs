@@ -4,6 +4,7 @@
 pub type Key = [u64; 2];
 
 /// The hash of whole 64-bit words (little-endian order of the reference).
+#[inline]
 pub fn siphash24(key: Key, words: &[u64]) -> u64 {
     let [k0, k1] = key;
     let mut v = [
@@ -26,6 +27,7 @@ pub fn siphash24(key: Key, words: &[u64]) -> u64 {
     v[0] ^ v[1] ^ v[2] ^ v[3]
 }
 
+#[inline(always)]
 fn round(v: &mut [u64; 4]) {
     v[0] = v[0].wrapping_add(v[1]);
     v[2] = v[2].wrapping_add(v[3]);

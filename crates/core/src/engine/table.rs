@@ -7,6 +7,7 @@ use super::packet::Tuple;
 pub(super) type HashKey = [u64; 4];
 
 /// Hash of a tuple: multiply and fold, the keys secret.
+#[inline]
 pub(super) fn hash(key: &HashKey, tuple: &Tuple) -> u32 {
     let low = fold(tuple.remote.0[1] ^ key[0], tuple.local.0[1] ^ key[1]);
     let high = fold(tuple.remote.0[0] ^ key[2], tuple.local.0[0] ^ key[3]);
@@ -14,6 +15,7 @@ pub(super) fn hash(key: &HashKey, tuple: &Tuple) -> u32 {
     (mixed ^ (mixed >> 32)) as u32
 }
 
+#[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b);
     (wide as u64) ^ ((wide >> 64) as u64)
@@ -39,6 +41,7 @@ impl Index {
     }
 
     /// The value under `hash` for which `is_it` holds.
+    #[inline]
     pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask;
         loop {
@@ -55,16 +58,19 @@ impl Index {
     }
 
     /// What stands in the first place that is looked at for `hash`.
+    #[inline]
     pub(super) fn place(&self, hash: u32) -> u64 {
         self.places.get(hash as usize & self.mask).copied().unwrap_or(0)
     }
 
     /// The value that probably stands under `hash`: no comparison of tuples.
+    #[inline]
     pub(super) fn probable(&self, hash: u32) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
     /// Adds an entry. The caller keeps the number of entries within what [`Index::new`] was given.
+    #[inline]
     pub(super) fn insert(&mut self, hash: u32, value: u32) {
         let mut at = hash as usize & self.mask;
         for _ in 0..self.places.len() {
@@ -106,6 +112,7 @@ impl Index {
         self.set(gap, 0);
     }
 
+    #[inline]
     fn set(&mut self, at: usize, place: u64) {
         if let Some(to) = self.places.get_mut(at) {
             *to = place;

@@ -59,6 +59,7 @@ impl Wheel {
     }
 
     /// Sees to it that `entry` is handed out at `at` or earlier; an entry that is due earlier stays where it is.
+    #[inline]
     pub(super) fn arm(&mut self, entry: u32, at: Instant) {
         let step = at.as_nanos().div_ceil(STEP_NS);
         let ahead = step.saturating_sub(self.current).clamp(1, STEPS as u64 - 1);
@@ -72,6 +73,7 @@ impl Wheel {
     }
 
     /// Puts `entry` at the end of the list of those in TIME-WAIT.
+    #[inline]
     pub(super) fn wait(&mut self, entry: u32) {
         self.wait_no_more(entry);
         let last = std::mem::replace(&mut self.waiting.last, entry);
@@ -85,6 +87,7 @@ impl Wheel {
     }
 
     /// Takes `entry` out of the list of those in TIME-WAIT, if it is there.
+    #[inline]
     pub(super) fn wait_no_more(&mut self, entry: u32) {
         let Some(link) = self.waits.get_mut(entry as usize) else { return };
         let Link { prev, next, list } = std::mem::replace(link, UNLINKED);
@@ -102,11 +105,13 @@ impl Wheel {
     }
 
     /// The entry that has been in TIME-WAIT longest.
+    #[inline]
     pub(super) fn longest_waiting(&self) -> Option<u32> {
         Some(self.waiting.first).filter(|first| *first != NONE)
     }
 
     /// The list that `entry` is in, whichever it is: reads it from memory.
+    #[inline]
     pub(super) fn list_of(&self, entry: u32) -> Option<u32> {
         self.links.get(entry as usize).map(|link| link.list)
     }
@@ -132,6 +137,7 @@ impl Wheel {
     }
 
     /// The next entry due at `now`, taken out; none: all were handed out, and the wheel stands at `now`.
+    #[inline]
     pub(super) fn due(&mut self, now: Instant) -> Option<u32> {
         let target = now.as_nanos() / STEP_NS;
         // Nothing lies further ahead than one turn: what came before that is handed out by looking at each step once.
@@ -162,6 +168,7 @@ impl Wheel {
     }
 
     /// In how many steps `entry` is due; none if it is in no step's list.
+    #[inline]
     fn ahead(&self, entry: u32) -> Option<u64> {
         let list = self.links.get(entry as usize)?.list;
         let steps = STEPS as u64;
@@ -185,12 +192,14 @@ impl Wheel {
         self.mark(list, true);
     }
 
+    #[inline]
     fn list(&mut self, list: u32, change: impl FnOnce(&mut List)) {
         if let Some(list) = self.lists.get_mut(list as usize) {
             change(list);
         }
     }
 
+    #[inline]
     fn mark(&mut self, list: u32, busy: bool) {
         if let Some(word) = self.busy.get_mut(list as usize / 64) {
             let bit = 1 << (list % 64);
