@@ -278,6 +278,16 @@ pub fn set_send_buffer(fd: impl AsFd, bytes: usize) -> io::Result<usize> {
     Ok(sockopt::socket_send_buffer_size(fd)?)
 }
 
+/// A socket that waits to be readable is so from `bytes` on, at the end of the stream, or when the kernel wants its memory
+/// back (`SO_RCVLOWAT`; 1 as sockets are made). The kernel gives the socket room for so many, at most half of
+/// `net.ipv4.tcp_rmem`'s largest, and does not take that room away again.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn set_receive_low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, clamp(bytes))
+}
+
 fn clamp(value: u32) -> libc::c_int {
     libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX)
 }

@@ -80,6 +80,9 @@ pub enum Input {
     },
     /// Our own links, by neighbour, rising.
     Links(Vec<LinkEntry>),
+    /// We slept for so long, or our clock leapt: what others would have renewed meanwhile is as old as it was when we were
+    /// last awake. Else a leap would take all routes away until the next refresh.
+    Away(Duration),
     /// The deadline may have passed.
     Tick,
 }
@@ -191,6 +194,7 @@ impl Disseminator {
                 self.stale |= self.links != links;
                 self.links = links;
             }
+            Input::Away(time) => self.held.values_mut().for_each(|held| held.since = held.since + time),
             Input::Tick => self.tick(now),
         }
         self.originate_if_due(now, keys);

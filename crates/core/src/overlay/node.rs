@@ -166,6 +166,11 @@ impl<K: Keys> Node<K> {
 
     /// Tells one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
+        // Hellos wake us many times a second: whoever comes so late was not there.
+        let late = self.deadline().map_or(Duration::ZERO, |at| now.since(at));
+        if late > self.config.disseminate.retransmit {
+            self.state.handle(now, disseminate::Input::Away(late), &self.keys);
+        }
         match input {
             Input::LinkOpened(neighbour) => self.opened(now, neighbour),
             Input::LinkClosed(neighbour) => self.closed(now, neighbour),

@@ -3,6 +3,7 @@
 //! `SIDETRACK_SEEDS=10000 cargo test --release -p sidetrack-core --test overlay` runs so many networks and sessions
 //! instead of the few hundred of an ordinary run; `SIDETRACK_SEED=N` runs the one that failed.
 
+mod clocks;
 mod frames;
 mod network;
 mod random;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A wire of the wild: it loses, delays, repeats, reorders and corrupts.
-fn wild(random: &mut Random) -> Wire {
+pub fn wild(random: &mut Random) -> Wire {
     let delay_us = 1000 + random.below(30_000);
     Wire {
         up: true,
@@ -20,7 +20,7 @@ fn wild(random: &mut Random) -> Wire {
 }
 
 /// What every honest node must know: the true links between honest nodes, and none to the liar that is not there.
-fn assert_truth(world: &World) {
+pub fn assert_truth(world: &World) {
     let truth = world.truth();
     let honest = |(a, b): &(NodeId, NodeId)| world.liar != Some(*a) && world.liar != Some(*b);
     for name in world.alive().into_iter().filter(|name| world.liar != Some(*name)) {
@@ -52,8 +52,21 @@ fn reachable(truth: &BTreeSet<(NodeId, NodeId)>, from: NodeId) -> BTreeSet<NodeI
     seen
 }
 
+/// Every flow has brought all bytes both ways, and ended in order.
+pub fn assert_whole(world: &World) {
+    for (index, flow) in world.flows.iter().enumerate() {
+        let done = (flow.got[1], flow.got[0], flow.fin, flow.closed);
+        assert_eq!(
+            done,
+            (flow.total[0], flow.total[1], [true; 2], [Some(true); 2]),
+            "flow {index} {:?}",
+            flow.nodes
+        );
+    }
+}
+
 /// Something goes wrong, or right again.
-fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
+pub fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
     let wires: Vec<_> = world.wires.keys().copied().collect();
     let names: Vec<_> = world.nodes.keys().copied().collect();
     match world.random.below(6) {
@@ -88,7 +101,7 @@ fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
     }
 }
 
-fn heal(world: &mut World) {
+pub fn heal(world: &mut World) {
     world.wires.values_mut().for_each(|wire| *wire = Wire::clean(wire.delay_us));
     for name in world.nodes.keys().copied().collect::<Vec<_>>() {
         if world.nodes[&name].is_none() {
@@ -122,15 +135,7 @@ fn chaos(seed: u64, nodes: u64, flows: u64, mischiefs: u64) -> u64 {
     world.run_ms(4000);
     assert_truth(&world);
     world.run_ms(12_000);
-    for (index, flow) in world.flows.iter().enumerate() {
-        let done = (flow.got[1], flow.got[0], flow.fin, flow.closed);
-        assert_eq!(
-            done,
-            (flow.total[0], flow.total[1], [true; 2], [Some(true); 2]),
-            "flow {index} {:?}",
-            flow.nodes
-        );
-    }
+    assert_whole(&world);
     assert!(world.broken_seals > 0 || mischiefs == 0, "no corruption was tried");
     world.trace
 }

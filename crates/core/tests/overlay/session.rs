@@ -310,3 +310,34 @@ fn crumbs_are_put_together_and_ahead_of_a_gap_they_are_bounded() {
     }
     assert!(session.deliverable().len() >= 1000, "one buffer holds them");
 }
+
+/// The window that an end grants after so many bytes have come and were taken at once, a piece every `pace`.
+fn window_after(bytes: u64, pace: Duration) -> u64 {
+    let (mut now, mut offset) = (Instant::ZERO, 0);
+    let mut end = Session::new(Config::default(), now);
+    end.handle(now, Input::PathUp { next: 0, limit: 0 });
+    while offset < bytes {
+        now = now + pace;
+        end.handle(now, Input::Frame(SessionFrame::Data { offset, bytes: vec![0; DATA_MAX] }));
+        offset += DATA_MAX as u64;
+        while let n @ 1.. = end.deliverable().len() {
+            end.handle(now, Input::Written(n));
+        }
+        while end.poll().is_some() {}
+    }
+    let (next, limit) = end.expects();
+    assert_eq!(next, offset, "no piece was refused");
+    limit - next
+}
+
+#[test]
+fn windows_grow_with_the_path_and_no_further() {
+    let max = u64::from(Config::default().window_max_bytes);
+    // 500 Mb/s, 4 Mb/s, 0.8 Mb/s.
+    let fast = window_after(80_000_000, Duration::from_micros(262));
+    assert!((max * 3 / 4..=max).contains(&fast), "{fast}: all that a lossy path of a long round trip needs");
+    let slow = window_after(80_000_000, Duration::from_micros(32_768));
+    assert!((750_000..=2_097_152).contains(&slow), "{slow}: more would wait for seconds");
+    let crawling = window_after(8_000_000, Duration::from_micros(163_840));
+    assert!(crawling <= 524_288, "{crawling}");
+}

@@ -93,6 +93,12 @@ pub struct World {
     pub broken_seals: u64,
     /// Bytes sent on each link, both ways.
     pub carried: BTreeMap<(NodeId, NodeId), u64>,
+    /// How far the clock of each node is ahead of the world's.
+    pub ahead: BTreeMap<NodeId, Duration>,
+    /// Nodes that are suspended, and until when: what comes for them waits.
+    asleep: BTreeMap<NodeId, Instant>,
+    /// How often a node has said that a link is down.
+    pub downs: u64,
     /// A sum over everything that happened.
     pub trace: u64,
     heap: BinaryHeap<Reverse<(Instant, u64, Event)>>,
@@ -119,6 +125,9 @@ impl World {
             changed_at: BTreeMap::new(),
             broken_seals: 0,
             carried: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            asleep: BTreeMap::new(),
+            downs: 0,
             trace: seed,
             heap: BinaryHeap::new(),
             serial: 0,
@@ -148,12 +157,18 @@ impl World {
 
     /// Starts a node that remembers nothing, as after a crash: its first sequence is the same every time.
     pub fn start(&mut self, name: NodeId) {
+        self.start_at(name, 1);
+    }
+
+    /// The same, where the wall clock, and so the first sequence, is this.
+    pub fn start_at(&mut self, name: NodeId, wall: u64) {
         let members = self.nodes.keys().copied().collect();
-        let config = Config::new(disseminate::Config::new(name, members, 1));
-        let mut node = Node::new(config, SimKeys(name), self.now);
+        let config = Config::new(disseminate::Config::new(name, members, wall));
+        let now = self.time(name);
+        let mut node = Node::new(config, SimKeys(name), now);
         let neighbours: Vec<_> = self.neighbours(name);
         for neighbour in neighbours {
-            node.handle(self.now, Input::LinkOpened(neighbour));
+            node.handle(now, Input::LinkOpened(neighbour));
         }
         self.nodes.insert(name, Some(node));
         self.drain(name);
@@ -173,6 +188,32 @@ impl World {
         self.nodes[&name].as_ref().expect("alive")
     }
 
+    /// What a node's clock shows.
+    pub fn time(&self, name: NodeId) -> Instant {
+        self.now + self.ahead.get(&name).copied().unwrap_or_default()
+    }
+
+    /// A node's clock leaps to be so far ahead of the world's; less than before: it goes back.
+    pub fn leap(&mut self, name: NodeId, ahead: Duration) {
+        self.ahead.insert(name, ahead);
+        // Whoever waits for a time waits for one of the new clock.
+        self.drain(name);
+    }
+
+    /// Suspends a node: it does nothing, and what comes waits. Its clock goes on or, as `CLOCK_MONOTONIC` does, stands.
+    pub fn suspend(&mut self, name: NodeId, for_so_long: Duration, clock_stands: bool) {
+        self.asleep.insert(name, self.now + for_so_long);
+        if clock_stands {
+            let ahead = self.ahead.entry(name).or_default();
+            *ahead = ahead.saturating_sub(for_so_long);
+        }
+    }
+
+    /// When this node will be awake; none: it is.
+    fn wakes_at(&self, name: NodeId) -> Option<Instant> {
+        self.asleep.get(&name).copied().filter(|at| *at > self.now)
+    }
+
     fn schedule(&mut self, at: Instant, event: Event) {
         self.serial += 1;
         self.heap.push(Reverse((at, self.serial, event)));
@@ -186,6 +227,17 @@ impl World {
             let Some(Reverse((at, _, event))) = self.heap.pop() else { break };
             self.now = at;
             self.trace = keyed_sum(self.trace, &at.as_nanos().to_be_bytes());
+            let sleeper = match &event {
+                Event::Arrive(name, ..) | Event::Wake(name) => Some(*name),
+                Event::Flow(_) => None,
+            };
+            if let Some(until) = sleeper.and_then(|name| self.wakes_at(name)) {
+                if matches!(event, Event::Wake(name) if self.woken.get(&name) == Some(&at)) {
+                    self.woken.extend(sleeper.map(|name| (name, until)));
+                }
+                self.schedule(until, event);
+                continue;
+            }
             match event {
                 Event::Arrive(to, from, bytes) => self.arrive(to, from, &bytes),
                 Event::Wake(name) => {
@@ -205,8 +257,9 @@ impl World {
     }
 
     pub fn tell(&mut self, name: NodeId, input: Input) {
+        let now = self.time(name);
         if let Some(Some(node)) = self.nodes.get_mut(&name) {
-            node.handle(self.now, input);
+            node.handle(now, input);
             self.drain(name);
         }
     }
@@ -224,13 +277,14 @@ impl World {
                     self.changed_at.insert(name, self.now);
                 }
                 Some(Output::Deliver(packet)) => self.deliver(packet),
-                Some(Output::LinkUp(_) | Output::LinkDown(_)) => {}
+                Some(Output::LinkDown(_)) => self.downs += 1,
+                Some(Output::LinkUp(_)) => {}
                 None => break,
             }
         }
         let Some(Some(node)) = self.nodes.get(&name) else { return };
         if let Some(at) = node.deadline() {
-            let at = at.max(self.now + Duration::from_micros(1));
+            let at = self.now + at.since(self.time(name)).max(Duration::from_micros(1));
             if self.woken.get(&name).is_none_or(|woken| *woken > at || *woken <= self.now) {
                 self.woken.insert(name, at);
                 self.schedule(at, Event::Wake(name));
@@ -321,9 +375,13 @@ impl World {
             retransmit: Some(Duration::from_millis(300)),
             ..session::Config::default()
         };
-        let mut ends = [Session::new(config, self.now), Session::new(config, self.now)];
-        let (next, limit) = ends[0].expects();
-        ends.iter_mut().for_each(|end| end.handle(self.now, session::Input::PathUp { next, limit }));
+        let ends = nodes.map(|name| {
+            let now = self.time(name);
+            let mut end = Session::new(config, now);
+            let (next, limit) = end.expects();
+            end.handle(now, session::Input::PathUp { next, limit });
+            end
+        });
         let zero = [0; 2];
         self.flows.push(Flow {
             nodes,
@@ -339,8 +397,10 @@ impl World {
 
     fn flow(&mut self, index: usize) {
         for end in 0..2 {
-            self.applications(index, end);
-            self.flow_outputs(index, end);
+            if self.wakes_at(self.flows[index].nodes[end]).is_none() {
+                self.applications(index, end);
+                self.flow_outputs(index, end);
+            }
         }
         if self.flows[index].closed.iter().any(Option::is_none) {
             self.schedule(self.now + Duration::from_millis(10), Event::Flow(index));
@@ -348,7 +408,8 @@ impl World {
     }
 
     fn applications(&mut self, index: usize, end: usize) {
-        let (now, flow) = (self.now, &mut self.flows[index]);
+        let now = self.time(self.flows[index].nodes[end]);
+        let flow = &mut self.flows[index];
         let session = &mut flow.ends[end];
         let n = (session.room() as u64).min(flow.total[end] - flow.read[end]).min(4000);
         if n > 0 {
@@ -418,9 +479,10 @@ impl World {
         let mut decoder = Decoder::new();
         decoder.push(bytes);
         let Ok(Some(Frame::Session(frame))) = decoder.next_frame() else { return };
+        let now = self.time(packet.path.last());
         let flow = &mut self.flows[index];
         let end = usize::from(packet.path.last() == flow.nodes[1]);
-        flow.ends[end].handle(self.now, session::Input::Frame(frame));
+        flow.ends[end].handle(now, session::Input::Frame(frame));
         self.flow_outputs(index, end);
     }
 

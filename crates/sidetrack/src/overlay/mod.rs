@@ -16,6 +16,7 @@ pub mod identity;
 mod ingress;
 mod packets;
 mod pool;
+mod records;
 mod sessions;
 mod setting;
 mod shape;

@@ -17,7 +17,7 @@ pub const SESSIONS_MAX: usize = 100_000;
 /// Memory that all sessions together may hold, bytes; each has at least [`SHARE_MIN`] and at most [`SHARE_MAX`].
 const MEMORY_BYTES: usize = 512 * 1024 * 1024;
 const SHARE_MIN: usize = 64 * 1024;
-const SHARE_MAX: usize = 8 * 1024 * 1024;
+const SHARE_MAX: usize = 32 * 1024 * 1024;
 
 /// A session that stands.
 struct Live {

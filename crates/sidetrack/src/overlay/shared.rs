@@ -33,6 +33,11 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Room for what comes on a link's connection, bytes: all of a round trip of 60 ms at 500 Mb/s. The kernel would find that out
+/// by itself, but slower than the sender's congestion control looks for the rate of the path: it takes our window for that rate,
+/// and needs seconds to come away from it. What waits at all is bounded by the windows of sessions.
+const RECEIVE_ROOM: u32 = 4 << 20;
+
 /// Measurements by other nodes at a time.
 const BENCHES_MAX: usize = 4;
 
@@ -162,6 +167,9 @@ impl Shared {
         use std::sync::atomic::Ordering::Relaxed;
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_tcp_user_timeout(&socket, Some(USER_TIMEOUT))?;
+        // Gives room and, unlike SO_RCVBUF, leaves it to the kernel to give more, and to anybody to ask for it.
+        sockopt::set_receive_low_water(&socket, RECEIVE_ROOM)?;
+        sockopt::set_receive_low_water(&socket, 1)?;
         let got = sockopt::set_congestion(&socket, &self.congestion);
         if !matches!(&got, Ok(name) if **name == *self.congestion) && !self.complained.swap(true, Relaxed) {
             let real = sockopt::congestion(&socket).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! One TLS connection to a neighbour, as a stream of frames or of plain bytes.
 
+use super::records::Records;
 use super::shape::Shaper;
 use super::tls;
 use rustls::Connection;
@@ -13,6 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
@@ -35,6 +37,7 @@ pub struct Stream {
     /// Ciphertext that came and was not decrypted yet.
     rest: Vec<u8>,
     rest_start: usize,
+    records: Records,
     /// Plain bytes given to TLS since the socket last took all.
     pending: usize,
     decoder: Decoder,
@@ -48,6 +51,7 @@ pub struct Parked {
     tcp: std::net::TcpStream,
     tls: Box<Connection>,
     rest: Vec<u8>,
+    records: Records,
     decoder: Decoder,
 }
 
@@ -56,8 +60,10 @@ fn broken(error: rustls::Error) -> io::Error {
 }
 
 impl Stream {
-    fn new(tcp: TcpStream, tls: Box<Connection>, rest: Vec<u8>, decoder: Decoder) -> Self {
-        Self { tcp, tls, rest, rest_start: 0, pending: 0, decoder, shaper: None, pause: None }
+    fn new(tcp: TcpStream, tls: Box<Connection>) -> Self {
+        let (records, decoder) = (Records::default(), Decoder::new());
+        let rest = Vec::new();
+        Self { tcp, tls, rest, rest_start: 0, records, pending: 0, decoder, shaper: None, pause: None }
     }
 
     /// Keeps to this bound from now on.
@@ -87,7 +93,7 @@ impl Stream {
     pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
         // `PENDING_MAX` is the bound, and no write is cut by another.
         tls.set_buffer_limit(None);
-        let mut stream = Self::new(tcp, Box::new(tls), Vec::new(), Decoder::new());
+        let mut stream = Self::new(tcp, Box::new(tls));
         poll_fn(|cx| {
             while stream.tls.is_handshaking() {
                 ready!(stream.poll_flush(cx))?;
@@ -108,7 +114,8 @@ impl Stream {
     /// As the runtime says.
     pub fn park(self) -> io::Result<Parked> {
         let rest = self.rest[self.rest_start..].to_vec();
-        Ok(Parked { tcp: self.tcp.into_std()?, tls: self.tls, rest, decoder: self.decoder })
+        let Self { tcp, tls, records, decoder, .. } = self;
+        Ok(Parked { tcp: tcp.into_std()?, tls, rest, records, decoder })
     }
 
     /// Reads ciphertext from the socket and decrypts some of it.
@@ -124,24 +131,19 @@ impl Stream {
             return Poll::Ready(Ok(()));
         }
         CIPHERTEXT.with_borrow_mut(|scratch| {
-            loop {
-                ready!(self.tcp.poll_read_ready(cx))?;
-                match self.tcp.try_read(scratch) {
-                    Ok(n) => {
-                        let mut part = &scratch[..n];
-                        if n == 0 {
-                            // TLS wants to know: an end without its farewell is a cut connection.
-                            self.tls.read_tls(&mut part)?;
-                            return Poll::Ready(Ok(()));
-                        }
-                        feed(&mut self.tls, &mut part)?;
-                        self.rest.extend_from_slice(part);
-                        return Poll::Ready(Ok(()));
-                    }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut buffer))?;
+            let came = buffer.filled();
+            if came.is_empty() {
+                // TLS wants to know: an end without its farewell is a cut connection.
+                self.tls.read_tls(&mut &*came)?;
+                return Poll::Ready(Ok(()));
             }
+            self.records.came(&self.tcp, came)?;
+            let mut part = came;
+            feed(&mut self.tls, &mut part)?;
+            self.rest.extend_from_slice(part);
+            Poll::Ready(Ok(()))
         })
     }
 
@@ -297,8 +299,8 @@ impl Parked {
     /// # Errors
     /// As the runtime says.
     pub fn unpark(self) -> io::Result<Stream> {
-        let Self { tcp, tls, rest, decoder } = self;
-        Ok(Stream::new(TcpStream::from_std(tcp)?, tls, rest, decoder))
+        let Self { tcp, tls, rest, records, decoder } = self;
+        Ok(Stream { rest, records, decoder, ..Stream::new(TcpStream::from_std(tcp)?, tls) })
     }
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub struct Config {
     /// Window towards the other end in the beginning, bytes, at least [`Config::WINDOW_MIN`].
     pub window_bytes: u32,
-    /// The window grows up to this while the application takes all that comes, bytes.
+    /// The window grows up to this while the application takes all that comes, and a window comes within two seconds, bytes.
     pub window_max_bytes: u32,
     /// Most bytes of our application that are kept for the other end.
     pub keep_max_bytes: u32,
@@ -40,12 +40,13 @@ impl Config {
 }
 
 impl Default for Config {
-    /// For reliable paths. 8 MiB carry 1 Gbit/s over a round trip of 64 ms.
+    /// For reliable paths. 32 MiB carry 1 Gbit/s over a round trip of 64 ms that loses: what comes behind a lost frame waits in
+    /// the kernel for its repetition, and that may be lost again, so that three round trips are on their way and a half.
     fn default() -> Self {
         Self {
             window_bytes: 262_144,
-            window_max_bytes: 8_388_608,
-            keep_max_bytes: 8_388_608,
+            window_max_bytes: 33_554_432,
+            keep_max_bytes: 33_554_432,
             retransmit: None,
             path_timeout: Duration::from_secs(15),
             linger: Duration::from_secs(2),
@@ -144,7 +145,7 @@ impl Session {
             now,
             pathless_since: Some(now),
             send: Sender::new(config.keep_max_bytes),
-            receive: Receiver::new(&config),
+            receive: Receiver::new(&config, now),
             reset_sent: false,
             done_sent: false,
             done_came: false,
@@ -242,7 +243,7 @@ impl Session {
                 }
             }
             Input::Eof => self.send.fin(),
-            Input::Written(n) => self.receive.written(n),
+            Input::Written(n) => self.receive.written(n, now),
             Input::Confirmed(offset) => self.receive.confirm(offset),
             Input::Reset(reason) => self.reset(reason),
             Input::Tick => {}

@@ -2,13 +2,19 @@
 
 use super::{Config, fits_one_frame};
 use crate::overlay::frame::Ack;
+use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// Most pieces that are held behind a gap; more would be a peer that cuts its data into crumbs.
 const AHEAD_MAX: usize = 2048;
 
 /// Bytes after which what has come is acknowledged.
 const ACK_EVERY: u64 = 128 * 1024;
+
+/// The window grows while a whole one is delivered within this time: where the path is slower, a larger one would only wait
+/// longer at its beginning. More than three round trips, which a byte that is lost twice takes, of a satellite.
+const GROW_WITHIN: Duration = Duration::from_secs(2);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -26,15 +32,15 @@ pub(super) struct Receiver {
     fin_delivered: bool,
     window: u64,
     window_max: u64,
-    /// How much was delivered when the window last grew.
-    grown_at: u64,
+    /// How much was delivered, and when, when it was last looked whether the window should grow.
+    looked_at: (u64, Instant),
     /// What was told last.
     told: Ack,
     must_ack: bool,
 }
 
 impl Receiver {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &Config, now: Instant) -> Self {
         let window = u64::from(config.window_bytes);
         Self {
             queue: VecDeque::new(),
@@ -47,7 +53,7 @@ impl Receiver {
             fin_delivered: false,
             window,
             window_max: config.window_max_bytes.into(),
-            grown_at: 0,
+            looked_at: (0, now),
             told: Ack { limit: window, ..Ack::default() },
             must_ack: false,
         }
@@ -162,7 +168,7 @@ impl Receiver {
         true
     }
 
-    pub(super) fn written(&mut self, n: usize) {
+    pub(super) fn written(&mut self, n: usize, now: Instant) {
         let Some(first) = self.queue.front() else { return };
         let n = n.min(first.len() - self.taken);
         self.taken += n;
@@ -171,9 +177,12 @@ impl Receiver {
             self.queue.pop_front();
             self.taken = 0;
         }
-        if self.queue.is_empty() && self.delivered - self.grown_at >= self.window {
-            self.window = (self.window * 2).min(self.window_max);
-            self.grown_at = self.delivered;
+        let (delivered, since) = self.looked_at;
+        if self.queue.is_empty() && self.delivered - delivered >= self.window {
+            if now.since(since) <= GROW_WITHIN {
+                self.window = (self.window * 2).min(self.window_max);
+            }
+            self.looked_at = (self.delivered, now);
         }
         self.must_ack |= self.limit() >= self.told.limit + self.window / 4;
     }

@@ -24,6 +24,9 @@ pub const FAST_LOSS: f64 = 0.5;
 /// Flows that overload the path at a time.
 const OVERLOADING: usize = 4;
 
+/// How long links may take to fall silent after their beginning.
+const SETTLED: Duration = Duration::from_secs(3);
+
 /// How much is done.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
@@ -144,6 +147,8 @@ pub struct Figures {
 /// Nobody speaks.
 pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     progress.say("idle links");
+    // What a link says at its beginning is over: connections made ready, sizes of datagrams tried.
+    std::thread::sleep(SETTLED);
     let (since, before) = (Instant::now(), scene.middle_bits()?);
     std::thread::sleep(Duration::from_millis(plan.window_ms));
     let bits = scene.middle_bits()? - before;

@@ -1,0 +1,94 @@
+//! Where TLS records end in what comes from a socket: nobody is woken for a part of one, which cannot be decrypted anyway.
+
+use sidetrack_sys::sockopt;
+use std::io;
+use std::os::fd::AsFd;
+
+/// Bytes of a record's header (RFC 8446 Sec. 5.1).
+const HEADER: usize = 5;
+
+/// Less than this is not worth telling the kernel: about what one packet brings.
+const WORTH: usize = 2048;
+
+/// How far the record is that comes just now, and what the kernel was told about it.
+#[derive(Debug)]
+pub struct Records {
+    header: [u8; HEADER],
+    /// Bytes of the header that have come.
+    headed: usize,
+    /// Bytes of the body that are still to come.
+    missing: usize,
+    /// From how many bytes on the socket is readable.
+    low_water: usize,
+}
+
+impl Default for Records {
+    fn default() -> Self {
+        Self { header: [0; HEADER], headed: 0, missing: 0, low_water: 1 }
+    }
+}
+
+impl Records {
+    /// These bytes were read from the socket, all that it had: it is readable again when the record is there of which they
+    /// are the beginning. Between records, and when little is missing, at the first byte.
+    ///
+    /// # Errors
+    /// As setsockopt says.
+    pub fn came(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+        self.pass(bytes);
+        let low_water = if self.missing >= WORTH { self.missing } else { 1 };
+        if low_water != self.low_water {
+            sockopt::set_receive_low_water(socket, u32::try_from(low_water).unwrap_or(1))?;
+            self.low_water = low_water;
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let n = if self.missing > 0 { self.missing } else { HEADER - self.headed }.min(bytes.len());
+            let (part, rest) = bytes.split_at(n);
+            bytes = rest;
+            if self.missing > 0 {
+                self.missing -= n;
+                continue;
+            }
+            self.header[self.headed..self.headed + n].copy_from_slice(part);
+            self.headed += n;
+            if self.headed == HEADER {
+                self.headed = 0;
+                self.missing = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(body: u16) -> Vec<u8> {
+        [&[23, 3, 3][..], &body.to_be_bytes(), &vec![0; body.into()]].concat()
+    }
+
+    #[test]
+    fn what_is_missing_of_a_record_is_known_wherever_reads_end() {
+        let stream = [record(16_401), record(0), record(17), record(5000)].concat();
+        let ends = [16_406, 16_411, 16_433, 21_438];
+        for step in [1, 2, 3, 5, 1448, 4096, 30_000] {
+            let (mut records, mut at) = (Records::default(), 0);
+            for part in stream.chunks(step) {
+                records.pass(part);
+                at += part.len();
+                let begun = ends.iter().rev().find(|end| **end <= at).copied().unwrap_or(0);
+                let end = ends.iter().find(|end| **end > at).copied().unwrap_or(begun);
+                let missing = if at - begun < HEADER { 0 } else { end - at };
+                assert_eq!(
+                    (records.missing, records.headed),
+                    (missing, (at - begun) % HEADER * usize::from(missing == 0)),
+                    "at {at}"
+                );
+            }
+        }
+    }
+}
