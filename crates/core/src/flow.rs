@@ -1,6 +1,5 @@
 //! The Flow: one intercepted connection, as every stage sees it, and the closed list of ways it can end.
 
-use crate::decimal::Digits;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -120,18 +119,25 @@ impl From<IpAddr> for Host {
     }
 }
 
+/// Bytes of the longest IPv4 address in text, with a dot behind it.
+const V4_MAX: usize = 16;
+
 impl Host {
     /// Appends it as an authority has it (RFC 3986 Sec. 3.2.2): an IPv6 address in brackets.
     pub fn write_to(&self, text: &mut String) {
         match self {
             Self::Name(name) => text.push_str(name.as_str()),
             Self::Ip(IpAddr::V4(ip)) => {
-                for (index, octet) in ip.octets().into_iter().enumerate() {
-                    if index > 0 {
-                        text.push('.');
+                // In one piece: every request to an address writes it more than once.
+                let (mut bytes, mut length) = ([b'.'; V4_MAX], 0);
+                for octet in ip.octets() {
+                    for place in [100, 10, 1].into_iter().filter(|place| octet >= *place || *place == 1) {
+                        bytes[length] = b'0' + octet / place % 10;
+                        length += 1;
                     }
-                    Digits::of(octet.into()).push_to(text);
+                    length += 1;
                 }
+                text.push_str(str::from_utf8(&bytes[..length - 1]).unwrap_or_default());
             }
             Self::Ip(IpAddr::V6(ip)) => {
                 // Writing to a String cannot fail.
@@ -448,6 +454,17 @@ impl fmt::Display for EndReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn an_address_in_an_authority_is_written_as_ever() {
+        for octet in 0..=255 {
+            let ip = Ipv4Addr::new(octet, 255 - octet, octet, 0);
+            let mut text = String::from("at ");
+            Host::Ip(ip.into()).write_to(&mut text);
+            assert_eq!(text, format!("at {ip}"));
+        }
+    }
 
     #[test]
     fn destinations_read_as_they_are_written() {

@@ -165,8 +165,10 @@ impl Fields {
     /// Whether a list field has this member, without regard to case.
     pub fn has_member(&self, name: &str, member: &str) -> bool {
         let is = |other: &[u8]| other.eq_ignore_ascii_case(member.as_bytes());
-        // Mostly there is one member, and nothing to take apart.
-        self.all(name).any(|line| if is_token(line) { is(line) } else { members(line).any(is) })
+        // Mostly there is one member, and nothing to take apart; a line that is shorter holds it in no way.
+        let has =
+            |line: &[u8]| is(line) || (line.len() > member.len() && !is_token(line) && members(line).any(is));
+        self.all(name).any(has)
     }
 
     /// Appends the field lines to a head: `Name: value CRLF` each.
@@ -355,6 +357,19 @@ mod tests {
         fields.set_number("x", 2);
         assert_eq!(fields.all("x").collect::<Vec<_>>(), [b"2"], "two lines become one");
         assert_eq!(fields.clone_with_room(9, 1), fields);
+    }
+
+    #[test]
+    fn a_member_is_found_wherever_it_stands_and_no_part_of_one_is() {
+        for line in ["close", "CLOSE", " close", "close,", "a, close", "close , a", "a=\"b\", close"] {
+            assert!(Fields::from([("Connection", line)]).has_member("connection", "close"), "{line}");
+            assert!(
+                Fields::from([("Connection", "a"), ("Connection", line)]).has_member("connection", "close")
+            );
+        }
+        for line in ["", "clos", "closed", "a-close", "clo, se", "a=\"b, close\"", "a close"] {
+            assert!(!Fields::from([("Connection", line)]).has_member("connection", "close"), "{line}");
+        }
     }
 
     #[test]

@@ -290,8 +290,8 @@ impl Cached<'_, '_> {
             return Ok(self.reply(&object, None, &note).await);
         }
         add_date(&mut fetched.response.fields);
-        let note = [&from, "; fwd-status=", &status.to_string()].concat();
         let request = &self.turn.asked.request;
+        let came = status.to_string();
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
         let extent = keeps
             .ok()
@@ -305,10 +305,11 @@ impl Cached<'_, '_> {
             if let Some(fetching) = fetching {
                 fetching.not_shared();
             }
-            let note = self.status(&note);
-            fetched.response.fields.push("Cache-Status", note);
+            let note = [&self.turn.proxy.pseudonym, "; ", &from, "; fwd-status=", &came];
+            fetched.response.fields.push_pieces("Cache-Status", &note.map(str::as_bytes));
             return Ok(self.turn.send(server, fetched, None).await);
         };
+        let note = [&from, "; fwd-status=", &came].concat();
         let times = (requested_s, super::now_s());
         let stored = Stored::new(&request.fields, &fetched.response, extent, times, &self.cache.rules);
         match fetched.length.length {
