@@ -46,7 +46,7 @@ const PINGS_MAX: usize = 1024;
 /// lacks the time to speak is waited for as long as its kernel acknowledges what we say.
 const HELLO: hello::Config = hello::Config {
     stream: hello::Pace { interval: Duration::from_millis(65), missed: 8 },
-    datagrams: Some(hello::Pace { interval: Duration::from_millis(30), missed: 4 }),
+    datagrams: Some(hello::Pace { interval: Duration::from_millis(28), missed: 4 }),
     starved: Duration::from_secs(2),
     up_after: 2,
 };
