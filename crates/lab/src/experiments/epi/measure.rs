@@ -228,7 +228,7 @@ pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progre
         for (at, connections) in plan.connections.iter().enumerate() {
             for row in in_turn(&rows, round) {
                 progress.bar(done, turns, &format!("rates at {connections}: {}", row.name));
-                let seen = rate_of(&site, &row, *connections, plan.window_seconds);
+                let seen = window_rate(&site, &row, *connections, plan.window_seconds);
                 let rounds = figures.rates.entry(row.name.to_owned()).or_default();
                 rounds.resize(round as usize + 1, vec![None; plan.connections.len()]);
                 rounds[round as usize][at] = seen.as_ref().ok().copied();
@@ -240,7 +240,7 @@ pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progre
     Ok(())
 }
 
-fn rate_of(site: &Site, row: &Row, connections: u32, window_seconds: u64) -> Result<f64, Unavailable> {
+fn window_rate(site: &Site, row: &Row, connections: u32, window_seconds: u64) -> Result<f64, Unavailable> {
     let running = start(site, row)?;
     Ok(clients::wrk(site, &running, connections, Duration::from_secs(window_seconds))?)
 }
