@@ -23,4 +23,5 @@ pub mod progress;
 pub mod scratch;
 pub mod service;
 pub mod site;
+pub mod statistics;
 pub mod topology;

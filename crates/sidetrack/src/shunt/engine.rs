@@ -3,7 +3,7 @@
 use super::bpf::BpfPathError;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
 use super::flowtable::FlowtableError;
-use super::owners::Owners;
+use super::owners::OwnerSearch;
 use super::paths::Paths;
 use super::record::{FlowView, ShuntRecord};
 use super::{Path, Settings};
@@ -54,7 +54,7 @@ pub struct Engine {
     table: Conntrack,
     rules: RuleChanges,
     paths: Paths,
-    owners: Owners,
+    owners: OwnerSearch,
     /// The netlink ports by which the paths change nftables.
     own_ports: Vec<u32>,
     records: Vec<ShuntRecord>,
@@ -84,7 +84,7 @@ impl Engine {
         core.fast_path = settings.paths.first().map_or(FastPathKind::None, Path::kind);
         let shunt = Shunt::new(core, now());
         let (own_ports, records) = (paths.own_ports(), Vec::new());
-        let owners = Owners::new()?;
+        let owners = OwnerSearch::new()?;
         let mut engine = Self { shunt, events, table, rules, paths, owners, own_ports, records, changed };
         engine.obey()?;
         Ok(engine)

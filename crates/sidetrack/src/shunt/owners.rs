@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 1024;
 type Whose = (Tuple, Identity);
 
 /// See the module. The thread begins with the first question and ends with this.
-pub struct Owners {
+pub struct OwnerSearch {
     ask: Option<SyncSender<Whose>>,
     /// For the thread, and for what it is not asked.
     answer: Sender<(Whose, Process)>,
@@ -28,7 +28,7 @@ pub struct Owners {
     bell: Arc<OwnedFd>,
 }
 
-impl Owners {
+impl OwnerSearch {
     /// Nobody asks yet.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ fn say(answer: &Sender<(Whose, Process)>, bell: &OwnedFd, found: (Whose, Process
     }
 }
 
-impl AsFd for Owners {
+impl AsFd for OwnerSearch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }

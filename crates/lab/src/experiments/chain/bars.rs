@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::super::relay::{Cell, Results, Sample, Spread};
+use super::super::relay::{Cell, Results, Sample};
 use crate::peers::chains::{BARE_COPIES, CHAINS, COUNTING};
+use crate::statistics::Spread;
 
 /// What one further function inside us may cost of the rate of new connections.
 const NEW_AT_LEAST: f64 = 0.97;

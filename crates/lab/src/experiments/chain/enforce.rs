@@ -9,9 +9,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::super::relay::Spread;
 use super::bars::Bar;
 use super::plane::{DOMAINS, Plane};
+use crate::statistics::Spread;
 
 /// The eight steps have to be done within this, milliseconds.
 const READY_WITHIN_MS: f64 = 500.0;

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::super::relay::Spread;
 use super::bars::Bar;
 use crate::peers::ours;
 use crate::service::Service;
 use crate::site::Site;
+use crate::statistics::Spread;
 
 /// Live flows.
 const FLOWS: usize = 500;

@@ -10,6 +10,7 @@ use crate::link::{Conditions, Network, Wire};
 use crate::peers::{self, Running, Unavailable};
 use crate::progress::Progress;
 use crate::site::Site;
+use crate::statistics::{self, Spread};
 
 use super::clients;
 use super::paper::{TABLE_I, Topology};
@@ -86,10 +87,7 @@ impl Times {
     /// The value below which `share` (0 to 1) of the times lie; `None` without any.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<f64> {
-        let last = self.each_ms.len().checked_sub(1)?;
-        let at = last as f64 * share;
-        let (low, high) = (*self.each_ms.get(at.floor() as usize)?, *self.each_ms.get(at.ceil() as usize)?);
-        Some(low + (high - low) * at.fract())
+        statistics::quantile(&self.each_ms, share)
     }
 
     /// Half of the requests took at most so long.
@@ -131,7 +129,7 @@ impl Figures {
     /// The median over the rounds of a row's rate with the `at`th number of connections.
     #[must_use]
     pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
-        middle(self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect())
+        Some(Spread::of(self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect())?.median)
     }
 
     /// What a row reaches of another one with the `at`th number of connections: the median over the rounds that have both, whose
@@ -139,14 +137,9 @@ impl Figures {
     #[must_use]
     pub fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
         let rounds = self.rates.get(row)?.iter().zip(self.rates.get(other)?);
-        middle(rounds.filter_map(|(ours, theirs)| Some((*ours.get(at)?)? / (*theirs.get(at)?)?)).collect())
+        let ratios = rounds.filter_map(|(ours, theirs)| Some((*ours.get(at)?)? / (*theirs.get(at)?)?));
+        Some(Spread::of(ratios.collect())?.median)
     }
-}
-
-/// The median, the lower one of two.
-fn middle(mut seen: Vec<f64>) -> Option<f64> {
-    seen.sort_by(f64::total_cmp);
-    seen.get(seen.len().checked_sub(1)? / 2).copied()
 }
 
 /// Measures set-up times on emulated links.

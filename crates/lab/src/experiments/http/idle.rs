@@ -8,10 +8,10 @@ use anyhow::anyhow;
 use super::cells::{Cell, Part};
 use super::rows::{Row, Scene};
 use crate::experiments::chain::bars::Bar;
-use crate::experiments::relay::Spread;
 use crate::load::{Spec, Work};
 use crate::peers::Unavailable;
 use crate::service::Service;
+use crate::statistics::Spread;
 
 /// How long the connections may take to open.
 const OPENS_WITHIN_MS: u64 = 60_000;

@@ -10,11 +10,11 @@ use super::origin::{Origin, PORT, TLS_PORT};
 use super::programs;
 use super::rows::{PROXY_PORT, Scene};
 use crate::experiments::chain::bars::Bar;
-use crate::experiments::relay::Spread;
 use crate::link::{Conditions, Kind, Network, Wire};
 use crate::progress::Progress;
 use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Site};
+use crate::statistics::Spread;
 
 /// Every request ends after so many seconds.
 const ENDS_WITHIN_S: &str = "20";

@@ -12,9 +12,9 @@ use super::origin::PORT;
 use super::programs::Listener;
 use super::rows::{PROXY_PORT, Scene};
 use crate::experiments::chain::bars::Bar;
-use crate::experiments::relay::Spread;
 use crate::progress::Progress;
 use crate::site::ORIGIN_NAME;
+use crate::statistics::Spread;
 
 /// Not counted: the burst that a bucket begins with.
 const WARM_UP: Duration = Duration::from_secs(1);

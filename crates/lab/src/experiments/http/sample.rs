@@ -7,11 +7,12 @@ use serde::Serialize;
 
 use super::cells::Cell;
 use super::rows::{Row, Scene};
-use crate::experiments::relay::{Spread, Timing};
+use crate::experiments::relay::Timing;
 use crate::load::Report;
 use crate::machine::{Disturbance, DisturbanceMeter};
 use crate::peers::Unavailable;
 use crate::service::Service;
+use crate::statistics::Spread;
 
 /// A share of answers that may fail before ours counts as broken.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;

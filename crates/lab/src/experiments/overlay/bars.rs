@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
-use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS, median, percentile};
+use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS};
 use super::shape::{ONE_HOP, Shape, THREE_HOPS};
 use super::wide::Wide;
+use crate::statistics::{median, percentile};
 
 /// Goodput at each loss (percent), as a share of the link's rate.
 const GOODPUT: [(f64, f64); 3] = [(0.5, 0.92), (2.0, 0.90), (5.0, 0.84)];

@@ -11,6 +11,7 @@ use super::scene::Scene;
 use super::scp::{Copied, Copies};
 use super::wide::Wide;
 use crate::progress::Progress;
+use crate::statistics::percentile;
 
 /// Losses on the middle link of three, in percent.
 pub const LOSSES: [f64; 3] = [0.5, 2.0, 5.0];
@@ -296,33 +297,4 @@ pub fn failure(scene: &mut Scene, plan: &Plan, figures: &mut Figures, progress: 
     figures.killed_ms.sort_by(f64::total_cmp);
     figures.cut_ms.sort_by(f64::total_cmp);
     Ok(())
-}
-
-/// The value that this share of the rising `values` does not exceed.
-pub fn percentile(values: &[f64], share: f64) -> f64 {
-    let at = (values.len() as f64 * share).ceil().max(1.0) as usize - 1;
-    values.get(at).or(values.last()).copied().unwrap_or(f64::NAN)
-}
-
-/// The middle one.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    (!values.is_empty()).then(|| percentile(&values, 0.5))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_of_rising_values() {
-        let values: Vec<f64> = (1..=1000).map(f64::from).collect();
-        assert_eq!(
-            [0.5, 0.99, 0.999, 1.0].map(|share| percentile(&values, share)),
-            [500.0, 990.0, 999.0, 1000.0]
-        );
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[]), None);
-    }
 }

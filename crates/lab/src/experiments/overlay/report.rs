@@ -6,9 +6,10 @@ use anyhow::Result;
 
 use super::Results;
 use super::bars::Verdict;
-use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS, median};
+use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS};
 use crate::machine;
 use crate::output::Output;
+use crate::statistics::median;
 
 /// The seed's Table 1, Mb/s: plain TCP, and interceptor with overlay.
 const SEED: [(&str, f64, f64); 3] = [

@@ -1,7 +1,7 @@
 //! What ours must reach against whom, and whether it did.
 
-use super::results::Spread;
 use super::{Cell, Results};
+use crate::statistics::Spread;
 
 /// The relays without a handshake that count as the best of the field.
 const RELAYS: &[&str] = &["nginx stream", "HAProxy tcp", "HAProxy splice"];

@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::site::Site;
 
 pub use cell::{Cell, Timing};
-pub use results::{Results, Spread};
+pub use results::Results;
 pub use sample::{Sample, take};
 
 /// Attempts at a sample before a disturbed one is given up.

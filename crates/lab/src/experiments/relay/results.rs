@@ -1,4 +1,4 @@
-//! All samples of a run, and the statistics over them.
+//! All samples of a run, and what is said of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,32 +8,7 @@ use serde::Serialize;
 use super::{Cell, Sample, Timing};
 use crate::machine::Machine;
 use crate::peers::Unavailable;
-
-/// A median with its quartiles.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// First quartile.
-    pub low: f64,
-    /// Median.
-    pub median: f64,
-    /// Third quartile.
-    pub high: f64,
-}
-
-impl Spread {
-    /// Of a list of values; `None` when there are none.
-    #[must_use]
-    pub fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let position = share * (values.len().checked_sub(1)? as f64);
-            let (below, above) =
-                (values.get(position.floor() as usize)?, values.get(position.ceil() as usize)?);
-            Some(below + (above - below) * position.fract())
-        };
-        Some(Self { low: at(0.25)?, median: at(0.5)?, high: at(0.75)? })
-    }
-}
+use crate::statistics::Spread;
 
 /// The samples of one peer in one cell, by round; a round without one was disturbed.
 #[derive(Debug, Serialize)]
@@ -164,19 +139,5 @@ impl Results {
     fn samples(&self, cell: Cell, peer: &str) -> Option<&BTreeMap<u32, Sample>> {
         let series = self.series.iter().find(|series| series.cell == cell && series.peer == peer)?;
         Some(&series.samples)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Spread;
-
-    #[test]
-    fn quartiles_interpolate() {
-        assert_eq!(Spread::of(Vec::new()), None);
-        assert_eq!(Spread::of(vec![2.0]), Some(Spread { low: 2.0, median: 2.0, high: 2.0 }));
-        let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
-        assert_eq!(spread, Some(Spread { low: 2.0, median: 3.0, high: 4.0 }));
-        assert_eq!(Spread::of(vec![1.0, 2.0]).map(|spread| spread.median), Some(1.5));
     }
 }

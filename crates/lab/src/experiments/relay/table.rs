@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use super::bars::Verdict;
-use super::results::Spread;
 use super::{Cell, Results};
 use crate::peers::Peer;
+use crate::statistics::Spread;
 
 /// Renders figures, bars and what is missing.
 #[must_use]

@@ -10,7 +10,6 @@ mod network;
 mod report;
 mod setup;
 mod small;
-mod statistics;
 mod switch;
 
 use crate::machine::{DisturbanceMeter, Machine};

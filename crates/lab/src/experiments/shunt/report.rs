@@ -4,9 +4,9 @@ use super::cycles::Outcome;
 use super::events::{self, Events};
 use super::latency::Run;
 use super::setup::Setup;
-use super::statistics::{deviation, median, percentile, rank_sum};
 use super::{load, network, small};
 use crate::chart::{self, Series, Titles};
+use crate::statistics::{self, deviation, percentile, rank_sum};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -77,7 +77,7 @@ fn values<T>(rows: &Rows<T>, setup: Setup, value: impl Fn(&T) -> f64) -> Vec<f64
 
 /// The median of ratios of the same round.
 fn ratio(above: &[f64], below: &[f64]) -> f64 {
-    median(&above.iter().zip(below).map(|(a, b)| a / b).collect::<Vec<_>>())
+    middle(&above.iter().zip(below).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
 
 /// Table II.
@@ -89,7 +89,7 @@ pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
         let columns = ["mark seen", "entry confirmed", "last packet on the slow path"];
         for (at, (name, limit)) in columns.into_iter().zip(limits).enumerate() {
             let values = moments(rows, setup, at);
-            let (middle, high) = (median(&values), percentile(&values, 0.99));
+            let (middle, high) = (middle(&values), percentile(&values, 0.99));
             let verdict = section.verdict(middle < limit && high <= SPREAD * middle);
             section.line(&format!(
                 "| {} | {name} | {} | {limit} | {verdict} |",
@@ -130,10 +130,15 @@ fn moments(rows: &Rows<Vec<Run>>, setup: Setup, at: usize) -> Vec<f64> {
     runs_of(rows, setup).map(|run| [run.seen_ms, run.installed_ms, run.last_slow_ms][at]).collect()
 }
 
+/// The median; not a number of none, so that no bar holds for it.
+fn middle(values: &[f64]) -> f64 {
+    statistics::median(values).unwrap_or(f64::NAN)
+}
+
 /// Cells of a table: median, standard deviation, 99th percentile, most.
 fn spread(values: &[f64]) -> String {
     let (high, most) = (percentile(values, 0.99), percentile(values, 1.0));
-    format!("{:.3} | {:.3} | {high:.3} | {most:.3}", median(values), deviation(values))
+    format!("{:.3} | {:.3} | {high:.3} | {most:.3}", middle(values), deviation(values))
 }
 
 /// How many flows had their last slow packet in which part of a millisecond.
@@ -166,12 +171,12 @@ pub fn tcp(rows: &Rows<load::Slice>) -> Section {
         section.line(&format!(
             "| {} | {:.2} | {:.2}-{:.2} | {:.3} | {:.3} | {:.2} | {} | {} |",
             setup.name(),
-            median(&rate),
+            middle(&rate),
             percentile(&rate, 0.0),
             percentile(&rate, 1.0),
             ratio(&rate, &direct),
             rank_sum(&rate, &direct),
-            median(&cost),
+            middle(&cost),
             lost(row),
             fast(*setup, row),
         ));
@@ -231,7 +236,7 @@ pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
             section.line(&format!(
                 "| {ms} ms | {} | {:.3} | {:.3}-{:.3} | {:.3} | {} | {} | {} |",
                 setup.name(),
-                median(&rate),
+                middle(&rate),
                 percentile(&rate, 0.0),
                 percentile(&rate, 1.0),
                 rank_sum(&rate, &direct),
@@ -274,7 +279,7 @@ pub fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
             section.line(&format!(
                 "| {ms} ms | {connections} | {} | {:.3} | {:.3}-{:.3} | {} | {} | {} |",
                 setup.name(),
-                median(&rate),
+                middle(&rate),
                 percentile(&rate, 0.0),
                 percentile(&rate, 1.0),
                 lost(row),
@@ -296,7 +301,7 @@ pub fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
             name: setup.name().to_owned(),
             values: tables
                 .iter()
-                .map(|(_, rows)| Some(median(&values(rows, *setup, |slice| slice.gbit_s))))
+                .map(|(_, rows)| Some(middle(&values(rows, *setup, |slice| slice.gbit_s))))
                 .collect(),
         })
         .collect();
@@ -318,11 +323,11 @@ pub fn small(rows: &Rows<small::Slice>) -> Section {
         section.line(&format!(
             "| {} | {:.0} | {:.0}-{:.0} | {:.0} | {:.0} | {} |",
             setup.name(),
-            median(&rates),
+            middle(&rates),
             percentile(&rates, 0.0),
             percentile(&rates, 1.0),
-            median(&cost(*setup)),
-            median(&net(*setup)),
+            middle(&cost(*setup)),
+            middle(&net(*setup)),
             if row.iter().all(|slice| slice.shunted) { "yes" } else { "-" }
         ));
     }
@@ -362,7 +367,7 @@ pub fn events(rows: &Rows<Events>) -> Section {
             section.line(&format!(
                 "| {} | {what} | {:.2} | {most:.2} | {} |",
                 setup.name(),
-                median(&values),
+                middle(&values),
                 values.len()
             ));
             if what == events::REVOKE
