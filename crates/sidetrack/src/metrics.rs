@@ -86,6 +86,9 @@ pub struct FunctionCounts {
 /// How the containers of a function are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ContainersHealth {
+    /// The image they are of, as the configuration names it.
+    #[serde(default)]
+    pub image: String,
     /// Containers that there are to be.
     pub wanted: u16,
     /// Those that are well: started, and a probe came through.

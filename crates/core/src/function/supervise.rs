@@ -37,6 +37,8 @@ pub enum Input {
     Probed,
     /// A start or a probe failed, or it ended by itself, for this reason.
     Failed(Failed),
+    /// What kept it from starting may be over (its image has come): a pause ends now.
+    Again,
     /// The deadline has come.
     Tick,
 }
@@ -135,6 +137,10 @@ impl Supervisor {
             (State::Coming { .. } | State::Well { .. }, Input::Failed(Failed::Ended(why))) => {
                 self.fall(now, why);
             }
+            (State::Pausing { until }, Input::Again) => {
+                *until = now;
+                self.tick(now);
+            }
             (_, Input::Tick) => self.tick(now),
             _ => {}
         }
@@ -216,6 +222,22 @@ mod tests {
         }
         assert_eq!(drain(&mut one), [Output::Start, Output::Probe, Output::Up]);
         one
+    }
+
+    #[test]
+    fn a_pause_ends_when_somebody_says_so_and_nothing_else_does() {
+        let mut one = Supervisor::new(PACE, at(0));
+        one.handle(at(0), Input::Tick);
+        one.handle(at(0), failed(Failed::Start));
+        drain(&mut one);
+        one.handle(at(1), Input::Tick);
+        assert_eq!(drain(&mut one), []);
+        one.handle(at(1), Input::Again);
+        one.handle(at(1), Input::Again);
+        assert_eq!(drain(&mut one), [Output::Start], "once");
+        let mut one = well(0);
+        one.handle(at(1), Input::Again);
+        assert_eq!(drain(&mut one), [], "one that is well is left alone");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
 //! | `GET /v1/events?filter=&opened=true` | flows as they end (and open), one JSON object a line |
 //! | `GET /v1/functions` | the functions in force, and what has passed them |
+//! | `POST /v1/functions/{name}/start` | containers of it that wait before they are started again are started now |
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
 //! | `GET /v1/policy` | the data-flow agreement in force: what may move, and what it passes |
@@ -81,6 +82,10 @@ pub trait Control: Send + Sync + 'static {
     /// The functions, and what has passed them.
     fn functions(&self) -> Vec<FunctionCounts> {
         Vec::new()
+    }
+    /// Starts containers of a function that wait before they are started again; false: there is none of the name.
+    fn start_function(&self, _name: &str) -> bool {
+        false
     }
     /// The way into the overlay, if this node is part of one.
     fn overlay(&self) -> Option<Arc<crate::overlay::Entry>> {
@@ -191,6 +196,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/events", get(flows::events))
         .route("/v1/functions", get(status::functions))
+        .route("/v1/functions/{name}/start", axum::routing::post(status::start_function))
         .route("/v1/rules", get(status::rules))
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))

@@ -5,7 +5,7 @@ use super::error::ApiError;
 use crate::metrics::FunctionCounts;
 use crate::record::Timestamp;
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::policy::{Action, Policy};
 use std::net::SocketAddr;
@@ -133,6 +133,19 @@ pub(super) async fn functions(State(state): State<AdminState>) -> Json<Functions
 
 pub(super) async fn config(State(state): State<AdminState>) -> Json<ConfigStatus> {
     Json(state.control.config())
+}
+
+pub(super) async fn start_function(
+    State(state): State<AdminState>,
+    Path(name): Path<String>,
+) -> Result<Json<()>, ApiError> {
+    if state.control.start_function(&name) {
+        return Ok(Json(()));
+    }
+    Err(ApiError::not_found(
+        format!("there is no function '{name}' in containers"),
+        "`GET /v1/functions` lists all of them",
+    ))
 }
 
 pub(super) async fn reload(State(state): State<AdminState>) -> Result<Json<ConfigStatus>, ApiError> {

@@ -98,6 +98,13 @@ impl Control for ControlOf {
         caches::purge(&self.node.proxies(), listener, scope)
     }
 
+    fn start_function(&self, name: &str) -> bool {
+        let functions = self.node.functions();
+        let found = functions.iter().find(|function| &*function.spec().name == name);
+        let pool = found.and_then(|function| function.pool());
+        pool.inspect(|pool| pool.again()).is_some()
+    }
+
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
     }
@@ -121,7 +128,7 @@ fn health(function: &Function) -> ContainersHealth {
     let wanted = pool.spec().instances;
     let well = u16::try_from(pool.well().len()).unwrap_or(u16::MAX);
     let trouble = pool.trouble().filter(|_| well < wanted);
-    ContainersHealth { wanted, well, falls: pool.falls(), trouble }
+    ContainersHealth { image: pool.spec().image.to_string(), wanted, well, falls: pool.falls(), trouble }
 }
 
 /// A `run`: its rules do not change.

@@ -115,7 +115,7 @@ fn asked(socket: &Path, names: &[String]) -> Result<Vec<FunctionHealth>, String>
         let health = known.and_then(|function| function.containers.clone());
         let unlike =
             || format!("what runs at {} has no such function in a container: {name}", socket.display());
-        let ContainersHealth { wanted, well, falls, trouble } = health.ok_or_else(unlike)?;
+        let ContainersHealth { wanted, well, falls, trouble, .. } = health.ok_or_else(unlike)?;
         Ok(FunctionHealth { function: name.clone(), wanted, well, falls, trouble })
     };
     names.iter().map(of).collect()

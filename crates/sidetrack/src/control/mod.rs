@@ -10,6 +10,7 @@
 pub mod api;
 pub mod domain;
 mod facts;
+pub mod image;
 pub mod link;
 pub mod openapi;
 pub mod orchestrator;

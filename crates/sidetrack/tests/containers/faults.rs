@@ -1,8 +1,9 @@
 //! Functions that misbehave: flows never pass without them unless the rule says so, and every end says who is to blame.
 
-use crate::engine::nowhere;
+use crate::engine::{engine, nowhere};
 use crate::hosts::in_namespace;
-use crate::node::{Record, Up};
+use crate::node::admin;
+use crate::node::{Record, Up, eventually};
 use crate::scene::{Echo, ask, connect, exchange, own, tables, up};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -51,6 +52,37 @@ fn what_happens_while_a_function_is_down_is_what_the_rule_says() {
         assert_eq!(exchange(connect(&skips), b"open").expect("past it"), b"openbye\n");
         says(&skips.record(), "ok", &["function 'f' was skipped", "is not there"]);
         assert!(skips.stop().0.success());
+    });
+}
+
+#[test]
+fn a_function_whose_image_has_come_starts_when_it_is_told_to() {
+    in_namespace(|| {
+        let late = "localhost/late:1";
+        let function = own("f", "").replace("localhost/function:1", late);
+        let server = Echo::start();
+        let node = up_with(server.address, "deny", &function);
+        let health = |node: &Up| admin::show(node, "/v1/functions");
+        assert!(health(&node).contains(&format!("\"image\":\"{late}\"")));
+        let start = || assert_eq!(admin::ask(&node, "POST", "/v1/functions/f/start").0, 200);
+        let falls = || {
+            let body = health(&node);
+            let (_, behind) = body.split_once("\"falls\":").expect("said");
+            behind.split_once(',').and_then(|(falls, _)| falls.parse::<u32>().ok()).expect("a number")
+        };
+        // Pauses that run their course have no room for ten in a minute, which is what is waited for at most.
+        eventually("each pause ends when it is told to", || {
+            start();
+            falls() >= 14
+        });
+        assert!(engine().podman(&["tag", "localhost/function:1", late]).status.success());
+        eventually("it is well", || {
+            start();
+            health(&node).contains("\"well\":1")
+        });
+        assert_eq!(admin::ask(&node, "POST", "/v1/functions/nobody/start").0, 404);
+        assert!(node.stop().0.success());
+        assert!(engine().podman(&["untag", late]).status.success());
     });
 }
 

@@ -95,7 +95,10 @@ pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clo
         }
         let deadline = supervisor.deadline().map(|at| at.since(clock.now()));
         let input = tokio::select! {
-            _ = charge.open.changed() => break,
+            changed = charge.open.changed() => match changed {
+                Ok(()) => Input::Again,
+                Err(_) => break,
+            },
             started = done(&mut starting) => match started {
                 Ok(started) => {
                     running = Some(started);

@@ -20,7 +20,7 @@ pub struct Pool {
     trouble: Mutex<Trouble>,
     changed: Condvar,
     next: AtomicUsize,
-    /// Its end is that of the pool.
+    /// Its end is that of the pool; what it sends ends pauses.
     open: watch::Sender<()>,
 }
 
@@ -60,6 +60,11 @@ impl Pool {
     /// Told when the pool is dropped.
     pub(super) fn watch(&self) -> watch::Receiver<()> {
         self.open.subscribe()
+    }
+
+    /// Containers that wait before they are started again are started now.
+    pub fn again(&self) {
+        self.open.send_replace(());
     }
 
     /// Containers that are well.

@@ -1,0 +1,124 @@
+//! The table of a tar archive (POSIX.1-1988 ustar, and GNU's numbers): which files are where. Nothing is unpacked.
+
+use super::{ArchiveError, malformed};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+
+/// Headers, and what content is filled up to, bytes.
+const BLOCK: u64 = 512;
+/// Most entries of an archive.
+const ENTRIES_MAX: usize = 4096;
+/// Longest extended header that is looked into, bytes.
+const EXTENDED_MAX: u64 = 64 << 10;
+/// Extended headers that would have others read another file than we do (POSIX.1-2001, pax).
+const TELLING: [&str; 4] = ["path", "linkpath", "size", "GNU."];
+
+/// The regular files by name, with the places of their content; all of it is there.
+///
+/// # Errors
+/// It is no tar archive, is cut, or could be read in two ways.
+pub fn files(archive: &mut (impl Read + Seek)) -> Result<BTreeMap<String, Range<u64>>, ArchiveError> {
+    let end = archive.seek(SeekFrom::End(0))?;
+    let (mut at, mut files) = (0, BTreeMap::new());
+    for _ in 0..=ENTRIES_MAX {
+        let mut header = [0; BLOCK as usize];
+        archive.seek(SeekFrom::Start(at))?;
+        archive.read_exact(&mut header).map_err(cut)?;
+        if header == [0; BLOCK as usize] {
+            // One alone is the end for some readers and not for others.
+            archive.read_exact(&mut header).map_err(cut)?;
+            let ended = header == [0; BLOCK as usize];
+            return if ended { Ok(files) } else { Err(malformed("something is behind its end")) };
+        }
+        if number(&header[148..156]) != Some(sum(&header)) {
+            return Err(malformed("it is not in the format of tar"));
+        }
+        let size = number(&header[124..136]).ok_or_else(|| malformed("a size in it is no number"))?;
+        let start = at + BLOCK;
+        let (Some(stop), Some(next)) = (start.checked_add(size), size.checked_next_multiple_of(BLOCK)) else {
+            return Err(malformed("a size in it is no size"));
+        };
+        if stop > end {
+            return Err(ArchiveError::Truncated);
+        }
+        match header[156] {
+            b'0' | 0 => {
+                let name = name(&header)?;
+                if files.insert(name.clone(), start..stop).is_some() {
+                    return Err(malformed(format!("it has two files '{name}'")));
+                }
+            }
+            b'x' | b'g' => extended(archive, size)?,
+            // Links (older archives have them where layers are the same) and folders have no content.
+            b'1' | b'2' | b'5' if size == 0 => {}
+            other => return Err(malformed(format!("an entry of kind '{}'", other.escape_ascii()))),
+        }
+        at = start.saturating_add(next);
+    }
+    Err(malformed(format!("it has more than {ENTRIES_MAX} entries")))
+}
+
+fn cut(error: std::io::Error) -> ArchiveError {
+    if error.kind() == ErrorKind::UnexpectedEof { ArchiveError::Truncated } else { error.into() }
+}
+
+/// A number in octal digits, or in GNU's way for large ones.
+fn number(field: &[u8]) -> Option<u64> {
+    if let [0x80, rest @ ..] = field {
+        let (high, low) = rest.split_at_checked(rest.len().checked_sub(8)?)?;
+        return high
+            .iter()
+            .all(|byte| *byte == 0)
+            .then(|| u64::from_be_bytes(low.try_into().unwrap_or_default()));
+    }
+    let text = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
+    u64::from_str_radix(text, 8).ok()
+}
+
+/// The sum of all bytes, those of the sum itself as blanks.
+fn sum(header: &[u8]) -> u64 {
+    let byte = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u64::from(*byte) };
+    header.iter().enumerate().map(byte).sum()
+}
+
+fn name(header: &[u8]) -> Result<String, ArchiveError> {
+    let until_nul = |field: &[u8]| field.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+    let mut name = until_nul(&header[..100]);
+    // GNU's header, whose magic ends with a blank, has other things in the place of the prefix.
+    if header[257..263] == *b"ustar\0" && header[345] != 0 {
+        name = [&until_nul(&header[345..500])[..], b"/", &name].concat();
+    }
+    let name = String::from_utf8(name).map_err(|_| malformed("a name in it is not UTF-8"))?;
+    let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
+    if name.is_empty() || name.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(malformed(format!("it has a file '{name}'")));
+    }
+    Ok(name)
+}
+
+/// Records of `length key=value\n` (pax); those that are about times and owners do no harm.
+fn extended(archive: &mut impl Read, size: u64) -> Result<(), ArchiveError> {
+    if size > EXTENDED_MAX {
+        return Err(malformed("an extended header of it is too long"));
+    }
+    let mut text = Vec::new();
+    archive.take(size).read_to_end(&mut text)?;
+    let mut rest = &text[..];
+    while !rest.is_empty() {
+        let (record, behind) = record(rest).ok_or_else(|| malformed("an extended header of it is none"))?;
+        if let Some(telling) = TELLING.iter().find(|telling| record.starts_with(telling.as_bytes())) {
+            return Err(malformed(format!("an extended header of it says '{telling}'")));
+        }
+        rest = behind;
+    }
+    Ok(())
+}
+
+/// The first record without its length, and what is behind it.
+fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let blank = text.iter().take(8).position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&text[..blank]).ok()?.parse().ok()?;
+    let record = text.get(blank + 1..length).filter(|record| record.last() == Some(&b'\n'))?;
+    Some((record, &text[length..]))
+}
