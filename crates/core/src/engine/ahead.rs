@@ -5,9 +5,9 @@
 //! but read: what the places of the next step are found by is in the cache when that begins.
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, Cold, Hot, SERVER, Slow};
+use super::connection::{CLIENT, Cold, Hot, Phase, SERVER, Slow};
 use super::machine::Engine;
-use super::packet::Tuple;
+use super::packet::{Tuple, flags, u8_at};
 use super::table::hash;
 use std::hint::black_box;
 
@@ -23,13 +23,15 @@ pub struct Ahead {
     /// The connections.
     slots: [u32; BATCH],
     len: usize,
+    /// How many of them begin connections.
+    syns: usize,
 }
 
 const UNKNOWN: u32 = u32::MAX;
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [UNKNOWN; BATCH], len: 0 }
+        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [UNKNOWN; BATCH], len: 0, syns: 0 }
     }
 }
 
@@ -44,12 +46,13 @@ impl<C: Callbacks> Engine<C> {
         *port = self.ports.place(&tuple).unwrap_or(UNKNOWN);
         *key = hash(&self.config.seed, &tuple);
         ahead.len += 1;
+        ahead.syns += usize::from(begins(packet));
     }
 
     /// Reads what the packets of the batch will need, and begins a new batch.
     pub fn warm(&self, ahead: &mut Ahead) {
-        let Ahead { keys, ports, slots, len } = ahead;
-        let count = std::mem::take(len);
+        let Ahead { keys, ports, slots, len, syns } = ahead;
+        let (count, syns) = (std::mem::take(len), std::mem::take(syns));
         let found = || keys.iter().zip(ports.iter()).take(count);
         black_box(found().fold(0, |all, (key, port)| match *port {
             UNKNOWN => all ^ self.index.place(*key) as u32,
@@ -64,9 +67,43 @@ impl<C: Callbacks> Engine<C> {
         black_box(slots().filter_map(|slot| self.hot.get(slot)).fold(0, |all, hot| all ^ hot.lines()));
         black_box(slots().filter_map(|slot| self.cold.get(slot)).fold(0, |all, cold| all ^ cold.lines()));
         black_box(slots().filter_map(|slot| self.wheel.list_of(slot as u32)).fold(0, |all, list| all ^ list));
+        let phase =
+            |of: Phase| slots().filter_map(|slot| self.hot.get(slot)).filter(move |hot| hot.phase == of);
+        // Sources that will be taken, and those that come back where connections begin anew.
+        let deciding = phase(Phase::Deciding).count();
+        if deciding > 0 {
+            black_box(self.ports.next(deciding));
+        }
+        if syns > 0 {
+            let given = phase(Phase::TimeWait).filter_map(|hot| self.ports.slot(&hot.tuple[SERVER]));
+            black_box(given.fold(0, |all, slot| all ^ slot));
+        }
         let slow = slots().filter_map(|slot| self.slow.get(self.hot.get(slot)?.slow as usize));
         black_box(slow.fold(0, |all, slow| all ^ slow.lines()));
+        if syns > 0 {
+            self.warm_free(syns);
+        }
     }
+
+    /// Reads the free places that so many new connections will be put into.
+    // What was freed last is taken first: it may still be in the cache, but not where many end together.
+    #[inline(never)]
+    fn warm_free(&self, count: usize) {
+        let hot = self.free.iter().rev().take(count).filter_map(|at| self.hot.get(*at as usize));
+        black_box(hot.fold(0, |all, hot| all ^ hot.lines()));
+        let cold = self.free.iter().rev().take(count).filter_map(|at| self.cold.get(*at as usize));
+        black_box(cold.fold(0, |all, cold| all ^ cold.lines()));
+        let slow = self.free_slow.iter().rev().take(count).filter_map(|at| self.slow.get(*at as usize));
+        black_box(slow.fold(0, |all, slow| all ^ slow.isn[CLIENT].0 ^ slow.resend_at.as_nanos() as u32));
+    }
+}
+
+/// Whether a packet is the first of a connection, without a look at anything else: a guess.
+#[inline(always)]
+fn begins(packet: &[u8]) -> bool {
+    let tcp =
+        packet.first().map_or(0, |first| if first >> 4 == 4 { usize::from(first & 0x0f) * 4 } else { 40 });
+    u8_at(packet, tcp + 13) & (flags::SYN | flags::ACK) == flags::SYN
 }
 
 // One field of each line of cache that packets need. Two fields that lie beside each other would be one read.

@@ -142,6 +142,7 @@ pub struct Target {
 
 impl Target {
     /// A server with nothing special about it.
+    #[inline]
     pub const fn new(address: SocketAddr, hop: Hop) -> Self {
         Self {
             address,

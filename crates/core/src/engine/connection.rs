@@ -16,6 +16,7 @@ use std::time::Duration;
 pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
 
+#[inline]
 pub(super) const fn side(at: usize) -> Side {
     if at == CLIENT { Side::Client } else { Side::Server }
 }
@@ -115,6 +116,7 @@ impl Leg {
     }
 
     /// The time stamp of a segment of ours in this side's place.
+    #[inline]
     pub(super) fn stamp_for_other(&self, clock: u32) -> u32 {
         if self.stamps { self.stamp.wrapping_add(self.stamp_add) } else { clock }
     }

@@ -126,6 +126,7 @@ impl Edits {
     }
 
     /// New minus old, after the last edit.
+    #[inline]
     pub(super) fn total(&self) -> u32 {
         self.all().fold(self.base, |sum, edit| sum.wrapping_add(edit.shift()))
     }

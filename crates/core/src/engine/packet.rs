@@ -88,6 +88,7 @@ impl Address {
 }
 
 impl From<IpAddr> for Address {
+    #[inline]
     fn from(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(ip) => Self::v4(ip.to_bits()),
@@ -97,6 +98,7 @@ impl From<IpAddr> for Address {
 }
 
 impl From<Address> for IpAddr {
+    #[inline]
     fn from(address: Address) -> Self {
         if address.is_v4() {
             Self::V4(Ipv4Addr::from_bits(address.v4_bits()))
@@ -137,6 +139,7 @@ impl Tuple {
     }
 
     /// The other host.
+    #[inline]
     pub fn remote_addr(&self) -> SocketAddr {
         SocketAddr::new(self.remote.into(), self.remote_port())
     }
@@ -167,6 +170,7 @@ impl Tuple {
     }
 
     /// Whom it talks to.
+    #[inline]
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::new(self.local.into(), self.local_port())
     }

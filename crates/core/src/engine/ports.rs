@@ -122,6 +122,17 @@ impl Ports {
         None
     }
 
+    /// Reads the places of the sources that so many calls of [`Self::take`] will probably give: brings them from memory.
+    #[inline]
+    pub(super) fn next(&self, count: usize) -> u32 {
+        let each = count.div_ceil(self.pools.len().max(1));
+        let first = *self.range.start();
+        self.pools.iter().fold(0, |all, pool| {
+            let places = pool.free.iter().take(each).map(|port| usize::from(port.wrapping_sub(first)));
+            places.filter_map(|at| pool.slots.get(at)).fold(all, |all, slot| all ^ slot)
+        })
+    }
+
     /// Says whose a source is that was taken.
     #[inline]
     pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: u32) {

@@ -22,6 +22,16 @@ struct Link {
     list: u32,
 }
 
+/// Both links of an entry, of which two lie in a line of cache and none in two: one wait for memory where two arrays are two.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+struct Links {
+    /// In the list of its step.
+    step: Link,
+    /// In the list of those in TIME-WAIT; `list` is 0 for those in it.
+    wait: Link,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct List {
     first: u32,
@@ -30,14 +40,13 @@ struct List {
 
 const EMPTY: List = List { first: NONE, last: NONE };
 const UNLINKED: Link = Link { prev: NONE, next: NONE, list: NONE };
+const _: () = assert!(size_of::<Links>() == 32);
 
 /// The wheel. See the module's text.
 #[derive(Debug)]
 pub(super) struct Wheel {
-    links: Vec<Link>,
+    links: Vec<Links>,
     lists: Vec<List>,
-    /// Links of the list of those in TIME-WAIT; `list` is 0 for those in it.
-    waits: Vec<Link>,
     waiting: List,
     /// One bit a step: whether its list holds anything.
     busy: [u64; STEPS / 64],
@@ -49,9 +58,8 @@ impl Wheel {
     /// A wheel for entries `0..entries`.
     pub(super) fn new(entries: usize, now: Instant) -> Self {
         Self {
-            links: vec![UNLINKED; entries],
+            links: vec![Links { step: UNLINKED, wait: UNLINKED }; entries],
             lists: vec![EMPTY; STEPS],
-            waits: vec![UNLINKED; entries],
             waiting: EMPTY,
             busy: [0; STEPS / 64],
             current: now.as_nanos() / STEP_NS,
@@ -77,29 +85,30 @@ impl Wheel {
     pub(super) fn wait(&mut self, entry: u32) {
         self.wait_no_more(entry);
         let last = std::mem::replace(&mut self.waiting.last, entry);
-        match self.waits.get_mut(last as usize) {
-            Some(link) => link.next = entry,
+        match self.links.get_mut(last as usize) {
+            Some(links) => links.wait.next = entry,
             None => self.waiting.first = entry,
         }
-        if let Some(link) = self.waits.get_mut(entry as usize) {
-            *link = Link { prev: last, next: NONE, list: 0 };
+        if let Some(links) = self.links.get_mut(entry as usize) {
+            links.wait = Link { prev: last, next: NONE, list: 0 };
         }
     }
 
     /// Takes `entry` out of the list of those in TIME-WAIT, if it is there.
     #[inline]
     pub(super) fn wait_no_more(&mut self, entry: u32) {
-        let Some(link) = self.waits.get_mut(entry as usize) else { return };
-        let Link { prev, next, list } = std::mem::replace(link, UNLINKED);
+        let Some(links) = self.links.get_mut(entry as usize) else { return };
+        let Link { prev, next, list } = links.wait;
         if list == NONE {
             return;
         }
-        match self.waits.get_mut(prev as usize) {
-            Some(link) => link.next = next,
+        links.wait = UNLINKED;
+        match self.links.get_mut(prev as usize) {
+            Some(links) => links.wait.next = next,
             None => self.waiting.first = next,
         }
-        match self.waits.get_mut(next as usize) {
-            Some(link) => link.prev = prev,
+        match self.links.get_mut(next as usize) {
+            Some(links) => links.wait.prev = prev,
             None => self.waiting.last = prev,
         }
     }
@@ -110,25 +119,25 @@ impl Wheel {
         Some(self.waiting.first).filter(|first| *first != NONE)
     }
 
-    /// The list that `entry` is in, whichever it is: reads it from memory.
+    /// The list that `entry` is in, whichever it is: brings its links from memory.
     #[inline]
     pub(super) fn list_of(&self, entry: u32) -> Option<u32> {
-        self.links.get(entry as usize).map(|link| link.list)
+        self.links.get(entry as usize).map(|links| links.step.list)
     }
 
     /// Takes `entry` out of the list of its step.
     fn disarm(&mut self, entry: u32) {
-        let Some(link) = self.links.get_mut(entry as usize) else { return };
-        let Link { prev, next, list } = std::mem::replace(link, UNLINKED);
+        let Some(links) = self.links.get_mut(entry as usize) else { return };
+        let Link { prev, next, list } = std::mem::replace(&mut links.step, UNLINKED);
         if list == NONE {
             return;
         }
         match self.links.get_mut(prev as usize) {
-            Some(link) => link.next = next,
+            Some(links) => links.step.next = next,
             None => self.list(list, |list| list.first = next),
         }
         match self.links.get_mut(next as usize) {
-            Some(link) => link.prev = prev,
+            Some(links) => links.step.prev = prev,
             None => self.list(list, |list| list.last = prev),
         }
         if prev == NONE && next == NONE {
@@ -170,7 +179,7 @@ impl Wheel {
     /// In how many steps `entry` is due; none if it is in no step's list.
     #[inline]
     fn ahead(&self, entry: u32) -> Option<u64> {
-        let list = self.links.get(entry as usize)?.list;
+        let list = self.links.get(entry as usize)?.step.list;
         let steps = STEPS as u64;
         (list != NONE).then(|| (u64::from(list) + steps - self.current % steps) % steps)
     }
@@ -183,11 +192,11 @@ impl Wheel {
                 list.first = entry;
             }
         });
-        if let Some(link) = self.links.get_mut(last as usize) {
-            link.next = entry;
+        if let Some(links) = self.links.get_mut(last as usize) {
+            links.step.next = entry;
         }
-        if let Some(link) = self.links.get_mut(entry as usize) {
-            *link = Link { prev: last, next: NONE, list };
+        if let Some(links) = self.links.get_mut(entry as usize) {
+            links.step = Link { prev: last, next: NONE, list };
         }
         self.mark(list, true);
     }
