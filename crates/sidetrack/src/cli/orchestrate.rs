@@ -162,6 +162,14 @@ fn words(progress: &Progress) -> String {
         Progress::Done { step, number, seconds, detail } => {
             format!("{number}. {:<15} {:>7.1} ms  {detail}", step.to_string(), seconds * 1000.0)
         }
+        Progress::Underway { step, domain, image, bytes, bytes_total } => {
+            let of = bytes.saturating_mul(100) / (*bytes_total).max(1);
+            format!(
+                "{}. {step} ({domain}): {image}: {of} % of {:.1} MB",
+                step.number(),
+                *bytes_total as f64 / 1e6
+            )
+        }
         Progress::Failed { step, domain, error } => {
             let domain = domain.as_ref().map(|domain| format!(" ({domain})")).unwrap_or_default();
             format!("{}. {step}{domain}: refused: {error}", step.number())

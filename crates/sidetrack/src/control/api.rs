@@ -107,6 +107,19 @@ pub enum Progress {
         /// What came of it, in words.
         detail: String,
     },
+    /// A step takes its time: an image is on its way to a domain.
+    Underway {
+        /// Which.
+        step: Step,
+        /// Where it goes.
+        domain: String,
+        /// Its name.
+        image: String,
+        /// How much of its archive is sent.
+        bytes: u64,
+        /// And how much there is.
+        bytes_total: u64,
+    },
     /// The application is not set up; whatever was done for it is taken back.
     Failed {
         /// The step that could not be done.
@@ -186,6 +199,23 @@ pub struct Offer {
 pub struct Shipment {
     /// Their names.
     pub functions: Vec<String>,
+}
+
+/// What a shipment came to: nothing wanted, and the functions are at work; or these images have to be sent first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Shipped {
+    /// The images that the functions are made of, that the domain takes and that its container engine lacks.
+    #[serde(default)]
+    pub wanted: Vec<WantedImage>,
+}
+
+/// An image that a domain takes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct WantedImage {
+    /// Its name, as `[function.NAME]` of the proxy has it.
+    pub name: String,
+    /// The digest of its configuration: `sha256:` and 64 digits.
+    pub id: String,
 }
 
 /// What a domain's redirectors and proxies are to let through for an application.

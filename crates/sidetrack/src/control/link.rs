@@ -176,9 +176,23 @@ impl Link {
     /// # Errors
     /// As [`Link::ask`].
     pub async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Body>, LinkError> {
+        self.stream(method, path, "application/json", Body::from(body)).await
+    }
+
+    /// Sends a body as it comes, of this media type, and gives the answer as it begins, if it is a yes.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub async fn stream(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: Body,
+    ) -> Result<Response<Body>, LinkError> {
         let mut sender = self.sender().await?;
         let request = Request::builder().method(method).uri(format!("https://{}{path}", self.server_name));
-        let request = request.header("content-type", "application/json").body(Body::from(body));
+        let request = request.header("content-type", kind).body(body);
         let answer = sender.send_request(request.map_err(|error| self.broken(error))?).await;
         let answer = answer.map_err(|error| {
             *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -2,7 +2,7 @@
 
 use super::api::{
     AccessRequest, Application, ApplicationStatus, Configuration, Configured, ConsentChange, Offer, Progress,
-    Refusal, Shipment,
+    Refusal, Shipment, Shipped,
 };
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -14,6 +14,7 @@ struct Operation {
     id: &'static str,
     summary: &'static str,
     takes: Option<Value>,
+    takes_media: &'static str,
     gives: Value,
     media: &'static str,
 }
@@ -50,6 +51,7 @@ impl Document {
             id,
             summary,
             takes,
+            takes_media: "application/json",
             gives,
             media: "application/json",
         });
@@ -94,7 +96,7 @@ fn described(operation: &Operation, refusal: &Value) -> Value {
     });
     if let Some(body) = &operation.takes {
         described["requestBody"] =
-            json!({ "required": true, "content": { "application/json": { "schema": body } } });
+            json!({ "required": true, "content": { operation.takes_media: { "schema": body } } });
     }
     described
 }
@@ -132,8 +134,23 @@ pub fn domain() -> Value {
     let list = json!({ "type": "array", "items": { "type": "object" } });
     document.add("get", "/v1/applications", "list", "What was granted, and what is configured", None, list);
     document.add("get", "/v1/nodes", "nodes", "The nodes and functions that are offered", None, offer);
-    let about = "Sees to it that the proxies have these functions";
-    document.add("put", "/v1/applications/{name}/functions", "ship", about, Some(shipment), nothing.clone());
+    let about =
+        "Sees to it that the proxies have these functions, or says which images have to be sent first";
+    let shipped = document.of::<Shipped>();
+    document.add("put", "/v1/applications/{name}/functions", "ship", about, Some(shipment), shipped);
+    let about = "Takes the archive of an image that the domain's file names by this digest (docker-archive, as it is)";
+    let archive = json!({ "type": "string", "format": "binary" });
+    document.add(
+        "put",
+        "/v1/applications/{name}/images/{id}",
+        "receive",
+        about,
+        Some(archive),
+        nothing.clone(),
+    );
+    if let Some(receive) = document.operations.last_mut() {
+        receive.takes_media = "application/x-tar";
+    }
     let about = "What the proxies let through for an application, of what was granted";
     document.add(
         "put",

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// What lists the keys, for messages.
 const KEYS: &str = "docs/control.md";
+/// Largest archive of an image that is taken where the file does not say, bytes.
+const IMAGE_BYTES_MAX: u64 = 2 << 30;
 
 /// Who we are and whom we believe, as it is written.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -57,6 +59,21 @@ struct RawOrchestrator {
     /// By party.
     #[serde(default)]
     domain: BTreeMap<String, At<RawEnd>>,
+    /// Images that it ships, by name.
+    #[serde(default)]
+    image: BTreeMap<String, At<RawArchive>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawArchive {
+    archive: Option<At<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTaken {
+    id: Option<At<String>>,
 }
 
 /// The file of a domain, as it is written.
@@ -76,6 +93,12 @@ struct RawDomain {
     #[serde(default)]
     grant: Vec<At<RawGrant>>,
     reasoner: Option<At<RawReasoner>>,
+    /// The socket of its container engine.
+    engine: Option<At<String>>,
+    /// Images that it takes, by name.
+    #[serde(default)]
+    image: BTreeMap<String, At<RawTaken>>,
+    image_bytes_max: Option<At<u64>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -109,6 +132,8 @@ pub struct OrchestratorSettings {
     pub applications: Vec<String>,
     /// The agents of the domains, by party.
     pub domains: BTreeMap<String, End>,
+    /// The archives of the images that it ships, by name.
+    pub images: BTreeMap<String, PathBuf>,
 }
 
 /// What a domain's agent is told.
@@ -134,6 +159,21 @@ pub struct DomainSettings {
     pub grants: Vec<Grant>,
     /// Somebody whose verdict is asked as well.
     pub reasoner: Option<ReasonerAt>,
+    /// What it takes of images.
+    pub images: Images,
+}
+
+/// Which images a domain takes from its orchestrator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Images {
+    /// The socket of the container engine that gets them; none: none are taken.
+    pub engine: Option<PathBuf>,
+    /// The digests of their configurations by their names.
+    pub taken: BTreeMap<String, String>,
+    /// Largest archive, bytes.
+    pub bytes_max: u64,
+    /// Where an archive lies until it is checked.
+    pub folder: PathBuf,
 }
 
 /// What a domain grants. Empty lists do not restrict.
@@ -156,6 +196,20 @@ pub struct ReasonerAt {
     pub use_case: String,
     /// The bearer token.
     pub token: Option<String>,
+}
+
+/// Whether this names one image, with a tag, in characters that need no escape in a path.
+fn is_image_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
+    let tag = name.rsplit('/').next().and_then(|last| last.split_once(':'));
+    name.chars().all(fits)
+        && tag.is_some_and(|(base, tag)| !base.is_empty() && !tag.is_empty() && !tag.contains(':'))
+}
+
+/// Whether this is a digest as images name it.
+fn is_digest(id: &str) -> bool {
+    id.strip_prefix("sha256:")
+        .is_some_and(|hex| hex.len() == 64 && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
 }
 
 struct Check<'a> {
@@ -239,6 +293,56 @@ impl Check<'_> {
         pins
     }
 
+    fn image_name<T>(&mut self, name: &str, at: &At<T>) {
+        if !is_image_name(name) {
+            let help = "write the name as [function.NAME] has it: [image.\"localhost/audit:1\"]";
+            self.error(at.span(), format!("'{name}' is no name of an image with a tag"), help);
+        }
+    }
+
+    fn archives(&mut self, raw: &BTreeMap<String, At<RawArchive>>) -> BTreeMap<String, PathBuf> {
+        let mut images = BTreeMap::new();
+        for (name, at) in raw {
+            self.image_name(name, at);
+            let Some(archive) = &at.archive else {
+                let help = "write `archive = \"audit.tar\"`: `podman save --output audit.tar NAME` makes it";
+                self.error(at.span(), "nothing says where the image is", help);
+                continue;
+            };
+            let path = self.folder.join(archive.as_str());
+            if let Err(error) = std::fs::File::open(&path) {
+                let help = "a relative path starts from the folder of this file";
+                self.error(archive.span(), format!("cannot read {}: {error}", path.display()), help);
+            }
+            images.insert(name.clone(), path);
+        }
+        images
+    }
+
+    fn images(&mut self, raw: &RawDomain, state: &Path) -> Images {
+        let mut taken = BTreeMap::new();
+        for (name, at) in &raw.image {
+            self.image_name(name, at);
+            let help =
+                "write `id = \"sha256:…\"`: `podman image inspect --format '{{.Id}}' NAME` prints the digits";
+            match &at.id {
+                Some(id) if is_digest(id) => drop(taken.insert(name.clone(), id.to_string())),
+                Some(id) => self.error(id.span(), "this is no digest of an image", help),
+                None => self.error(at.span(), "nothing says which image is taken under this name", help),
+            }
+        }
+        let engine = raw.engine.as_ref().map(|at| self.folder.join(at.as_str()));
+        if engine.is_none()
+            && let Some((_, at)) = raw.image.first_key_value()
+        {
+            let help = "write `engine = \"/run/podman/podman.sock\"`";
+            self.error(at.span(), "nobody knows which container engine gets the image", help);
+        }
+        let bytes_max = raw.image_bytes_max.as_ref().map_or(IMAGE_BYTES_MAX, |at| **at);
+        let folder = state.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Images { engine, taken, bytes_max, folder: folder.unwrap_or(Path::new(".")).to_owned() }
+    }
+
     fn end(&mut self, raw: &At<RawEnd>) -> Option<End> {
         let Some(address) = &raw.address else {
             self.error(raw.span(), "nobody knows where it listens", "write `address = \"host:port\"`");
@@ -301,6 +405,7 @@ impl OrchestratorSettings {
                 mutual: mutual?,
                 applications: texts(&raw.applications),
                 domains,
+                images: check.archives(&raw.image),
             })
         })
     }
@@ -336,6 +441,7 @@ impl DomainSettings {
                 data: texts(&raw.data),
                 client: texts(&raw.client),
             };
+            let images = check.images(raw, &state);
             Some(Self {
                 party,
                 listen,
@@ -347,6 +453,7 @@ impl DomainSettings {
                 proxies: texts(&raw.proxies).iter().map(|path| check.folder.join(path)).collect(),
                 grants: raw.grant.iter().map(grant).collect(),
                 reasoner,
+                images,
             })
         })
     }

@@ -15,4 +15,5 @@ mod passing;
 #[path = "../control/plane.rs"]
 mod plane;
 mod scene;
+mod shipping;
 mod steps;

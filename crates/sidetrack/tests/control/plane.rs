@@ -92,6 +92,17 @@ pub struct Plane {
     operator: [Link; 2],
 }
 
+/// What the files say of images.
+#[derive(Default)]
+pub struct Images {
+    /// Tables of the orchestrator's.
+    pub orchestrator: String,
+    /// Keys of the centre's.
+    pub centre_top: String,
+    /// Tables of the centre's.
+    pub centre: String,
+}
+
 /// So many addresses that nobody has: a part that is started again has to find its own free, so each plane has a host of
 /// its own on loopback.
 fn addresses() -> [SocketAddr; 3] {
@@ -130,6 +141,11 @@ impl Plane {
 
     /// The same with these tables for the functions of the client's proxy: `count` has to be one of them.
     pub fn with(grants: &str, functions: &str) -> Self {
+        Self::shipping(grants, functions, &Images::default())
+    }
+
+    /// The same where images may be shipped to the centre.
+    pub fn shipping(grants: &str, functions: &str, images: &Images) -> Self {
         let server = Server::start("127.0.0.2");
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
@@ -151,14 +167,15 @@ impl Plane {
             format!(
                 "version = 1\nlisten = \"{main}\"\nagreement = \"agreement.toml\"\nstate = \"orchestrator.redb\"\n\
                  applications = [\"app.example\"]\n{}[domain.hospital]\naddress = \"{one}\"\nname = \"hospital.example\"\n\
-                 [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n",
-                tls("orchestrator")
+                 [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n{}",
+                tls("orchestrator"),
+                images.orchestrator
             ),
         )
         .expect("written");
-        let domain = |party: &str, listen: SocketAddr, node: &str, proxy: &Up, grants: &str| {
+        let domain = |party: &str, listen: SocketAddr, node: &str, proxy: &Up, grants: &str, top: &str| {
             let text = format!(
-                "version = 1\nparty = \"{party}\"\nlisten = \"{listen}\"\nstate = \"{party}.redb\"\noperators = [\"app.example\"]\n\
+                "{top}version = 1\nparty = \"{party}\"\nlisten = \"{listen}\"\nstate = \"{party}.redb\"\noperators = [\"app.example\"]\n\
                  nodes = [\"{node}\"]\nproxies = [\"{}\"]\n{}[orchestrator]\naddress = \"{main}\"\n\
                  name = \"orchestrator.example\"\n{grants}\n",
                 proxy.folder().join("admin.sock").display(),
@@ -168,8 +185,9 @@ impl Plane {
             std::fs::write(&file, text).expect("written");
             Part::start("domain", &file)
         };
-        let hospital = domain("hospital", one, "ward", &ward, grants);
-        let centre = domain("centre", two, "lab", &lab, "[[grant]]\n");
+        let hospital = domain("hospital", one, "ward", &ward, grants, "");
+        let centre =
+            domain("centre", two, "lab", &lab, &format!("[[grant]]\n{}", images.centre), &images.centre_top);
         let orchestrator = Part::start("orchestrate", &at("orchestrator.toml"));
         let link = |to: SocketAddr, name: &str, who: &str| link(folder.path(), to, name, who);
         let app = link(main, "orchestrator.example", "app");
@@ -190,6 +208,16 @@ impl Plane {
     /// Gives the client's proxy other functions.
     pub fn replace_functions(&self, functions: &str) {
         self.lab.reload(TOP, &tables(&self.server, "client", functions));
+    }
+
+    /// Names of all that lies beside the files of orchestrator and agents.
+    pub fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.folder.path()).expect("the folder");
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
     }
 
     /// Where clients reach the data.

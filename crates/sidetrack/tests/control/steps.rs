@@ -14,7 +14,7 @@ use std::time::Duration;
 fn steps(lines: &[Progress]) -> Vec<Step> {
     let done = lines.iter().filter_map(|line| match line {
         Progress::Done { step, .. } => Some(*step),
-        Progress::Failed { .. } => None,
+        Progress::Underway { .. } | Progress::Failed { .. } => None,
     });
     done.collect()
 }

@@ -2,12 +2,13 @@
 //! party's proxies. What was not granted is never configured, whoever asks.
 
 mod authoriser;
+mod images;
 mod routes;
 
 pub use routes::router;
 
 use super::api::{
-    AccessRequest, Agreed, Application, Configuration, Configured, Consent, ConsentChange, Offer,
+    AccessRequest, Agreed, Application, Configuration, Configured, Consent, ConsentChange, Offer, Shipped,
 };
 use super::facts;
 use super::link::{Link, LinkError};
@@ -60,6 +61,9 @@ pub enum DomainError {
     /// A function is there and does not work.
     #[error("{0}")]
     Down(String),
+    /// An image is not what it should be, or cannot be taken.
+    #[error("{0}")]
+    Image(String),
     /// A proxy does not take it.
     #[error("{0}")]
     Proxy(String),
@@ -75,6 +79,8 @@ pub struct Domain {
     orchestrator: Link,
     /// One change of the proxies at a time.
     applying: tokio::sync::Mutex<()>,
+    /// One image at a time: whoever wants the same finds it there.
+    receiving: tokio::sync::Mutex<()>,
     /// The proxies do not have what they should.
     behind: AtomicBool,
 }
@@ -89,6 +95,7 @@ impl Domain {
             store,
             orchestrator,
             applying: tokio::sync::Mutex::default(),
+            receiving: tokio::sync::Mutex::default(),
             behind: AtomicBool::new(true),
         }
     }
@@ -147,15 +154,20 @@ impl Domain {
         Ok(Offer { party, nodes, functions: functions.into_iter().collect() })
     }
 
-    /// Step 6: sees to it that the functions are there, and at work. Containers that are being replaced are waited for.
+    /// Step 6: sees to it that the functions are there, and at work, or says which images have to be sent first. Containers that
+    /// are being replaced are waited for.
     ///
     /// # Errors
     /// One is not, which, and why.
-    pub async fn ship(&self, name: &str, functions: &[String]) -> Result<(), DomainError> {
+    pub async fn ship(&self, name: &str, functions: &[String]) -> Result<Shipped, DomainError> {
         self.find(name)?;
+        let wanted = self.wanted(functions).await?;
+        if !wanted.is_empty() {
+            return Ok(Shipped { wanted });
+        }
         let until = Instant::now() + WELL_WITHIN;
         loop {
-            let Some(why) = self.down(functions).await? else { return Ok(()) };
+            let Some(why) = self.down(functions).await? else { return Ok(Shipped::default()) };
             if Instant::now() >= until {
                 return Err(DomainError::Down(why));
             }

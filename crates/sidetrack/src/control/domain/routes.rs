@@ -1,9 +1,12 @@
 //! What a domain's agent serves: the orchestrator's requests, and its operators'.
 
 use super::{Domain, DomainError, Held};
-use crate::control::api::{AccessRequest, Configuration, Configured, ConsentChange, Offer, Shipment};
+use crate::control::api::{
+    AccessRequest, Configuration, Configured, ConsentChange, Offer, Shipment, Shipped,
+};
 use crate::control::link::{BODY_MAX, No, Peer};
 use crate::control::openapi;
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, get, post, put};
@@ -18,6 +21,7 @@ pub fn router(domain: Shared) -> Router {
         .route("/v1/applications", post(grant).get(list))
         .route("/v1/applications/{name}", delete(end))
         .route("/v1/applications/{name}/functions", put(ship))
+        .route("/v1/applications/{name}/images/{id}", put(receive))
         .route("/v1/applications/{name}/policy", put(configure))
         .route("/v1/applications/{name}/ready", post(ready))
         .route("/v1/nodes", get(nodes))
@@ -39,6 +43,10 @@ impl From<DomainError> for No {
             DomainError::Down(_) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "`sidetrack fn probe NAME` says more; submit it again when the function is well",
+            ),
+            DomainError::Image(_) => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "[image] of the domain and of the orchestrator have to mean the same",
             ),
             DomainError::Proxy(_) => {
                 (StatusCode::BAD_GATEWAY, "see the log of the domain's agent and of its proxies")
@@ -87,9 +95,19 @@ async fn ship(
     Extension(peer): Extension<Peer>,
     Path(name): Path<String>,
     Json(shipment): Json<Shipment>,
-) -> Said<()> {
+) -> Said<Shipped> {
     is_orchestrator(&domain, &peer)?;
     Ok(Json(domain.ship(&name, &shipment.functions).await?))
+}
+
+async fn receive(
+    State(domain): State<Shared>,
+    Extension(peer): Extension<Peer>,
+    Path((name, id)): Path<(String, String)>,
+    archive: Body,
+) -> Said<()> {
+    is_orchestrator(&domain, &peer)?;
+    Ok(Json(domain.receive(&name, &id, archive).await?))
 }
 
 async fn configure(

@@ -4,6 +4,7 @@
 //! Engines read archives in more than one way. What could be read differently here and there is therefore refused: long names,
 //! two files of one name, an OCI index beside the manifest.
 
+pub mod stream;
 mod tar;
 
 use ring::digest::{Context, SHA256};

@@ -1,18 +1,22 @@
 //! The eight steps of Fig. 1, one after the other. Whatever fails, everything done so far is taken back.
 
-use super::{LEASE_SECONDS, Orchestrator, PATIENCE};
+use super::{LEASE_SECONDS, Orchestrator, PATIENCE, images};
 use crate::control::api::{
-    AccessRequest, Agreed, Application, ApplicationStatus, Offer, Phase, Progress, Shipment, Step,
+    AccessRequest, Agreed, Application, ApplicationStatus, Offer, Phase, Progress, Shipment, Shipped, Step,
+    WantedImage,
 };
-use crate::control::link::LinkError;
+use crate::control::link::{Link, LinkError};
 use crate::control::store::{If, Revision, StoreError};
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+
+/// How long a domain may take to have functions at work: somebody else's image may be on its way.
+const SHIPPED_WITHIN: Duration = Duration::from_secs(600);
 
 /// Why a step could not be done.
 struct Stop {
@@ -224,10 +228,43 @@ impl Setup<'_> {
             if functions.is_empty() {
                 continue;
             }
-            shipped.push(format!("{} at {party}", functions.join(", ")));
-            self.ask::<Value>(party, Method::PUT, &self.path("/functions"), &Shipment { functions }).await?;
+            let what = format!("{} at {party}", functions.join(", "));
+            let sent = self.ship_to(party, &Shipment { functions }).await?;
+            shipped.push(if sent.is_empty() { what } else { format!("{what} ({} sent)", sent.join(", ")) });
         }
         Ok(if shipped.is_empty() { "no function is needed".to_owned() } else { shipped.join("; ") })
+    }
+
+    /// Has a party's functions at work, and sends what they lack; gives what was sent, in words.
+    async fn ship_to(&self, party: &str, shipment: &Shipment) -> Result<Vec<String>, Stop> {
+        let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
+        let (path, mut sent) = (self.path("/functions"), BTreeMap::new());
+        loop {
+            let asked = link.ask(Method::PUT, &path, shipment, SHIPPED_WITHIN).await;
+            let Shipped { wanted } = asked.map_err(|error| at(party, error))?;
+            if wanted.is_empty() {
+                return Ok(sent.into_values().collect());
+            }
+            for image in wanted {
+                if sent.contains_key(&image) {
+                    return Err(at(party, format!("it lacks the image '{}' after it was sent", image.name)));
+                }
+                let bytes = self.send(party, link, &image).await?;
+                let words = format!("{}, {:.1} MB,", image.name, bytes as f64 / 1e6);
+                sent.insert(image, words);
+            }
+        }
+    }
+
+    async fn send(&self, party: &str, link: &Link, image: &WantedImage) -> Result<u64, Stop> {
+        let WantedImage { name, id } = image;
+        let Some(archive) = self.orchestrator.settings.images.get(name) else {
+            let help = format!("the orchestrator's file has no [image.\"{name}\"]");
+            return Err(at(party, format!("it lacks the image '{name}' ({id}), and {help}")));
+        };
+        let to = (party, self.status.application.name.as_str());
+        let sent = images::send(link, to, image, archive, self.told).await;
+        sent.map_err(|error| at(party, format!("the image '{name}' was not shipped: {error}")))
     }
 
     /// First where the data is, then where the clients are: whoever is let out finds the other end open.

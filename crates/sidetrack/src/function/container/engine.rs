@@ -20,6 +20,9 @@ const PLACES: [&str; 3] = ["/run/podman/podman.sock", "/run/docker.sock", "/var/
 /// The engine may be starting another container.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// An image has to be unpacked.
+const LOAD_PATIENCE: Duration = Duration::from_secs(300);
+
 /// Longest answer that is read.
 const ANSWER_MAX: usize = 4 << 20;
 
@@ -207,6 +210,50 @@ impl Engine {
             .collect())
     }
 
+    /// The image of this name: the digest of its configuration, `sha256:` and 64 digits; none: there is none.
+    ///
+    /// # Errors
+    /// The engine says no.
+    pub fn image(&self, name: &str) -> Result<Option<String>, EngineError> {
+        let (status, body) = self.request(&Method::GET, &format!("/images/{name}/json"), None)?;
+        if status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        if !status.is_success() {
+            return Err(self.refused(status, &body));
+        }
+        let said: Value = serde_json::from_slice(&body).map_err(|error| self.broken(error))?;
+        let id = said["Id"].as_str().ok_or_else(|| self.broken("it names no image"))?;
+        Ok(Some(if id.starts_with("sha256:") { id.to_owned() } else { format!("sha256:{id}") }))
+    }
+
+    /// Takes the images of an archive (`podman save`); `archive` makes its bytes, inside of a runtime.
+    ///
+    /// # Errors
+    /// The engine does not take it.
+    pub fn load(&self, archive: impl FnOnce() -> Body) -> Result<(), EngineError> {
+        let (status, body) = self.exchanged(LOAD_PATIENCE, |engine| {
+            engine.exchange(Method::POST, "/images/load?quiet=true", "application/x-tar", archive())
+        })?;
+        if !status.is_success() {
+            return Err(self.refused(status, &body));
+        }
+        // Lines of JSON: what went wrong on the way is one of them.
+        let lines =
+            body.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        let error = lines.filter_map(|line| line["error"].as_str().map(str::to_owned)).next();
+        error.map_or(Ok(()), |error| Err(EngineError::Refused(error)))
+    }
+
+    /// Gives the image with this digest a name; `name` ends with a tag.
+    ///
+    /// # Errors
+    /// The engine says no.
+    pub fn name_image(&self, id: &str, name: &str) -> Result<(), EngineError> {
+        let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
+        self.ask(Method::POST, &format!("/images/{id}/tag?repo={repository}&tag={tag}"), None).map(drop)
+    }
+
     fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, EngineError> {
         let (status, body) = self.request(&method, path, body)?;
         if !status.is_success() {
@@ -224,33 +271,47 @@ impl Engine {
         path: &str,
         body: Option<&Value>,
     ) -> Result<(StatusCode, Vec<u8>), EngineError> {
+        let bytes = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
+        self.exchanged(PATIENCE, |engine| {
+            engine.exchange(method.clone(), path, "application/json", Body::from(bytes))
+        })
+    }
+
+    /// What an exchange comes to, within a time.
+    fn exchanged<'e, F>(
+        &'e self,
+        patience: Duration,
+        exchange: impl FnOnce(&'e Self) -> F,
+    ) -> Result<(StatusCode, Vec<u8>), EngineError>
+    where
+        F: Future<Output = Result<(StatusCode, Vec<u8>), EngineError>> + 'e,
+    {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| self.broken(error))?;
         runtime.block_on(async {
-            let exchange = tokio::time::timeout(PATIENCE, self.exchange(method, path, body));
-            let late = |_| self.broken(format!("no answer to {path} within {} s", PATIENCE.as_secs()));
-            exchange.await.map_err(late)?
+            let late = |_| self.broken(format!("no answer within {} s", patience.as_secs()));
+            tokio::time::timeout(patience, exchange(self)).await.map_err(late)?
         })
     }
 
     async fn exchange(
         &self,
-        method: &Method,
+        method: Method,
         path: &str,
-        body: Option<&Value>,
+        kind: &str,
+        body: Body,
     ) -> Result<(StatusCode, Vec<u8>), EngineError> {
         let broken = |error: &dyn std::fmt::Display| self.broken(error);
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| broken(&error))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
         tokio::spawn(connection);
-        let bytes = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
         let request = Request::builder()
             .method(method)
             .uri(format!("/v1.40{path}"))
             .header("host", "engine")
-            .header("content-type", "application/json")
-            .body(Body::from(bytes))
+            .header("content-type", kind)
+            .body(body)
             .map_err(|error| broken(&error))?;
         let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
         Ok((answer.status(), self.whole(answer).await?))
