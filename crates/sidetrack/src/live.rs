@@ -362,12 +362,42 @@ pub struct Ended {
     pub duration: Duration,
 }
 
+/// Flows that the kernel carried from beginning to end, too many at a time for a record of each.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// What they have in common; the client's address says nothing.
+    pub decided: Arc<Decided>,
+    /// How they ended.
+    pub reason: EndReason,
+    /// Bytes from clients, and from servers.
+    pub bytes: (u64, u64),
+    /// Of each: from being caught to the end, and until the path to the server stood, microseconds; the second is
+    /// `u32::MAX` if it never did.
+    pub times_us: Vec<(u32, u32)>,
+}
+
+impl Tally {
+    /// None yet.
+    pub const fn new(decided: Arc<Decided>, reason: EndReason) -> Self {
+        Self { decided, reason, bytes: (0, 0), times_us: Vec::new() }
+    }
+
+    /// One more.
+    pub fn add(&mut self, [up, down]: [u64; 2], duration: Duration, connected: Option<Duration>) {
+        let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX - 1);
+        self.bytes = (self.bytes.0 + up, self.bytes.1 + down);
+        self.times_us.push((us(duration), connected.map_or(u32::MAX, us)));
+    }
+}
+
 /// The flows of one worker: those in flight, those that ended lately, and counts for metrics.
 #[derive(Debug, Default)]
 pub struct Ledger {
     inner: Mutex<LedgerInner>,
     /// When each slot is to be looked at. Never held while `inner` is asked for.
     looks: Arc<Mutex<Deadlines>>,
+    /// Somebody reads the record of every flow.
+    is_read: AtomicBool,
 }
 
 /// Ended flows that a worker's ledger holds between two visits of the recorder; older ones are dropped from this
@@ -381,6 +411,7 @@ struct LedgerInner {
     ended: VecDeque<Ended>,
     dropped: u64,
     live: usize,
+    tallies: Vec<Tally>,
 }
 
 /// A flow's place in its worker's ledger.
@@ -419,6 +450,31 @@ impl Ledger {
     /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
     pub fn note(&self, ended: Ended) {
         lock(&self.inner).push_ended(ended);
+    }
+
+    /// Adds flows of which there is no record each.
+    pub fn tally(&self, tallies: impl Iterator<Item = Tally>) {
+        lock(&self.inner).tallies.extend(tallies);
+    }
+
+    /// Takes these.
+    pub fn take_tallies(&self) -> Vec<Tally> {
+        std::mem::take(&mut lock(&self.inner).tallies)
+    }
+
+    /// Ended flows that wait to be taken.
+    pub fn ended_waiting(&self) -> usize {
+        lock(&self.inner).ended.len()
+    }
+
+    /// Whether somebody reads the record of every flow.
+    pub fn is_read(&self) -> bool {
+        self.is_read.load(Relaxed)
+    }
+
+    /// Says so.
+    pub fn set_read(&self, is_read: bool) {
+        self.is_read.store(is_read, Relaxed);
     }
 
     /// The number of flows in flight.

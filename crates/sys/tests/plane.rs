@@ -124,7 +124,8 @@ fn scene(v6: bool) -> Scene {
     own.listen(Some(local.ip()), 80).expect("an entry");
     own.source(source.ip(), &(61_000..=61_003), Some(0)).expect("an entry");
     own.try_plane(&plane).expect("the kernel takes it");
-    let shape = MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
+    let shape =
+        MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
     let program = own.xdp_program(&Map::create(shape).expect("a map")).expect("loaded");
     Scene { plane, program, index, client, local, server, source }
 }
@@ -321,7 +322,11 @@ fn a_client_that_user_space_serves_is_not_taken_over() {
         scene.passes(scene.up(100, 0, SYN, b""));
         assert_eq!(scene.verdict(&scene.up(101, 5000, ACK, b"request")), PASS);
         scene.passes(scene.down(9, 101, SYN | ACK, b""));
-        assert_eq!(scene.verdict(&scene.up(101, 5000, ACK, b"request")), PASS, "that number is not this server's");
+        assert_eq!(
+            scene.verdict(&scene.up(101, 5000, ACK, b"request")),
+            PASS,
+            "that number is not this server's"
+        );
         assert_eq!(scene.plane.look(scene.plane.standing(0).expect("there")).state, PlaneState::SynAck);
     });
 }

@@ -6,6 +6,7 @@ use super::flows::{Admit, Chains, Flows, NextId};
 use super::hops;
 use super::offload::Offload;
 use super::open::{Interface, Kept, Opened, Part};
+use super::plane::{self, Carried};
 use super::select::Select;
 use super::strays::{Stray, Strays};
 use crate::config::{Config, EngineListener, Listener, ListenerKind};
@@ -109,6 +110,9 @@ struct Worker {
     share: Share,
     mtu: u16,
     lending: Lent,
+    /// What decisions are written to, and, of the first worker, the connections that stand under them.
+    plane: Option<Arc<plane::Shared>>,
+    carried: Option<Carried>,
     surroundings: Surroundings,
     ledger: Arc<Ledger>,
     bell: Arc<Bell>,
@@ -137,7 +141,8 @@ impl Worker {
     fn engine(&self) -> Engine<Select> {
         let Self { listener, settings, share, surroundings, .. } = self;
         let offload = self.lending.offload(surroundings.clock);
-        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload)
+        let plane = self.plane.clone();
+        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload, plane)
     }
 
     /// Until it is told to stop. A panic ends the connections, not the worker.
@@ -151,6 +156,9 @@ impl Worker {
             }
         }
         let now = self.surroundings.clock.now();
+        if let Some(carried) = &mut self.carried {
+            carried.stop(now, &mut *self.driver);
+        }
         self.engine.shut_down(now, EndReason::Shutdown);
         self.send_own();
         self.driver.flush();
@@ -170,6 +178,9 @@ impl Worker {
             let taken = self.receive();
             self.handle(now, taken);
             self.lend(now);
+            if let Some(carried) = &mut self.carried {
+                carried.turn(now, &self.surroundings.config.load_full(), &mut *self.driver);
+            }
             if self.bell.heard() {
                 self.end_unwanted(now);
             }
@@ -344,6 +355,9 @@ impl Worker {
     }
 
     fn end_unwanted(&mut self, now: Instant) {
+        if let Some(carried) = &mut self.carried {
+            carried.end_unwanted(now, &mut *self.driver);
+        }
         for id in self.engine.callbacks_mut().flows.unwanted() {
             self.engine.kill(now, id);
         }
@@ -360,6 +374,7 @@ impl Worker {
             .deadline()
             .into_iter()
             .chain(offload)
+            .chain(self.carried.as_ref().map(Carried::deadline))
             .min()
             .map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
         let descriptors = self.driver.descriptors();
@@ -384,11 +399,18 @@ impl Worker {
 impl Worker {
     /// None if the listener is none of the engine's.
     fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
-        let Part { listener, share, mtu, driver, strays, lending, interfaces, bell: _ } = part;
+        let Part { listener, share, mtu, driver, strays, lending, interfaces, plane, is_first, bell: _ } =
+            part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
         let lending = Lent { lending, interfaces };
         let offload = lending.offload(surroundings.clock);
-        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload);
+        let whole = plane.clone();
+        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
+        let carried = plane.clone().filter(|_| is_first).map(|plane| {
+            let (next_id, config) = (surroundings.next_id.clone(), surroundings.config.load_full());
+            let waker = Waker::from(bell.clone());
+            Carried::new(plane, ledger.clone(), next_id, waker, config, surroundings.clock)
+        });
         let (surroundings, counted) = (surroundings.clone(), Instant::ZERO);
         Some(Self {
             listener,
@@ -396,6 +418,8 @@ impl Worker {
             share,
             mtu,
             lending,
+            plane,
+            carried,
             surroundings,
             ledger,
             bell,
@@ -432,6 +456,7 @@ fn fresh(
     ledger: &Arc<Ledger>,
     bell: &Arc<Bell>,
     offload: Option<Offload>,
+    plane: Option<Arc<plane::Shared>>,
 ) -> Engine<Select> {
     let listen = listener.addresses.iter().map(|address| Listen {
         address: Some(address.ip()).filter(|ip| !ip.is_unspecified()),
@@ -449,7 +474,8 @@ fn fresh(
         surroundings.admit.clone(),
         waker,
     );
-    let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows, offload);
+    let rules = surroundings.config.clone();
+    let select = Select::new(listener.clone(), settings.clone(), rules, flows, offload, plane);
     let engine = Engine::new(config, select, surroundings.clock.now());
     engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
     engine
@@ -540,6 +566,8 @@ mod tests {
             strays,
             interfaces: Vec::new(),
             lending: None,
+            plane: None,
+            is_first: true,
             bell: bell.clone(),
         };
         let surroundings = Surroundings {

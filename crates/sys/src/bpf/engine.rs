@@ -129,8 +129,12 @@ impl Own {
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
         let lent = self.lending.iter().flat_map(|lending| lending.maps());
         let carried = self.plane.iter().flat_map(|plane| plane.maps());
-        let maps: Vec<&Map> =
-            [&self.listens, &self.sources, &self.settings].into_iter().chain(more).chain(lent).chain(carried).collect();
+        let maps: Vec<&Map> = [&self.listens, &self.sources, &self.settings]
+            .into_iter()
+            .chain(more)
+            .chain(lent)
+            .chain(carried)
+            .collect();
         load::program(ENGINE, name, kind, &maps)
     }
 

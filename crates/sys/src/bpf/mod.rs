@@ -23,7 +23,8 @@ pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
 pub use offload::{Lending, LendingPart, Lent, LentSide, Numbers, Seen};
 pub use plane::{
-    Closing, Counts, PLANE_CONNECTIONS_MAX, Plane, PlaneFlow, PlaneKey, PlaneReason, PlaneRoute, PlaneSide, PlaneState,
+    Closing, PLANE_CONNECTIONS_MAX, Plane, PlaneCounts, PlaneEnd, PlaneFlow, PlaneKey, PlaneReason,
+    PlaneRoute, PlaneSide, PlaneState,
 };
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};

@@ -159,9 +159,26 @@ pub struct PlaneFlow {
     pub sides: [PlaneSide; 2],
 }
 
+/// What there is to count of a connection that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaneEnd {
+    /// How.
+    pub reason: PlaneReason,
+    /// [`PlaneRoute::number`].
+    pub number: u32,
+    /// Payload of the client and of the server.
+    pub bytes: [u64; 2],
+    /// See [`PlaneFlow`].
+    pub opened_ns: u64,
+    /// See [`PlaneFlow`].
+    pub connected_ns: u64,
+    /// See [`PlaneFlow`].
+    pub closed_ns: u64,
+}
+
 /// What programs have turned away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PlaneCounts {
     /// SYNs for which there was no slot: user space got them.
     pub full: u64,
     /// Segments with impossible numbers: nobody got them.
@@ -212,7 +229,8 @@ const fn mapped(ip: IpAddr) -> [u8; 16] {
 
 impl PlaneKey {
     fn to_bytes(self) -> Vec<u8> {
-        [&mapped(self.client)[..], &mapped(self.local.ip()), &self.local.port().to_ne_bytes(), &[0; 6]].concat()
+        [&mapped(self.client)[..], &mapped(self.local.ip()), &self.local.port().to_ne_bytes(), &[0; 6]]
+            .concat()
     }
 }
 
@@ -260,7 +278,9 @@ impl Plane {
             cursor: Mutex::default(),
         };
         plane.settings.u64(0).store(seed, Relaxed);
-        for (at, value) in [(8, buckets - 1), (12, ring - 1), (16, first.into()), (20, count), (GENERATION, 1)] {
+        for (at, value) in
+            [(8, buckets - 1), (12, ring - 1), (16, first.into()), (20, count), (GENERATION, 1)]
+        {
             plane.settings.u32(at).store(value, Relaxed);
         }
         (0..count).for_each(|slot| plane.give(&mut plane.cursor(), slot));
@@ -326,9 +346,9 @@ impl Plane {
     }
 
     /// What was turned away.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PlaneCounts {
         let read = |at| self.settings.u64(at).load(Relaxed);
-        Counts { full: read(FULL), refused: read(REFUSED) }
+        PlaneCounts { full: read(FULL), refused: read(REFUSED) }
     }
 
     fn give(&self, cursor: &mut Cursor, slot: u32) {
@@ -360,14 +380,17 @@ impl Plane {
         (slot < self.count && matches!(self.word(slot, 0), 1..=3)).then_some(Closing(slot))
     }
 
-    /// How a slot's connection ended, and when it was opened and ended, nanoseconds of the monotonic clock.
-    pub fn end(&self, slot: Closing) -> (PlaneReason, u64, u64) {
-        (self.reason(slot.0), self.double(slot.0, OPENED), self.double(slot.0, CLOSED))
-    }
-
-    /// The number of its decision, and the bytes of both sides.
-    pub fn sums(&self, slot: Closing) -> (u32, [u64; 2]) {
-        (self.word(slot.0, NUMBER), [0, 1].map(|side| self.bytes(slot.0, side)))
+    /// How a slot's connection ended.
+    pub fn end(&self, slot: Closing) -> PlaneEnd {
+        let slot = slot.0;
+        PlaneEnd {
+            reason: self.reason(slot),
+            number: self.word(slot, NUMBER),
+            bytes: [0, 1].map(|side| self.bytes(slot, side)),
+            opened_ns: self.double(slot, OPENED),
+            connected_ns: self.double(slot, CONNECTED),
+            closed_ns: self.double(slot, CLOSED),
+        }
     }
 
     fn reason(&self, slot: u32) -> PlaneReason {
@@ -487,9 +510,37 @@ mod tests {
         let found: Vec<usize> =
             section.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word) as usize).collect();
         let expected = [
-            KEY, DECISION, FLOW, SIDE, BUCKET, PLANE, REASON, NUMBER, PLACE, OPENED, CONNECTED, CLOSED, CLIENT, LOCAL,
-            SERVER, SOURCE, PORTS, TO_CLIENT, TO_SERVER, SIDES, LAST, FIRST, ACKNOWLEDGED, PACKETS, FINS, EGRESS,
-            GENERATION, FREE_HEAD, FREE_TAIL, FULL, REFUSED,
+            KEY,
+            DECISION,
+            FLOW,
+            SIDE,
+            BUCKET,
+            PLANE,
+            REASON,
+            NUMBER,
+            PLACE,
+            OPENED,
+            CONNECTED,
+            CLOSED,
+            CLIENT,
+            LOCAL,
+            SERVER,
+            SOURCE,
+            PORTS,
+            TO_CLIENT,
+            TO_SERVER,
+            SIDES,
+            LAST,
+            FIRST,
+            ACKNOWLEDGED,
+            PACKETS,
+            FINS,
+            EGRESS,
+            GENERATION,
+            FREE_HEAD,
+            FREE_TAIL,
+            FULL,
+            REFUSED,
         ];
         assert_eq!(found, expected);
     }
