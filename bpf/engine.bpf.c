@@ -32,7 +32,7 @@ static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redire
 
 /* Made by user space; the loader puts their descriptors here. */
 extern char listens, sources, settings, sockets, buckets, flows, lending, taken;
-extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses;
+extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses, plane_scratch;
 
 #define swap16(x) __builtin_bswap16(x)
 #define bpf_htonl(x) __builtin_bswap32(x)

@@ -88,32 +88,42 @@ ALWAYS_INLINE __u64 sum_words(const void *from, const int v6)
 	return sum;
 }
 
+/* Room for the largest packet that AF_XDP takes, and what one call sums up in every kernel. */
+#define SCRATCH 4096
+#define CHUNK 512
+
 /* The checksum of a packet whose sender left that to the card holds only the addresses: it is finished here. */
 ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
 {
-	__u32 left = w->total - IP_BYTES(v6), at = ETH_HLEN + IP_BYTES(v6);
+	__u32 left = w->total - IP_BYTES(v6), zero = 0;
+	__u8 *scratch;
 	__u16 *check = (__u16 *)(w->tcp + 16);
 	__u64 sum = sum_words(w->ip + SOURCE_AT(v6), v6) + sum_words(w->ip + TARGET_AT(v6), v6) +
 		    swap16(IPPROTO_TCP) + swap16(left);
 
 	if (fold16(sum) != *check)
 		return 1;
+	scratch = map_lookup(&plane_scratch, &zero);
+	HIDE(left);
+	if (!scratch || !left || left > SCRATCH - 4)
+		return 0;
 	*check = 0;
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < 60; i++) {
-		__u64 chunk[8] = {};
-		__u32 bytes = left < sizeof(chunk) ? left : sizeof(chunk);
+	/* What an odd length leaves of the last word. */
+	*(__u32 *)(scratch + (left & (SCRATCH - 4))) = 0;
+	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6), scratch, left))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < SCRATCH / CHUNK; i++) {
+		__u32 bytes = left < CHUNK ? left : CHUNK, words = (bytes + 3) & ~3U;
 
-		if (!bytes)
-			break;
-		if (xdp_load(xdp, at, chunk, bytes))
+		HIDE(words);
+		if (words > CHUNK)
 			return 0;
-		sum += (__u32)csum_diff(0, 0, chunk, sizeof(chunk), 0);
-		at += bytes;
+		sum += (__u32)csum_diff(0, 0, scratch + i * CHUNK, words, 0);
 		left -= bytes;
 	}
 	*check = ~fold16(sum);
-	return !left;
+	return 1;
 }
 
 /* Writes the headers of a packet of "own" and sends it by the other's interface. */
@@ -274,6 +284,11 @@ ALWAYS_INLINE int from_client(struct plane *p, struct plane_flow *f, struct whol
 		/* The same once more; or another on a live connection, which the server answers with a challenge. */
 		if (w->flags & (TCP_ACK | TCP_RST | TCP_FIN))
 			return refuse(p);
+		/* A new attempt, while the server has answered none. */
+		if (state == PLANE_SYN && w->seq != client->first) {
+			client->first = w->seq;
+			client->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
+		}
 	} else if (state == PLANE_SYN) {
 		if (!(w->flags & TCP_RST))
 			return UP;
@@ -400,8 +415,18 @@ ALWAYS_INLINE struct plane_flow *begin_whole(struct xdp_md *xdp, struct plane *p
 	for (int i = 0; i < PLANE_PLACES; i++) {
 		__u64 old = *(volatile __u64 *)&bucket->place[i];
 
-		/* One with the same tag is over, or is another's: then there may be two. */
 		if (!old && __sync_val_compare_and_swap(&bucket->place[i], 0, place) == 0)
+			return f;
+	}
+	/* One that only rests makes room. */
+#pragma unroll
+	for (int i = 0; i < PLANE_PLACES; i++) {
+		__u64 old = *(volatile __u64 *)&bucket->place[i];
+		__u32 other = (__u32)old - 1;
+		const struct plane_flow *resting = map_lookup(&plane_flows, &other);
+
+		if (resting && *(const volatile __u32 *)&resting->state == PLANE_CLOSED &&
+		    __sync_val_compare_and_swap(&bucket->place[i], old, place) == old)
 			return f;
 	}
 	w->ending = PLANE_UNUSED;

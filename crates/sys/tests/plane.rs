@@ -97,6 +97,10 @@ struct Scene {
 }
 
 fn scene(v6: bool) -> Scene {
+    scene_of(v6, 4, 2)
+}
+
+fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
     let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
     let [client, local, server, source] = if v6 {
         ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::1]:8080", "[fd00:2::fe]:61000"].map(address)
@@ -104,7 +108,7 @@ fn scene(v6: bool) -> Scene {
         ["10.0.1.1:4000", "10.0.1.254:80", "10.0.2.1:8080", "10.0.2.254:61000"].map(address)
     };
     let index = link::interface("lo").expect("there").index;
-    let plane = Arc::new(Plane::new(61_000, 4, 99).expect("a plane"));
+    let plane = Arc::new(Plane::with_buckets(61_000, count, buckets, 99).expect("a plane"));
     plane.device(0, index).expect("an entry");
     plane
         .decide(
@@ -122,7 +126,7 @@ fn scene(v6: bool) -> Scene {
         .expect("an entry");
     let mut own = Own::new(1, 0).expect("maps");
     own.listen(Some(local.ip()), 80).expect("an entry");
-    own.source(source.ip(), &(61_000..=61_003), Some(0)).expect("an entry");
+    own.source(source.ip(), &(61_000..=61_015), Some(0)).expect("an entry");
     own.try_plane(&plane).expect("the kernel takes it");
     let shape =
         MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
@@ -223,6 +227,8 @@ fn ends_have_reasons() {
         for (opened, end, reason) in ends {
             let scene = scene(false);
             if opened {
+                // An attempt that the client has given up.
+                scene.passes(scene.up(70_000, 0, SYN, b""));
                 scene.open();
                 scene.passes(scene.up(100_000, 0, RST, b""));
                 scene.passes(scene.down(77, 101, RST | ACK, b""));
@@ -308,6 +314,28 @@ fn a_full_table_leaves_the_next_to_user_space() {
         let verdicts: Vec<u32> = (0..5).map(|port| from(5000 + port)).collect();
         assert_eq!(verdicts, [REDIRECT, REDIRECT, REDIRECT, REDIRECT, PASS]);
         assert_eq!((scene.plane.free(), scene.plane.counts().full), (0, 1));
+    });
+}
+
+#[test]
+fn connections_that_rest_make_room() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        // One bucket of eight places, and sixteen slots.
+        let scene = scene_of(false, 16, 1);
+        for port in 5000..5016 {
+            let mut syn = scene.up(100, 0, SYN, b"");
+            syn.from.set_port(port);
+            let mut reset = scene.up(101, 0, RST, b"");
+            reset.from.set_port(port);
+            assert_eq!(scene.verdict(&syn), REDIRECT, "{port}");
+            assert_eq!(scene.verdict(&reset), REDIRECT, "{port}: it is found");
+        }
+        let reasons: Vec<_> = std::iter::from_fn(|| scene.plane.ended()).map(|end| scene.plane.end(end).reason).collect();
+        assert_eq!(reasons, [PlaneReason::ClientReset; 16]);
+        assert_eq!(scene.verdict(&scene.up(100, 0, SYN, b"")), PASS, "no slot");
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sidetrack_sys::bpf::{Hook, Link, Map, MapKind, MapShape, Object, Program, ProgramKind, monotonic_ns};
 use sidetrack_sys::link;
-use sidetrack_sys::raw::PacketSocket;
+use sidetrack_sys::raw::{PacketSocket, VNET_HEADER_BYTES};
 
 use super::ends::{CLIENT_ADDRESSES, Tally};
 use super::segment::{FRAME_MAX, SYN, Segment};
@@ -187,7 +187,8 @@ impl KernelPeer {
             };
             let mut frame = [0; FRAME_MAX];
             segment.write(&mut frame, self.spec.engine, self.own);
-            self.socket.send(&[IoSlice::new(&frame)])?;
+            let frame = [&[0; VNET_HEADER_BYTES][..], &frame].concat();
+            self.socket.send(&[IoSlice::new(&frame)]).context("a SYN")?;
             if number % 64 == 63 {
                 // The queue of a veth is short.
                 std::thread::sleep(Duration::from_micros(200));

@@ -15,6 +15,9 @@ const DECISIONS_MAX: u32 = 65_536;
 /// Most interfaces.
 const DEVICES_MAX: u32 = 64;
 
+/// `SCRATCH` of `bpf/plane.bpf.h`.
+const SCRATCH: usize = 4096;
+
 /// Bytes and offsets of the structures of `bpf/plane.h`.
 const KEY: usize = 40;
 const DECISION: usize = 56;
@@ -203,6 +206,7 @@ pub struct Plane {
     decisions: Map,
     devices: Map,
     ingresses: Map,
+    scratch: Map,
     first: u16,
     count: u32,
     ring: u32,
@@ -257,9 +261,17 @@ impl Plane {
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
     pub fn new(first: u16, count: u32, seed: u64) -> io::Result<Self> {
+        Self::with_buckets(first, count, count / 2, seed)
+    }
+
+    /// The same with about so many buckets of eight places.
+    ///
+    /// # Errors
+    /// As [`Plane::new`].
+    pub fn with_buckets(first: u16, count: u32, buckets: u32, seed: u64) -> io::Result<Self> {
         let count = count.clamp(1, PLANE_CONNECTIONS_MAX.min(65_536 - u32::from(first)));
         let ring = count.next_power_of_two();
-        let buckets = (count / 4).max(1).next_power_of_two();
+        let buckets = buckets.max(1).next_power_of_two();
         let map = |kind, name, key_bytes, value_bytes, entries_max| {
             Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max })
         };
@@ -272,6 +284,7 @@ impl Plane {
             decisions: map(MapKind::Hash, "decisions", KEY, DECISION, DECISIONS_MAX)?,
             devices: map(MapKind::Devices, "devices", 4, 4, DEVICES_MAX)?,
             ingresses: map(MapKind::Hash, "ingresses", 4, 4, DEVICES_MAX)?,
+            scratch: map(MapKind::PerCpuArray, "plane_scratch", 4, SCRATCH, 1)?,
             first,
             count,
             ring,
@@ -288,10 +301,10 @@ impl Plane {
     }
 
     /// What the program needs.
-    pub(super) fn maps(&self) -> [&Map; 8] {
+    pub(super) fn maps(&self) -> [&Map; 9] {
         let shared = [&self.settings, &self.flows, &self.places, &self.free, &self.done].map(Shared::map);
         let [settings, flows, places, free, done] = shared;
-        [settings, flows, places, free, done, &self.decisions, &self.devices, &self.ingresses]
+        [settings, flows, places, free, done, &self.decisions, &self.devices, &self.ingresses, &self.scratch]
     }
 
     fn cursor(&self) -> std::sync::MutexGuard<'_, Cursor> {
