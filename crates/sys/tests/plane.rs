@@ -333,7 +333,8 @@ fn connections_that_rest_make_room() {
             assert_eq!(scene.verdict(&syn), REDIRECT, "{port}");
             assert_eq!(scene.verdict(&reset), REDIRECT, "{port}: it is found");
         }
-        let reasons: Vec<_> = std::iter::from_fn(|| scene.plane.ended()).map(|end| scene.plane.end(end).reason).collect();
+        let reasons: Vec<_> =
+            std::iter::from_fn(|| scene.plane.ended()).map(|end| scene.plane.end(end).reason).collect();
         assert_eq!(reasons, [PlaneReason::ClientReset; 16]);
         assert_eq!(scene.verdict(&scene.up(100, 0, SYN, b"")), PASS, "no slot");
     });

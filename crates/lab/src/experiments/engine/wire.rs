@@ -265,8 +265,12 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
         let mut samples = Vec::new();
         for round in 0..rounds {
             progress.now(&format!("{plane}, {open} open, round {} of {rounds}", round + 1));
-            let row =
-                if plane == KERNEL { scene.decided(*open, quick)? } else { scene.sample(*open, quick)? };
+            let row = if plane == KERNEL {
+                // Another link each time: threads of the kernel stay with one.
+                Scene::new()?.decided(*open, quick)?
+            } else {
+                scene.sample(*open, quick)?
+            };
             check(&row)?;
             samples.push(row);
         }
