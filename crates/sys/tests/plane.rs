@@ -218,7 +218,8 @@ fn ends_have_reasons() {
         return;
     }
     in_namespace(|| {
-        let ends: [(bool, fn(&Scene) -> Frame<'static>, PlaneReason); 4] = [
+        type End = fn(&Scene) -> Frame<'static>;
+        let ends: [(bool, End, PlaneReason); 4] = [
             (true, |scene| scene.up(101, 0, RST, b""), PlaneReason::ClientReset),
             (true, |scene| scene.down(0, 101, RST | ACK, b""), PlaneReason::ServerReset),
             (false, |scene| scene.down(0, 101, RST | ACK, b""), PlaneReason::Refused),

@@ -11,6 +11,7 @@
 //! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
 //! | `select.rs` | asks policy for a server |
 //! | `flows.rs` | flows in flight and their records |
+//! | `surroundings.rs` | what it is told of the node |
 //! | `worker.rs` | the thread |
 
 mod bell;
@@ -25,10 +26,12 @@ mod plane;
 mod reset;
 mod select;
 mod strays;
+mod surroundings;
 mod worker;
 mod xdp;
 
 pub use driver::{Arrived, Driver};
 pub use flows::Leave;
 pub use open::{OpenError, Opened};
-pub use worker::{Engines, Surroundings};
+pub use surroundings::Surroundings;
+pub use worker::Engines;

@@ -2,23 +2,22 @@
 
 use super::bell::Bell;
 use super::driver::Driver;
-use super::flows::{Admit, Chains, Flows, NextId};
+use super::flows::Flows;
 use super::hops;
 use super::offload::Offload;
 use super::open::{Interface, Kept, Opened, Part};
 use super::plane::{self, Carried};
 use super::select::Select;
 use super::strays::{Stray, Strays};
-use crate::config::{Config, EngineListener, Listener, ListenerKind};
+use super::surroundings::Surroundings;
+use crate::config::{EngineListener, Listener, ListenerKind};
 use crate::live::{Clock, Ledger};
-use arc_swap::ArcSwap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::Lending;
 use sidetrack_sys::{pages, random};
-use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,27 +31,6 @@ const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a worker rests whose interfaces give errors.
 const REST: Duration = Duration::from_millis(100);
-
-/// What all workers of a node are told.
-#[derive(Clone)]
-pub struct Surroundings {
-    /// The configuration in force.
-    pub config: Arc<ArcSwap<Config>>,
-    /// The clock of the node.
-    pub clock: Clock,
-    /// Gives flows their numbers.
-    pub next_id: NextId,
-    /// Makes the functions of flows.
-    pub chains: Chains,
-    /// Says whether there may be one more.
-    pub admit: Admit,
-}
-
-impl fmt::Debug for Surroundings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Surroundings").field("clock", &self.clock).finish_non_exhaustive()
-    }
-}
 
 /// The workers of all engines of a node.
 #[derive(Debug)]
@@ -490,6 +468,8 @@ mod tests {
     use super::super::driver::Arrived;
     use super::super::strays::Strays;
     use super::*;
+    use crate::config::Config;
+    use arc_swap::ArcSwap;
     use sidetrack_core::engine::checksum::Sum;
     use sidetrack_core::engine::packet::{Header, Ip, flags};
     use sidetrack_core::engine::{Checksums, Hop};
