@@ -317,25 +317,28 @@ pub fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
         text,
         "### Over veth, generator and engine on a core each\n\n\
          Complete connections of seven packets towards the engine, counted where both ends are; *of a core*: what the CPU time \
-         that the engine took would give if it took all. Kernel work for a frame is on the core that sends it.\n\n\
+         that the engine took would give if it took all. Kernel work for a frame is on the core that sends it; with connections \
+         that XDP carries each side's frames are taken by a thread of the kernel on its core, which is counted, and nobody \
+         measures how long a connection takes.\n\n\
          | plane | open | connections/s | of a core | CPU us | cycles a connection | Mpackets/s | p50 us | p99 us | p99.9 us | \
          given up | completed | records |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     );
     for row in rows {
         let report = &row.report;
+        let us = |ns: u64| if ns == 0 { "-".into() } else { format!("{:.0}", ns as f64 / 1e3) };
         let cpu = row.cpu_us().unwrap_or_default();
         let _ = writeln!(
             text,
-            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {} | {} | {} | {} | {} | {} |",
             row.plane,
             row.open,
             report.rate(),
             row.rate_of_core().unwrap_or_default(),
             cpu * 1000.0 * gigahertz,
             report.packet_rate() / 1e6,
-            report.p50_ns as f64 / 1e3,
-            report.p99_ns as f64 / 1e3,
-            report.p999_ns as f64 / 1e3,
+            us(report.p50_ns),
+            us(report.p99_ns),
+            us(report.p999_ns),
             report.whole.stuck,
             report.whole.completed,
             row.records
