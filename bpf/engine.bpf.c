@@ -9,6 +9,7 @@
  */
 #include "engine.h"
 #include "offload.h"
+#include "plane.h"
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/pkt_cls.h>
@@ -19,6 +20,9 @@ static long (*skb_load)(const void *ctx, __u32 at, void *to, __u32 length, __u32
 	(void *)BPF_FUNC_skb_load_bytes_relative;
 static long (*xdp_load)(void *ctx, __u32 at, void *to, __u32 length) = (void *)BPF_FUNC_xdp_load_bytes;
 
+static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+static __s64 (*csum_diff)(const void *from, __u32 from_size, const void *to, __u32 to_size, __u32 seed) =
+	(void *)BPF_FUNC_csum_diff;
 static __u64 (*ktime_coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
 static long (*skb_store)(struct __sk_buff *skb, __u32 at, const void *from, __u32 length, __u64 flags) =
 	(void *)BPF_FUNC_skb_store_bytes;
@@ -28,6 +32,7 @@ static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redire
 
 /* Made by user space; the loader puts their descriptors here. */
 extern char listens, sources, settings, sockets, buckets, flows, lending, taken;
+extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses, plane_scratch;
 
 #define swap16(x) __builtin_bswap16(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
@@ -178,6 +183,7 @@ ALWAYS_INLINE int owner(const struct ends *ends)
 }
 
 #include "offload.bpf.h"
+#include "plane.bpf.h"
 
 SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 {
@@ -236,7 +242,7 @@ SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
 	}
 }
 
-SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
+ALWAYS_INLINE int own_xdp(struct xdp_md *xdp)
 {
 	struct ends ends = {};
 	__u16 ethertype = 0;
@@ -246,6 +252,19 @@ SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 	if (read(xdp, 1, swap16(ethertype), &ends) == FOREIGN || owner(&ends) < 0)
 		return XDP_PASS;
 	return xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS);
+}
+
+SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
+{
+	return own_xdp(xdp);
+}
+
+/* The same, but for connections that need no user space. */
+SECTION("xdp/plane") int xdp_plane(struct xdp_md *xdp)
+{
+	int action = plane_own(xdp);
+
+	return action == UP ? own_xdp(xdp) : action;
 }
 
 SECTION("license") char _license[] = "Dual MIT/GPL";
@@ -261,4 +280,17 @@ SECTION("layout") const __u32 _layout[] = {
 	PLACE(flow_side, egress), PLACE(flow_side, to), PLACE(flow_side, from), PLACE(flow_side, mss),
 	PLACE(flow_side, shift), PLACE(flow_side, shown_shift), PLACE(flow_side, fix), PLACE(flow_side, v6),
 	PLACE(flow_side, last_ns),
+};
+
+/* The same for crates/sys/src/bpf/plane.rs. */
+SECTION("plane_layout") const __u32 _plane_layout[] = {
+	sizeof(struct plane_key), sizeof(struct plane_decision), sizeof(struct plane_flow), sizeof(struct plane_side),
+	sizeof(struct plane_bucket), sizeof(struct plane), PLACE(plane_flow, reason), PLACE(plane_flow, decision),
+	PLACE(plane_flow, bucket), PLACE(plane_flow, opened_ns), PLACE(plane_flow, connected_ns),
+	PLACE(plane_flow, closed_ns), PLACE(plane_flow, client), PLACE(plane_flow, local), PLACE(plane_flow, server),
+	PLACE(plane_flow, source), PLACE(plane_flow, client_port), PLACE(plane_flow, to_client),
+	PLACE(plane_flow, to_server), PLACE(plane_flow, side), PLACE(plane_side, last_ns), PLACE(plane_side, first),
+	PLACE(plane_side, acknowledged), PLACE(plane_side, packets), PLACE(plane_side, fins), PLACE(plane_side, egress),
+	PLACE(plane, generation), PLACE(plane, free_head), PLACE(plane, free_tail), PLACE(plane, full),
+	PLACE(plane, refused),
 };

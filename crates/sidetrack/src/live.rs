@@ -3,6 +3,10 @@
 //! Each worker owns one [`Ledger`]; only the admin side and the sweep of time-outs ever contend for its lock. Byte
 //! counts are atomics that the owning worker alone writes.
 
+mod tally;
+
+pub use tally::Tally;
+
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
@@ -368,6 +372,8 @@ pub struct Ledger {
     inner: Mutex<LedgerInner>,
     /// When each slot is to be looked at. Never held while `inner` is asked for.
     looks: Arc<Mutex<Deadlines>>,
+    /// Somebody reads the record of every flow.
+    is_read: AtomicBool,
 }
 
 /// Ended flows that a worker's ledger holds between two visits of the recorder; older ones are dropped from this
@@ -381,6 +387,7 @@ struct LedgerInner {
     ended: VecDeque<Ended>,
     dropped: u64,
     live: usize,
+    tallies: Vec<Tally>,
 }
 
 /// A flow's place in its worker's ledger.
@@ -419,6 +426,31 @@ impl Ledger {
     /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
     pub fn note(&self, ended: Ended) {
         lock(&self.inner).push_ended(ended);
+    }
+
+    /// Adds flows of which there is no record each.
+    pub fn tally(&self, tallies: impl Iterator<Item = Tally>) {
+        lock(&self.inner).tallies.extend(tallies);
+    }
+
+    /// Takes these.
+    pub fn take_tallies(&self) -> Vec<Tally> {
+        std::mem::take(&mut lock(&self.inner).tallies)
+    }
+
+    /// Ended flows that wait to be taken.
+    pub fn ended_waiting(&self) -> usize {
+        lock(&self.inner).ended.len()
+    }
+
+    /// Whether somebody reads the record of every flow.
+    pub fn is_read(&self) -> bool {
+        self.is_read.load(Relaxed)
+    }
+
+    /// Says so.
+    pub fn set_read(&self, is_read: bool) {
+        self.is_read.store(is_read, Relaxed);
     }
 
     /// The number of flows in flight.

@@ -2,7 +2,7 @@
 //!
 //! Nothing here is on the data path. Labels are few and closed: rules, listeners and words, never addresses.
 
-use crate::live::{Decided, Ended, Ledger};
+use crate::live::{Decided, Ended, Ledger, Tally};
 use crate::record::Observer;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -379,6 +379,20 @@ impl Observer for Metrics {
             let at_the_door = decided.is_none_or(|decided| decided.verdict.is_none());
             let reason = if at_the_door { "admission" } else { "connect" };
             self.shed.get_or_create(&ReasonLabel { reason }).inc();
+        }
+    }
+
+    fn tallied(&self, tally: &Tally) {
+        let decided = Some(&*tally.decided);
+        let rule = tally.decided.rule().cloned().unwrap_or_default();
+        let labels = FlowLabels { rule, carrier: carrier(decided), reason: tally.reason.as_str() };
+        self.flows.get_or_create(&labels).inc_by(tally.times_us.len() as u64);
+        add(&mut lock(&self.ended_bytes), decided, tally.bytes);
+        for (duration, connected) in &tally.times_us {
+            self.duration.observe(f64::from(*duration) / 1e6);
+            if *connected != u32::MAX {
+                self.connect.observe(f64::from(*connected) / 1e6);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use sidetrack::live::{Decided, Ended, Ledger, LiveFlow};
+use sidetrack::live::{Decided, Ended, Ledger, LiveFlow, Tally};
 use sidetrack::record::{FOLLOWERS_MAX, Feed, FlowRecord, Observer, RecordWriter, Recorder, Target};
 use sidetrack_core::filter::Filter;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept, Process};
@@ -22,6 +22,11 @@ struct Counts {
 impl Observer for Counts {
     fn ended(&self, ended: &Ended, _decided: Option<&Decided>) {
         self.reasons.lock().expect("not poisoned").push(ended.reason);
+    }
+
+    fn tallied(&self, tally: &Tally) {
+        let reasons = std::iter::repeat_n(tally.reason, tally.times_us.len());
+        self.reasons.lock().expect("not poisoned").extend(reasons);
     }
 
     fn lost(&self, records: u64) {

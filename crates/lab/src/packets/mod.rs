@@ -9,9 +9,11 @@
 //! |---|---|
 //! | `segment` | writes and reads frames, in lines of its own: it must not share a codec with what it measures |
 //! | `ends` | what both ends answer: no I/O, no clock |
+//! | `peer` | the same in a program of the kernel, for a plane that no process keeps up with |
 //! | `wire` | the AF_XDP socket and the loop around it |
 
 mod ends;
+mod peer;
 mod segment;
 mod wire;
 
@@ -25,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::Process;
 
 pub use ends::{Ends, Tally};
+pub use peer::KernelPeer;
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
 /// The line by which the generator says that its window begins.

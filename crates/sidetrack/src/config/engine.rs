@@ -108,6 +108,8 @@ pub struct EngineListener {
     pub connections_max: u32,
     /// Most connections at a time whose packets the kernel translates by itself, of all workers; 0: none.
     pub offload_max: u32,
+    /// Most connections at a time that the kernel carries from their SYN on; 0: none.
+    pub kernel_connections_max: u16,
 }
 
 impl EngineListener {

@@ -7,9 +7,11 @@
 //! | `driver.rs`, `packet.rs`, `xdp.rs` | takes frames and sends them: packet sockets, AF_XDP |
 //! | `strays.rs`, `bell.rs` | what workers tell each other |
 //! | `offload.rs`, `joining.rs` | connections that the kernel translates by itself; how it takes them over |
+//! | `plane.rs`, `reset.rs` | connections that the kernel carries from their SYN on |
 //! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
 //! | `select.rs` | asks policy for a server |
 //! | `flows.rs` | flows in flight and their records |
+//! | `surroundings.rs` | what it is told of the node |
 //! | `worker.rs` | the thread |
 
 mod bell;
@@ -20,12 +22,16 @@ mod joining;
 mod offload;
 mod open;
 mod packet;
+mod plane;
+mod reset;
 mod select;
 mod strays;
+mod surroundings;
 mod worker;
 mod xdp;
 
 pub use driver::{Arrived, Driver};
 pub use flows::Leave;
 pub use open::{OpenError, Opened};
-pub use worker::{Engines, Surroundings};
+pub use surroundings::Surroundings;
+pub use worker::Engines;

@@ -3,11 +3,12 @@
 use super::bell::Bell;
 use super::driver::Driver;
 use super::packet::PacketDriver;
+use super::plane;
 use super::strays::{Ring, Strays};
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
-use sidetrack_sys::bpf::{BpfError, Hook, Lending, Own, OwnOn, XdpOn};
+use sidetrack_sys::bpf::{BpfError, Hook, Lending, Own, OwnOn, Plane, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::random;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
@@ -131,6 +132,10 @@ pub struct Part {
     pub interfaces: Vec<Interface>,
     /// Where all workers' connections are that the kernel has, and this worker's number and how many there are.
     pub lending: Option<(Arc<Lending>, u32, u32)>,
+    /// The connections that the kernel carries from their SYN on; the first worker looks after them.
+    pub plane: Option<Arc<plane::Shared>>,
+    /// Whether this is the first worker.
+    pub is_first: bool,
     /// Wakes it.
     pub bell: Arc<Bell>,
 }
@@ -190,17 +195,23 @@ impl Opened {
             EngineIo::Packet => workers,
             EngineIo::Xdp => queues(name, &interfaces)?,
         };
+        let whole = engine;
+        let engine = &without_plane(engine);
         let shares = shares(name, engine, workers)?;
         let own = own(&listener.addresses, engine, &shares);
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
         let mut opening = Opening { listener, interfaces, own, lending: None, mark };
+        let mut plane = None;
         let drivers = match engine.io {
             EngineIo::Packet => {
                 opening.lend(engine.offload_max);
                 opening.packet(workers, &mut self.kept)?
             }
-            EngineIo::Xdp => opening.xdp(workers, &mut self.kept)?,
+            EngineIo::Xdp => {
+                plane = opening.carry(whole, engine);
+                opening.xdp(workers, &mut self.kept)?
+            }
         };
         let failed = |error| opening.socket_error("any interface", error);
         let bells = (0..workers).map(|_| Bell::new().map(Arc::new)).collect::<Result<Vec<_>, _>>();
@@ -220,7 +231,10 @@ impl Opened {
         {
             let lending = opening.lending.clone().map(|all| (all, number(worker), number(workers)));
             let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
-            self.parts.push(Part { listener, share, mtu, driver, strays, interfaces, lending, bell });
+            let (plane, is_first) = (plane.clone(), worker == 0);
+            let part =
+                Part { listener, share, mtu, driver, strays, interfaces, lending, plane, is_first, bell };
+            self.parts.push(part);
         }
         Ok(())
     }
@@ -253,6 +267,35 @@ impl Opening<'_> {
             Ok(lending) => self.lending = Some(lending),
             Err(error) => {
                 tracing::warn!(listener = %self.listener.name, %error, "the kernel takes no connections of the packet engine");
+            }
+        }
+    }
+
+    /// Makes room for connections that the kernel carries whole, from the ports that `rest` leaves of those of `whole`.
+    /// Without, user space has them all.
+    fn carry(&mut self, whole: &EngineListener, rest: &EngineListener) -> Option<Arc<plane::Shared>> {
+        let count = whole.source_ports.end() - rest.source_ports.end();
+        if count == 0 {
+            return None;
+        }
+        let first = rest.source_ports.end() + 1;
+        let seed = u64::from_ne_bytes(random::bytes::<8>());
+        let sources = whole.sources.clone();
+        let made = Plane::new(first, count.into(), seed).and_then(|plane| {
+            for (number, interface) in (0_u32..).zip(&self.interfaces) {
+                plane.device(number, interface.index)?;
+            }
+            Ok(plane)
+        });
+        let tried = made.map_err(BpfError::Map).and_then(|plane| {
+            let plane = Arc::new(plane);
+            self.own.try_plane(&plane).map(|()| plane)
+        });
+        match tried {
+            Ok(plane) => Some(Arc::new(plane::Shared::new(plane, self.interfaces.clone(), sources))),
+            Err(error) => {
+                tracing::warn!(listener = %self.listener.name, %error, "the kernel carries no connections of the packet engine");
+                None
             }
         }
     }
@@ -340,6 +383,16 @@ fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interf
         Ok(Interface { name: name.clone(), index: found.index, address, mtu: found.mtu })
     };
     engine.interfaces.iter().map(find).collect()
+}
+
+/// What is left for user space: the last ports may be those of connections that the kernel carries whole, where the listener
+/// leaves nothing to be seen of a flow before its server is known. At least one is left.
+fn without_plane(engine: &EngineListener) -> EngineListener {
+    let (first, last) = (*engine.source_ports.start(), *engine.source_ports.end());
+    let fixed = engine.choices.is_empty() && !engine.target.needs_first_bytes();
+    let count = if fixed && engine.io == EngineIo::Xdp { engine.kernel_connections_max } else { 0 };
+    let last = last - count.min(last - first);
+    EngineListener { source_ports: first..=last, ..engine.clone() }
 }
 
 fn shares(listener: &Arc<str>, engine: &EngineListener, workers: usize) -> Result<Vec<Share>, OpenError> {

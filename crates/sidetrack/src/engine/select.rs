@@ -3,6 +3,7 @@
 use super::flows::Flows;
 use super::hops::Hops;
 use super::offload::Offload;
+use super::plane;
 use crate::config::{Config, EngineListener, Listener, ReverseTarget};
 use crate::live::Decided;
 use arc_swap::ArcSwap;
@@ -30,6 +31,8 @@ pub struct Select {
     pub hops: Hops,
     /// The connections that the kernel has; none: it takes none.
     pub offload: Option<Offload>,
+    /// The connections that the kernel carries from their SYN on; none: it carries none.
+    plane: Option<Arc<plane::Shared>>,
     /// The time of the packet at hand.
     pub now: Instant,
 }
@@ -64,8 +67,9 @@ impl Select {
         config: Arc<ArcSwap<Config>>,
         flows: Flows,
         offload: Option<Offload>,
+        plane: Option<Arc<plane::Shared>>,
     ) -> Self {
-        Self { listener, engine, config, flows, hops: Hops::default(), offload, now: Instant::ZERO }
+        Self { listener, engine, config, flows, hops: Hops::default(), offload, plane, now: Instant::ZERO }
     }
 
     /// Policy's word; how long to wait for more bytes if it cannot be had yet.
@@ -151,6 +155,32 @@ impl Select {
         })
     }
 
+    /// Tells the kernel, if it may carry the next flows of this client without us: nobody counts flows, none of their bytes
+    /// was or will be looked at. `generation` is that of the rules that decided, or an earlier one.
+    fn pass_on(
+        &self,
+        generation: u32,
+        config: &Config,
+        opening: &Opening<'_>,
+        decided: &Decided,
+        target: &Target,
+    ) {
+        let Some(plane) = &self.plane else { return };
+        let limits = &config.limits;
+        let looks = target.inspect_client || target.inspect_server || decided.flow.host.is_some();
+        let first = opening.first.is_empty() || !self.engine.target.needs_first_bytes();
+        if looks || !first || limits.max_flows.is_some() || limits.max_flows_per_client.is_some() {
+            return;
+        }
+        // Rules that ask for first bytes had to wait for them.
+        let asks = config.policy.decide(&decided.flow, Seen::Nothing);
+        if let (Some(verdict), Decision::Verdict(again)) = (&decided.verdict, asks)
+            && again == *verdict
+        {
+            plane.decide(self.now, generation, &decided.flow, opening.local, target, verdict);
+        }
+    }
+
     fn is_own(&self, address: SocketAddr) -> bool {
         self.listener.addresses.contains(&address)
     }
@@ -181,6 +211,7 @@ fn fits(function: &Arc<FunctionSpec>) -> bool {
 
 impl Callbacks for Select {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
+        let generation = self.plane.as_ref().map_or(0, |plane| plane.generation());
         let config = self.config.load_full();
         let (flow, verdict) = match self.decide(&config, opening) {
             Ok(decided) => decided,
@@ -213,6 +244,7 @@ impl Callbacks for Select {
         let decided = Decided { flow, verdict };
         match admitted {
             Ok((target, leave)) => {
+                self.pass_on(generation, &config, opening, &decided, &target);
                 self.flows.carried(opening, self.now, decided, chain.unwrap_or_default(), leave);
                 Selection::Server(target)
             }

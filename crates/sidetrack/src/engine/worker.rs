@@ -2,22 +2,22 @@
 
 use super::bell::Bell;
 use super::driver::Driver;
-use super::flows::{Admit, Chains, Flows, NextId};
+use super::flows::Flows;
 use super::hops;
 use super::offload::Offload;
 use super::open::{Interface, Kept, Opened, Part};
+use super::plane::{self, Carried};
 use super::select::Select;
 use super::strays::{Stray, Strays};
-use crate::config::{Config, EngineListener, Listener, ListenerKind};
+use super::surroundings::Surroundings;
+use crate::config::{EngineListener, Listener, ListenerKind};
 use crate::live::{Clock, Ledger};
-use arc_swap::ArcSwap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::Lending;
 use sidetrack_sys::{pages, random};
-use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,27 +31,6 @@ const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a worker rests whose interfaces give errors.
 const REST: Duration = Duration::from_millis(100);
-
-/// What all workers of a node are told.
-#[derive(Clone)]
-pub struct Surroundings {
-    /// The configuration in force.
-    pub config: Arc<ArcSwap<Config>>,
-    /// The clock of the node.
-    pub clock: Clock,
-    /// Gives flows their numbers.
-    pub next_id: NextId,
-    /// Makes the functions of flows.
-    pub chains: Chains,
-    /// Says whether there may be one more.
-    pub admit: Admit,
-}
-
-impl fmt::Debug for Surroundings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Surroundings").field("clock", &self.clock).finish_non_exhaustive()
-    }
-}
 
 /// The workers of all engines of a node.
 #[derive(Debug)]
@@ -109,6 +88,9 @@ struct Worker {
     share: Share,
     mtu: u16,
     lending: Lent,
+    /// What decisions are written to, and, of the first worker, the connections that stand under them.
+    plane: Option<Arc<plane::Shared>>,
+    carried: Option<Carried>,
     surroundings: Surroundings,
     ledger: Arc<Ledger>,
     bell: Arc<Bell>,
@@ -137,7 +119,8 @@ impl Worker {
     fn engine(&self) -> Engine<Select> {
         let Self { listener, settings, share, surroundings, .. } = self;
         let offload = self.lending.offload(surroundings.clock);
-        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload)
+        let plane = self.plane.clone();
+        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload, plane)
     }
 
     /// Until it is told to stop. A panic ends the connections, not the worker.
@@ -151,6 +134,9 @@ impl Worker {
             }
         }
         let now = self.surroundings.clock.now();
+        if let Some(carried) = &mut self.carried {
+            carried.stop(now, &mut *self.driver);
+        }
         self.engine.shut_down(now, EndReason::Shutdown);
         self.send_own();
         self.driver.flush();
@@ -170,6 +156,9 @@ impl Worker {
             let taken = self.receive();
             self.handle(now, taken);
             self.lend(now);
+            if let Some(carried) = &mut self.carried {
+                carried.turn(now, &self.surroundings.config.load_full(), &mut *self.driver);
+            }
             if self.bell.heard() {
                 self.end_unwanted(now);
             }
@@ -344,6 +333,9 @@ impl Worker {
     }
 
     fn end_unwanted(&mut self, now: Instant) {
+        if let Some(carried) = &mut self.carried {
+            carried.end_unwanted(now, &mut *self.driver);
+        }
         for id in self.engine.callbacks_mut().flows.unwanted() {
             self.engine.kill(now, id);
         }
@@ -360,6 +352,7 @@ impl Worker {
             .deadline()
             .into_iter()
             .chain(offload)
+            .chain(self.carried.as_ref().map(Carried::deadline))
             .min()
             .map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
         let descriptors = self.driver.descriptors();
@@ -384,11 +377,18 @@ impl Worker {
 impl Worker {
     /// None if the listener is none of the engine's.
     fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
-        let Part { listener, share, mtu, driver, strays, lending, interfaces, bell: _ } = part;
+        let Part { listener, share, mtu, driver, strays, lending, interfaces, plane, is_first, bell: _ } =
+            part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
         let lending = Lent { lending, interfaces };
         let offload = lending.offload(surroundings.clock);
-        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload);
+        let whole = plane.clone();
+        let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
+        let carried = plane.clone().filter(|_| is_first).map(|plane| {
+            let (next_id, config) = (surroundings.next_id.clone(), surroundings.config.load_full());
+            let waker = Waker::from(bell.clone());
+            Carried::new(plane, ledger.clone(), next_id, waker, config, surroundings.clock)
+        });
         let (surroundings, counted) = (surroundings.clone(), Instant::ZERO);
         Some(Self {
             listener,
@@ -396,6 +396,8 @@ impl Worker {
             share,
             mtu,
             lending,
+            plane,
+            carried,
             surroundings,
             ledger,
             bell,
@@ -432,6 +434,7 @@ fn fresh(
     ledger: &Arc<Ledger>,
     bell: &Arc<Bell>,
     offload: Option<Offload>,
+    plane: Option<Arc<plane::Shared>>,
 ) -> Engine<Select> {
     let listen = listener.addresses.iter().map(|address| Listen {
         address: Some(address.ip()).filter(|ip| !ip.is_unspecified()),
@@ -449,7 +452,8 @@ fn fresh(
         surroundings.admit.clone(),
         waker,
     );
-    let select = Select::new(listener.clone(), settings.clone(), surroundings.config.clone(), flows, offload);
+    let rules = surroundings.config.clone();
+    let select = Select::new(listener.clone(), settings.clone(), rules, flows, offload, plane);
     let engine = Engine::new(config, select, surroundings.clock.now());
     engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
     engine
@@ -464,6 +468,8 @@ mod tests {
     use super::super::driver::Arrived;
     use super::super::strays::Strays;
     use super::*;
+    use crate::config::Config;
+    use arc_swap::ArcSwap;
     use sidetrack_core::engine::checksum::Sum;
     use sidetrack_core::engine::packet::{Header, Ip, flags};
     use sidetrack_core::engine::{Checksums, Hop};
@@ -540,6 +546,8 @@ mod tests {
             strays,
             interfaces: Vec::new(),
             lending: None,
+            plane: None,
+            is_first: true,
             bell: bell.clone(),
         };
         let surroundings = Surroundings {

@@ -1,7 +1,7 @@
 //! The task that collects ended flows from all workers.
 
 use super::{Feed, FlowRecord, RecordWriter};
-use crate::live::{Decided, Ended, Ledger};
+use crate::live::{Decided, Ended, Ledger, Tally};
 use sidetrack_core::flow::FlowId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 pub trait Observer: Send + Sync {
     /// A flow ended.
     fn ended(&self, ended: &Ended, decided: Option<&Decided>);
+    /// Flows ended of which there is no record each.
+    fn tallied(&self, tally: &Tally);
     /// So many records were lost: no room, or not writable.
     fn lost(&self, records: u64);
 }
@@ -79,8 +81,15 @@ impl Recorder {
             }
             // Asked after they were taken: who followed before one of them ended is told of it.
             let is_wanted = self.writer.is_some() || self.feed.has_followers();
+            ledger.set_read(is_wanted);
             for ended in &all {
                 self.take(ended, is_wanted);
+            }
+            for tally in ledger.take_tallies() {
+                self.observer.tallied(&tally);
+                if is_wanted {
+                    self.observer.lost(tally.times_us.len() as u64);
+                }
             }
             self.feed.keep(all);
         }

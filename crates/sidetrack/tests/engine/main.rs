@@ -14,6 +14,7 @@ mod flood;
 mod ldap;
 mod loss;
 mod offload;
+mod plane;
 mod settings;
 mod tools;
 mod workers;

@@ -1,7 +1,7 @@
 //! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
 
 use super::load::{self, BpfError};
-use super::{ENGINE, Hook, Lending, Link, Map, MapKind, Program, ProgramKind};
+use super::{ENGINE, Hook, Lending, Link, Map, MapKind, Plane, Program, ProgramKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,6 +20,7 @@ pub struct Own {
     sources: Map,
     settings: Map,
     lending: Option<Arc<Lending>>,
+    plane: Option<Arc<Plane>>,
 }
 
 /// The engine's packets on one interface, kept from the kernel's own TCP until this is dropped.
@@ -58,6 +59,7 @@ impl Own {
             sources: load::map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
             settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
             lending: None,
+            plane: None,
         };
         let value = [workers.to_ne_bytes(), block.to_ne_bytes()].concat();
         own.settings.put(&[0; 4], &value).map_err(BpfError::Map)?;
@@ -101,10 +103,38 @@ impl Own {
         tried.map(drop)
     }
 
+    /// Has the XDP programs that are loaded from now on carry whole connections.
+    ///
+    /// # Errors
+    /// What the kernel has against the program that does that; then the other stays in use.
+    pub fn try_plane(&mut self, plane: &Arc<Plane>) -> Result<(), BpfError> {
+        let sockets = load::map("sockets", MapKind::Xsk, 4, 4, 1)?;
+        self.plane = Some(plane.clone());
+        let tried = self.xdp_program(&sockets);
+        if tried.is_err() {
+            self.plane = None;
+        }
+        tried.map(drop)
+    }
+
+    /// The program of [`Own::take_by_xdp`], for trials.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    pub fn xdp_program(&self, sockets: &Map) -> Result<Program, BpfError> {
+        let name = if self.plane.is_some() { "xdp/plane" } else { "xdp/own" };
+        self.load(name, ProgramKind::Xdp, Some(sockets))
+    }
+
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
         let lent = self.lending.iter().flat_map(|lending| lending.maps());
-        let maps: Vec<&Map> =
-            [&self.listens, &self.sources, &self.settings].into_iter().chain(more).chain(lent).collect();
+        let carried = self.plane.iter().flat_map(|plane| plane.maps());
+        let maps: Vec<&Map> = [&self.listens, &self.sources, &self.settings]
+            .into_iter()
+            .chain(more)
+            .chain(lent)
+            .chain(carried)
+            .collect();
         load::program(ENGINE, name, kind, &maps)
     }
 
@@ -144,7 +174,7 @@ impl Own {
     /// EBUSY if another XDP program is there; EOPNOTSUPP if the driver has no XDP: then [`Hook::XdpGeneric`] does it.
     pub fn take_by_xdp(&self, index: u32, hook: Hook, queues: u32) -> Result<XdpOn, BpfError> {
         let sockets = load::map("sockets", MapKind::Xsk, 4, 4, queues)?;
-        let program = self.load("xdp/own", ProgramKind::Xdp, Some(&sockets))?;
+        let program = self.xdp_program(&sockets)?;
         let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
         Ok(XdpOn { sockets, _program: program, _link: link })
     }

@@ -19,6 +19,8 @@ pub enum MapKind {
     Array = 2,
     /// Numbered from 0, each processor with values of its own.
     PerCpuArray = 6,
+    /// Devices, numbered from 0, for XDP.
+    Devices = 14,
     /// AF_XDP sockets, numbered from 0.
     Xsk = 17,
     /// Devices by interface index, for XDP.

@@ -11,6 +11,7 @@ mod map;
 mod memory;
 mod object;
 mod offload;
+mod plane;
 mod program;
 mod syscall;
 mod table;
@@ -21,6 +22,10 @@ pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
 pub use offload::{Lending, LendingPart, Lent, LentSide, Numbers, Seen};
+pub use plane::{
+    Closing, PLANE_CONNECTIONS_MAX, Plane, PlaneCounts, PlaneEnd, PlaneFlow, PlaneKey, PlaneReason,
+    PlaneRoute, PlaneSide, PlaneState,
+};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
 

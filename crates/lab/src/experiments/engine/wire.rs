@@ -17,7 +17,7 @@ use sidetrack_sys::link;
 
 use super::Bar;
 use crate::launch::{self, Placement};
-use crate::packets::{Generator, Report, Spec};
+use crate::packets::{Generator, KernelPeer, Report, Spec};
 use crate::peers::ours;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
@@ -29,6 +29,13 @@ const SUBNET: u8 = 9;
 const PORT: u16 = 80;
 /// The bar of the plane in user space, connections a second on one core.
 const USER_SPACE_AT_LEAST: f64 = 130_000.0;
+/// The bar of the kernel's plane: complete connections a second on one core.
+const KERNEL_AT_LEAST: f64 = 400_000.0;
+/// How the rows of the two planes are called.
+const USER_SPACE: &str = "AF_XDP, user space";
+const KERNEL: &str = "XDP, decided";
+/// Connections that the kernel may have in its own plane: those that are open, and ports that rest.
+const KERNEL_CONNECTIONS: u32 = 49_152;
 /// How long the program may take until it takes packets, and until its count of flows is up to date.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -86,21 +93,21 @@ impl Scene {
     }
 
     /// Sidetrack, ready to take packets.
-    fn start(&self, open: u32) -> Result<Service> {
+    fn start(&self, open: u32, kernel: u32) -> Result<Service> {
         let program = ours::program().map_err(|error| anyhow!("{error}"))?;
         let config = self.folder.path().join("wire.toml");
         // Room for those that are open and as many in TIME-WAIT: then ports come back in time.
         let text = format!(
             "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{}\"\n[record]\nto = \"none\"\n[[listen]]\n\
              kind = \"engine\"\naddress = \"10.77.{SUBNET}.2:{PORT}\"\ninterfaces = [\"link{SUBNET}\"]\n\
-             to = \"10.77.{SUBNET}.1:{PORT}\"\nengine = {{ io = \"xdp\", source_ports = \"1024-65535\", connections_max = {} }}\n\
-             {}",
+             to = \"10.77.{SUBNET}.1:{PORT}\"\nengine = {{ io = \"xdp\", source_ports = \"1024-65535\", connections_max = {}, \
+             kernel_connections_max = {kernel} }}\n{}",
             self.admin().display(),
             (open * 2).max(64),
             "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\n"
         );
         std::fs::write(&config, text)?;
-        let second = std::thread::available_parallelism().map_or(0, |count| count.get() - 1).min(1);
+        let second = last_cpu();
         let placement = Placement { netns: None, cpu: Some(second), nice: Some(NICE) };
         let mut command = self.proxy.command_at(&program.to_string_lossy(), &placement);
         command.args(["up", "-c"]).arg(&config);
@@ -141,8 +148,15 @@ impl Scene {
     }
 
     fn sample(&self, open: u32, quick: bool) -> Result<Row> {
-        let service = self.start(open)?;
-        let spec = Spec {
+        let service = self.start(open, 0)?;
+        let spec = self.spec(open, quick)?;
+        let (report, cpu_ns) = self.by_process(&service, &spec)?;
+        let records = self.ended_well_when(report.whole.completed)?;
+        Ok(Row { plane: USER_SPACE.into(), open, report, cpu_ns, records })
+    }
+
+    fn spec(&self, open: u32, quick: bool) -> Result<Spec> {
+        Ok(Spec {
             interface: format!("link{SUBNET}"),
             engine: self.engine,
             front: format!("10.77.{SUBNET}.2:{PORT}").parse()?,
@@ -151,18 +165,82 @@ impl Scene {
             connections: open,
             warmup_ms: if quick { 700 } else { 1500 },
             window_ms: if quick { 1000 } else { 3000 },
-        };
+        })
+    }
+
+    /// A job of the generator that is a process.
+    fn by_process(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
         let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
         let program = self.generator.launcher().to_string_lossy().into_owned();
-        let mut generator = Generator::start(self.generator.command_at(&program, &placement), &spec)?;
+        let mut generator = Generator::start(self.generator.command_at(&program, &placement), spec)?;
         generator.wait_window()?;
         let before = service.cpu_ns();
         generator.wait_drain()?;
         let cpu_ns = service.cpu_ns().saturating_sub(before);
-        let report = generator.report()?;
-        let records = self.ended_well_when(report.whole.completed)?;
-        Ok(Row { plane: "AF_XDP, user space".into(), open, report, cpu_ns, records })
+        Ok((generator.report()?, cpu_ns))
     }
+
+    /// The kernel's plane. The first flows of each client are user space's, which decides about them; then the rest begins.
+    fn decided(&self, open: u32, quick: bool) -> Result<Row> {
+        let service = self.start(open, KERNEL_CONNECTIONS)?;
+        let spec = self.spec(open, quick)?;
+        let first = Spec { connections: 64, warmup_ms: 300, window_ms: 100, ..spec.clone() };
+        let (taught, _) = self.by_process(&service, &first)?;
+        let second = last_cpu();
+        let (report, cpu_ns) = self.generator.enter(|| {
+            let mut peer = KernelPeer::attach(&spec)?;
+            let own = threaded(&self.generator, &spec.interface, 0)?;
+            let engine = threaded(&self.proxy, &spec.interface, second)?;
+            ensure!(own.pid != engine.pid, "one thread for both ends");
+            let cpu = || service.cpu_ns() + engine.cpu_ns();
+            let (mut before, mut used) = (0, 0);
+            let report = peer.run(|| before = cpu(), || used = cpu())?;
+            Ok((report, used.saturating_sub(before)))
+        })?;
+        let records = self.ended_well_when(report.whole.completed + taught.whole.completed)?;
+        let records = records.saturating_sub(taught.whole.completed);
+        Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records })
+    }
+}
+
+/// The CPU of the engine.
+fn last_cpu() -> usize {
+    std::thread::available_parallelism().map_or(0, |count| count.get() - 1).min(1)
+}
+
+/// The kernel's thread that takes the frames of an interface.
+struct Taker {
+    pid: u32,
+}
+
+impl Taker {
+    fn cpu_ns(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid)).unwrap_or_default();
+        text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// Has a thread of the kernel on this CPU take the frames of an interface, which otherwise their sender's CPU does.
+fn threaded(node: &Node, interface: &str, cpu: usize) -> Result<Taker> {
+    let threads = || -> Result<Vec<u32>> {
+        let pids =
+            std::fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let wanted = format!("napi/{interface}-");
+        let is_one = |pid: &u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(&wanted))
+        };
+        Ok(pids.filter(is_one).collect())
+    };
+    let before = threads()?;
+    let script = format!("mount -t sysfs sysfs /sys && echo 1 > /sys/class/net/{interface}/threaded");
+    node.run("unshare", &["-m", "sh", "-c", &script])?;
+    let found = threads()?.into_iter().find(|pid| !before.contains(pid));
+    let pid = found.context("the kernel has no thread for this interface")?;
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let id = rustix::process::Pid::from_raw(pid.cast_signed());
+    rustix::thread::sched_setaffinity(id, &set).context("cannot place the kernel's thread")?;
+    Ok(Taker { pid })
 }
 
 /// The sum of `sidetrack_flows_total` over all labels but the reason.
@@ -181,11 +259,18 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     let scene = Scene::new()?;
     let opens: &[u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
     let mut rows = Vec::new();
-    for open in opens {
+    let decided: &[u32] = if quick { &[224] } else { &[128, 224, 1024] };
+    let kinds = opens.iter().map(|open| (USER_SPACE, open)).chain(decided.iter().map(|open| (KERNEL, open)));
+    for (plane, open) in kinds {
         let mut samples = Vec::new();
         for round in 0..rounds {
-            progress.now(&format!("AF_XDP, {open} open, round {} of {rounds}", round + 1));
-            let row = scene.sample(*open, quick)?;
+            progress.now(&format!("{plane}, {open} open, round {} of {rounds}", round + 1));
+            let row = if plane == KERNEL {
+                // Another link each time: threads of the kernel stay with one.
+                Scene::new()?.decided(*open, quick)?
+            } else {
+                scene.sample(*open, quick)?
+            };
             check(&row)?;
             samples.push(row);
         }
@@ -211,16 +296,15 @@ fn check(row: &Row) -> Result<()> {
 
 /// The demands on these rows.
 pub fn bars(rows: &[Row]) -> Vec<Bar> {
-    let best = rows
-        .iter()
-        .map(|row| row.report.rate())
-        .fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))));
-    vec![Bar {
-        what: "user-space plane (AF_XDP, copy mode), connections a second on one core".into(),
-        measured: best,
-        bound: USER_SPACE_AT_LEAST,
-        at_least: true,
-    }]
+    let best = |plane: &str| {
+        let rates = rows.iter().filter(|row| row.plane == plane).map(|row| row.report.rate());
+        rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))))
+    };
+    let bar =
+        |what: &str, plane, bound| Bar { what: what.into(), measured: best(plane), bound, at_least: true };
+    let user = "user-space plane (AF_XDP, copy mode), connections a second on one core";
+    let kernel = "decided flows in the kernel (XDP), connections a second on one core";
+    vec![bar(user, USER_SPACE, USER_SPACE_AT_LEAST), bar(kernel, KERNEL, KERNEL_AT_LEAST)]
 }
 
 /// The table.
@@ -233,25 +317,28 @@ pub fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
         text,
         "### Over veth, generator and engine on a core each\n\n\
          Complete connections of seven packets towards the engine, counted where both ends are; *of a core*: what the CPU time \
-         that the engine took would give if it took all. Kernel work for a frame is on the core that sends it.\n\n\
+         that the engine took would give if it took all. Kernel work for a frame is on the core that sends it; with connections \
+         that XDP carries each side's frames are taken by a thread of the kernel on its core, which is counted, and nobody \
+         measures how long a connection takes.\n\n\
          | plane | open | connections/s | of a core | CPU us | cycles a connection | Mpackets/s | p50 us | p99 us | p99.9 us | \
          given up | completed | records |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     );
     for row in rows {
         let report = &row.report;
+        let us = |ns: u64| if ns == 0 { "-".into() } else { format!("{:.0}", ns as f64 / 1e3) };
         let cpu = row.cpu_us().unwrap_or_default();
         let _ = writeln!(
             text,
-            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {} | {} | {} | {} | {} | {} |",
             row.plane,
             row.open,
             report.rate(),
             row.rate_of_core().unwrap_or_default(),
             cpu * 1000.0 * gigahertz,
             report.packet_rate() / 1e6,
-            report.p50_ns as f64 / 1e3,
-            report.p99_ns as f64 / 1e3,
-            report.p999_ns as f64 / 1e3,
+            us(report.p50_ns),
+            us(report.p99_ns),
+            us(report.p999_ns),
             report.whole.stuck,
             report.whole.completed,
             row.records

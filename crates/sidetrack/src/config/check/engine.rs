@@ -48,6 +48,10 @@ impl Check<'_> {
                 .number(keys.offload_max.as_ref(), 0..=1 << 22, " connections")
                 .and_then(|number| u32::try_from(number).ok())
                 .unwrap_or(EngineListener::OFFLOAD_MAX),
+            kernel_connections_max: self
+                .number(keys.kernel_connections_max.as_ref(), 0..=65_535, " connections")
+                .and_then(|number| u16::try_from(number).ok())
+                .unwrap_or(0),
         })
     }
 

@@ -25,6 +25,10 @@ pub struct Engine {
     /// Most connections at a time whose packets the kernel translates by itself, once nothing is left to decide or to look
     /// at, 0 (none) to 4194304. Only with io = "packet". Default 0.
     pub offload_max: Option<At<u32>>,
+    /// Most connections at a time that a program in the driver carries from their SYN on, where the rules need neither their
+    /// bytes nor a count of flows, 0 (none) to 65535; as many of the last of `source_ports` are theirs. Only with io = "xdp".
+    /// Default 0.
+    pub kernel_connections_max: Option<At<u32>>,
 }
 
 /// A server for clients whose first bytes are like this; one of `prefix`, `regex` and `ldap_dn`.

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * The laboratory's peer of the packet engine: plays clients and server of many short TCP connections, without user space.
+ * One frame of 70 bytes goes round for each connection; the end of one begins the next, from another port.
+ *
+ * Seven packets each way: SYN, SYN-ACK, ACK, request, FIN of the server, FIN of the client, its acknowledgement. A program
+ * cannot make frames, only send on one that came: so the client asks when its ACK has been seen at the server.
+ */
+#include "engine.h"
+#include "peer.h"
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <stddef.h>
+
+static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static __u64 (*ktime_coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
+
+extern char peer, places, drain;
+
+#define swap16(x) __builtin_bswap16(x)
+#define swap32(x) __builtin_bswap32(x)
+#define FRAME 70
+#define REQUEST 16
+#define FIN 1
+#define SYN 2
+#define RST 4
+#define PSH 8
+#define ACK 16
+
+struct ipv4 {
+	__u8 head[2];
+	__u16 total, id, fragment;
+	__u8 ttl, protocol;
+	__u16 check;
+	__u32 from, to;
+};
+
+struct tcp {
+	__u16 from, to;
+	__u32 seq, ack;
+	__u8 length, flags;
+	__u16 window, check, urgent;
+	__u32 payload[4];
+};
+
+struct frame {
+	__u16 *link;
+	struct ipv4 *ip;
+	struct tcp *tcp;
+};
+
+ALWAYS_INLINE __u16 folded(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+ALWAYS_INLINE __u64 sum_tcp(const struct frame *f, __u32 payload)
+{
+	const __u32 *words = (const void *)f->tcp;
+	__u64 sum = (__u64)f->ip->from + f->ip->to + swap16(IPPROTO_TCP) + swap16(20 + payload);
+
+#pragma unroll
+	for (int i = 0; i < 5; i++)
+		sum += words[i];
+	if (payload) {
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			sum += f->tcp->payload[i];
+	}
+	return sum;
+}
+
+ALWAYS_INLINE __u64 sum_ip(const struct frame *f)
+{
+	const __u32 *words = (const void *)f->ip;
+
+	return (__u64)words[0] + words[1] + words[2] + words[3] + words[4];
+}
+
+/* What is to be sent in the place of the frame that came. */
+struct segment {
+	__u32 from, to; /* as they stand in a packet */
+	__u16 from_port, to_port;
+	__u32 seq, ack;
+	__u32 payload;
+	__u8 flags;
+};
+
+ALWAYS_INLINE int answer(const struct peer *p, struct frame *f, const struct segment *s)
+{
+#pragma unroll
+	for (int i = 0; i < 6; i++)
+		f->link[i] = p->link[i];
+	f->ip->total = swap16(40 + s->payload);
+	f->ip->ttl = 64;
+	f->ip->check = 0;
+	f->ip->from = s->from;
+	f->ip->to = s->to;
+	f->ip->check = ~folded(sum_ip(f));
+	f->tcp->from = swap16(s->from_port);
+	f->tcp->to = swap16(s->to_port);
+	f->tcp->seq = swap32(s->seq);
+	f->tcp->ack = swap32(s->ack);
+	f->tcp->length = 0x50;
+	f->tcp->flags = s->flags;
+	f->tcp->check = 0;
+	f->tcp->check = ~folded(sum_tcp(f, s->payload));
+	return XDP_TX;
+}
+
+ALWAYS_INLINE __u32 first_of(__u32 place, __u32 turn)
+{
+	return place << 16 | (turn & 0x7ff) << 5;
+}
+
+/* The server's initial number follows from the client's. */
+ALWAYS_INLINE __u32 server_first(__u32 first)
+{
+	return first * 0x9e3779b1 ^ 0x7ffffff0;
+}
+
+ALWAYS_INLINE __u32 address_of(const struct peer *p, __u32 place)
+{
+	return swap32(p->clients + place % CLIENTS);
+}
+
+ALWAYS_INLINE __u16 port_of(const struct peer *p, __u32 place, __u32 turn)
+{
+	return 1024 + place / CLIENTS * p->ports + turn % p->ports;
+}
+
+ALWAYS_INLINE int begin(struct peer *p, struct place *place, __u32 number, struct segment *s)
+{
+	__u32 zero = 0;
+	const __u32 *draining = map_lookup(&drain, &zero);
+
+	if (!draining || *(const volatile __u32 *)draining) {
+		place->step = VACANT;
+		return 0;
+	}
+	place->turn++;
+	place->step = OPENING;
+	place->since_ns = ktime_coarse_ns();
+	p->opened++;
+	s->from = address_of(p, number);
+	s->to = p->front;
+	s->from_port = port_of(p, number, place->turn);
+	s->to_port = p->port;
+	s->seq = first_of(number, place->turn);
+	s->ack = 0;
+	s->flags = SYN;
+	return 1;
+}
+
+/* 0: nothing to be sent. */
+ALWAYS_INLINE int client(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
+{
+	__u32 address = swap32(f->ip->to) - p->clients, port = swap16(f->tcp->to) - 1024;
+	__u32 number = port / (p->ports ? p->ports : 1) * CLIENTS + address, first, server;
+	__u32 seq = swap32(f->tcp->seq), ack = swap32(f->tcp->ack);
+	__u8 flags = f->tcp->flags & (SYN | FIN | RST | ACK);
+	struct place *place = map_lookup(&places, &number);
+
+	if (!place || address >= CLIENTS || port_of(p, number, place->turn) != port + 1024) {
+		p->unexpected++;
+		return 0;
+	}
+	if (flags & RST) {
+		p->reset++;
+		return begin(p, place, number, s);
+	}
+	first = first_of(number, place->turn);
+	server = server_first(first);
+	s->seq = first + 1;
+	s->ack = server + 1;
+	s->flags = ACK;
+	if (place->step == OPENING && flags == (SYN | ACK) && ack == first + 1 && seq == server) {
+		place->step = OPENED;
+		return 1;
+	}
+	if (place->step == ASKED && flags == (FIN | ACK) && ack == first + 1 + REQUEST && seq == server + 1 && !payload) {
+		place->step = CLOSING;
+		s->seq = first + 1 + REQUEST;
+		s->ack = server + 2;
+		s->flags = FIN | ACK;
+		return 1;
+	}
+	if (place->step == CLOSING && flags == ACK && ack == first + 2 + REQUEST && seq == server + 2) {
+		p->completed++;
+		return begin(p, place, number, s);
+	}
+	p->unexpected++;
+	return 0;
+}
+
+ALWAYS_INLINE int server(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
+{
+	__u32 seq = swap32(f->tcp->seq), ack = swap32(f->tcp->ack), number = seq >> 16;
+	__u32 first = seq & ~31U, own = server_first(first);
+	__u8 flags = f->tcp->flags & (SYN | FIN | RST | ACK);
+	struct place *place = map_lookup(&places, &number);
+
+	if (!place || first != first_of(number, place->turn) || flags & RST) {
+		p->unexpected++;
+		return 0;
+	}
+	s->ack = first + 1 + REQUEST;
+	if (flags == SYN && seq == first) {
+		s->seq = own;
+		s->ack = first + 1;
+		s->flags = SYN | ACK;
+		return 1;
+	}
+	if (flags == ACK && payload == REQUEST && seq == first + 1 && ack == own + 1) {
+		s->seq = own + 1;
+		s->flags = FIN | ACK;
+		return 1;
+	}
+	if (flags == ACK && !payload && place->step == OPENED && seq == first + 1 && ack == own + 1) {
+		/* The client's turn. */
+		place->step = ASKED;
+		s->from = address_of(p, number);
+		s->to = p->front;
+		s->from_port = port_of(p, number, place->turn);
+		s->to_port = p->port;
+		s->seq = first + 1;
+		s->ack = own + 1;
+		s->flags = PSH | ACK;
+		s->payload = REQUEST;
+		return 1;
+	}
+	if (flags == (FIN | ACK) && seq == first + 1 + REQUEST && ack == own + 2) {
+		p->server_closed++;
+		s->seq = own + 2;
+		s->ack = first + 2 + REQUEST;
+		s->flags = ACK;
+		return 1;
+	}
+	p->unexpected++;
+	return 0;
+}
+
+SECTION("xdp/peer") int xdp_peer(struct xdp_md *xdp)
+{
+	__u8 *data = (void *)(long)xdp->data;
+	struct frame frame = { (void *)data, (void *)(data + ETH_HLEN), (void *)(data + ETH_HLEN + 20) }, *f = &frame;
+	struct segment s = {};
+	__u32 zero = 0, payload;
+	struct peer *p = map_lookup(&peer, &zero);
+	int sends;
+
+	if (!p || data + FRAME > (__u8 *)(long)xdp->data_end)
+		return XDP_PASS;
+	if (f->link[6] != swap16(ETH_P_IP) || f->ip->head[0] != 0x45 || f->ip->protocol != IPPROTO_TCP)
+		return XDP_PASS;
+	payload = swap16(f->ip->total) - 40;
+	if (f->tcp->length != 0x50 || (payload && payload != REQUEST))
+		return XDP_PASS;
+	p->received++;
+	if (!(p->received & 63)) {
+		p->checked++;
+		if (folded(sum_ip(f)) != 0xffff || folded(sum_tcp(f, payload)) != 0xffff)
+			p->corrupt++;
+	}
+	s.from = f->ip->to;
+	s.to = f->ip->from;
+	s.from_port = swap16(f->tcp->to);
+	s.to_port = swap16(f->tcp->from);
+	if (f->ip->from == p->front && f->tcp->from == swap16(p->port))
+		sends = client(p, f, payload, &s);
+	else if (f->ip->to == p->server && f->tcp->to == swap16(p->server_port))
+		sends = server(p, f, payload, &s);
+	else
+		return XDP_PASS;
+	if (!sends)
+		return XDP_DROP;
+	p->sent++;
+	return answer(p, f, &s);
+}
+
+SECTION("license") char _license[] = "Dual MIT/GPL";
+
+SECTION("layout") const __u32 _layout[] = { sizeof(struct peer), sizeof(struct place), offsetof(struct peer, opened) };

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* What peer.bpf.c and the laboratory share. */
+#ifndef SIDETRACK_PEER_H
+#define SIDETRACK_PEER_H
+
+#include <linux/types.h>
+
+/* Addresses that clients come from. */
+#define CLIENTS 16
+
+enum { VACANT, OPENING, OPENED, ASKED, CLOSING };
+
+/* The one value of "peer". */
+struct peer {
+	__u16 link[6]; /* of the engine, and our own */
+	__u32 front;   /* where clients connect to, and the server's address: as they stand in a packet */
+	__u32 server;
+	__u32 clients; /* the first of their addresses, in the byte order of the host */
+	__u32 ports;   /* that each place uses in turn */
+	__u16 port, server_port;
+	__u64 opened, completed, server_closed, reset, unexpected, corrupt, checked, received, sent;
+};
+
+struct place {
+	__u32 turn;
+	__u32 step;
+	__u64 since_ns;
+};
+
+#endif

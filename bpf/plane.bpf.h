@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Whole connections in XDP (plane.h); a part of engine.bpf.c. What is not certain here is left to user space: headers other
+ * than the plain ones, fragments, clients without a decision, a full table, packets that belong to no connection of ours.
+ */
+/* The compiler is not to know what a number is. */
+#define HIDE(number) __asm__ volatile("" : "+r"(number))
+
+enum { UP = -1, FORWARD = -2 };
+
+ALWAYS_INLINE __u16 fold16(__u64 sum)
+{
+	return folded(sum);
+}
+
+/* A packet as far as it is read. Addresses are words of the packet: one of IPv4, four of IPv6. */
+struct whole {
+	__u8 *eth, *ip, *tcp, *end;
+	__u32 ends;    /* both ports as they stand */
+	__u32 total;   /* bytes of the IP packet */
+	__u32 payload;
+	__u32 seq, ack;
+	__u8 flags;
+	/* How it ends its connection: a reason, or NO_END; and the state it found. */
+	__u32 ending, state;
+};
+
+#define NO_END 0xff
+
+#define WORDS(v6) ((v6) ? 4 : 1)
+#define SOURCE_AT(v6) ((v6) ? 8 : 12)
+#define TARGET_AT(v6) ((v6) ? 24 : 16)
+#define IP_BYTES(v6) ((v6) ? 40 : 20)
+
+ALWAYS_INLINE int read_whole(struct xdp_md *xdp, struct whole *w, const int v6)
+{
+	__u8 *eth = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
+	__u8 *ip = eth + ETH_HLEN, *tcp = ip + IP_BYTES(v6);
+	__u32 header, total;
+
+	if (tcp + BARE > end)
+		return 0;
+	if (v6) {
+		if (ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP || ip[7] <= 1)
+			return 0;
+		total = 40 + swap16(*(__u16 *)(ip + 4));
+	} else {
+		if (ip[0] != 0x45 || ip[9] != IPPROTO_TCP || ip[8] <= 1 || (*(__u16 *)(ip + 6) & swap16(0xbfff)))
+			return 0;
+		total = swap16(*(__u16 *)(ip + 2));
+	}
+	header = (tcp[12] >> 4) * 4;
+	if (header < BARE || total < IP_BYTES(v6) + header || ip + total > end)
+		return 0;
+	w->eth = eth;
+	w->ip = ip;
+	w->tcp = tcp;
+	w->end = end;
+	w->ends = *(__u32 *)tcp;
+	w->total = total;
+	w->payload = total - IP_BYTES(v6) - header;
+	w->seq = bpf_htonl(*(__u32 *)(tcp + 4));
+	w->ack = bpf_htonl(*(__u32 *)(tcp + 8));
+	w->flags = tcp[13];
+	w->ending = NO_END;
+	w->state = PLANE_FREE;
+	return 1;
+}
+
+ALWAYS_INLINE int same(const void *one, const void *other, const int v6)
+{
+	const __u32 *a = one, *b = other;
+
+	return v6 ? a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] : a[0] == b[0];
+}
+
+/* Where the words of an address stand in 16 bytes. */
+#define AT(address, v6) ((address) + ((v6) ? 0 : 12))
+
+ALWAYS_INLINE __u64 sum_words(const void *from, const int v6)
+{
+	const __u32 *words = from;
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++)
+		sum += words[i];
+	return sum;
+}
+
+/* Room for the largest packet that AF_XDP takes, and what one call sums up in every kernel. */
+#define SCRATCH 4096
+#define CHUNK 512
+
+/* The checksum of a packet whose sender left that to the card holds only the addresses: it is finished here. */
+ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
+{
+	__u32 left = w->total - IP_BYTES(v6), zero = 0;
+	__u8 *scratch;
+	__u16 *check = (__u16 *)(w->tcp + 16);
+	__u64 sum = sum_words(w->ip + SOURCE_AT(v6), v6) + sum_words(w->ip + TARGET_AT(v6), v6) +
+		    swap16(IPPROTO_TCP) + swap16(left);
+
+	if (fold16(sum) != *check)
+		return 1;
+	scratch = map_lookup(&plane_scratch, &zero);
+	HIDE(left);
+	if (!scratch || !left || left > SCRATCH - 4)
+		return 0;
+	*check = 0;
+	/* What an odd length leaves of the last word. */
+	*(__u32 *)(scratch + (left & (SCRATCH - 4))) = 0;
+	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6), scratch, left))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < SCRATCH / CHUNK; i++) {
+		__u32 bytes = left < CHUNK ? left : CHUNK, words = (bytes + 3) & ~3U;
+
+		HIDE(words);
+		if (words > CHUNK)
+			return 0;
+		sum += (__u32)csum_diff(0, 0, scratch + i * CHUNK, words, 0);
+		left -= bytes;
+	}
+	*check = ~fold16(sum);
+	return 1;
+}
+
+/* Writes the headers of a packet of "own" and sends it by the other's interface. */
+ALWAYS_INLINE int pass_whole(struct xdp_md *xdp, struct whole *w, const struct plane_side *own, const struct plane_side *other,
+			     const __u16 *link, const __u8 *source, const __u8 *target, __u32 ends, const int v6)
+{
+	__u16 *check = (__u16 *)(w->tcp + 16), *check_ip = (__u16 *)(w->ip + 10);
+	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+
+	if (!finish(xdp, w, v6))
+		return XDP_DROP;
+	*check = ~fold16((__u64)(__u16)~*check + own->fix);
+	if (v6) {
+		w->ip[7]--;
+	} else {
+		/* One hop less is 0x0100 less in its word. */
+		*check_ip = ~fold16((__u64)(__u16)~*check_ip + own->fix_ip + (__u16)~swap16(0x0100));
+		w->ip[8]--;
+	}
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++) {
+		from[i] = ((const __u32 *)AT(source, v6))[i];
+		to[i] = ((const __u32 *)AT(target, v6))[i];
+	}
+	*(__u32 *)w->tcp = ends;
+#pragma unroll
+	for (int i = 0; i < 6; i++)
+		((__u16 *)w->eth)[i] = link[i];
+	return xdp_redirect(&devices, other->egress, 0);
+}
+
+ALWAYS_INLINE __u32 both_ports(__u16 first, __u16 second)
+{
+	return bpf_htonl((__u32)first << 16 | second);
+}
+
+/* Sends on a packet of this side. */
+ALWAYS_INLINE int forward_whole(struct xdp_md *xdp, struct whole *w, struct plane_flow *f, int is_client, const int v6)
+{
+	int from = is_client ? 0 : 1;
+
+	return pass_whole(xdp, w, &f->side[from], &f->side[1 - from], is_client ? f->to_server : f->to_client,
+			  is_client ? f->source : f->local, is_client ? f->server : f->client,
+			  is_client ? both_ports(f->source_port, f->server_port) :
+				      both_ports(f->local_port, f->client_port),
+			  v6);
+}
+
+/* Hands a slot back to user space; its state is set already. */
+ALWAYS_INLINE void give_back(struct plane *p, __u32 slot)
+{
+	__u32 at = __sync_fetch_and_add(&p->done_head, 1) & p->ring_mask;
+	__u64 *place = map_lookup(&plane_done, &at);
+
+	if (place)
+		*(volatile __u64 *)place = slot + 1;
+}
+
+/* One processor may see one side's end, another the other's. */
+ALWAYS_INLINE void close_whole(struct plane *p, struct plane_flow *f, const struct whole *w)
+{
+	if (w->state >= PLANE_CLOSED ||
+	    __sync_val_compare_and_swap(&f->state, w->state, PLANE_CLOSED) != w->state)
+		return;
+	f->closed_ns = ktime_ns();
+	*(volatile __u32 *)&f->reason = w->ending;
+	give_back(p, f->source_port - p->first);
+}
+
+ALWAYS_INLINE void seen(struct plane_side *own)
+{
+	own->packets++;
+	own->last_ns = ktime_coarse_ns();
+}
+
+/* Follows the numbers of a segment of a connection whose both initial numbers are known; 0: they are impossible. */
+ALWAYS_INLINE int follow(struct plane_side *own, struct plane_side *other, struct whole *w, __u32 reset)
+{
+	__u32 end = w->seq + w->payload + (w->flags & TCP_FIN ? 1 : 0), sent = own->sent;
+	__u32 peer = other->sent;
+
+	if (w->flags & TCP_RST) {
+		/* The end only with a number that the other side takes for sure. */
+		if (w->seq == other->acknowledged || w->seq == sent)
+			w->ending = reset;
+		return 1;
+	}
+	if (!(w->flags & TCP_ACK) || AFTER(w->ack, peer) || (__s32)(end - sent) > 1 << 30 ||
+	    (__s32)(end - sent) < -(1 << 30))
+		return 0;
+	if (AFTER(end, sent))
+		own->sent += end - sent;
+	if (AFTER(w->ack, own->acknowledged))
+		own->acknowledged = w->ack;
+	if (w->flags & TCP_FIN && !(own->fins & PLANE_FIN)) {
+		own->fin = end;
+		own->fins |= PLANE_FIN;
+	}
+	if (other->fins == PLANE_FIN && !AFTER(other->fin, w->ack)) {
+		other->fins = PLANE_FIN | PLANE_FIN_ACKED;
+		if (own->fins & PLANE_FIN_ACKED)
+			w->ending = PLANE_OK;
+	}
+	return 1;
+}
+
+ALWAYS_INLINE int refuse(struct plane *p)
+{
+	__sync_fetch_and_add(&p->refused, 1);
+	return XDP_DROP;
+}
+
+ALWAYS_INLINE int from_server(struct plane *p, struct plane_flow *f, struct whole *w)
+{
+	struct plane_side *client = &f->side[0], *server = &f->side[1];
+	__u32 state = w->state = *(volatile __u32 *)&f->state;
+
+	if (state == PLANE_KILLED)
+		return UP;
+	if (state == PLANE_CLOSED)
+		return FORWARD;
+	if (w->flags & TCP_SYN) {
+		int again = state == PLANE_SYN_ACK && w->seq == server->first;
+
+		if (!(w->flags & TCP_ACK) || w->flags & (TCP_RST | TCP_FIN) || w->ack != client->first + 1 ||
+		    (state != PLANE_SYN && !again))
+			return refuse(p);
+		if (!again) {
+			server->first = w->seq;
+			server->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
+			server->acknowledged = w->ack;
+			f->connected_ns = ktime_ns();
+			/* User space may have killed it. */
+			if (__sync_val_compare_and_swap(&f->state, PLANE_SYN, PLANE_SYN_ACK) != PLANE_SYN)
+				return UP;
+		}
+	} else if (state == PLANE_SYN) {
+		if (w->flags & TCP_RST && w->ack == client->first + 1)
+			w->ending = PLANE_REFUSED;
+		/* What else it says, of an earlier connection perhaps, is the client's to answer. */
+	} else if (!follow(server, client, w, PLANE_SERVER_RESET)) {
+		return refuse(p);
+	}
+	seen(server);
+	return FORWARD;
+}
+
+ALWAYS_INLINE int from_client(struct plane *p, struct plane_flow *f, struct whole *w)
+{
+	struct plane_side *client = &f->side[0], *server = &f->side[1];
+	__u32 state = w->state = *(volatile __u32 *)&f->state;
+
+	if (state == PLANE_KILLED)
+		return UP;
+	if (state == PLANE_CLOSED)
+		return FORWARD;
+	if (w->flags & TCP_SYN) {
+		/* The same once more; or another on a live connection, which the server answers with a challenge. */
+		if (w->flags & (TCP_ACK | TCP_RST | TCP_FIN))
+			return refuse(p);
+		/* A new attempt, while the server has answered none. */
+		if (state == PLANE_SYN && w->seq != client->first) {
+			client->first = w->seq;
+			client->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
+		}
+	} else if (state == PLANE_SYN) {
+		if (!(w->flags & TCP_RST))
+			return UP;
+		if (w->seq == client->first + 1)
+			w->ending = PLANE_CLIENT_RESET;
+	} else {
+		if (state == PLANE_SYN_ACK && !(w->flags & TCP_RST)) {
+			/* A client that has not acknowledged this server's number may be one that user space serves. */
+			if (!(w->flags & TCP_ACK) || AFTER(w->ack, (__u32)server->sent) || !AFTER(w->ack, server->first))
+				return UP;
+			w->state = PLANE_OPEN;
+			if (__sync_val_compare_and_swap(&f->state, PLANE_SYN_ACK, PLANE_OPEN) == PLANE_KILLED)
+				return UP;
+		}
+		if (!follow(client, server, w, PLANE_CLIENT_RESET))
+			return refuse(p);
+	}
+	seen(client);
+	return FORWARD;
+}
+
+/* Takes a slot; none: count. */
+ALWAYS_INLINE __u32 take_slot(struct plane *p)
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		__u32 head = *(volatile __u32 *)&p->free_head, at = head & p->ring_mask;
+		__u64 *place;
+		__u32 slot;
+
+		if (head == *(volatile __u32 *)&p->free_tail)
+			break;
+		place = map_lookup(&plane_free, &at);
+		if (!place)
+			break;
+		slot = *(volatile __u64 *)place;
+		if (__sync_val_compare_and_swap(&p->free_head, head, head + 1) == head)
+			return slot;
+	}
+	__sync_fetch_and_add(&p->full, 1);
+	return p->count;
+}
+
+/* A mapped address. */
+ALWAYS_INLINE void copy_address(__u8 *to, const __u8 *from, const int v6)
+{
+	__u32 *words = (void *)to;
+	const __u32 *given = (const void *)from;
+
+	words[0] = v6 ? given[0] : 0;
+	words[1] = v6 ? given[1] : 0;
+	words[2] = v6 ? given[2] : bpf_htonl(0xffff);
+	words[3] = v6 ? given[3] : given[0];
+}
+
+ALWAYS_INLINE void fill(struct plane_flow *f, const struct plane_decision *d, const struct whole *w,
+			const struct plane_key *key, __u32 ingress, __u32 port, const int v6)
+{
+	struct plane_side *client = &f->side[0], *server = &f->side[1];
+	__u64 outer = sum_words(AT(key->client, v6), v6) + sum_words(AT(key->local, v6), v6);
+	__u64 inner = sum_words(AT(d->source, v6), v6) + sum_words(AT(d->server, v6), v6);
+	__u64 ports_outer = w->ends & 0xffff, ports_inner = swap16(port) + swap16(d->server_port);
+
+	ports_outer += w->ends >> 16;
+	__builtin_memcpy(f->client, key->client, 16);
+	__builtin_memcpy(f->local, key->local, 16);
+	__builtin_memcpy(f->server, d->server, 16);
+	__builtin_memcpy(f->source, d->source, 16);
+	f->client_port = swap16(w->ends & 0xffff);
+	f->local_port = key->port;
+	f->server_port = d->server_port;
+	f->source_port = port;
+	/* Back to whom it came from. */
+#pragma unroll
+	for (int i = 0; i < 6; i++) {
+		f->to_client[i] = ((const __u16 *)w->eth)[(i + 3) % 6];
+		f->to_server[i] = d->link[i];
+	}
+	f->decision = d->number;
+	f->reason = PLANE_UNUSED;
+	f->opened_ns = ktime_ns();
+	f->connected_ns = 0;
+	__builtin_memset(f->side, 0, sizeof(f->side));
+	client->fix_ip = fold16((__u16)~fold16(outer) + inner);
+	server->fix_ip = fold16((__u16)~fold16(inner) + outer);
+	client->fix = fold16((__u16)~fold16(outer + ports_outer) + inner + ports_inner);
+	server->fix = fold16((__u16)~fold16(inner + ports_inner) + outer + ports_outer);
+	client->first = w->seq;
+	client->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
+	client->egress = ingress;
+	server->egress = d->egress;
+	seen(client);
+}
+
+/* A client's SYN: a connection if there is a decision. `replaced` is the place of one between the same ends that is over. */
+ALWAYS_INLINE struct plane_flow *begin_whole(struct xdp_md *xdp, struct plane *p, struct whole *w, struct plane_bucket *bucket,
+			      __u32 index, __u32 tag, const int v6)
+{
+	struct plane_key key = {};
+	const struct plane_decision *d;
+	struct plane_flow *f;
+	__u32 slot, ifindex = xdp->ingress_ifindex;
+	__u32 *ingress;
+	__u64 place;
+
+	copy_address(key.client, w->ip + SOURCE_AT(v6), v6);
+	copy_address(key.local, w->ip + TARGET_AT(v6), v6);
+	key.port = swap16(w->ends >> 16);
+	d = map_lookup(&decisions, &key);
+	if (!d || d->generation != *(volatile __u32 *)&p->generation)
+		return 0;
+	ingress = map_lookup(&ingresses, &ifindex);
+	if (!ingress)
+		return 0;
+	slot = take_slot(p);
+	f = map_lookup(&plane_flows, &slot);
+	if (!f || slot >= p->count)
+		return 0;
+	fill(f, d, w, &key, *ingress, p->first + slot, v6);
+	f->bucket = index;
+	*(volatile __u32 *)&f->state = PLANE_SYN;
+	place = (__u64)tag << 32 | (slot + 1);
+#pragma unroll
+	for (int i = 0; i < PLANE_PLACES; i++) {
+		__u64 old = *(volatile __u64 *)&bucket->place[i];
+
+		if (!old && __sync_val_compare_and_swap(&bucket->place[i], 0, place) == 0)
+			return f;
+	}
+	/* One that only rests makes room. */
+#pragma unroll
+	for (int i = 0; i < PLANE_PLACES; i++) {
+		__u64 old = *(volatile __u64 *)&bucket->place[i];
+		__u32 other = (__u32)old - 1;
+		const struct plane_flow *resting = map_lookup(&plane_flows, &other);
+
+		if (resting && *(const volatile __u32 *)&resting->state == PLANE_CLOSED &&
+		    __sync_val_compare_and_swap(&bucket->place[i], old, place) == old)
+			return f;
+	}
+	w->ending = PLANE_UNUSED;
+	w->state = PLANE_SYN;
+	return f;
+}
+
+ALWAYS_INLINE __u64 hash_of(const struct plane *p, const struct whole *w, const int v6)
+{
+	const __u32 *from = (void *)(w->ip + SOURCE_AT(v6)), *to = (void *)(w->ip + TARGET_AT(v6));
+	__u64 hash = p->seed;
+
+	if (v6) {
+		hash = mix(mix(hash, (__u64)from[0] << 32 | from[1]), (__u64)from[2] << 32 | from[3]);
+		hash = mix(mix(hash, (__u64)to[0] << 32 | to[1]), (__u64)to[2] << 32 | to[3]);
+	} else {
+		hash = mix(hash, (__u64)from[0] << 32 | to[0]);
+	}
+	return mix(hash, w->ends);
+}
+
+ALWAYS_INLINE int plane_packet(struct xdp_md *xdp, struct plane *p, const int v6)
+{
+	struct whole w;
+	struct plane_flow *f;
+	struct plane_bucket *bucket;
+	__u32 slot, index, tag;
+	__u64 hash, found = 0, at = 0;
+	int action, is_client;
+
+	if (!read_whole(xdp, &w, v6))
+		return UP;
+	slot = swap16(w.ends >> 16) - p->first;
+	if (slot < p->count) {
+		f = map_lookup(&plane_flows, &slot);
+		if (f && *(volatile __u32 *)&f->state && same(w.ip + TARGET_AT(v6), AT(f->source, v6), v6) &&
+		    same(w.ip + SOURCE_AT(v6), AT(f->server, v6), v6) && swap16(w.ends & 0xffff) == f->server_port &&
+		    *(const __u32 *)(f->server + 8) == (v6 ? *(const __u32 *)(w.ip + SOURCE_AT(v6) + 8) : bpf_htonl(0xffff)))
+			goto server;
+	}
+	hash = hash_of(p, &w, v6);
+	index = (__u32)hash & p->bucket_mask;
+	tag = hash >> 32;
+	bucket = map_lookup(&plane_places, &index);
+	if (!bucket)
+		return UP;
+#pragma unroll
+	for (__u32 i = 0; i < PLANE_PLACES; i++) {
+		__u64 place = *(volatile __u64 *)&bucket->place[i];
+		__u64 differs = (place >> 32) ^ tag, mask = ((differs | -differs) >> 63) - 1;
+
+		/* Without a branch: the verifier would follow every combination of them. */
+		HIDE(mask);
+		found = (found & ~mask) | (place & mask);
+		at = (at & ~mask) | (i & mask);
+	}
+	slot = (__u32)found - 1;
+	f = map_lookup(&plane_flows, &slot);
+	if (f && same(w.ip + SOURCE_AT(v6), AT(f->client, v6), v6) &&
+	    same(w.ip + TARGET_AT(v6), AT(f->local, v6), v6) && w.ends == both_ports(f->client_port, f->local_port)) {
+		if ((w.flags & (TCP_SYN | TCP_ACK)) != TCP_SYN || *(volatile __u32 *)&f->state != PLANE_CLOSED)
+			goto client;
+		/* The next connection between these ends. */
+		__sync_val_compare_and_swap(&bucket->place[at & (PLANE_PLACES - 1)], found, 0);
+	}
+	if ((w.flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != TCP_SYN)
+		return UP;
+	f = begin_whole(xdp, p, &w, bucket, index, tag, v6);
+	action = f && w.ending == NO_END ? FORWARD : UP;
+	is_client = 1;
+	goto judged;
+client:
+	action = from_client(p, f, &w);
+	is_client = 1;
+	goto judged;
+server:
+	action = from_server(p, f, &w);
+	is_client = 0;
+judged:
+	if (f && w.ending != NO_END)
+		close_whole(p, f, &w);
+	return action == FORWARD && f ? forward_whole(xdp, &w, f, is_client, v6) : action;
+}
+
+ALWAYS_INLINE int plane_own(struct xdp_md *xdp)
+{
+	__u8 *eth = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
+	__u32 zero = 0;
+	struct plane *p = map_lookup(&plane, &zero);
+
+	if (!p || eth + ETH_HLEN > end)
+		return UP;
+	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IP))
+		return plane_packet(xdp, p, 0);
+	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IPV6))
+		return plane_packet(xdp, p, 1);
+	return UP;
+}

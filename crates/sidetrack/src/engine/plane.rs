@@ -1,0 +1,484 @@
+//! Connections that are the kernel's from their SYN on: an XDP program carries them whole (`bpf/plane.bpf.h`). User space
+//! decides about a client's first flow, tells the program what the next ones become, and makes the records.
+
+use super::driver::Driver;
+use super::hops;
+use super::open::Interface;
+use super::reset;
+use crate::config::Config;
+use crate::live::{Clock, Decided, ENDED_MAX, Ended, Ledger, LiveFlow, Slot, Tally};
+use sidetrack_core::engine::{Hop, Target};
+use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Intercept};
+use sidetrack_core::policy::Verdict;
+use sidetrack_core::time::Instant;
+use sidetrack_sys::bpf::{
+    Closing, Plane, PlaneFlow, PlaneKey, PlaneReason, PlaneRoute, PlaneState, monotonic_ns,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, SystemTime};
+
+/// How long a decision is believed; then the next flow shows by which neighbour its server is reached now.
+const BELIEVED: Duration = Duration::from_secs(30);
+/// Most different decisions that flows may stand under.
+const RULES_MAX: usize = 4096;
+/// How long an ended connection's port rests, if it is not needed.
+const TIME_WAIT: Duration = Duration::from_secs(1);
+/// How long a program may still be at work on a packet of a connection that was ended here.
+const LINGERS: Duration = Duration::from_millis(20);
+/// How often all connections are looked at, and from which age on they are shown as flows in flight.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often ended ones are looked for: after some were found, while there are connections, and else.
+const SOON: Duration = Duration::from_millis(2);
+const WHILE_OPEN: Duration = Duration::from_millis(10);
+const IDLY: Duration = Duration::from_millis(50);
+/// How long a handshake may take until the client's last part of it.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Records of single flows that are kept between two visits of the recorder if nobody reads them.
+const KEPT: usize = 256;
+
+/// What flows of a client stand under.
+#[derive(Debug)]
+pub struct Rule {
+    verdict: Verdict,
+    listener: Arc<str>,
+    orig_dst: Destination,
+    server: SocketAddr,
+    connect: Duration,
+    idle: Duration,
+    lifetime: Option<Duration>,
+}
+
+/// What all workers of an engine share of it.
+#[derive(Debug)]
+pub struct Shared {
+    plane: Arc<Plane>,
+    interfaces: Vec<Interface>,
+    sources: Vec<IpAddr>,
+    generation: AtomicU32,
+    rules: Mutex<Vec<Arc<Rule>>>,
+    /// When decisions end.
+    decided: Mutex<BTreeMap<PlaneKey, Instant>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Over these interfaces, with these addresses towards servers.
+    pub fn new(plane: Arc<Plane>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
+        let (rules, decided) = (Mutex::default(), Mutex::default());
+        Self { plane, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
+    }
+
+    /// The programs' part.
+    pub fn plane(&self) -> &Plane {
+        &self.plane
+    }
+
+    /// Which rules are in force: to be asked before they are.
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Acquire)
+    }
+
+    /// The next flows of this client to this address need no user space, if the program can have them: the rules of
+    /// `generation` said so, and the way to the server is known.
+    pub fn decide(
+        &self,
+        now: Instant,
+        generation: u32,
+        flow: &Flow,
+        local: SocketAddr,
+        target: &Target,
+        verdict: &Verdict,
+    ) {
+        let (client, server) = (flow.client.ip(), target.address);
+        let source = self.sources.iter().find(|source| source.is_ipv4() == server.is_ipv4());
+        let (Some((egress, to)), Some(source)) = (hops::neighbour(target.hop), source) else { return };
+        let Some(interface) = self.interfaces.get(egress) else { return };
+        // The program does not translate between families.
+        if client.is_ipv4() != server.is_ipv4() {
+            return;
+        }
+        let Some(number) = self.number(flow, target, verdict) else { return };
+        let key = PlaneKey { client, local };
+        let route = PlaneRoute {
+            generation,
+            number,
+            server,
+            source: *source,
+            egress: u16::try_from(egress).unwrap_or(u16::MAX),
+            to,
+            from: interface.address,
+        };
+        // No room: the client's flows stay in user space.
+        if self.plane.decide(&key, &route).is_ok() {
+            lock(&self.decided).insert(key, now + BELIEVED);
+        }
+    }
+
+    fn number(&self, flow: &Flow, target: &Target, verdict: &Verdict) -> Option<u32> {
+        let ms = |ms: Option<u64>| ms.map(Duration::from_millis);
+        let rule = Rule {
+            verdict: verdict.clone(),
+            listener: flow.listener.clone(),
+            orig_dst: flow.orig_dst.clone(),
+            server: target.address,
+            connect: ms(target.connect_timeout_ms).unwrap_or(HANDSHAKE),
+            idle: ms(target.idle_timeout_ms).unwrap_or(Duration::MAX),
+            lifetime: ms(target.lifetime_ms),
+        };
+        let mut rules = lock(&self.rules);
+        let same = |other: &Arc<Rule>| {
+            (other.verdict == rule.verdict && other.server == rule.server && other.orig_dst == rule.orig_dst)
+                && (other.connect, other.idle, other.lifetime) == (rule.connect, rule.idle, rule.lifetime)
+        };
+        let found = rules.iter().position(same).or_else(|| {
+            (rules.len() < RULES_MAX).then(|| {
+                rules.push(Arc::new(rule));
+                rules.len() - 1
+            })
+        });
+        found.and_then(|number| u32::try_from(number).ok())
+    }
+
+    fn rule(&self, number: u32) -> Option<Arc<Rule>> {
+        lock(&self.rules).get(number as usize).cloned()
+    }
+
+    /// Decisions that have been believed for long enough are made anew.
+    fn forget_old(&self, now: Instant) {
+        let mut decided = lock(&self.decided);
+        decided.retain(|key, until| *until > now || self.plane.forget(key).is_err());
+    }
+}
+
+/// A connection that is shown as a flow in flight.
+#[derive(Debug)]
+struct Known {
+    flow: Arc<LiveFlow>,
+    slot: Slot,
+    rule: Arc<Rule>,
+}
+
+/// The connections in the kernel of one engine: the first worker has them.
+pub struct Carried {
+    shared: Arc<Shared>,
+    ledger: Arc<Ledger>,
+    next_id: super::flows::NextId,
+    waker: Waker,
+    config: Arc<Config>,
+    /// What is to be added to times of ours to have the kernel's, nanoseconds.
+    monotonic: u64,
+    known: BTreeMap<u32, Known>,
+    /// Those that are over, and those that were ended here, in this order, and since when.
+    resting: VecDeque<(Instant, Closing)>,
+    lingering: VecDeque<(Instant, Closing)>,
+    tallies: BTreeMap<(u32, u8), Tally>,
+    next: Instant,
+    looked: Instant,
+}
+
+impl std::fmt::Debug for Carried {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Carried").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+const fn reason(reason: PlaneReason) -> EndReason {
+    match reason {
+        PlaneReason::Ok | PlaneReason::Unused => EndReason::Ok,
+        PlaneReason::ClientReset => EndReason::ClientReset,
+        PlaneReason::ServerReset => EndReason::ServerReset,
+        PlaneReason::Refused => EndReason::Refused,
+    }
+}
+
+fn between(from_ns: u64, to_ns: u64) -> Duration {
+    Duration::from_nanos(to_ns.saturating_sub(from_ns))
+}
+
+impl Carried {
+    /// None yet. `waker` is woken when somebody wishes one of them to end.
+    pub fn new(
+        shared: Arc<Shared>,
+        ledger: Arc<Ledger>,
+        next_id: super::flows::NextId,
+        waker: Waker,
+        config: Arc<Config>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            shared,
+            ledger,
+            next_id,
+            waker,
+            config,
+            monotonic: monotonic_ns().saturating_sub(clock.now().as_nanos()),
+            known: BTreeMap::new(),
+            resting: VecDeque::new(),
+            lingering: VecDeque::new(),
+            tallies: BTreeMap::new(),
+            next: Instant::ZERO,
+            looked: Instant::ZERO,
+        }
+    }
+
+    /// When [`Carried::turn`] is due.
+    pub const fn deadline(&self) -> Instant {
+        self.next
+    }
+
+    /// Looks at what programs did since the last time.
+    pub fn turn(&mut self, now: Instant, config: &Arc<Config>, driver: &mut dyn Driver) {
+        if now < self.next {
+            return;
+        }
+        self.heed(config);
+        let ended = self.reap(now);
+        self.rest(now);
+        if now >= self.looked + LOOK_EVERY {
+            self.looked = now;
+            self.shared.forget_old(now);
+            self.look(now, driver);
+        }
+        let plane = self.shared.plane();
+        let standing = plane.count() - plane.free().min(plane.count());
+        let after = match (ended, standing) {
+            (0, 0) => IDLY,
+            (0, _) => WHILE_OPEN,
+            _ => SOON,
+        };
+        self.next = now + after;
+    }
+
+    /// Other rules: what was decided by the old ones holds no longer.
+    fn heed(&mut self, config: &Arc<Config>) {
+        if !Arc::ptr_eq(&self.config, config) {
+            self.config = config.clone();
+            let generation = self.shared.generation() + 1;
+            self.shared.plane().renew(generation);
+            self.shared.generation.store(generation, Release);
+        }
+    }
+
+    /// Makes the records of those that have ended; how many.
+    fn reap(&mut self, now: Instant) -> usize {
+        let most = if self.ledger.is_read() { ENDED_MAX } else { KEPT };
+        let mut room = most.saturating_sub(self.ledger.ended_waiting());
+        let mut count = 0;
+        // One turn through the table at most: then others have their turn.
+        while count < self.shared.plane().count() as usize
+            && let Some(closing) = self.shared.plane().ended()
+        {
+            count += 1;
+            self.resting.push_back((now, closing));
+            let known = self.known.remove(&closing.number());
+            if known.is_some() || room > 0 {
+                room = room.saturating_sub(1);
+                let flow = self.shared.plane().look(closing);
+                if flow.reason != PlaneReason::Unused {
+                    self.record(known, &flow, reason(flow.reason), flow.closed_ns);
+                }
+            } else {
+                self.tally(closing);
+            }
+        }
+        if !self.tallies.is_empty() {
+            self.ledger.tally(std::mem::take(&mut self.tallies).into_values());
+        }
+        count
+    }
+
+    /// One that is only counted.
+    fn tally(&mut self, closing: Closing) {
+        let end = self.shared.plane().end(closing);
+        if end.reason == PlaneReason::Unused {
+            return;
+        }
+        let reason = reason(end.reason);
+        let key = (end.number, reason as u8);
+        if !self.tallies.contains_key(&key) {
+            let Some(rule) = self.shared.rule(end.number) else { return };
+            let any = SocketAddr::new(rule.server.ip(), 0);
+            self.tallies.insert(key, Tally::new(Arc::new(rule.decided(any)), reason));
+        }
+        let Some(tally) = self.tallies.get_mut(&key) else { return };
+        let connected = (end.connected_ns > 0).then(|| between(end.opened_ns, end.connected_ns));
+        tally.add(end.bytes, between(end.opened_ns, end.closed_ns), connected);
+    }
+
+    fn record(&self, known: Option<Known>, flow: &PlaneFlow, reason: EndReason, closed_ns: u64) {
+        let duration = between(flow.opened_ns, closed_ns);
+        match known {
+            Some(Known { flow: live, slot, .. }) => {
+                count(&live, flow);
+                self.ledger.leave(slot, Ended { flow: live, reason, detail: None, duration });
+            }
+            None => {
+                let Some(live) = self.live(flow).map(|(live, _)| Arc::new(live)) else { return };
+                self.ledger.note(Ended { flow: live, reason, detail: None, duration });
+            }
+        }
+    }
+
+    fn live(&self, flow: &PlaneFlow) -> Option<(LiveFlow, Arc<Rule>)> {
+        let rule = self.shared.rule(flow.number)?;
+        let id: FlowId = (self.next_id)();
+        let mut live = LiveFlow::new(id);
+        let age = between(flow.opened_ns, monotonic_ns());
+        live.opened = live.opened.checked_sub(age).unwrap_or(live.opened);
+        live.since = SystemTime::now().checked_sub(age).unwrap_or(live.since);
+        live.decide(rule.decided(flow.client));
+        live.shunted();
+        count(&live, flow);
+        Some((live, rule))
+    }
+
+    /// Ports that have rested are free again; earlier if they are needed.
+    fn rest(&mut self, now: Instant) {
+        let plane = self.shared.plane();
+        let mut lacking = (plane.count() / 4).saturating_sub(plane.free());
+        while let Some((since, closing)) = self.resting.front() {
+            if lacking == 0 && *since + TIME_WAIT > now {
+                break;
+            }
+            plane.release(*closing);
+            lacking = lacking.saturating_sub(1);
+            self.resting.pop_front();
+        }
+        while let Some((_, closing)) = self.lingering.front().filter(|(since, _)| *since + LINGERS <= now) {
+            plane.release(*closing);
+            self.lingering.pop_front();
+        }
+    }
+
+    /// Shows those in flight that are not quite new, and ends those whose time is over.
+    fn look(&mut self, now: Instant, driver: &mut dyn Driver) {
+        let now_ns = now.as_nanos() + self.monotonic;
+        for slot in 0..self.shared.plane().count() {
+            let Some(standing) = self.shared.plane().standing(slot) else { continue };
+            let flow = self.shared.plane().look(standing);
+            let age = between(flow.opened_ns, now_ns);
+            if age < LOOK_EVERY {
+                continue;
+            }
+            let rule = match self.known.get(&slot) {
+                Some(known) => {
+                    count(&known.flow, &flow);
+                    known.rule.clone()
+                }
+                None => {
+                    let Some((live, rule)) = self.live(&flow) else { continue };
+                    let flow = Arc::new(live);
+                    flow.set_waker(&self.waker);
+                    let entered = self.ledger.enter(flow.clone());
+                    self.known.insert(slot, Known { flow, slot: entered, rule: rule.clone() });
+                    rule
+                }
+            };
+            let idle = between(self.shared.plane().last_ns(standing), now_ns);
+            if let Some(reason) = rule.due(&flow, age, idle) {
+                if reason == EndReason::ConnectTimeout {
+                    // Perhaps it lives elsewhere now.
+                    self.shared.forget_client(&flow);
+                }
+                self.end(now, standing, reason, driver);
+            }
+        }
+    }
+
+    /// Ends those that somebody wishes to end.
+    pub fn end_unwanted(&mut self, now: Instant, driver: &mut dyn Driver) {
+        let wished = |known: &Known| {
+            // A waker is taken by whoever uses it.
+            known.flow.set_waker(&self.waker);
+            known.flow.ending()
+        };
+        let ending: Vec<_> =
+            self.known.iter().filter_map(|(slot, known)| Some((*slot, wished(known)?))).collect();
+        for (slot, reason) in ending {
+            if let Some(standing) = self.shared.plane().standing(slot) {
+                self.end(now, standing, reason, driver);
+            }
+        }
+    }
+
+    /// Ends one with a reset to both sides; not if it is over already.
+    fn end(&mut self, now: Instant, standing: Closing, reason: EndReason, driver: &mut dyn Driver) {
+        if !self.shared.plane().kill(standing) {
+            return;
+        }
+        let flow = self.shared.plane().look(standing);
+        for (side, resets) in reset::both(&flow).into_iter().enumerate() {
+            let side = &flow.sides[side];
+            let hop: Hop = hops::hop(side.egress, side.to);
+            resets.iter().for_each(|packet| driver.send(packet, hop));
+        }
+        driver.flush();
+        let known = self.known.remove(&standing.number());
+        self.record(known, &flow, reason, now.as_nanos() + self.monotonic);
+        self.lingering.push_back((now, standing));
+    }
+
+    /// Ends all: what has ended by itself has its own reason.
+    pub fn stop(&mut self, now: Instant, driver: &mut dyn Driver) {
+        self.shared.plane().renew(0);
+        self.reap(now);
+        for slot in 0..self.shared.plane().count() {
+            if let Some(standing) = self.shared.plane().standing(slot) {
+                self.end(now, standing, EndReason::Shutdown, driver);
+            }
+        }
+        self.reap(now);
+    }
+}
+
+impl Shared {
+    fn forget_client(&self, flow: &PlaneFlow) {
+        let key = PlaneKey { client: flow.client.ip(), local: flow.local };
+        lock(&self.decided).remove(&key);
+        // An error: it is not there.
+        let _ = self.plane.forget(&key);
+    }
+}
+
+impl Rule {
+    fn decided(&self, client: SocketAddr) -> Decided {
+        let flow = Flow {
+            intercept: Intercept::Engine,
+            listener: self.listener.clone(),
+            client,
+            orig_dst: self.orig_dst.clone(),
+            host: None,
+            process: None,
+            user: None,
+        };
+        Decided { flow, verdict: Some(self.verdict.clone()) }
+    }
+
+    /// Why a connection is to end now, if it is.
+    fn due(&self, flow: &PlaneFlow, age: Duration, idle: Duration) -> Option<EndReason> {
+        match flow.state {
+            PlaneState::Syn if age >= self.connect => Some(EndReason::ConnectTimeout),
+            PlaneState::SynAck if age >= HANDSHAKE.max(self.connect) => Some(EndReason::ClientGone),
+            _ if self.lifetime.is_some_and(|most| age >= most) => Some(EndReason::Lifetime),
+            _ if idle >= self.idle => Some(EndReason::Idle),
+            _ => None,
+        }
+    }
+}
+
+/// Brings the counts up to these, which never shrink.
+fn count(live: &LiveFlow, flow: &PlaneFlow) {
+    let (up, down) = live.bytes();
+    let [client, server] = flow.sides;
+    live.count(client.bytes.saturating_sub(up), server.bytes.saturating_sub(down));
+    if flow.connected_ns > 0 {
+        live.connected(between(flow.opened_ns, flow.connected_ns));
+    }
+}
