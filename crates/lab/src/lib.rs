@@ -24,4 +24,5 @@ pub mod scratch;
 pub mod service;
 pub mod site;
 pub mod statistics;
+pub mod taker;
 pub mod topology;

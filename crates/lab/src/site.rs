@@ -166,7 +166,7 @@ impl Site {
     /// Where proxies run: the second CPU.
     #[must_use]
     pub fn proxy_placement(&self) -> Placement {
-        Placement { netns: None, cpu: Some(last_cpu().min(1)), nice: Some(NICE) }
+        Placement { netns: None, cpu: Some(proxy_cpu()), nice: Some(NICE) }
     }
 
     /// A command in the proxy's node and placement, where the origin's names resolve.
@@ -221,8 +221,9 @@ impl Drop for Forwarding<'_> {
     }
 }
 
-fn last_cpu() -> usize {
-    available_parallelism().map_or(0, |count| count.get() - 1)
+/// The CPU of proxies.
+pub(crate) fn proxy_cpu() -> usize {
+    available_parallelism().map_or(0, |count| count.get() - 1).min(1)
 }
 
 /// The kernel parameters of all figures: enough ports, long queues, Fast Open both ways.

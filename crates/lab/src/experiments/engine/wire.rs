@@ -22,6 +22,8 @@ use crate::peers::ours;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::service::Service;
+use crate::site;
+use crate::taker::Taker;
 use crate::topology::{self, Node};
 
 /// Number of the link's network.
@@ -107,7 +109,7 @@ impl Scene {
             "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\n"
         );
         std::fs::write(&config, text)?;
-        let second = last_cpu();
+        let second = site::proxy_cpu();
         let placement = Placement { netns: None, cpu: Some(second), nice: Some(NICE) };
         let mut command = self.proxy.command_at(&program.to_string_lossy(), &placement);
         command.args(["up", "-c"]).arg(&config);
@@ -149,8 +151,7 @@ impl Scene {
 
     fn sample(&self, open: u32, quick: bool) -> Result<Row> {
         let service = self.start(open, 0)?;
-        let spec = self.spec(open, quick)?;
-        let (report, cpu_ns) = self.by_process(&service, &spec)?;
+        let (report, cpu_ns) = self.by_kernel(&service, &self.spec(open, quick)?)?;
         let records = self.ended_well_when(report.whole.completed)?;
         Ok(Row { plane: USER_SPACE.into(), open, report, cpu_ns, records })
     }
@@ -180,67 +181,30 @@ impl Scene {
         Ok((generator.report()?, cpu_ns))
     }
 
+    /// A job of the peer that is a program in the kernel. Each end's frames are taken on its own CPU.
+    fn by_kernel(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
+        self.generator.enter(|| {
+            let mut peer = KernelPeer::attach(spec)?;
+            let _own = Taker::of(&self.generator, &spec.interface, 0)?;
+            let engine = Taker::of(&self.proxy, &spec.interface, site::proxy_cpu())?;
+            let cpu = || service.cpu_ns() + engine.cpu_ns();
+            let (mut before, mut used) = (0, 0);
+            let report = peer.run(|| before = cpu(), || used = cpu())?;
+            Ok((report, used.saturating_sub(before)))
+        })
+    }
+
     /// The kernel's plane. The first flows of each client are user space's, which decides about them; then the rest begins.
     fn decided(&self, open: u32, quick: bool) -> Result<Row> {
         let service = self.start(open, KERNEL_CONNECTIONS)?;
         let spec = self.spec(open, quick)?;
         let first = Spec { connections: 64, warmup_ms: 300, window_ms: 100, ..spec.clone() };
         let (taught, _) = self.by_process(&service, &first)?;
-        let second = last_cpu();
-        let (report, cpu_ns) = self.generator.enter(|| {
-            let mut peer = KernelPeer::attach(&spec)?;
-            let own = threaded(&self.generator, &spec.interface, 0)?;
-            let engine = threaded(&self.proxy, &spec.interface, second)?;
-            ensure!(own.pid != engine.pid, "one thread for both ends");
-            let cpu = || service.cpu_ns() + engine.cpu_ns();
-            let (mut before, mut used) = (0, 0);
-            let report = peer.run(|| before = cpu(), || used = cpu())?;
-            Ok((report, used.saturating_sub(before)))
-        })?;
+        let (report, cpu_ns) = self.by_kernel(&service, &spec)?;
         let records = self.ended_well_when(report.whole.completed + taught.whole.completed)?;
         let records = records.saturating_sub(taught.whole.completed);
         Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records })
     }
-}
-
-/// The CPU of the engine.
-fn last_cpu() -> usize {
-    std::thread::available_parallelism().map_or(0, |count| count.get() - 1).min(1)
-}
-
-/// The kernel's thread that takes the frames of an interface.
-struct Taker {
-    pid: u32,
-}
-
-impl Taker {
-    fn cpu_ns(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid)).unwrap_or_default();
-        text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
-    }
-}
-
-/// Has a thread of the kernel on this CPU take the frames of an interface, which otherwise their sender's CPU does.
-fn threaded(node: &Node, interface: &str, cpu: usize) -> Result<Taker> {
-    let threads = || -> Result<Vec<u32>> {
-        let pids =
-            std::fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        let wanted = format!("napi/{interface}-");
-        let is_one = |pid: &u32| {
-            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(&wanted))
-        };
-        Ok(pids.filter(is_one).collect())
-    };
-    let before = threads()?;
-    let script = format!("mount -t sysfs sysfs /sys && echo 1 > /sys/class/net/{interface}/threaded");
-    node.run("unshare", &["-m", "sh", "-c", &script])?;
-    let found = threads()?.into_iter().find(|pid| !before.contains(pid));
-    let pid = found.context("the kernel has no thread for this interface")?;
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    let id = rustix::process::Pid::from_raw(pid.cast_signed());
-    rustix::thread::sched_setaffinity(id, &set).context("cannot place the kernel's thread")?;
-    Ok(Taker { pid })
 }
 
 /// The sum of `sidetrack_flows_total` over all labels but the reason.
