@@ -1,5 +1,5 @@
 //! The kernel's threads that take the frames of interfaces (threaded NAPI): whose work it is to take a frame is on a CPU of its
-//! own then, and is counted, where otherwise it falls to whoever sends.
+//! own then, and is counted, where otherwise it falls to whoever sends. They stay with an interface as long as it lives.
 
 use anyhow::{Context, Result};
 
@@ -29,10 +29,19 @@ fn threads(interface: &str) -> Result<Vec<u32>> {
 }
 
 impl<'n> Taker<'n> {
+    /// The same for an interface that has none: it gets GRO.
+    ///
+    /// # Errors
+    /// As [`Taker::of`].
+    pub fn of_plain(node: &'n Node, interface: &str, cpu: usize) -> Result<Self> {
+        node.run("ethtool", &["-K", interface, "gro", "on"])?;
+        Self::of(node, interface, cpu)
+    }
+
     /// Has a thread on this CPU take the frames of a node's interface, which has NAPI already: a program of XDP, or GRO.
     ///
     /// # Errors
-    /// The kernel does not do that.
+    /// The kernel does not do that, or the interface had a thread before.
     pub fn of(node: &'n Node, interface: &str, cpu: usize) -> Result<Self> {
         let before = threads(interface)?;
         set(node, interface, true)?;

@@ -30,16 +30,7 @@ pub fn reverse_by(site: &Site, buffer_bytes: usize) -> Start<'_> {
 pub fn socks(site: &Site, via: Via) -> Start<'_> {
     let dial = site.proxy_address(SOCKS_PORT);
     let services = vec![start(site, &site.proxy, Role::Socks, dial, None)?];
-    Ok(Running {
-        services,
-        _tables: Vec::new(),
-        _forwarding: None,
-        _received: Vec::new(),
-        takers: Vec::new(),
-        dial,
-        via,
-        destination: site.origin(),
-    })
+    Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination: site.origin() })
 }
 
 /// A redirector of the version that `role` says, and the SOCKS server.
@@ -52,8 +43,6 @@ pub fn pair(site: &Site, role: Role) -> Start<'_> {
         services: vec![redirector, server],
         _tables: vec![Table::redirect(site, REDIRECT_PORT)?],
         _forwarding: None,
-        _received: Vec::new(),
-        takers: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

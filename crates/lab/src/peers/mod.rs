@@ -25,7 +25,6 @@ use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::{self, Forwarding, Site};
-use crate::taker::Taker;
 use crate::topology::Node;
 
 pub use proxies::Proxy;
@@ -96,10 +95,6 @@ pub struct Running<'s> {
     _tables: Vec<Table<'s>>,
     /// Only to stop the forwarding of packets when dropped.
     _forwarding: Option<Forwarding<'s>>,
-    /// Only to give interfaces back their settings when dropped.
-    _received: Vec<Gro<'s>>,
-    /// What works for it in the kernel besides.
-    takers: Vec<Taker<'s>>,
     /// What the client dials.
     pub dial: SocketAddr,
     /// What it speaks there.
@@ -109,11 +104,10 @@ pub struct Running<'s> {
 }
 
 impl Running<'_> {
-    /// CPU time of all its programs, and of what works for it in the kernel, in nanoseconds.
+    /// CPU time of all its programs, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
-        let programs = self.services.iter().map(Service::cpu_ns);
-        programs.chain(self.takers.iter().map(Taker::cpu_ns)).sum()
+        self.services.iter().map(Service::cpu_ns).sum()
     }
 
     /// Resident memory of all its programs, in bytes.
@@ -226,35 +220,15 @@ pub const EPI_ONLY: &[Peer] = peers![
 
 /// Rows that only the measurements of the packet engine have.
 pub const ENGINE: &[Peer] = peers![
-    "ours engine, packet sockets" OneHop true |site| ours::engine(site, "packet");
-    "ours engine, AF_XDP" OneHop true |site| ours::engine(site, "xdp");
-    "ours engine, XDP, decided" OneHop true ours::engine_plane;
+    "ours engine, packet sockets" OneHop true |site| ours::engine(site, "packet", "");
+    "ours engine, AF_XDP" OneHop true |site| ours::engine(site, "xdp", "");
+    "ours engine, XDP, decided" OneHop true |site| ours::engine(site, "xdp", ", kernel_connections_max = 16384");
 ];
 
 /// The peer of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Peer> {
     ALL.iter().chain(EPI_ONLY).copied().find(|peer| peer.name == name)
-}
-
-/// While it lives, an interface puts segments together that come (GRO).
-#[derive(Debug)]
-struct Gro<'s> {
-    node: &'s Node,
-    interface: String,
-}
-
-impl<'s> Gro<'s> {
-    fn on(node: &'s Node, interface: &str) -> anyhow::Result<Self> {
-        node.run("ethtool", &["-K", interface, "gro", "on"])?;
-        Ok(Self { node, interface: interface.to_owned() })
-    }
-}
-
-impl Drop for Gro<'_> {
-    fn drop(&mut self) {
-        let _ = self.node.run("ethtool", &["-K", &self.interface, "gro", "off"]);
-    }
 }
 
 /// An nft table in a node that is deleted with the peer that needed it.
@@ -324,8 +298,6 @@ fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
         services: vec![service],
         _tables: Vec::new(),
         _forwarding: None,
-        _received: Vec::new(),
-        takers: Vec::new(),
         dial: site.proxy_address(RELAY_PORT),
         via: Via::Plain,
         destination: site.origin(),

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-use super::{Gro, RELAY_PORT, Start, Unavailable, relay};
+use super::{RELAY_PORT, Start, Unavailable, relay};
 use crate::launch;
 use crate::service::Service;
 use crate::site::{self, Forwarding, Site};
-use crate::taker::Taker;
 use crate::topology::Node;
 
 const REDIRECT_PORT: u16 = 42090;
@@ -40,36 +39,19 @@ pub fn kernel_path(site: &Site) -> Start<'_> {
     Ok(running)
 }
 
-/// A port that leads to the origin packet by packet, without sockets.
-pub fn engine<'s>(site: &'s Site, io: &str) -> Start<'s> {
-    let (service, _) = packet_engine(site, io, "", site.origin(), &rule("carrier = \"direct\""))?;
+/// A port that leads to the origin packet by packet, without sockets. `keys` go behind those of `engine`.
+pub fn engine<'s>(site: &'s Site, io: &str, keys: &str) -> Start<'s> {
+    let (service, _) = packet_engine(site, (io, keys), site.origin(), &rule("carrier = \"direct\""))?;
     Ok(relay(site, service))
 }
 
-/// The same where XDP carries the connections whose clients are known. Taking frames is its work, not that of who sends them.
-pub fn engine_plane(site: &Site) -> Start<'_> {
-    let links = [&site.client_proxy, &site.proxy_server].map(|link| link.interface.as_str());
-    // Frames of XDP reach only an end that has NAPI.
-    let received = [(&site.client, links[0]), (&site.server, links[1])];
-    let received = received.map(|(node, interface)| Gro::on(node, interface));
-    let received = received.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let keys = ", kernel_connections_max = 16384";
-    let (service, _) = packet_engine(site, "xdp", keys, site.origin(), &rule("carrier = \"direct\""))?;
-    let takers = links.map(|interface| Taker::of(&site.proxy, interface, site::proxy_cpu()));
-    let mut running = relay(site, service);
-    running.takers = takers.into_iter().collect::<anyhow::Result<_>>()?;
-    running._received = received;
-    Ok(running)
-}
-
-/// The packet engine in front of a server, and the address it answers at. `keys` go behind those of `engine`, `tables` is what its configuration holds besides.
+/// The packet engine in front of a server, and the address it answers at. `tables` is what its configuration holds besides.
 ///
 /// # Errors
 /// Our program is absent or does not start, or nobody answers.
 pub fn packet_engine(
     site: &Site,
-    io: &str,
-    keys: &str,
+    (io, keys): (&str, &str),
     server: SocketAddr,
     tables: &str,
 ) -> Result<(Service, SocketAddr), Unavailable> {

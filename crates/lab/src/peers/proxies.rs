@@ -48,16 +48,7 @@ impl Proxy {
         let services = vec![self.start(site)?];
         let dial = site.proxy_address(self.port());
         let destination = site.origin();
-        Ok(Running {
-            services,
-            _tables: Vec::new(),
-            _forwarding: None,
-            _received: Vec::new(),
-            takers: Vec::new(),
-            dial,
-            via,
-            destination,
-        })
+        Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination })
     }
 }
 

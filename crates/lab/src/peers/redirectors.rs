@@ -77,8 +77,6 @@ pub fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'_> {
         services: vec![redirecting.service, service],
         _tables: redirecting.table.into_iter().collect(),
         _forwarding: None,
-        _received: Vec::new(),
-        takers: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

@@ -54,8 +54,6 @@ pub fn pair(site: &Site, transport: Transport) -> Start<'_> {
         services: vec![near_side, far_side],
         _tables: Vec::new(),
         _forwarding: None,
-        _received: Vec::new(),
-        takers: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

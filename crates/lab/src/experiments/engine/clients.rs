@@ -1,16 +1,18 @@
 //! The engine beside other proxies: the same clients and the same server, both of the kernel, a new connection for each
-//! request. Clients limit the rate on two cores, so what compares is CPU time of a connection.
+//! request. Clients limit the rate on two cores, so what compares is CPU time of a connection: that of the program, and of the kernel
+//! where it takes the frames of the proxy's interfaces.
 
 use std::fmt::Write as _;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::relay::{Cell, Timing, take};
+use super::super::relay::{Cell, Timing, take_counting};
 use super::Bar;
 use crate::peers::{self, Peer};
 use crate::progress::Progress;
-use crate::site::Site;
+use crate::site::{self, Site};
+use crate::taker::Taker;
 
 /// Our CPU time of a connection, of the others'.
 const SHARE_AT_MOST: f64 = 0.25;
@@ -45,13 +47,18 @@ fn rows() -> Vec<Peer> {
 /// The site cannot be built: root and nginx are needed.
 pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
     let site = Site::new()?;
+    // Frames are taken on the CPU of whom they go to, for all rows: else who sends pays for it.
+    let [first, second] = [&site.client_proxy, &site.proxy_server].map(|link| link.interface.as_str());
+    let _ends = [Taker::of_plain(&site.client, first, 0)?, Taker::of_plain(&site.server, second, 0)?];
+    let takers = [first, second].map(|interface| Taker::of_plain(&site.proxy, interface, site::proxy_cpu()));
+    let takers = takers.into_iter().collect::<Result<Vec<_>>>()?;
     let timing = if quick { Timing::QUICK } else { Timing::FULL };
     let cell = Cell::New(64);
     let mut all: Vec<(Peer, Vec<Row>)> = rows().into_iter().map(|peer| (peer, Vec::new())).collect();
     for round in 0..rounds {
         for (peer, samples) in &mut all {
             progress.now(&format!("kernel clients, round {} of {rounds}: {}", round + 1, peer.name));
-            let row = match take(&site, *peer, cell, timing) {
+            let row = match take_counting(&site, *peer, cell, timing, &takers) {
                 Ok(sample) => Row {
                     name: peer.name.to_owned(),
                     rate: sample.speed(cell),

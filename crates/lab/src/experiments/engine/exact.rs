@@ -168,7 +168,7 @@ fn one_kind(connections: u64, changed: bool, progress: &Progress) -> Result<Row>
             let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || serve(stream));
         }
     });
-    let (_engine, front) = ours::packet_engine(&site, "packet", "", server, tables(changed))
+    let (_engine, front) = ours::packet_engine(&site, ("packet", ""), server, tables(changed))
         .map_err(|error| anyhow!("{error}"))?;
     for wire in wires.iter().take(2) {
         wire.set_both(conditions())?;

@@ -149,11 +149,24 @@ impl Scene {
         }
     }
 
-    fn sample(&self, open: u32, quick: bool) -> Result<Row> {
+    /// One row of the plane in user space.
+    fn user_space(&self, open: u32, quick: bool) -> Result<Row> {
         let service = self.start(open, 0)?;
-        let (report, cpu_ns) = self.by_kernel(&service, &self.spec(open, quick)?)?;
+        let (report, cpu_ns) = self.by_process(&service, &self.spec(open, quick)?)?;
         let records = self.ended_well_when(report.whole.completed)?;
         Ok(Row { plane: USER_SPACE.into(), open, report, cpu_ns, records })
+    }
+
+    /// One row of the kernel's plane. The first flows of each client are user space's, which decides about them; then the rest begins.
+    fn decided(&self, open: u32, quick: bool) -> Result<Row> {
+        let service = self.start(open, KERNEL_CONNECTIONS)?;
+        let spec = self.spec(open, quick)?;
+        let first = Spec { connections: 64, warmup_ms: 300, window_ms: 100, ..spec.clone() };
+        let (taught, _) = self.by_process(&service, &first)?;
+        let (report, cpu_ns) = self.by_kernel(&service, &spec)?;
+        let taught = taught.whole.completed;
+        let records = self.ended_well_when(report.whole.completed + taught)?.saturating_sub(taught);
+        Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records })
     }
 
     fn spec(&self, open: u32, quick: bool) -> Result<Spec> {
@@ -193,18 +206,6 @@ impl Scene {
             Ok((report, used.saturating_sub(before)))
         })
     }
-
-    /// The kernel's plane. The first flows of each client are user space's, which decides about them; then the rest begins.
-    fn decided(&self, open: u32, quick: bool) -> Result<Row> {
-        let service = self.start(open, KERNEL_CONNECTIONS)?;
-        let spec = self.spec(open, quick)?;
-        let first = Spec { connections: 64, warmup_ms: 300, window_ms: 100, ..spec.clone() };
-        let (taught, _) = self.by_process(&service, &first)?;
-        let (report, cpu_ns) = self.by_kernel(&service, &spec)?;
-        let records = self.ended_well_when(report.whole.completed + taught.whole.completed)?;
-        let records = records.saturating_sub(taught.whole.completed);
-        Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records })
-    }
 }
 
 /// The sum of `sidetrack_flows_total` over all labels but the reason.
@@ -220,7 +221,6 @@ fn count_of(metrics: &str, reason: &str) -> u64 {
 /// # Errors
 /// Not root, no AF_XDP, or counts that differ.
 pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
-    let scene = Scene::new()?;
     let opens: &[u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
     let mut rows = Vec::new();
     let decided: &[u32] = if quick { &[224] } else { &[128, 224, 1024] };
@@ -229,11 +229,12 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
         let mut samples = Vec::new();
         for round in 0..rounds {
             progress.now(&format!("{plane}, {open} open, round {} of {rounds}", round + 1));
+            // Another link each time: the kernel's threads stay with one.
+            let scene = Scene::new()?;
             let row = if plane == KERNEL {
-                // Another link each time: threads of the kernel stay with one.
-                Scene::new()?.decided(*open, quick)?
+                scene.decided(*open, quick)?
             } else {
-                scene.sample(*open, quick)?
+                scene.user_space(*open, quick)?
             };
             check(&row)?;
             samples.push(row);

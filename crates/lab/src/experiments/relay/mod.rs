@@ -22,7 +22,7 @@ use crate::site::Site;
 
 pub use cell::{Cell, Timing};
 pub use results::Results;
-pub use sample::{Sample, take};
+pub use sample::{Sample, take, take_counting};
 
 /// Attempts at a sample before a disturbed one is given up.
 const ATTEMPTS: u32 = 3;

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::{Cell, Timing};
 use crate::load::{Report, Spec};
 use crate::machine::{Disturbance, DisturbanceMeter};
-use crate::peers::{Peer, Unavailable};
+use crate::peers::{Peer, Running, Unavailable};
 use crate::site::Site;
+use crate::taker::Taker;
 
 /// More failed connections than this share of the answers make a sample of ours worthless. Others may lose what
 /// they like, as the SOCKS6 redirector of socksx does: their answers count, and the table says how many they lost.
@@ -49,6 +50,20 @@ impl Sample {
 /// # Errors
 /// The peer is absent or does not do its work; the message says what the client saw.
 pub fn take(site: &Site, peer: Peer, cell: Cell, timing: Timing) -> Result<Sample, Unavailable> {
+    take_counting(site, peer, cell, timing, &[])
+}
+
+/// The same where the CPU time of these threads of the kernel is the peer's as well.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_counting(
+    site: &Site,
+    peer: Peer,
+    cell: Cell,
+    timing: Timing,
+    takers: &[Taker<'_>],
+) -> Result<Sample, Unavailable> {
     let mut running = peer.start(site)?;
     let (work, connections, path) = cell.load();
     let spec = Spec {
@@ -67,9 +82,10 @@ pub fn take(site: &Site, peer: Peer, cell: Cell, timing: Timing) -> Result<Sampl
     };
     let mut generator = site.generate(&spec)?;
     generator.wait_window()?;
-    let (cpu_before, meter) = (running.cpu_ns(), DisturbanceMeter::start());
+    let cpu = |running: &Running<'_>| running.cpu_ns() + takers.iter().map(Taker::cpu_ns).sum::<u64>();
+    let (cpu_before, meter) = (cpu(&running), DisturbanceMeter::start());
     let report = generator.report()?;
-    let cpu_ns = running.has_programs().then(|| running.cpu_ns().saturating_sub(cpu_before));
+    let cpu_ns = running.has_programs().then(|| cpu(&running).saturating_sub(cpu_before));
     let disturbance = meter.stop();
     if !running.is_running() {
         return Err(Unavailable::Failed(anyhow!("{} ended under load: {}", peer.name, tail(&running.log()))));
