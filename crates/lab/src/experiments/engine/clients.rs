@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::relay::{Cell, Timing, take_counting};
+use super::super::relay::{Cell, Sample, Timing, take_counting};
 use super::Bar;
-use crate::peers::{self, Peer};
+use crate::peers::{self, Peer, Unavailable};
 use crate::progress::Progress;
 use crate::site::{self, Site};
 use crate::taker::Taker;
@@ -46,19 +46,13 @@ fn rows() -> Vec<Peer> {
 /// # Errors
 /// The site cannot be built: root and nginx are needed.
 pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
-    let site = Site::new()?;
-    // Frames are taken on the CPU of whom they go to, for all rows: else who sends pays for it.
-    let [first, second] = [&site.client_proxy, &site.proxy_server].map(|link| link.interface.as_str());
-    let _ends = [Taker::of_plain(&site.client, first, 0)?, Taker::of_plain(&site.server, second, 0)?];
-    let takers = [first, second].map(|interface| Taker::of_plain(&site.proxy, interface, site::proxy_cpu()));
-    let takers = takers.into_iter().collect::<Result<Vec<_>>>()?;
     let timing = if quick { Timing::QUICK } else { Timing::FULL };
     let cell = Cell::New(64);
     let mut all: Vec<(Peer, Vec<Row>)> = rows().into_iter().map(|peer| (peer, Vec::new())).collect();
     for round in 0..rounds {
         for (peer, samples) in &mut all {
             progress.now(&format!("kernel clients, round {} of {rounds}: {}", round + 1, peer.name));
-            let row = match take_counting(&site, *peer, cell, timing, &takers) {
+            let row = match sample(*peer, cell, timing) {
                 Ok(sample) => Row {
                     name: peer.name.to_owned(),
                     rate: sample.speed(cell),
@@ -77,6 +71,17 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
         all.reverse();
     }
     Ok(all.into_iter().filter_map(|(_, samples)| median(samples)).collect())
+}
+
+/// One sample, in a site of its own: nothing that a row does to interfaces is there for the next one. Frames are taken on the CPU
+/// of whom they go to, for all rows: else who sends pays for it.
+fn sample(peer: Peer, cell: Cell, timing: Timing) -> Result<Sample, Unavailable> {
+    let site = Site::new()?;
+    let [first, second] = [&site.client_proxy, &site.proxy_server].map(|link| link.interface.as_str());
+    let _ends = [Taker::of_plain(&site.client, first, 0)?, Taker::of_plain(&site.server, second, 0)?];
+    let takers = [first, second].map(|interface| Taker::of_plain(&site.proxy, interface, site::proxy_cpu()));
+    let takers = takers.into_iter().collect::<Result<Vec<_>>>()?;
+    take_counting(&site, peer, cell, timing, &takers)
 }
 
 fn missing(name: &str, why: &str) -> Row {
