@@ -31,7 +31,7 @@ see the same without containers"
     # The lab's function goes by a name that nobody has yet: the orchestrator has its archive, and ships it.
     "${podman[@]}" tag localhost/function:1 localhost/audit:1
     "${podman[@]}" save --quiet --format docker-archive --output "$work/audit.tar" localhost/audit:1 >/dev/null
-    "${podman[@]}" untag localhost/audit:1
+    "${podman[@]}" untag localhost/function:1 localhost/audit:1
     audit=sha256:$("${podman[@]}" image inspect --format '{{.Id}}' localhost/function:1)
     # It serves until its input ends, which is when this script does, however that comes; then nothing of it is left.
     exec {alive}> >(
