@@ -82,7 +82,7 @@ fn a_function_whose_image_has_come_starts_when_it_is_told_to() {
         });
         assert_eq!(admin::ask(&node, "POST", "/v1/functions/nobody/start").0, 404);
         assert!(node.stop().0.success());
-        assert!(engine().podman(&["untag", late]).status.success());
+        assert!(engine().podman(&["untag", "localhost/function:1", late]).status.success());
     });
 }
 
