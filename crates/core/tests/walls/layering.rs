@@ -63,7 +63,8 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("metrics", &["live", "record"]),
     ("admin", &["agreement", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
     // Orchestrators and domains' agents: processes of their own, which speak to nodes by their admin interface.
-    ("control", &["admin", "agreement", "config", "tls"]),
+    // The agent of a domain gives images to the engine that containers run in.
+    ("control", &["admin", "agreement", "config", "function", "tls"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),

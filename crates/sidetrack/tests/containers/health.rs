@@ -35,7 +35,10 @@ fn the_health_of_containers_is_told_by_the_admin_interface_and_by_explain() {
         let server = Echo::start();
         let functions = format!("{}[function.count]\nkind = 'count'\n", own("f", "instances = 2"));
         let mut node = up(server.address, "chain = ['count', 'f']\non_function_down = 'deny'\n", &functions);
-        assert_eq!(health(&node, "f"), json!({ "wanted": 2, "well": 2, "falls": 0, "trouble": null }));
+        assert_eq!(
+            health(&node, "f"),
+            json!({ "image": "localhost/function:1", "wanted": 2, "well": 2, "falls": 0, "trouble": null })
+        );
         assert_eq!(health(&node, "count"), Value::Null, "inside sidetrack");
         let (text, code) = explained(&node);
         assert!(code == Some(0) && text.contains("well     f: 2 of 2 containers\n"), "{text}");
@@ -45,7 +48,8 @@ fn the_health_of_containers_is_told_by_the_admin_interface_and_by_explain() {
         assert!(last.read(&mut [0; 16]).is_err());
         node.log_line("the fall", |line| line.contains("down: its program ended with code 7"));
         eventually("the fall is counted, and made good", || {
-            health(&node, "f") == json!({ "wanted": 2, "well": 2, "falls": 1, "trouble": null })
+            health(&node, "f")
+                == json!({ "image": "localhost/function:1", "wanted": 2, "well": 2, "falls": 1, "trouble": null })
         });
         let config = node.folder().join("sidetrack.toml");
         let text = std::fs::read_to_string(&config).expect("the configuration");
