@@ -34,7 +34,8 @@ pub struct Function {
     pub replace: Option<List<Replacement>>,
     /// encrypt and decrypt: a file whose first line is the key that both ends share, 64 hexadecimal digits. Required.
     pub key_file: Option<At<String>>,
-    /// container: the image, such as "localhost/audit:1". It is there already, or is shipped by an orchestrator (docs/control.md): nothing is ever fetched. Required.
+    /// container: the image, such as "localhost/audit:1". It is there already, or is shipped by an orchestrator
+    /// (docs/control.md): nothing is ever fetched. Required.
     pub image: Option<At<String>>,
     /// container: a command in place of the image's. Default: the image's.
     pub command: Option<List<String>>,

@@ -40,6 +40,7 @@ impl Domain {
     /// # Errors
     /// One is not there and is not taken, or is another one than the file says.
     pub(super) async fn wanted(&self, functions: &[String]) -> Result<Vec<WantedImage>, DomainError> {
+        let Some(socket) = self.settings.images.engine.clone() else { return Ok(Vec::new()) };
         let mut images = BTreeSet::new();
         for proxy in &self.settings.proxies {
             for found in functions_of(proxy).await? {
@@ -48,9 +49,9 @@ impl Domain {
                 images.extend(down.map(|health| (health.image, found.name)));
             }
         }
-        let Some(socket) = self.settings.images.engine.clone().filter(|_| !images.is_empty()) else {
+        if images.is_empty() {
             return Ok(Vec::new());
-        };
+        }
         // One that is on its way has arrived then.
         let _one_at_a_time = self.receiving.lock().await;
         let (party, taken) = (self.settings.party.clone(), self.settings.images.taken.clone());
@@ -156,8 +157,6 @@ impl Domain {
 
 /// Gives the engine an archive that is what it should be, and looks whether it has the image then.
 fn load(mut file: File, name: &str, id: &str, socket: &std::path::Path) -> Result<(), DomainError> {
-    let mut rewind = || file.seek(SeekFrom::Start(0)).map_err(not_taken);
-    rewind()?;
     image::check(&file, name, id).map_err(not_taken)?;
     file.seek(SeekFrom::Start(0)).map_err(not_taken)?;
     let engine = Engine::find(Some(socket)).map_err(not_taken)?;

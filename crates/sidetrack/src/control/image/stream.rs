@@ -38,14 +38,17 @@ pub fn body(mut file: File, gone: Arc<AtomicU64>) -> Body {
     tokio::task::spawn_blocking(move || {
         loop {
             let mut piece = vec![0; PIECE];
-            let read = file.read(&mut piece).map(|read| piece.truncate(read));
-            let (is_last, len) = (read.is_err() || piece.is_empty(), piece.len() as u64);
-            if piece.is_empty() && read.is_ok() || send.blocking_send(read.map(|()| piece.into())).is_err() {
-                return;
-            }
-            gone.fetch_add(len, Relaxed);
-            if is_last {
-                return;
+            match file.read(&mut piece) {
+                Ok(0) => return,
+                Ok(read) => {
+                    piece.truncate(read);
+                    if send.blocking_send(Ok(piece.into())).is_err() {
+                        return;
+                    }
+                    gone.fetch_add(read as u64, Relaxed);
+                }
+                // Whoever takes it may have gone.
+                Err(error) => return drop(send.blocking_send(Err(error))),
             }
         }
     });
