@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * The laboratory's peer of the packet engine: plays clients and server of many short TCP connections, without user space.
- * One frame of 70 bytes goes round for each connection; the end of one begins the next, from another port.
+ * One frame of 60 bytes goes round for each connection; the end of one begins the next, from another port.
  *
  * Seven packets each way: SYN, SYN-ACK, ACK, request, FIN of the server, FIN of the client, its acknowledgement. A program
- * cannot make frames, only send on one that came: so the client asks when its ACK has been seen at the server.
+ * cannot make frames, only send on one that came: so the client asks when its ACK has been seen at the server. Where the
+ * engine itself shakes hands ("answered"), no ACK comes there: the client asks in it, which makes six towards the engine.
  */
 #include "engine.h"
 #include "peer.h"
@@ -13,14 +14,17 @@
 #include <stddef.h>
 
 static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static long (*xdp_adjust_tail)(struct xdp_md *xdp, int delta) = (void *)BPF_FUNC_xdp_adjust_tail;
 static __u64 (*ktime_coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
 
 extern char peer, places, drain;
 
 #define swap16(x) __builtin_bswap16(x)
 #define swap32(x) __builtin_bswap32(x)
-#define FRAME 70
-#define REQUEST 16
+#define FRAME 60
+#define REQUEST 6
+/* The server's initial number where the engine chooses those of its own connections. */
+#define FIRST 0x7ffffff0U
 #define FIN 1
 #define SYN 2
 #define RST 4
@@ -40,7 +44,7 @@ struct tcp {
 	__u32 seq, ack;
 	__u8 length, flags;
 	__u16 window, check, urgent;
-	__u32 payload[4];
+	__u16 payload[3];
 };
 
 struct frame {
@@ -57,19 +61,15 @@ ALWAYS_INLINE __u16 folded(__u64 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-ALWAYS_INLINE __u64 sum_tcp(const struct frame *f, __u32 payload)
+/* Of so many bytes from the TCP header on; there are never more than the frame has. */
+ALWAYS_INLINE __u64 sum_tcp(const struct frame *f, __u32 bytes)
 {
-	const __u32 *words = (const void *)f->tcp;
-	__u64 sum = (__u64)f->ip->from + f->ip->to + swap16(IPPROTO_TCP) + swap16(20 + payload);
+	const __u16 *words = (const void *)f->tcp;
+	__u64 sum = (__u64)f->ip->from + f->ip->to + swap16(IPPROTO_TCP) + swap16(bytes);
 
 #pragma unroll
-	for (int i = 0; i < 5; i++)
-		sum += words[i];
-	if (payload) {
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			sum += f->tcp->payload[i];
-	}
+	for (int i = 0; i < (FRAME - ETH_HLEN - 20) / 2; i++)
+		sum += (__u32)i * 2 < bytes ? words[i] : 0;
 	return sum;
 }
 
@@ -107,7 +107,12 @@ ALWAYS_INLINE int answer(const struct peer *p, struct frame *f, const struct seg
 	f->tcp->length = 0x50;
 	f->tcp->flags = s->flags;
 	f->tcp->check = 0;
-	f->tcp->check = ~folded(sum_tcp(f, s->payload));
+	if (s->payload) {
+		f->tcp->payload[0] = swap16('a' << 8 | 's');
+		f->tcp->payload[1] = swap16('k' << 8 | ' ');
+		f->tcp->payload[2] = swap16('i' << 8 | 't');
+	}
+	f->tcp->check = ~folded(sum_tcp(f, 20 + s->payload));
 	return XDP_TX;
 }
 
@@ -159,7 +164,7 @@ ALWAYS_INLINE int begin(struct peer *p, struct place *place, __u32 number, struc
 ALWAYS_INLINE int client(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
 {
 	__u32 address = swap32(f->ip->to) - p->clients, port = swap16(f->tcp->to) - 1024;
-	__u32 number = port / (p->ports ? p->ports : 1) * CLIENTS + address, first, server;
+	__u32 number = port / (p->ports ? p->ports : 1) * CLIENTS + address, first;
 	__u32 seq = swap32(f->tcp->seq), ack = swap32(f->tcp->ack);
 	__u8 flags = f->tcp->flags & (SYN | FIN | RST | ACK);
 	struct place *place = map_lookup(&places, &number);
@@ -173,26 +178,60 @@ ALWAYS_INLINE int client(struct peer *p, const struct frame *f, __u32 payload, s
 		return begin(p, place, number, s);
 	}
 	first = first_of(number, place->turn);
-	server = server_first(first);
-	s->seq = first + 1;
-	s->ack = server + 1;
-	s->flags = ACK;
-	if (place->step == OPENING && flags == (SYN | ACK) && ack == first + 1 && seq == server) {
-		place->step = OPENED;
+	if (place->step == OPENING && flags == (SYN | ACK) && ack == first + 1 &&
+	    (p->answered || seq == server_first(first))) {
+		place->theirs = seq;
+		place->step = p->answered ? ASKED : OPENED;
+		s->seq = first + 1;
+		s->ack = seq + 1;
+		s->flags = p->answered ? PSH | ACK : ACK;
+		s->payload = p->answered ? REQUEST : 0;
 		return 1;
 	}
-	if (place->step == ASKED && flags == (FIN | ACK) && ack == first + 1 + REQUEST && seq == server + 1 && !payload) {
+	if (place->step == ASKED && flags == (FIN | ACK) && ack == first + 1 + REQUEST && seq == place->theirs + 1 &&
+	    !payload) {
 		place->step = CLOSING;
 		s->seq = first + 1 + REQUEST;
-		s->ack = server + 2;
+		s->ack = place->theirs + 2;
 		s->flags = FIN | ACK;
 		return 1;
 	}
-	if (place->step == CLOSING && flags == ACK && ack == first + 2 + REQUEST && seq == server + 2) {
+	if (place->step == CLOSING && flags == ACK && ack == first + 2 + REQUEST && seq == place->theirs + 2) {
 		p->completed++;
 		return begin(p, place, number, s);
 	}
-	p->unexpected++;
+	/* The engine may acknowledge what it holds. */
+	if (!(p->answered && place->step == ASKED && flags == ACK && !payload))
+		p->unexpected++;
+	return 0;
+}
+
+/* The server behind an engine that shakes hands with it on its own: every answer follows from the segment. */
+ALWAYS_INLINE int server_of_engine(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
+{
+	__u32 seq = swap32(f->tcp->seq), ack = swap32(f->tcp->ack);
+	__u8 flags = f->tcp->flags & (SYN | FIN | RST | ACK);
+
+	s->ack = seq + 1;
+	if (flags == SYN) {
+		s->seq = FIRST;
+		s->flags = SYN | ACK;
+		return 1;
+	}
+	if (flags == ACK && payload == REQUEST && ack == FIRST + 1) {
+		s->seq = FIRST + 1;
+		s->ack = seq + REQUEST;
+		s->flags = FIN | ACK;
+		return 1;
+	}
+	if (flags == (FIN | ACK) && ack == FIRST + 2) {
+		p->server_closed++;
+		s->seq = FIRST + 2;
+		s->flags = ACK;
+		return 1;
+	}
+	if (flags != ACK || payload || (ack != FIRST + 1 && ack != FIRST + 2))
+		p->unexpected++;
 	return 0;
 }
 
@@ -243,26 +282,42 @@ ALWAYS_INLINE int server(struct peer *p, const struct frame *f, __u32 payload, s
 	return 0;
 }
 
+/* What the engine has its kernel route before it knows the way is not filled up to the shortest frame of Ethernet. */
+ALWAYS_INLINE void fill_up(struct xdp_md *xdp)
+{
+	__u32 length = xdp->data_end - xdp->data;
+
+	if (length < FRAME)
+		xdp_adjust_tail(xdp, FRAME - length);
+}
+
 SECTION("xdp/peer") int xdp_peer(struct xdp_md *xdp)
 {
-	__u8 *data = (void *)(long)xdp->data;
-	struct frame frame = { (void *)data, (void *)(data + ETH_HLEN), (void *)(data + ETH_HLEN + 20) }, *f = &frame;
+	__u8 *data;
+	struct frame frame, *f = &frame;
 	struct segment s = {};
-	__u32 zero = 0, payload;
+	__u32 zero = 0, bytes, header, payload;
 	struct peer *p = map_lookup(&peer, &zero);
 	int sends;
 
+	fill_up(xdp);
+	data = (void *)(long)xdp->data;
+	frame.link = (void *)data;
+	frame.ip = (void *)(data + ETH_HLEN);
+	frame.tcp = (void *)(data + ETH_HLEN + 20);
 	if (!p || data + FRAME > (__u8 *)(long)xdp->data_end)
 		return XDP_PASS;
 	if (f->link[6] != swap16(ETH_P_IP) || f->ip->head[0] != 0x45 || f->ip->protocol != IPPROTO_TCP)
 		return XDP_PASS;
-	payload = swap16(f->ip->total) - 40;
-	if (f->tcp->length != 0x50 || (payload && payload != REQUEST))
+	bytes = swap16(f->ip->total) - 20;
+	header = (f->tcp->length >> 4) * 4;
+	payload = bytes - header;
+	if (bytes > FRAME - ETH_HLEN - 20 || header < 20 || header > bytes || (payload && payload != REQUEST))
 		return XDP_PASS;
 	p->received++;
 	if (!(p->received & 63)) {
 		p->checked++;
-		if (folded(sum_ip(f)) != 0xffff || folded(sum_tcp(f, payload)) != 0xffff)
+		if (folded(sum_ip(f)) != 0xffff || folded(sum_tcp(f, bytes)) != 0xffff)
 			p->corrupt++;
 	}
 	s.from = f->ip->to;
@@ -272,7 +327,7 @@ SECTION("xdp/peer") int xdp_peer(struct xdp_md *xdp)
 	if (f->ip->from == p->front && f->tcp->from == swap16(p->port))
 		sends = client(p, f, payload, &s);
 	else if (f->ip->to == p->server && f->tcp->to == swap16(p->server_port))
-		sends = server(p, f, payload, &s);
+		sends = p->answered ? server_of_engine(p, f, payload, &s) : server(p, f, payload, &s);
 	else
 		return XDP_PASS;
 	if (!sends)

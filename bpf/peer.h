@@ -18,6 +18,8 @@ struct peer {
 	__u32 clients; /* the first of their addresses, in the byte order of the host */
 	__u32 ports;   /* that each place uses in turn */
 	__u16 port, server_port;
+	__u32 answered; /* not 0: by the engine, which shakes hands with both ends */
+	__u32 zero;
 	__u64 opened, completed, server_closed, reset, unexpected, corrupt, checked, received, sent;
 };
 
@@ -25,6 +27,8 @@ struct place {
 	__u32 turn;
 	__u32 step;
 	__u64 since_ns;
+	__u32 theirs; /* initial number of the other end, as the client sees it */
+	__u32 zero;
 };
 
 #endif

@@ -20,9 +20,9 @@ use std::os::fd::{AsFd, AsRawFd};
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/peer.bpf.o"));
 
 /// Bytes of `struct peer` and of `struct place`, and where the counters begin.
-const PEER: usize = 104;
-const PLACE: usize = 16;
-const COUNTERS: usize = 32;
+const PEER: usize = 112;
+const PLACE: usize = 24;
+const COUNTERS: usize = 40;
 /// `VACANT`, `OPENING`.
 const VACANT: u32 = 0;
 const OPENING: u32 = 1;
@@ -30,6 +30,15 @@ const OPENING: u32 = 1;
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// With whom the two ends shake hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shakes {
+    /// With each other: all numbers are theirs, and the handshake's acknowledgement is a packet of its own.
+    Ends,
+    /// With the engine: the client asks in the handshake's acknowledgement, six packets towards the engine.
+    Engine,
+}
 
 /// The peer at work on an interface.
 #[derive(Debug)]
@@ -59,7 +68,7 @@ impl KernelPeer {
     ///
     /// # Errors
     /// No rights, no such interface, or another program is there.
-    pub fn attach(spec: &Spec) -> Result<Self> {
+    pub fn attach(spec: &Spec, shakes: Shakes) -> Result<Self> {
         let interface = link::interface(&spec.interface)?;
         let own = interface.address.context("no Ethernet")?;
         let map = |kind, name, value_bytes, entries_max| {
@@ -80,6 +89,8 @@ impl KernelPeer {
             &ports.to_ne_bytes(),
             &spec.front.port().to_ne_bytes(),
             &spec.server.port().to_ne_bytes(),
+            &u32::from(shakes == Shakes::Engine).to_ne_bytes(),
+            &[0; 4],
             &[0; PEER - COUNTERS],
         ]
         .concat();
@@ -173,7 +184,8 @@ impl KernelPeer {
             }
             self.stuck += u64::from(step != VACANT);
             let turn = turn.wrapping_add(1);
-            let value = [&turn.to_ne_bytes()[..], &OPENING.to_ne_bytes(), &now.to_ne_bytes()].concat();
+            let value =
+                [&turn.to_ne_bytes()[..], &OPENING.to_ne_bytes(), &now.to_ne_bytes(), &[0; 8]].concat();
             self.places.put(&number.to_ne_bytes(), &value)?;
             let port = 1024 + number / CLIENT_ADDRESSES * self.ports + turn % self.ports;
             let ip = Ipv4Addr::from_bits(self.spec.clients.to_bits() + number % CLIENT_ADDRESSES);

@@ -17,7 +17,7 @@ use sidetrack_sys::link;
 
 use super::Bar;
 use crate::launch::{self, Placement};
-use crate::packets::{Generator, KernelPeer, Report, Spec};
+use crate::packets::{Generator, KernelPeer, Report, Shakes, Spec};
 use crate::peers::ours;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
@@ -152,7 +152,7 @@ impl Scene {
     /// One row of the plane in user space.
     fn user_space(&self, open: u32, quick: bool) -> Result<Row> {
         let service = self.start(open, 0)?;
-        let (report, cpu_ns) = self.by_process(&service, &self.spec(open, quick)?)?;
+        let (report, cpu_ns) = self.by_kernel(&service, &self.spec(open, quick)?, Shakes::Engine)?;
         let records = self.ended_well_when(report.whole.completed)?;
         Ok(Row { plane: USER_SPACE.into(), open, report, cpu_ns, records })
     }
@@ -163,7 +163,7 @@ impl Scene {
         let spec = self.spec(open, quick)?;
         let first = Spec { connections: 64, warmup_ms: 300, window_ms: 100, ..spec.clone() };
         let (taught, _) = self.by_process(&service, &first)?;
-        let (report, cpu_ns) = self.by_kernel(&service, &spec)?;
+        let (report, cpu_ns) = self.by_kernel(&service, &spec, Shakes::Ends)?;
         let taught = taught.whole.completed;
         let records = self.ended_well_when(report.whole.completed + taught)?.saturating_sub(taught);
         Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records })
@@ -195,9 +195,9 @@ impl Scene {
     }
 
     /// A job of the peer that is a program in the kernel. Each end's frames are taken on its own CPU.
-    fn by_kernel(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
+    fn by_kernel(&self, service: &Service, spec: &Spec, shakes: Shakes) -> Result<(Report, u64)> {
         self.generator.enter(|| {
-            let mut peer = KernelPeer::attach(spec)?;
+            let mut peer = KernelPeer::attach(spec, shakes)?;
             let _own = Taker::of(&self.generator, &spec.interface, 0)?;
             let engine = Taker::of(&self.proxy, &spec.interface, site::proxy_cpu())?;
             let cpu = || service.cpu_ns() + engine.cpu_ns();
