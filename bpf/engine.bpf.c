@@ -242,11 +242,40 @@ SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
 	}
 }
 
+/* The ends of a plain TCP packet, read where it lies: what nearly all are, for a fraction of what read() takes. */
+ALWAYS_INLINE int read_plain(struct xdp_md *xdp, struct ends *ends)
+{
+	const __u8 *ip = (void *)((long)xdp->data + ETH_HLEN), *end = (void *)(long)xdp->data_end;
+	const __u16 *ports;
+
+	if (ip + 20 + 4 > end)
+		return 0;
+	if (*(const __u16 *)(ip - 2) == swap16(ETH_P_IP)) {
+		if (ip[0] != 0x45 || ip[9] != IPPROTO_TCP || (*(const __u16 *)(ip + 6) & swap16(0x3fff)))
+			return 0;
+		map4(ends->remote, ip + 12);
+		map4(ends->local.address, ip + 16);
+		ports = (const __u16 *)(ip + 20);
+	} else if (*(const __u16 *)(ip - 2) == swap16(ETH_P_IPV6)) {
+		if (ip + 40 + 4 > end || ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP)
+			return 0;
+		__builtin_memcpy(ends->remote, ip + 8, 16);
+		__builtin_memcpy(ends->local.address, ip + 24, 16);
+		ports = (const __u16 *)(ip + 40);
+	} else {
+		return 0;
+	}
+	take_ports(ends, ports, 0, 0);
+	return 1;
+}
+
 ALWAYS_INLINE int own_xdp(struct xdp_md *xdp)
 {
 	struct ends ends = {};
 	__u16 ethertype = 0;
 
+	if (read_plain(xdp, &ends))
+		return owner(&ends) < 0 ? XDP_PASS : xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS);
 	if (xdp_load(xdp, 12, &ethertype, sizeof(ethertype)))
 		return XDP_PASS;
 	if (read(xdp, 1, swap16(ethertype), &ends) == FOREIGN || owner(&ends) < 0)

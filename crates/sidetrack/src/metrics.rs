@@ -357,6 +357,18 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
     }
 }
 
+impl Metrics {
+    /// Counts flows that a limit ended.
+    fn shed(&self, reason: EndReason, decided: Option<&Decided>, flows: u64) {
+        if reason == EndReason::Limit {
+            // Before policy is asked it was refused at the door; later, there were no ports or descriptors to dial with.
+            let at_the_door = decided.is_none_or(|decided| decided.verdict.is_none());
+            let reason = if at_the_door { "admission" } else { "connect" };
+            self.shed.get_or_create(&ReasonLabel { reason }).inc_by(flows);
+        }
+    }
+}
+
 impl Observer for Metrics {
     fn ended(&self, ended: &Ended, decided: Option<&Decided>) {
         let rule = decided.and_then(|decided| decided.rule().cloned()).unwrap_or_default();
@@ -374,17 +386,12 @@ impl Observer for Metrics {
             self.sniff_wait.observe(time.as_secs_f64());
         }
         self.duration.observe(ended.duration.as_secs_f64());
-        if ended.reason == EndReason::Limit {
-            // Before policy is asked it was refused at the door; later, there were no ports or descriptors to dial with.
-            let at_the_door = decided.is_none_or(|decided| decided.verdict.is_none());
-            let reason = if at_the_door { "admission" } else { "connect" };
-            self.shed.get_or_create(&ReasonLabel { reason }).inc();
-        }
+        self.shed(ended.reason, decided, 1);
     }
 
     fn tallied(&self, tally: &Tally) {
-        let decided = Some(&*tally.decided);
-        let rule = tally.decided.rule().cloned().unwrap_or_default();
+        let decided = tally.decided.as_deref();
+        let rule = decided.and_then(|decided| decided.rule().cloned()).unwrap_or_default();
         let labels = FlowLabels { rule, carrier: carrier(decided), reason: tally.reason.as_str() };
         self.flows.get_or_create(&labels).inc_by(tally.times_us.len() as u64);
         add(&mut lock(&self.ended_bytes), decided, tally.bytes);
@@ -394,6 +401,7 @@ impl Observer for Metrics {
                 self.connect.observe(f64::from(*connected) / 1e6);
             }
         }
+        self.shed(tally.reason, decided, tally.times_us.len() as u64);
     }
 
     fn lost(&self, records: u64) {

@@ -172,14 +172,19 @@ async fn the_last_flows_are_recorded_when_we_stop() {
 }
 
 #[test]
-fn flows_that_a_full_ledger_dropped_are_counted() {
-    let mut rig = rig(1, None);
-    let flow = full(1);
-    for _ in 0..sidetrack::live::ENDED_MAX + 5 {
-        rig.ledgers[0].note(ended(&flow, EndReason::Ok));
+fn flows_beyond_what_a_ledger_holds_have_no_record_but_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = |name: &str| RecordWriter::start(Target::File(dir.path().join(name))).unwrap();
+    for (writer, lost) in [(None, 0), (Some(writer("flows.jsonl")), 5)] {
+        let mut rig = rig(1, writer);
+        let flow = full(1);
+        for _ in 0..sidetrack::live::ENDED_MAX + 5 {
+            rig.ledgers[0].note(ended(&flow, EndReason::Ok));
+        }
+        rig.recorder.visit();
+        assert_eq!(rig.counts.lost.load(Relaxed), lost, "records that somebody would have read");
+        assert_eq!(rig.counts.reasons.lock().unwrap().len(), sidetrack::live::ENDED_MAX + 5);
     }
-    rig.recorder.visit();
-    assert_eq!(rig.counts.lost.load(Relaxed), 5);
 }
 
 /// The lines that wait, as (event, flow or count).

@@ -305,7 +305,7 @@ impl Carried {
         if !self.tallies.contains_key(&key) {
             let Some(rule) = self.shared.rule(end.number) else { return };
             let any = SocketAddr::new(rule.server.ip(), 0);
-            self.tallies.insert(key, Tally::new(Arc::new(rule.decided(any)), reason));
+            self.tallies.insert(key, Tally::new(Some(Arc::new(rule.decided(any))), reason));
         }
         let Some(tally) = self.tallies.get_mut(&key) else { return };
         let connected = (end.connected_ns > 0).then(|| between(end.opened_ns, end.connected_ns));

@@ -5,11 +5,12 @@ use sidetrack_core::flow::EndReason;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Flows that the kernel carried from beginning to end, too many at a time for a record of each.
+/// Flows too many at a time for a record of each: the kernel carried them from beginning to end, or they ended faster than
+/// the recorder came.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// What they have in common; the client's address says nothing.
-    pub decided: Arc<Decided>,
+    /// What they have in common, none if policy was not asked; addresses say nothing.
+    pub decided: Option<Arc<Decided>>,
     /// How they ended.
     pub reason: EndReason,
     /// Bytes from clients, and from servers.
@@ -21,8 +22,15 @@ pub struct Tally {
 
 impl Tally {
     /// None yet.
-    pub const fn new(decided: Arc<Decided>, reason: EndReason) -> Self {
+    pub const fn new(decided: Option<Arc<Decided>>, reason: EndReason) -> Self {
         Self { decided, reason, bytes: (0, 0), times_us: Vec::new() }
+    }
+
+    /// Whether a flow with this decision and end is one of these.
+    pub fn is_of(&self, decided: Option<&Decided>, reason: EndReason) -> bool {
+        let kind =
+            |decided: &Decided| (decided.rule().cloned(), decided.action().cloned(), decided.flow.intercept);
+        self.reason == reason && self.decided.as_deref().map(kind) == decided.map(kind)
     }
 
     /// One more.

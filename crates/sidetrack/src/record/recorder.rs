@@ -1,16 +1,20 @@
 //! The task that collects ended flows from all workers.
 
 use super::{Feed, FlowRecord, RecordWriter};
-use crate::live::{Decided, Ended, Ledger, Tally};
+use crate::live::{Decided, ENDED_MAX, Ended, Ledger, Tally};
 use sidetrack_core::flow::FlowId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
 
 /// How often every worker's ledger is visited: the latest that a record is late.
 pub const VISIT_EVERY: Duration = Duration::from_millis(50);
+
+/// The same while a ledger fills up faster.
+const VISIT_SOON: Duration = Duration::from_millis(10);
+/// Ended flows in a ledger that say so.
+const CROWDED: usize = ENDED_MAX / 4;
 
 /// How long the last lines may take to be written when we stop.
 const LAST_LINES: Duration = Duration::from_secs(2);
@@ -50,13 +54,13 @@ impl Recorder {
     /// Visits the ledgers until `stop` becomes true (or its sender goes), then once more, and waits for the last
     /// lines to be written, though not for ever. Stop the workers first, so that no flow ends later.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let mut tick = tokio::time::interval(VISIT_EVERY);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut wait = Duration::ZERO;
         loop {
             tokio::select! {
-                _ = tick.tick() => self.visit(),
+                () = tokio::time::sleep(wait) => {}
                 _ = stop.wait_for(|stop| *stop) => break,
             }
+            wait = if self.visit() < CROWDED { VISIT_EVERY } else { VISIT_SOON };
         }
         self.finish().await;
     }
@@ -71,11 +75,13 @@ impl Recorder {
         self.observer.lost(lost);
     }
 
-    /// One visit.
-    pub fn visit(&mut self) {
+    /// One visit; how many flows had ended in the ledger that had most.
+    pub fn visit(&mut self) -> usize {
+        let mut most = 0;
         self.tell_opened();
         for ledger in self.ledgers.clone() {
             let (all, dropped) = ledger.take_ended();
+            most = most.max(all.len());
             if dropped > 0 {
                 self.observer.lost(dropped);
             }
@@ -98,6 +104,7 @@ impl Recorder {
             self.lines.clear();
             self.observer.lost(writer.take_lost());
         }
+        most
     }
 
     /// `is_wanted`: somebody reads records.

@@ -1,0 +1,273 @@
+//! The flows of one worker.
+
+use super::{Ended, LiveFlow, Tally, UNSET, lock};
+use sidetrack_core::deadlines::Deadlines;
+use sidetrack_core::time::Instant;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// The flows of one worker: those in flight, those that ended lately, and counts for metrics.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    inner: Mutex<LedgerInner>,
+    /// When each slot is to be looked at. Never held while `inner` is asked for.
+    looks: Arc<Mutex<Deadlines>>,
+    /// Somebody reads the record of every flow.
+    is_read: AtomicBool,
+}
+
+/// Ended flows that a worker's ledger holds between two visits of the recorder. Of older ones there is no record: they
+/// are only counted, so that no flow is ever held up and metrics stay true.
+pub const ENDED_MAX: usize = 8192;
+
+/// Flows of one kind that are counted so between two visits; of more than these nothing is known but how many.
+const COUNTED_MAX: usize = 1 << 18;
+
+#[derive(Debug, Default)]
+struct LedgerInner {
+    slots: Vec<Option<Arc<LiveFlow>>>,
+    free: Vec<u32>,
+    ended: VecDeque<Ended>,
+    dropped: u64,
+    live: usize,
+    tallies: Vec<Tally>,
+}
+
+/// A flow's place in its worker's ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot(u32);
+
+impl Ledger {
+    /// Enters a flow.
+    pub fn enter(&self, flow: Arc<LiveFlow>) -> Slot {
+        let mut inner = lock(&self.inner);
+        inner.live += 1;
+        let index = inner.free.pop().unwrap_or_else(|| {
+            inner.slots.push(None);
+            u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        // A look that a flow before it in this slot has asked for is made all the same.
+        let look = lock(&self.looks).look_at(index).map_or(UNSET, |at| at.as_nanos());
+        flow.look.store(look, Relaxed);
+        // A flow is entered once.
+        let _ = flow.looks.set((self.looks.clone(), index));
+        flow.be_looked_at();
+        inner.slots[index as usize] = Some(flow);
+        Slot(index)
+    }
+
+    /// Moves a flow from those in flight to those that ended.
+    pub fn leave(&self, slot: Slot, ended: Ended) {
+        let mut inner = lock(&self.inner);
+        if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
+            inner.live -= 1;
+            inner.free.push(slot.0);
+        }
+        inner.push_ended(ended);
+    }
+
+    /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
+    pub fn note(&self, ended: Ended) {
+        lock(&self.inner).push_ended(ended);
+    }
+
+    /// Adds flows of which there is no record each.
+    pub fn tally(&self, tallies: impl Iterator<Item = Tally>) {
+        lock(&self.inner).tallies.extend(tallies);
+    }
+
+    /// Takes these.
+    pub fn take_tallies(&self) -> Vec<Tally> {
+        std::mem::take(&mut lock(&self.inner).tallies)
+    }
+
+    /// Ended flows that wait to be taken.
+    pub fn ended_waiting(&self) -> usize {
+        lock(&self.inner).ended.len()
+    }
+
+    /// Whether somebody reads the record of every flow.
+    pub fn is_read(&self) -> bool {
+        self.is_read.load(Relaxed)
+    }
+
+    /// Says so.
+    pub fn set_read(&self, is_read: bool) {
+        self.is_read.store(is_read, Relaxed);
+    }
+
+    /// The number of flows in flight.
+    pub fn len(&self) -> usize {
+        lock(&self.inner).live
+    }
+
+    /// Whether no flow is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The flows in flight now.
+    pub fn snapshot(&self) -> Vec<Arc<LiveFlow>> {
+        lock(&self.inner).slots.iter().flatten().cloned().collect()
+    }
+
+    /// Wakes the owners of flows whose deadline has passed; looks at those only whose time has come.
+    pub fn wake_due(&self, now: Instant) {
+        loop {
+            let Some(place) = lock(&self.looks).due(now) else { return };
+            let flow = lock(&self.inner).slots.get(place as usize).and_then(Clone::clone);
+            if let Some(again) = flow.and_then(|flow| flow.looked_at(now)) {
+                lock(&self.looks).by(place, again);
+            }
+        }
+    }
+
+    /// The flow in flight of this number.
+    pub fn find(&self, id: u64) -> Option<Arc<LiveFlow>> {
+        lock(&self.inner).slots.iter().flatten().find(|flow| flow.id.0 == id).cloned()
+    }
+
+    /// Takes the flows that ended since the last call, and how many were not even counted because nobody came in time.
+    pub fn take_ended(&self) -> (Vec<Ended>, u64) {
+        let mut inner = lock(&self.inner);
+        let dropped = std::mem::take(&mut inner.dropped);
+        (std::mem::take(&mut inner.ended).into(), dropped)
+    }
+}
+
+impl LedgerInner {
+    fn push_ended(&mut self, ended: Ended) {
+        // A waker keeps its task's memory; the record of an ended flow may live for long.
+        *lock(&ended.flow.waker) = None;
+        if self.ended.len() == ENDED_MAX
+            && let Some(oldest) = self.ended.pop_front()
+        {
+            self.only_count(&oldest);
+        }
+        self.ended.push_back(ended);
+    }
+
+    /// Adds one to those of its kind: the same rule, the same way, the same end.
+    fn only_count(&mut self, ended: &Ended) {
+        let decided = ended.flow.decided();
+        let found = self.tallies.iter().position(|tally| tally.is_of(decided.as_deref(), ended.reason));
+        let at = found.unwrap_or_else(|| {
+            self.tallies.push(Tally::new(decided, ended.reason));
+            self.tallies.len() - 1
+        });
+        match self.tallies.get_mut(at) {
+            Some(tally) if tally.times_us.len() < COUNTED_MAX => {
+                let (up, down) = ended.flow.bytes();
+                tally.add([up, down], ended.duration, ended.flow.connect_time());
+            }
+            _ => self.dropped += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidetrack_core::flow::{EndReason, FlowId};
+    use std::sync::atomic::AtomicU64;
+    use std::task::Waker;
+    use std::time::Duration;
+
+    #[test]
+    fn slots_are_used_again_and_every_flow_ends_once() {
+        let ledger = Ledger::default();
+        let flows: Vec<_> = (1..4).map(|n| Arc::new(LiveFlow::new(FlowId(n)))).collect();
+        let slots: Vec<_> = flows.iter().map(|flow| ledger.enter(flow.clone())).collect();
+        let ended = |flow: &Arc<LiveFlow>| Ended {
+            flow: flow.clone(),
+            reason: EndReason::Ok,
+            detail: None,
+            duration: Duration::ZERO,
+        };
+        ledger.leave(slots[1], ended(&flows[1]));
+        assert_eq!(ledger.len(), 2);
+        let again = ledger.enter(Arc::new(LiveFlow::new(FlowId(4))));
+        assert_eq!(again.0, slots[1].0);
+        assert_eq!(ledger.take_ended().0.len(), 1);
+        assert!(ledger.take_ended().0.is_empty());
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Wakes(AtomicU64);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    /// How often the owner is woken by the sweeps at these times.
+    fn woken(ledger: &Ledger, flow: &LiveFlow, sweeps: &[u64]) -> Vec<u64> {
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let sweep = |ms: &u64| {
+            flow.set_waker(&waker);
+            let before = wakes.0.load(Relaxed);
+            ledger.wake_due(at(*ms));
+            wakes.0.load(Relaxed) - before
+        };
+        sweeps.iter().map(sweep).collect()
+    }
+
+    #[test]
+    fn an_owner_is_woken_at_its_deadline_wherever_that_has_moved() {
+        let ledger = Ledger::default();
+        let flow = Arc::new(LiveFlow::new(FlowId(1)));
+        flow.set_deadline(Some(at(500)), EndReason::Idle);
+        ledger.enter(flow.clone());
+        assert_eq!(woken(&ledger, &flow, &[499, 500]), [0, 1], "set before it was entered");
+        assert_eq!(woken(&ledger, &flow, &[550, 600]), [0, 1], "once more, as it did nothing");
+        flow.set_deadline(Some(at(9000)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[700, 8999]), [0, 0], "later");
+        flow.set_deadline(Some(at(9100)), EndReason::Idle);
+        flow.set_deadline(Some(at(9050)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[9049, 9050]), [0, 1], "earlier");
+        flow.set_deadline(None, EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[100_000]), [0], "none");
+        flow.set_deadline(Some(at(100_001)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &flow, &[100_001]), [1]);
+    }
+
+    #[test]
+    fn the_next_flow_of_a_slot_is_woken_at_its_own_deadline() {
+        let ledger = Ledger::default();
+        let [first, second] = [1, 2].map(|n| Arc::new(LiveFlow::new(FlowId(n))));
+        first.set_deadline(Some(at(500)), EndReason::Idle);
+        let slot = ledger.enter(first.clone());
+        let duration = Duration::ZERO;
+        ledger.leave(slot, Ended { flow: first, reason: EndReason::Ok, detail: None, duration });
+        ledger.enter(second.clone());
+        second.set_deadline(Some(at(800)), EndReason::Idle);
+        assert_eq!(woken(&ledger, &second, &[500, 799, 800]), [0, 0, 1]);
+    }
+
+    #[test]
+    fn flows_that_end_faster_than_anybody_looks_are_counted_all_the_same() {
+        let ledger = Ledger::default();
+        for n in 0..ENDED_MAX as u64 + 10 {
+            let flow = Arc::new(LiveFlow::new(FlowId(n + 1)));
+            let slot = ledger.enter(flow.clone());
+            flow.count(n, 1);
+            let reason = if n == 3 { EndReason::ClientReset } else { EndReason::Ok };
+            ledger.leave(slot, Ended { flow, reason, detail: None, duration: Duration::from_micros(n) });
+        }
+        let (ended, dropped) = ledger.take_ended();
+        assert_eq!((ended.len(), ended[0].flow.id, dropped), (ENDED_MAX, FlowId(11), 0));
+        let tallies = ledger.take_tallies();
+        let found: Vec<_> =
+            tallies.iter().map(|tally| (tally.reason, tally.times_us.len(), tally.bytes)).collect();
+        assert_eq!(found, [(EndReason::Ok, 9, (42, 9)), (EndReason::ClientReset, 1, (3, 1))]);
+        assert_eq!(tallies[0].times_us[4], (5, u32::MAX), "the fourth was reset, and none had a server");
+    }
+}
