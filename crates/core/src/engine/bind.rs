@@ -275,6 +275,9 @@ impl<C: Callbacks> Engine<C> {
         if before * 2 >= self.config.hold_bytes as usize {
             self.acknowledge(now, slot, CLIENT);
         }
+        if self.only_delivers(slot) {
+            self.callbacks.delivering(slot as u32);
+        }
         true
     }
 

@@ -185,6 +185,12 @@ pub trait Callbacks {
         let _ = slot;
     }
 
+    /// The first bytes of the connection in this slot are on their way to its server as they came, and then its packets are
+    /// only translated: it may be lent already, to somebody who follows FINs, too.
+    fn delivering(&mut self, slot: u32) {
+        let _ = slot;
+    }
+
     /// What has become of a lent connection since this was asked last; none: nothing.
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {
         let _ = lent;

@@ -148,6 +148,12 @@ impl Edits {
         self.front.owned.then(|| (&self.front, self.front.start + self.base))
     }
 
+    /// The new number after the owned edit if there is no other, and it left its bytes as they were and has no FIN.
+    pub(super) fn only_owned(&self) -> Option<Seq> {
+        let (edit, start) = self.owned()?;
+        (self.list.is_empty() && edit.shift() == 0 && !edit.fin).then(|| start + edit.new_len())
+    }
+
     /// Adds an edit behind all others.
     pub(super) fn push(&mut self, edit: Edit) {
         self.list.push_back(edit);

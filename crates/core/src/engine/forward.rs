@@ -97,9 +97,10 @@ impl<C: Callbacks> Engine<C> {
         self.reached(now, slot, from, state, other_state);
     }
 
-    /// Side `from` has acknowledged so much elsewhere: that may have been the other side's FIN.
-    pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize, ack: Seq) {
+    /// Side `from` may have acknowledged the other side's FIN elsewhere.
+    pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize) {
         let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
+        let ack = hot.leg[from].acked;
         let (state, other_state) = fin_acknowledged(hot, from, ack);
         self.reached(now, slot, from, state, other_state);
     }

@@ -51,8 +51,19 @@ pub struct Translation {
     pub shift: u8,
     /// Shift of the windows it is shown.
     pub shown_shift: u8,
+    /// It has sent its FIN, and that was acknowledged.
+    pub finished: bool,
     /// Where it stands.
     pub standing: Standing,
+}
+
+/// A FIN that the borrower passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fin {
+    /// After it, as `Standing::sent`.
+    pub end: u32,
+    /// The other side's had come before.
+    pub is_second: bool,
 }
 
 /// What one side has sent by way of the borrower.
@@ -64,6 +75,8 @@ pub struct Moved {
     pub bytes: u64,
     /// Packets since the last time.
     pub packets: u32,
+    /// Its FIN, if it was ever passed on there.
+    pub fin: Option<Fin>,
 }
 
 /// What has become of a lent connection.
@@ -79,12 +92,13 @@ impl Hot {
     /// Whether nobody but the hosts themselves has a say in what becomes of its packets, and whether it stays so until one
     /// of them closes.
     pub(super) fn may_be_lent(&self) -> bool {
+        self.plain && self.is_untouched()
+    }
+
+    /// The same but for first bytes that are ours to deliver.
+    fn is_untouched(&self) -> bool {
         let open = |leg: &Leg| !leg.has_fin || leg.fin_acked;
-        self.phase == Phase::Bound
-            && self.plain
-            && !self.edited
-            && self.lent.is_none()
-            && self.leg.iter().all(open)
+        self.phase == Phase::Bound && !self.edited && self.lent.is_none() && self.leg.iter().all(open)
     }
 }
 
@@ -111,7 +125,7 @@ impl<C: Callbacks> Engine<C> {
     /// now.
     pub fn translation(&self, slot: u32) -> Option<[Translation; 2]> {
         let hot = self.hot.get(slot as usize)?;
-        hot.may_be_lent().then(|| {
+        (hot.may_be_lent() || self.only_delivers(slot as usize)).then(|| {
             [CLIENT, SERVER].map(|at| {
                 let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
                 Translation {
@@ -124,10 +138,24 @@ impl<C: Callbacks> Engine<C> {
                     mss: leg.mss,
                     shift: leg.shift,
                     shown_shift: leg.shown_shift,
+                    finished: leg.has_fin,
                     standing: leg.standing(),
                 }
             })
         })
+    }
+
+    /// Whether all that is left to do for it is to see that the server gets its first bytes, which were sent as they came:
+    /// they are sent again here if they must be, whoever else translates.
+    pub(super) fn only_delivers(&self, slot: usize) -> bool {
+        let Some(hot) = self.hot.get(slot).filter(|hot| hot.is_untouched()) else { return false };
+        let Some(slow) = self.slow.get(hot.slow as usize) else { return false };
+        let [client, server] = &slow.edits;
+        hot.same_options
+            && hot.same_family
+            && slow.inspect == [false; 2]
+            && server.is_empty()
+            && client.only_owned().is_some_and(|end| slow.sent == end)
     }
 
     /// The connection in this slot is lent from now on.
@@ -142,6 +170,16 @@ impl<C: Callbacks> Engine<C> {
         self.catch_up(now, slot as usize);
         if let Some(hot) = self.hot.get_mut(slot as usize) {
             hot.lent = None;
+        }
+    }
+
+    /// Both sides of a connection have closed where it is lent.
+    pub fn over(&mut self, now: Instant, slot: u32, to: LentTo) {
+        if self.hot.get(slot as usize).is_some_and(|hot| hot.lent == Some(to)) {
+            self.catch_up(now, slot as usize);
+            if self.hot.get(slot as usize).is_some_and(|hot| hot.phase == Phase::TimeWait) {
+                self.ended(slot as usize);
+            }
         }
     }
 
@@ -170,6 +208,7 @@ impl<C: Callbacks> Engine<C> {
         let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
         let Some(progress) = self.callbacks.progress(lent) else { return };
         let Some(hot) = self.hot.get_mut(slot) else { return };
+        let before = hot.leg[SERVER].acked;
         for (leg, moved) in hot.leg.iter_mut().zip(&progress.sides) {
             leg.moved(moved);
         }
@@ -183,11 +222,39 @@ impl<C: Callbacks> Engine<C> {
         {
             hot.active = hot.active.max(active);
         }
-        // A FIN that was handled here may have been acknowledged there.
-        for from in [CLIENT, SERVER] {
-            if let Some(acked) = self.hot.get(slot).map(|hot| hot.leg[from].acked) {
-                self.heard_elsewhere(now, slot, from, acked);
-            }
+        self.delivered_elsewhere(now, slot, before);
+        self.closed_elsewhere(now, slot, &progress.sides);
+    }
+
+    /// The server may have acknowledged there what was ours to deliver; it had acknowledged `before`.
+    fn delivered_elsewhere(&mut self, now: Instant, slot: usize, before: Seq) {
+        if self.slow_of(slot).is_none() {
+            return;
+        }
+        self.forget_acknowledged(slot, CLIENT);
+        self.forget_acknowledged(slot, SERVER);
+        if let Some(acked) = self.hot.get(slot).map(|hot| hot.leg[SERVER].acked) {
+            self.owned_acknowledged(now, slot, before, acked);
+        }
+        self.settle(slot);
+    }
+
+    /// FINs may have been passed on there, and those that were handled here acknowledged. They are followed in the order
+    /// in which they came.
+    fn closed_elsewhere(&mut self, now: Instant, slot: usize, sides: &[Moved; 2]) {
+        let client_is_second = sides[CLIENT].fin.is_some_and(|fin| fin.is_second);
+        let order = if client_is_second { [SERVER, CLIENT] } else { [CLIENT, SERVER] };
+        for from in order {
+            let new = |leg: &Leg| sides[from].fin.filter(|_| !leg.has_fin);
+            let Some(fin) = self.hot.get(slot).and_then(|hot| new(&hot.leg[from])) else { continue };
+            self.heard_elsewhere(now, slot, from);
+            let Some(leg) = self.hot.get_mut(slot).map(|hot| &mut hot.leg[from]) else { return };
+            (leg.has_fin, leg.fin) = (true, Seq(fin.end));
+            let state = leg.state.fin_sent();
+            self.state(now, slot, from, state);
+        }
+        for from in order {
+            self.heard_elsewhere(now, slot, from);
         }
     }
 

@@ -165,15 +165,21 @@ impl<C: Callbacks> Engine<C> {
         leg.acked = leg.acked.max(header.ack);
         leg.edge = leg.edge.max(header.ack + (u32::from(header.window) << leg.shift));
         let acked = leg.acked;
+        self.forget_acknowledged(slot, from);
+        if from == SERVER {
+            self.owned_acknowledged(now, slot, before, acked);
+        }
+    }
+
+    /// Forgets edits of the other side that side `from` has acknowledged.
+    pub(super) fn forget_acknowledged(&mut self, slot: usize, from: usize) {
+        let Some(hot) = self.hot.get_mut(slot) else { return };
         if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
             let edits = &mut slow.edits[from ^ 1];
             let kept = edits.bytes();
-            edits.acknowledge(acked);
+            edits.acknowledge(hot.leg[from].acked);
             hot.leg[from ^ 1].add = edits.base();
             self.held_total = self.held_total.saturating_sub(kept - edits.bytes());
-        }
-        if from == SERVER {
-            self.owned_acknowledged(now, slot, before, acked);
         }
     }
 

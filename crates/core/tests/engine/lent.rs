@@ -31,6 +31,7 @@ fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2
         standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
         bytes,
         packets: 1,
+        fin: None,
     };
     let sides = [side(bound.client, up), side(bound.server, down)];
     assert_eq!(translation.map(|side| side.shift), [0, 0]);
@@ -149,6 +150,7 @@ fn tell(script: &mut Script, bound: &Bound) {
         standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
         bytes: 0,
         packets: 1,
+        fin: None,
     };
     let progress = Progress { sides: [side(bound.client), side(bound.server)], active: Some(at(script.now)) };
     script.engine.callbacks_mut().progress.push_back(progress);
