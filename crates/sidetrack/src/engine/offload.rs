@@ -184,6 +184,7 @@ impl Offload {
                 standing: Standing { sent: number, acknowledged, edge, stamp },
                 bytes: seen.sent.saturating_sub(*sent),
                 packets: seen.packets.wrapping_sub(*packets),
+                fin: None,
             };
             (*sent, *packets) = (seen.sent.max(*sent), seen.packets);
             active = active.max(seen.last_ns);
