@@ -6,6 +6,7 @@
 //! other protocols' libraries) stays with tokio: a worker enters the context of a runtime beside the workers, so that whatever needs
 //! it finds it, and is woken across threads (`docs/adr/0005-own-event-loop.md` has the measurement).
 
+mod lull;
 mod net;
 mod task;
 mod timer;
@@ -14,6 +15,7 @@ pub use net::{QuicRuntime, TcpListener, TcpStream};
 pub use task::{block_on, spawn, yield_now};
 pub use timer::{Elapsed, Sleep, sleep, timeout, timeout_at};
 
+use lull::{Lull, SHORT};
 use net::Sources;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -51,6 +53,7 @@ struct Loop {
     timers: RefCell<Timers>,
     remote: Arc<Remote>,
     events: RefCell<Vec<epoll::Event>>,
+    lull: Cell<Lull>,
 }
 
 impl std::fmt::Debug for Loop {
@@ -72,6 +75,7 @@ impl Loop {
             timers: RefCell::default(),
             remote: Arc::new(Remote::new(wake)),
             events: RefCell::new(Vec::with_capacity(EVENTS_MAX)),
+            lull: Cell::default(),
         })
     }
 
@@ -92,11 +96,10 @@ impl Loop {
         };
         let mut events = self.events.borrow_mut();
         events.clear();
-        // Rounded up by the kernel to its own grain; a deadline is never early.
-        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), wait.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        if wait == Some(Duration::ZERO) {
+            self.look(&mut events, wait)?;
+        } else {
+            self.wait(&mut events, wait)?;
         }
         let now = Instant::now();
         NOW.set(Some(now));
@@ -111,5 +114,32 @@ impl Loop {
         self.remote.take(&self.tasks);
         self.timers.borrow_mut().wake_due(now);
         Ok(())
+    }
+
+    /// Sleeps until something happens; where that was a matter of a few microseconds lately, it is looked for first. To be
+    /// woken costs more than that, and most of it those who wake us.
+    fn wait(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<()> {
+        let (begin, mut lull) = (Instant::now(), self.lull.get());
+        if lull.is_short() && wait.is_none_or(|wait| wait > SHORT) {
+            while events.is_empty() && begin.elapsed() < SHORT {
+                self.look(events, Some(Duration::ZERO))?;
+            }
+        }
+        if events.is_empty() {
+            self.look(events, wait)?;
+        }
+        lull.lasted(begin.elapsed());
+        self.lull.set(lull);
+        Ok(())
+    }
+
+    /// Takes events, waiting for the first at most so long; none: without an end.
+    fn look(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<()> {
+        // Rounded up by the kernel to its own grain; a deadline is never early.
+        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        match epoll::wait(&self.epoll, spare_capacity(events), wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
