@@ -20,6 +20,7 @@ static long (*skb_load)(const void *ctx, __u32 at, void *to, __u32 length, __u32
 	(void *)BPF_FUNC_skb_load_bytes_relative;
 static long (*xdp_load)(void *ctx, __u32 at, void *to, __u32 length) = (void *)BPF_FUNC_xdp_load_bytes;
 
+static long (*xdp_store)(void *ctx, __u32 at, const void *from, __u32 length) = (void *)BPF_FUNC_xdp_store_bytes;
 static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static __s64 (*csum_diff)(const void *from, __u32 from_size, const void *to, __u32 to_size, __u32 seed) =
 	(void *)BPF_FUNC_csum_diff;
@@ -31,8 +32,9 @@ static long (*l4_checksum)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to
 static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
 
 /* Made by user space; the loader puts their descriptors here. */
-extern char listens, sources, settings, sockets, buckets, flows, lending, taken;
-extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses, plane_scratch;
+extern char listens, sources, settings, sockets, scratches;
+extern char buckets, flows, lending, taken, over, over_heads;
+extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses;
 
 #define swap16(x) __builtin_bswap16(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
@@ -183,7 +185,9 @@ ALWAYS_INLINE int owner(const struct ends *ends)
 }
 
 #include "offload.bpf.h"
+#include "whole.bpf.h"
 #include "plane.bpf.h"
+#include "carry.bpf.h"
 
 SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 {
@@ -288,11 +292,28 @@ SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 	return own_xdp(xdp);
 }
 
-/* The same, but for connections that need no user space. */
+/* The same, but for packets of lent connections. */
+SECTION("xdp/rest") int xdp_rest(struct xdp_md *xdp)
+{
+	int action = carry_own(xdp);
+
+	return action == UP ? own_xdp(xdp) : action;
+}
+
+/* The same, but for connections that need no user space at all. */
 SECTION("xdp/plane") int xdp_plane(struct xdp_md *xdp)
 {
 	int action = plane_own(xdp);
 
+	return action == UP ? own_xdp(xdp) : action;
+}
+
+SECTION("xdp/both") int xdp_both(struct xdp_md *xdp)
+{
+	int action = plane_own(xdp);
+
+	if (action == UP)
+		action = carry_own(xdp);
 	return action == UP ? own_xdp(xdp) : action;
 }
 
@@ -308,7 +329,7 @@ SECTION("layout") const __u32 _layout[] = {
 	PLACE(flow_side, joined), PLACE(flow_side, stamp_add), PLACE(flow_side, stamp_first),
 	PLACE(flow_side, egress), PLACE(flow_side, to), PLACE(flow_side, from), PLACE(flow_side, mss),
 	PLACE(flow_side, shift), PLACE(flow_side, shown_shift), PLACE(flow_side, fix), PLACE(flow_side, v6),
-	PLACE(flow_side, last_ns),
+	PLACE(flow_side, fin), PLACE(flow_side, fins), PLACE(flow_side, last_ns),
 };
 
 /* The same for crates/sys/src/bpf/plane.rs. */

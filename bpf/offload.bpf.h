@@ -3,8 +3,8 @@
  * What becomes of packets of lent connections (offload.h); a part of engine.bpf.c.
  *
  * Passed on by a program are segments in the window, with or without payload, whose options are those of every usual
- * sender: none, time stamps, SACK. All else is user space's: SYN, FIN, RST, other options, what does not fit the receiver,
- * what lies outside the window, a time to live that would run out.
+ * sender: none, time stamps, SACK. All else is user space's: SYN, RST, other options, what does not fit the receiver, what
+ * lies outside the window, a time to live that would run out; and FIN, but that programs in XDP pass it on (carry.bpf.h).
  */
 #define TCP_FIN 1
 #define TCP_SYN 2
@@ -49,6 +49,12 @@ ALWAYS_INLINE __u8 flags_of(const struct segment *s)
 ALWAYS_INLINE __u32 window_of(const struct segment *s)
 {
 	return swap16(((const __u16 *)s->tcp)[7]);
+}
+
+/* After its last byte, or FIN. */
+ALWAYS_INLINE __u32 end_of(const struct segment *s)
+{
+	return sequence_of(s) + s->payload + (flags_of(s) & TCP_FIN ? 1 : 0);
 }
 
 /* Whether the options are of the usual layout. */
@@ -181,20 +187,26 @@ ALWAYS_INLINE void forward64(__u64 *number, __u32 to)
  * on of what it was given; once that is all, the program has the side for good. Acknowledgements without payload may
  * overtake each other: a receiver of an old one learns nothing new from it. They are left to user space until the other
  * side has joined: it holds them back, so that the other side's sender pauses and its segments come to an end there.
+ *
+ * In XDP it is the number that tells: what follows the last byte that user space has sent on overtakes nothing. (In tc it does
+ * not: a packet socket is given a copy before tc has its say.)
  */
-ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, const struct segment *s)
+ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, const struct segment *s, int xdp)
 {
 	volatile __u32 *given = &own->given, *done = &own->done, *joined = &own->joined;
+	int is_bare = end_of(s) == sequence_of(s);
 
 	if (*joined)
 		return 1;
-	if (!s->payload && !*(volatile const __u32 *)&other->joined)
+	if (is_bare && !*(volatile const __u32 *)&other->joined)
 		return 0;
-	if (*given == *done) {
+	if (xdp ? !is_bare && sequence_of(s) == (__u32)*(volatile __u64 *)&own->sent : *given == *done) {
 		*joined = 1;
 		return 1;
 	}
-	return !s->payload;
+	if (xdp && !is_bare)
+		__sync_fetch_and_add(&own->given, 1);
+	return is_bare;
 }
 
 /* Whether the receiver can have a use for a segment, and its sender had something to acknowledge. */
@@ -209,11 +221,11 @@ ALWAYS_INLINE int in_window(const struct flow_side *own, const struct flow_side 
 
 ALWAYS_INLINE void note(struct flow_side *own, const struct segment *s)
 {
-	__u32 end = sequence_of(s) + s->payload, acknowledged = acknowledgement_of(s);
+	__u32 end = end_of(s), acknowledged = acknowledgement_of(s);
 
 	if (s->stamps && !AFTER(sequence_of(s), *(volatile __u64 *)&own->sent))
 		own->stamp = bpf_htonl(s->tcp[BARE / 4 + 1]);
-	if (s->payload)
+	if (end != sequence_of(s))
 		forward64(&own->sent, end);
 	forward32(&own->acknowledged, acknowledged);
 	forward32(&own->edge, acknowledged + (window_of(s) << (own->shift & 15)));
@@ -223,21 +235,22 @@ ALWAYS_INLINE void note(struct flow_side *own, const struct segment *s)
 
 /* Whether a program passes on this packet of a lent connection. If so it is counted. */
 ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_side *other, __u32 gso_size,
-			struct segment *s)
+			struct segment *s, int xdp)
 {
+	__u32 state = *(volatile __u32 *)&flow->state;
 	__u8 flags = flags_of(s);
 
-	if (*(volatile __u32 *)&flow->state != FLOW_LENT || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
+	if ((state != FLOW_LENT && state != FLOW_ENDED) || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
 		return 0;
 	if (!in_window(own, other, s))
 		return 0;
-	if ((flags & (TCP_FIN | TCP_RST)) || !understood(s) ||
+	if ((flags & (xdp ? TCP_RST : TCP_FIN | TCP_RST)) || !understood(s) ||
 	    (gso_size ? gso_size : s->payload) + s->options > other->mss) {
-		/* What follows it is not to overtake it. */
-		*(volatile __u32 *)&flow->state = FLOW_RETURNED;
+		/* What follows it is not to overtake it. One that has ended is user space's before long. */
+		__sync_val_compare_and_swap(&flow->state, FLOW_LENT, FLOW_RETURNED);
 		return 0;
 	}
-	if (!joins(own, other, s))
+	if (!joins(own, other, s, xdp))
 		return 0;
 	note(own, s);
 	return 1;
@@ -261,7 +274,7 @@ ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const s
 	own = entry & 1 ? &flow->side[0] : &flow->side[1];
 	other = entry & 1 ? &flow->side[1] : &flow->side[0];
 	if (!is_between(own, ends) || !read_segment(skb, xdp, ends, &s) ||
-	    !judge(flow, own, other, gso_size, &s))
+	    !judge(flow, own, other, gso_size, &s, 0))
 		return 0;
 	seen->entry = entry;
 	seen->ports = s.tcp[0];

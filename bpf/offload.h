@@ -15,8 +15,14 @@
 #include <linux/types.h>
 #include <stddef.h>
 
-/* flow.state: written by user space, and set to RETURNED by a program that met a packet for user space. */
-enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2 };
+/*
+ * flow.state: written by user space, and set to RETURNED by a program that met a packet for user space. ENDED: a program in XDP
+ * has seen both sides close, and goes on passing what is left.
+ */
+enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3 };
+
+/* flow_side.fins. SECOND: the other side's had come before. */
+enum { FIN_SEEN = 1, FIN_ACKED = 2, FIN_SECOND = 4 };
 
 struct flow_side {
 	/* Fixed while it is lent. */
@@ -25,7 +31,7 @@ struct flow_side {
 	__u32 ports; /* remote << 16 | local */
 	__u32 add;   /* to sequence numbers of its packets */
 	/* What both write, and only ever forward. */
-	__u64 sent;         /* after the last byte it sent; the upper half counts the turns of the lower */
+	__u64 sent;         /* after the last byte (or FIN) it sent; the upper half counts the turns of the lower */
 	__u32 acknowledged; /* the highest number it acknowledged, as it sees the other side's numbers */
 	__u32 edge;         /* the highest number its window ever allowed, likewise */
 	__u32 stamp;        /* its last time stamp */
@@ -45,7 +51,9 @@ struct flow_side {
 	__u8 shown_shift;  /* of those it is shown */
 	__u32 fix;         /* change of checksums by the new addresses of its packets */
 	__u32 v6;
-	__u32 zero;
+	/* What programs in XDP write. */
+	__u32 fin;  /* after its FIN */
+	__u32 fins;
 	__u64 last_ns;     /* CLOCK_MONOTONIC_COARSE of its last packet; 0: none yet */
 };
 
@@ -62,11 +70,22 @@ struct bucket {
 	__u64 place[PLACES];
 };
 
-/* The one value of the map "lending". */
+/*
+ * The one value of the map "lending". Each worker has so many of the flows, and a ring in "over": the number + 1 of each of
+ * its flows that has ended. Programs write there from the number in "over_heads" on, and user space takes out.
+ */
 struct lending {
 	__u64 seed;
 	__u32 bucket_mask;
+	__u32 share;
+	__u32 ring_mask;
 	__u32 zero;
+};
+
+/* The values of the map "over_heads", each in a line of memory of its own. */
+struct over_head {
+	__u32 head;
+	__u32 zero[15];
 };
 
 /* What a packet socket's filter has decided, for tc, which sees the same packet next on the same processor. */

@@ -23,7 +23,7 @@ impl<C: Callbacks> Engine<C> {
 
     fn expire_bound(&mut self, now: Instant, slot: usize) {
         self.catch_up(now, slot);
-        if let Some(hot) = self.hot.get_mut(slot) {
+        if let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) {
             // The first time stamp follows at a distance, or it would seem to lie in the future after 24 days.
             for leg in &mut hot.leg {
                 let far = leg.stamp.wrapping_sub(leg.stamp_first) > 1 << 30;
@@ -31,6 +31,10 @@ impl<C: Callbacks> Engine<C> {
             }
         }
         let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+        // It may have come to its end where it is lent.
+        if hot.phase != Phase::Bound {
+            return;
+        }
         if cold.expires <= now {
             self.end(now, slot, EndReason::Lifetime);
         } else if hot.active + cold.idle <= now {

@@ -223,7 +223,9 @@ impl<C: Callbacks> Engine<C> {
             hot.active = hot.active.max(active);
         }
         self.delivered_elsewhere(now, slot, before);
-        self.closed_elsewhere(now, slot, &progress.sides);
+        // It may be told late.
+        let at = progress.active.map_or(now, |active| active.min(now));
+        self.closed_elsewhere(at, slot, &progress.sides);
     }
 
     /// The server may have acknowledged there what was ours to deliver; it had acknowledged `before`.

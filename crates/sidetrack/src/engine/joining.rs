@@ -95,8 +95,11 @@ impl Ends {
 }
 
 impl Joining {
-    /// One more, whose packets have these ends, the client's first.
+    /// One more, whose packets have these ends, the client's first; or one that is here already.
     pub(super) fn add(&mut self, to: LentTo, ends: [Ends; 2]) {
+        if self.flows.contains_key(&to) {
+            return;
+        }
         for (side, ends) in ends.into_iter().enumerate() {
             self.ends.insert(ends, (to, side));
         }
@@ -154,8 +157,8 @@ impl Offload {
             return;
         }
         let stirred = std::mem::take(&mut self.joining.stirred);
-        let given = |to| Some((to, self.given(to)?.map(|(given, _)| given)));
-        let given = stirred.into_iter().filter_map(given).collect();
+        let mut given = |to| Some((to, self.given(to)?.map(|(given, _)| given)));
+        let given = stirred.into_iter().filter_map(&mut given).collect();
         // Programs count what is in our sockets already: whoever was counted by now has come by now.
         self.joining.remembered = Some(Remembered { mark: mark(), given });
     }

@@ -7,9 +7,9 @@ use super::hops;
 use super::joining::{Ends, Joining};
 use super::open::Interface;
 use crate::live::Clock;
-use sidetrack_core::engine::{LentTo, Moved, Progress, Standing, Translation};
+use sidetrack_core::engine::{Fin, LentTo, Moved, Progress, Standing, Translation};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{LendingPart, Lent, LentSide, Numbers, monotonic_ns};
+use sidetrack_sys::bpf::{LendingPart, Lent, LentSide, Numbers, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -20,6 +20,10 @@ const LINGERS: Duration = Duration::from_millis(20);
 /// When a connection that came back is lent again: the first time, and the longest.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// How often those that ended in XDP are looked for: after some were found, and else.
+const SOON: Duration = Duration::from_millis(2);
+const WHILE_LENT: Duration = Duration::from_millis(50);
 
 /// Most connections that wait to be lent. Others stay where they are.
 const WAITING_MAX: usize = 65_536;
@@ -44,11 +48,19 @@ pub struct Offload {
     interfaces: Vec<Interface>,
     /// What is to be added to times of ours to have the kernel's, nanoseconds.
     monotonic: u64,
-    known: BTreeMap<LentTo, Known>,
+    /// The programs are XDP's: they follow FINs.
+    by_xdp: bool,
+    /// By the number of the connection in our part.
+    known: Vec<Option<Known>>,
+    lent: usize,
+    /// When those that ended are looked for.
+    look_at: Instant,
     /// Those that the kernel is taking over.
     pub(super) joining: Joining,
     /// Slots of connections that may be lent.
     waiting: VecDeque<u32>,
+    /// Slots of those that may be lent before their first bytes are there.
+    early: Vec<u32>,
     /// Slots of those that came back, when they may be lent again, and how often they have come back.
     again: BTreeMap<(Instant, u32), u32>,
     /// Those that came back, in this order, and since when.
@@ -66,9 +78,31 @@ struct Known {
     /// What the engine knows: the line that `Seen::sent` counts on, and packets.
     sent: [u64; 2],
     packets: [u32; 2],
+    /// FINs that the engine knows of.
+    fins: [bool; 2],
+    /// Packets from either side.
+    ends: [Ends; 2],
     /// How often it has come back before.
     returns: u32,
     back: bool,
+}
+
+impl Known {
+    /// What is new of a side.
+    fn moved(&mut self, side: usize, seen: &Seen) -> Moved {
+        let (sent, packets) = (&mut self.sent[side], &mut self.packets[side]);
+        // A FIN has a number, too.
+        let is_new = seen.fin.is_some() && !std::mem::replace(&mut self.fins[side], seen.fin.is_some());
+        let Numbers { sent: number, acknowledged, edge, stamp } = seen.numbers;
+        let moved = Moved {
+            standing: Standing { sent: number, acknowledged, edge, stamp },
+            bytes: seen.sent.saturating_sub(*sent + u64::from(is_new)),
+            packets: seen.packets.wrapping_sub(*packets),
+            fin: seen.fin.map(|fin| Fin { end: fin.end, is_second: fin.is_second }),
+        };
+        (*sent, *packets) = (seen.sent.max(*sent), seen.packets);
+        moved
+    }
 }
 
 /// The borrower's number for a connection.
@@ -82,15 +116,19 @@ const fn numbers(standing: &Standing) -> Numbers {
 }
 
 impl Offload {
-    /// None yet.
-    pub fn new(part: LendingPart, interfaces: Vec<Interface>, clock: Clock) -> Self {
+    /// None yet. `by_xdp`: it is programs in XDP that have them.
+    pub fn new(part: LendingPart, interfaces: Vec<Interface>, clock: Clock, by_xdp: bool) -> Self {
         Self {
             part,
             interfaces,
             monotonic: monotonic_ns().saturating_sub(clock.now().as_nanos()),
-            known: BTreeMap::new(),
+            by_xdp,
+            known: Vec::new(),
+            lent: 0,
+            look_at: Instant::ZERO,
             joining: Joining::default(),
             waiting: VecDeque::new(),
+            early: Vec::new(),
             again: BTreeMap::new(),
             lingering: VecDeque::new(),
             touched: Vec::new(),
@@ -108,6 +146,24 @@ impl Offload {
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back(slot);
         }
+    }
+
+    /// The connection in this slot has its first bytes on their way to its server. Programs in XDP may have it already: there
+    /// the answer to these bytes would come to us else.
+    pub fn offer_early(&mut self, slot: u32) {
+        if self.by_xdp && self.early.len() < WAITING_MAX {
+            self.early.push(slot);
+        }
+    }
+
+    /// The next slot of those, to be lent before what was handled is sent.
+    pub fn next_early(&mut self) -> Option<u32> {
+        self.early.pop()
+    }
+
+    fn known(&mut self, to: LentTo) -> Option<&mut Known> {
+        let at = (to.0.get() - 1).checked_sub(self.part.first())?;
+        self.known.get_mut(at as usize)?.as_mut()
     }
 
     /// The next slot whose connection may be lent now, and how often it has come back.
@@ -139,9 +195,22 @@ impl Offload {
             return None;
         };
         let sent = self.part.look(lent).map(|seen| seen.sent);
-        self.known.insert(to, Known { lent, slot: Some(slot), sent, packets: [0; 2], returns, back: false });
         let [client, server] = translations;
-        self.joining.add(to, [Ends::of(client), Ends::of(server)]);
+        let ends = [Ends::of(client), Ends::of(server)];
+        let fins = translations.map(|side| side.finished);
+        let known = Known { lent, slot: Some(slot), sent, packets: [0; 2], fins, ends, returns, back: false };
+        let at = (lent.number() - self.part.first()) as usize;
+        if self.known.len() <= at {
+            self.known.resize_with(at + 1, || None);
+        }
+        if let Some(place) = self.known.get_mut(at) {
+            *place = Some(known);
+            self.lent += 1;
+        }
+        // In XDP there is nothing to wait for until a packet comes here all the same.
+        if !self.by_xdp {
+            self.joining.add(to, ends);
+        }
         self.counters.lent += 1;
         Some(to)
     }
@@ -166,6 +235,7 @@ impl Offload {
             mss: translation.mss,
             shift: translation.shift,
             shown_shift: translation.shown_shift,
+            finished: translation.finished,
             numbers: numbers(&translation.standing),
         })
     }
@@ -173,37 +243,31 @@ impl Offload {
     /// What the kernel has done with a connection since this was asked last. It is asked before every packet of the
     /// connection that comes here.
     pub fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
-        let known = self.known.get_mut(&to)?;
-        let seen = self.part.look(known.lent);
-        let mut active = 0;
-        let mut sides = [Moved::default(); 2];
-        for (side, (moved, seen)) in sides.iter_mut().zip(&seen).enumerate() {
-            let (sent, packets) = (&mut known.sent[side], &mut known.packets[side]);
-            let Numbers { sent: number, acknowledged, edge, stamp } = seen.numbers;
-            *moved = Moved {
-                standing: Standing { sent: number, acknowledged, edge, stamp },
-                bytes: seen.sent.saturating_sub(*sent),
-                packets: seen.packets.wrapping_sub(*packets),
-                fin: None,
-            };
-            (*sent, *packets) = (seen.sent.max(*sent), seen.packets);
-            active = active.max(seen.last_ns);
-        }
+        let lent = self.known(to)?.lent;
+        let seen = self.part.look(lent);
+        let known = self.known(to)?;
+        let [client, server] = &seen;
+        let sides = [known.moved(0, client), known.moved(1, server)];
         if !known.back {
+            let ends = known.ends;
             self.touched.push(to);
-            if self.part.is_returned(known.lent) {
+            if self.part.is_returned(lent) {
                 self.came_back(to, now);
+            } else if self.by_xdp && seen.iter().any(|seen| seen.given > 0 && !seen.joined) {
+                self.joining.add(to, ends);
             }
         }
+        let active = client.last_ns.max(server.last_ns);
         let active = (active > 0).then(|| Instant::from_nanos(active.saturating_sub(self.monotonic)));
         Some(Progress { sides, active })
     }
 
     /// A connection has come back, or ended.
     fn came_back(&mut self, to: LentTo, now: Instant) {
-        let Some(known) = self.known.get_mut(&to).filter(|known| !known.back) else { return };
+        let Some(known) = self.known(to).filter(|known| !known.back) else { return };
         known.back = true;
-        self.part.take_back(known.lent);
+        let lent = known.lent;
+        self.part.take_back(lent);
         self.joining.remove(to);
         self.lingering.push_back((now, to));
         self.counters.returned += 1;
@@ -212,9 +276,25 @@ impl Offload {
     /// A connection has ended.
     pub fn ended(&mut self, to: LentTo, now: Instant) {
         self.came_back(to, now);
-        if let Some(known) = self.known.get_mut(&to) {
+        if let Some(known) = self.known(to) {
             known.slot = None;
         }
+    }
+
+    /// The next connection both of whose sides have closed in XDP, and its slot: tell the engine that it is over.
+    pub fn over(&mut self) -> Option<(LentTo, u32)> {
+        while let Some(lent) = self.part.over() {
+            let Some(to) = lent_to(lent) else { continue };
+            if let Some(slot) = self.known(to).and_then(|known| known.slot) {
+                return Some((to, slot));
+            }
+        }
+        None
+    }
+
+    /// When those are looked for again; `found` says whether there were some now.
+    pub fn looked(&mut self, now: Instant, found: bool) {
+        self.look_at = now + if found { SOON } else { WHILE_LENT };
     }
 
     /// The next connection that the kernel has done with, and its slot if it is still there: reclaim it, then
@@ -225,12 +305,15 @@ impl Offload {
             return None;
         }
         self.lingering.pop_front();
-        Some((to, self.known.get(&to)?.slot))
+        Some((to, self.known(to)?.slot))
     }
 
     /// It is no longer lent; it may be again after a while.
     pub fn forget(&mut self, to: LentTo, now: Instant) {
-        let Some(known) = self.known.remove(&to) else { return };
+        let at = (to.0.get() - 1).checked_sub(self.part.first());
+        let place = at.and_then(|at| self.known.get_mut(at as usize));
+        let Some(known) = place.and_then(Option::take) else { return };
+        self.lent -= 1;
         self.part.forget(known.lent);
         if let Some(slot) = known.slot {
             let after = AGAIN.saturating_mul(1 << known.returns.min(10)).min(AGAIN_MAX);
@@ -244,7 +327,7 @@ impl Offload {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
         touched.dedup();
-        touched.into_iter().filter_map(|to| Some((to, self.known.get(&to)?.slot?))).collect()
+        touched.into_iter().filter_map(|to| Some((to, self.known(to)?.slot?))).collect()
     }
 
     /// From time to time: what programs did without telling is looked for.
@@ -254,25 +337,31 @@ impl Offload {
 
     /// Where a connection stands by what was handled and sent here.
     pub fn stands(&mut self, to: LentTo, standing: &[(Standing, u32); 2]) {
-        let Some(known) = self.known.get_mut(&to) else { return };
+        let Some(lent) = self.known(to).map(|known| known.lent) else { return };
+        let mut sent = [0; 2];
         for (side, (standing, stamp_first)) in standing.iter().enumerate() {
-            known.sent[side] = self.part.advance(known.lent, side, &numbers(standing));
-            self.part.stamp_first(known.lent, side, *stamp_first);
+            sent[side] = self.part.advance(lent, side, &numbers(standing));
+            self.part.stamp_first(lent, side, *stamp_first);
+        }
+        if let Some(known) = self.known(to) {
+            known.sent = sent;
         }
         self.joining.stir(to);
     }
 
     /// What user space was given of a connection, and whether the kernel has its sides.
-    pub(super) fn given(&self, to: LentTo) -> Option<[(u32, bool); 2]> {
-        let known = self.known.get(&to).filter(|known| !known.back)?;
-        Some(self.part.look(known.lent).map(|seen| (seen.given, seen.joined)))
+    pub(super) fn given(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
+        let lent = self.known(to).filter(|known| !known.back)?.lent;
+        // In XDP a side that has sent nothing here is the kernel's from its next byte on.
+        let has = |seen: Seen| (seen.given, seen.joined || (self.by_xdp && seen.given == 0));
+        Some(self.part.look(lent).map(has))
     }
 
     /// User space has sent on what it was given, as counted there; gives what it was given until now.
     pub(super) fn told(&mut self, to: LentTo, given: [u32; 2]) -> Option<[(u32, bool); 2]> {
-        let known = self.known.get(&to)?;
+        let lent = self.known(to)?.lent;
         for (side, given) in given.into_iter().enumerate() {
-            self.part.done(known.lent, side, given);
+            self.part.done(lent, side, given);
         }
         self.given(to)
     }
@@ -292,11 +381,12 @@ impl Offload {
     pub fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.front().map(|(since, _)| *since + LINGERS);
         let again = self.again.first_key_value().map(|((at, _), _)| *at);
-        lingering.into_iter().chain(again).min()
+        let look = (self.by_xdp && self.lent > 0).then_some(self.look_at);
+        lingering.into_iter().chain(again).chain(look).min()
     }
 
     /// Whether there is something to do at once.
     pub fn is_busy(&self) -> bool {
-        !self.waiting.is_empty() || !self.touched.is_empty() || self.joining.is_busy()
+        !self.waiting.is_empty() || !self.early.is_empty() || !self.touched.is_empty() || self.joining.is_busy()
     }
 }

@@ -130,8 +130,8 @@ pub struct Part {
     pub strays: Strays,
     /// The interfaces, in the order of the driver.
     pub interfaces: Vec<Interface>,
-    /// Where all workers' connections are that the kernel has, and this worker's number and how many there are.
-    pub lending: Option<(Arc<Lending>, u32, u32)>,
+    /// Where all workers' connections are that the kernel has, and this worker's number.
+    pub lending: Option<(Arc<Lending>, u32)>,
     /// The connections that the kernel carries from their SYN on; the first worker looks after them.
     pub plane: Option<Arc<plane::Shared>>,
     /// Whether this is the first worker.
@@ -203,11 +203,9 @@ impl Opened {
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
         let mut opening = Opening { listener, interfaces, own, lending: None, mark };
         let mut plane = None;
+        opening.lend(engine, workers);
         let drivers = match engine.io {
-            EngineIo::Packet => {
-                opening.lend(engine.offload_max);
-                opening.packet(workers, &mut self.kept)?
-            }
+            EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
             EngineIo::Xdp => {
                 plane = opening.carry(whole, engine);
                 opening.xdp(workers, &mut self.kept)?
@@ -224,12 +222,11 @@ impl Opened {
             })
             .collect();
         let strays = Strays::between(shares.clone(), &rings);
-        let (mtu, number) =
-            (u16::try_from(mtu).unwrap_or(u16::MAX), |n| u32::try_from(n).unwrap_or(u32::MAX));
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         for (worker, (((share, driver), strays), bell)) in
-            shares.into_iter().zip(drivers).zip(strays).zip(bells).enumerate()
+            (0_u32..).zip(shares.into_iter().zip(drivers).zip(strays).zip(bells))
         {
-            let lending = opening.lending.clone().map(|all| (all, number(worker), number(workers)));
+            let lending = opening.lending.clone().map(|all| (all, worker));
             let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
             let (plane, is_first) = (plane.clone(), worker == 0);
             let part =
@@ -254,14 +251,20 @@ impl Opening<'_> {
     }
 
     /// Makes room for connections that the kernel is to have. Without, user space has them all.
-    fn lend(&mut self, connections: u32) {
-        if connections == 0 {
+    fn lend(&mut self, engine: &EngineListener, workers: usize) {
+        if engine.offload_max == 0 {
             return;
         }
         let seed = u64::from_ne_bytes(random::bytes::<8>());
-        let tried = Lending::new(connections, seed).map_err(BpfError::Map).and_then(|lending| {
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        let made = Lending::new(engine.offload_max, workers, seed).map_err(BpfError::Map);
+        let tried = made.and_then(|lending| {
             let lending = Arc::new(lending);
-            self.own.try_lending(&lending).map(|()| lending)
+            let tried = match engine.io {
+                EngineIo::Packet => self.own.try_lending(&lending),
+                EngineIo::Xdp => self.own.try_lending_by_xdp(&lending),
+            };
+            tried.map(|()| lending)
         });
         match tried {
             Ok(lending) => self.lending = Some(lending),

@@ -265,6 +265,12 @@ impl Callbacks for Select {
         }
     }
 
+    fn delivering(&mut self, slot: u32) {
+        if let Some(offload) = &mut self.offload {
+            offload.offer_early(slot);
+        }
+    }
+
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {
         self.offload.as_mut()?.progress(lent, self.now)
     }

@@ -12,7 +12,7 @@ use super::plane::{self, Carried};
 use super::select::Select;
 use super::strays::{Stray, Strays};
 use super::surroundings::Surroundings;
-use crate::config::{EngineListener, Listener, ListenerKind};
+use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use crate::live::{Clock, Ledger};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
@@ -228,6 +228,7 @@ impl Worker {
         }
         self.engine.tick(now);
         self.send_own();
+        self.lend_early(now);
         self.driver.flush();
         self.note_records();
     }
@@ -332,7 +333,7 @@ impl Worker {
         let Part { listener, share, mtu, driver, strays, lending, interfaces, plane, is_first, bell: _ } =
             part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
-        let lending = Lent { lending, interfaces };
+        let lending = Lent { lending, interfaces, by_xdp: settings.io == EngineIo::Xdp };
         let offload = lending.offload(surroundings.clock);
         let whole = plane.clone();
         let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
@@ -365,14 +366,15 @@ impl Worker {
 
 /// What the kernel may have of this worker's connections.
 struct Lent {
-    lending: Option<(Arc<Lending>, u32, u32)>,
+    lending: Option<(Arc<Lending>, u32)>,
     interfaces: Vec<Interface>,
+    by_xdp: bool,
 }
 
 impl Lent {
     fn offload(&self, clock: Clock) -> Option<Offload> {
-        let (lending, worker, workers) = self.lending.as_ref()?;
-        Some(Offload::new(lending.part(*worker, *workers), self.interfaces.clone(), clock))
+        let (lending, worker) = self.lending.as_ref()?;
+        Some(Offload::new(lending.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Frames by AF_XDP: rewritten where they came in, sent from there. One socket for each interface, all over the same memory.
 
-use super::driver::{Arrived, Driver};
+use super::driver::{Arrived, Driver, Mark};
 use super::hops::{self, ETHERNET, ROUTED};
 use super::open::Interface;
 use sidetrack_core::engine::packet::Ip;
@@ -52,6 +52,8 @@ pub struct XdpDriver {
     turn: usize,
     frames: FrameSize,
     free: Vec<u64>,
+    /// The last time there were no frames to be taken.
+    drained: bool,
     lost: u64,
 }
 
@@ -76,6 +78,7 @@ impl XdpDriver {
             turn: 0,
             frames: umem.frame_size(),
             free: (0..umem.frames()).map(|frame| (frame * umem.frame_size().bytes()) as u64).collect(),
+            drained: false,
             lost: 0,
         };
         driver.refill();
@@ -141,6 +144,7 @@ impl Driver for XdpDriver {
             self.turn = (self.turn + 1) % self.ports.len();
             let Some(port) = self.ports.get_mut(self.from) else { continue };
             self.count = port.socket.receive(&mut self.taken);
+            self.drained = self.count == 0;
             if self.count > 0 {
                 for descriptor in self.taken.iter().take(self.count) {
                     // The kernel wrote them on another processor perhaps: all are read at the same time, not one after the other.
@@ -225,6 +229,10 @@ impl Driver for XdpDriver {
             self.free.extend(unsent.map(|descriptor| self.frames.beginning(descriptor.address)));
         }
         self.reclaim();
+    }
+
+    fn is_past(&self, _mark: &Mark) -> bool {
+        self.drained
     }
 
     fn lost(&self) -> u64 {

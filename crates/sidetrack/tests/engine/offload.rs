@@ -4,7 +4,7 @@
 use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::Client;
 use crate::node::{Dice, Record, admin};
-use crate::site::{ENGINE, ENGINE6, Site, engine};
+use crate::site::{ENGINE, ENGINE6, Site, WAYS, engine_by};
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -50,8 +50,9 @@ fn serve(
 }
 
 /// The listener of an engine that lends so many connections to the kernel.
-fn lending(connections_max: u32, lines: &str) -> String {
-    engine(lines).replace("io = \"packet\"", &format!("io = \"packet\", offload_max = {connections_max}"))
+fn lending(io: &str, connections_max: u32, lines: &str) -> String {
+    let io_is = format!("io = \"{io}\"");
+    engine_by(io, lines).replace(&io_is, &format!("{io_is}, offload_max = {connections_max}"))
 }
 
 fn assert_carried(record: &Record, up: u64, down: u64) {
@@ -78,10 +79,11 @@ fn streams_are_whole_while_the_kernel_takes_over() {
     if !is_root() {
         return;
     }
-    for (engine_at, ip) in [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")] {
-        let mut site = Site::new();
+    let families = [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")];
+    for (io, (engine_at, ip)) in WAYS.into_iter().flat_map(|io| families.map(|family| (io, family))) {
+        let mut site = Site::taking_frames();
         let (address, server) = serve(&site, ip, 4, both_ways);
-        site.start("", &lending(65_536, &format!("to = \"{address}\"")));
+        site.start("", &lending(io, 65_536, &format!("to = \"{address}\"")));
         site.be_patient();
         for _ in 0..2 {
             site.line.client.run(move || {
@@ -126,12 +128,15 @@ const ECHOED: u64 = 64 * 2000;
 
 #[test]
 fn ends_are_what_they_are_without() {
-    if !is_root() {
-        return;
+    if is_root() {
+        WAYS.into_iter().for_each(ends_are_what_they_are_without_by);
     }
-    let mut site = Site::new();
+}
+
+fn ends_are_what_they_are_without_by(io: &str) {
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
-    site.start("", &lending(65_536, &format!("to = \"{}\"", server.address)));
+    site.start("", &lending(io, 65_536, &format!("to = \"{}\"", server.address)));
     // In order.
     let client = carried(&site);
     let down = client.greeting_bytes() + ECHOED;
@@ -167,10 +172,13 @@ fn ends_are_what_they_are_without() {
 
 #[test]
 fn a_server_that_resets_and_one_that_says_nothing_more() {
-    if !is_root() {
-        return;
+    if is_root() {
+        WAYS.into_iter().for_each(a_server_that_resets_and_one_that_says_nothing_more_by);
     }
-    let mut site = Site::new();
+}
+
+fn a_server_that_resets_and_one_that_says_nothing_more_by(io: &str) {
+    let mut site = Site::taking_frames();
     let (address, server) = serve(&site, "10.0.2.1", 2, |mut stream| {
         let mut word = [0; 1000];
         for _ in 0..40 {
@@ -187,7 +195,7 @@ fn a_server_that_resets_and_one_that_says_nothing_more() {
     });
     site.start(
         "default = \"direct\"\n[limits]\nidle_timeout_ms = 1500\n",
-        &lending(65_536, &format!("to = \"{address}\"")),
+        &lending(io, 65_536, &format!("to = \"{address}\"")),
     );
     for (word, reason) in [(b'r', "server_reset"), (b's', "idle")] {
         let error = site.line.client.run(move || {
@@ -209,13 +217,16 @@ fn a_server_that_resets_and_one_that_says_nothing_more() {
 
 #[test]
 fn nothing_is_left_of_it_when_the_program_is_killed() {
-    if !is_root() {
-        return;
+    if is_root() {
+        WAYS.into_iter().for_each(nothing_is_left_of_it_when_the_program_is_killed_by);
     }
-    let mut site = Site::new();
+}
+
+fn nothing_is_left_of_it_when_the_program_is_killed_by(io: &str) {
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let before = site.line.router.run(crate::node::traces::Traces::now);
-    site.start("", &lending(65_536, &format!("to = \"{}\"", server.address)));
+    site.start("", &lending(io, 65_536, &format!("to = \"{}\"", server.address)));
     let mut client = carried(&site);
     let mut up = site.up.take().expect("started");
     up.signal(Signal::KILL);
@@ -229,12 +240,15 @@ fn nothing_is_left_of_it_when_the_program_is_killed() {
 
 #[test]
 fn what_the_kernel_has_no_room_for_stays_with_us() {
-    if !is_root() {
-        return;
+    if is_root() {
+        WAYS.into_iter().for_each(what_the_kernel_has_no_room_for_stays_with_us_by);
     }
-    let mut site = Site::new();
+}
+
+fn what_the_kernel_has_no_room_for_stays_with_us_by(io: &str) {
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
-    let tables = lending(1, &format!("to = \"{}\"", server.address));
+    let tables = lending(io, 1, &format!("to = \"{}\"", server.address));
     site.start("", &tables);
     let first = carried(&site);
     let second = site.line.client.run(|| {
@@ -248,4 +262,46 @@ fn what_the_kernel_has_no_room_for_stays_with_us() {
     assert!(!site.record().flag("shunted"));
     first.close().expect("closed in order");
     assert!(site.record().flag("shunted"));
+}
+
+/// Reads a request of 40 bytes, whose first says who closes first, and answers with 5000.
+fn answer(mut stream: TcpStream) {
+    let mut request = [0; 40];
+    stream.read_exact(&mut request).expect("a request");
+    stream.write_all(&Dice(5).bytes(5000)).expect("an answer");
+    if request[0] == b's' {
+        stream.shutdown(Shutdown::Write).expect("half closed");
+    }
+    stream.read_to_end(&mut Vec::new()).expect("the client's end");
+}
+
+#[test]
+fn xdp_has_a_connection_from_its_first_bytes_to_its_end() {
+    if !is_root() {
+        return;
+    }
+    for (engine_at, ip) in [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")] {
+        let mut site = Site::taking_frames();
+        let (address, server) = serve(&site, ip, 40, answer);
+        let choose = format!("engine = {{ choose = [{{ prefix = \"s\", to = \"{address}\" }}],");
+        let listen = lending("xdp", 64, &format!("to = \"{address}\""));
+        site.start("", &listen.replace("engine = {", &choose));
+        for closes_first in [b's', b'c'].repeat(20) {
+            site.line.client.run(move || {
+                let mut stream = connect(engine_at);
+                stream.write_all(&[closes_first; 40]).expect("sent");
+                let mut back = vec![0; 5000];
+                stream.read_exact(&mut back).expect("an answer");
+                if closes_first == b'c' {
+                    stream.shutdown(Shutdown::Write).expect("half closed");
+                }
+                stream.read_to_end(&mut back).expect("the server's end");
+                assert!(back == Dice(5).bytes(5000), "{} bytes, or others", back.len());
+            });
+            let record = site.record();
+            assert_eq!(record.text("reason"), "ok", "{record:?}");
+            assert_carried(&record, 40, 5000);
+        }
+        server.join().expect("no panic");
+    }
 }

@@ -4,7 +4,6 @@ use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::{Client, visit};
 use crate::node::{Dice, Record, admin};
 use crate::site::{ENGINE, ENGINE6, Site, engine_by};
-use crate::tools::tool;
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,15 +20,6 @@ fn to(address: &str) -> SocketAddr {
 fn carrying(count: u32, lines: &str) -> String {
     engine_by("xdp", lines)
         .replace("io = \"xdp\"", &format!("io = \"xdp\", kernel_connections_max = {count}"))
-}
-
-/// A veth end takes frames that XDP sends only with GRO, or a program of its own.
-fn site() -> Site {
-    let site = Site::new();
-    for host in [&site.line.client, &site.line.server] {
-        host.run(|| tool("ethtool", "-K eth0 gro on"));
-    }
-    site
 }
 
 /// Flows until one of them is the kernel's; of them all there are records.
@@ -66,7 +56,7 @@ fn whole_streams_pass_and_are_counted() {
         return;
     }
     for (engine_at, server_ip) in [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")] {
-        let mut site = site();
+        let mut site = Site::taking_frames();
         let (tell, told) = channel();
         let enter = site.enter_server();
         let server = std::thread::spawn(move || {
@@ -113,7 +103,7 @@ fn ends_have_their_reasons() {
     if !is_root() {
         return;
     }
-    let mut site = site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     site.start("", &carrying(64, &format!("to = \"{}\"", server.address)));
     let record = until_carried(&mut site, ENGINE);
@@ -145,7 +135,7 @@ fn what_says_nothing_is_ended() {
     if !is_root() {
         return;
     }
-    let mut site = site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let limits = "default = \"direct\"\n[limits]\nidle_timeout_ms = 1500\n";
     site.start(limits, &carrying(64, &format!("to = \"{}\"", server.address)));
@@ -165,7 +155,7 @@ fn other_rules_hold_for_the_next_flow_and_limits_keep_flows_in_user_space() {
     if !is_root() {
         return;
     }
-    let mut site = site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let lines = carrying(64, &format!("to = \"{}\"", server.address));
     site.start("default = \"direct\"\n", &lines);
@@ -180,7 +170,7 @@ fn other_rules_hold_for_the_next_flow_and_limits_keep_flows_in_user_space() {
     }
     assert_eq!((record.text("rule"), record.text("reason")), ("no", "policy_denied"));
 
-    let mut site = self::site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let limits = "default = \"direct\"\n[limits]\nmax_flows_per_client = 5\n";
     site.start(limits, &carrying(64, &format!("to = \"{}\"", server.address)));
@@ -195,7 +185,7 @@ fn what_the_kernel_has_no_room_for_stays_with_us() {
     if !is_root() {
         return;
     }
-    let mut site = site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     site.start("", &carrying(1, &format!("to = \"{}\"", server.address)));
     until_carried(&mut site, ENGINE);
@@ -215,7 +205,7 @@ fn nothing_is_left_when_the_program_is_killed() {
     if !is_root() {
         return;
     }
-    let mut site = site();
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let before = site.line.router.run(crate::node::traces::Traces::now);
     site.start("", &carrying(64, &format!("to = \"{}\"", server.address)));

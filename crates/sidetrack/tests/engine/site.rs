@@ -3,6 +3,7 @@
 use crate::hosts::{Line, Node};
 use crate::node::peers::Server;
 use crate::node::{Record, Up};
+use crate::tools::tool;
 use sidetrack_sys::netns::NetNs;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
@@ -56,6 +57,15 @@ impl Site {
             }
         });
         Self { line, up: None }
+    }
+
+    /// The same where both other hosts take frames that XDP sends: the end of a veth does only with GRO, or a program of its own.
+    pub fn taking_frames() -> Self {
+        let site = Self::new();
+        for host in [&site.line.client, &site.line.server] {
+            host.run(|| tool("ethtool", "-K eth0 gro on"));
+        }
+        site
     }
 
     /// Starts it.

@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// Most addresses with a port where clients connect, and most addresses of our own towards servers.
 const ENTRIES_MAX: u32 = 1024;
 
+/// `SCRATCH` of `bpf/whole.bpf.h`.
+const SCRATCH: usize = 4096;
+
 /// `SHARED` of `bpf/engine.h`.
 const SHARED: u32 = u32::MAX;
 
@@ -19,6 +22,7 @@ pub struct Own {
     listens: Map,
     sources: Map,
     settings: Map,
+    scratches: Map,
     lending: Option<Arc<Lending>>,
     plane: Option<Arc<Plane>>,
 }
@@ -58,6 +62,7 @@ impl Own {
             listens: load::map("listens", MapKind::Hash, 20, 4, ENTRIES_MAX)?,
             sources: load::map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
             settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
+            scratches: load::map("scratches", MapKind::PerCpuArray, 4, SCRATCH, 1)?,
             lending: None,
             plane: None,
         };
@@ -90,7 +95,8 @@ impl Own {
         self.sources.put(&address(Some(ip)), &value).map_err(BpfError::Map)
     }
 
-    /// Has the programs that are loaded from now on pass on the packets of connections that are lent to them.
+    /// Has the programs of packet sockets and tc that are loaded from now on pass on the packets of connections that are lent to
+    /// them.
     ///
     /// # Errors
     /// What the kernel has against the programs that do that; then the others stay in use.
@@ -103,18 +109,35 @@ impl Own {
         tried.map(drop)
     }
 
+    /// The same for XDP programs.
+    ///
+    /// # Errors
+    /// As [`Own::try_lending`].
+    pub fn try_lending_by_xdp(&mut self, lending: &Arc<Lending>) -> Result<(), BpfError> {
+        self.lending = Some(lending.clone());
+        let tried = self.try_xdp();
+        if tried.is_err() {
+            self.lending = None;
+        }
+        tried
+    }
+
     /// Has the XDP programs that are loaded from now on carry whole connections.
     ///
     /// # Errors
     /// What the kernel has against the program that does that; then the other stays in use.
     pub fn try_plane(&mut self, plane: &Arc<Plane>) -> Result<(), BpfError> {
-        let sockets = load::map("sockets", MapKind::Xsk, 4, 4, 1)?;
         self.plane = Some(plane.clone());
-        let tried = self.xdp_program(&sockets);
+        let tried = self.try_xdp();
         if tried.is_err() {
             self.plane = None;
         }
-        tried.map(drop)
+        tried
+    }
+
+    fn try_xdp(&self) -> Result<(), BpfError> {
+        let sockets = load::map("sockets", MapKind::Xsk, 4, 4, 1)?;
+        self.xdp_program(&sockets).map(drop)
     }
 
     /// The program of [`Own::take_by_xdp`], for trials.
@@ -122,14 +145,19 @@ impl Own {
     /// # Errors
     /// What the kernel has against it.
     pub fn xdp_program(&self, sockets: &Map) -> Result<Program, BpfError> {
-        let name = if self.plane.is_some() { "xdp/plane" } else { "xdp/own" };
+        let name = match (&self.plane, &self.lending) {
+            (None, None) => "xdp/own",
+            (None, Some(_)) => "xdp/rest",
+            (Some(_), None) => "xdp/plane",
+            (Some(_), Some(_)) => "xdp/both",
+        };
         self.load(name, ProgramKind::Xdp, Some(sockets))
     }
 
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
         let lent = self.lending.iter().flat_map(|lending| lending.maps());
         let carried = self.plane.iter().flat_map(|plane| plane.maps());
-        let maps: Vec<&Map> = [&self.listens, &self.sources, &self.settings]
+        let maps: Vec<&Map> = [&self.listens, &self.sources, &self.settings, &self.scratches]
             .into_iter()
             .chain(more)
             .chain(lent)

@@ -54,6 +54,11 @@ impl Shared {
         Ok(Self { map, start, bytes })
     }
 
+    /// How long it is.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The array.
     pub(super) const fn map(&self) -> &Map {
         &self.map

@@ -5,6 +5,7 @@ use super::{Map, MapKind, MapShape};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Bytes and offsets of `struct flow` and `struct flow_side`.
@@ -30,19 +31,29 @@ const LINK: usize = 88;
 const MSS: usize = 100;
 const FIX: usize = 104;
 const V6: usize = 108;
+const FIN: usize = 112;
+const FINS: usize = 116;
 const LAST_NS: usize = 120;
 
 /// `enum` of `flow.state`.
 const FREE: u32 = 0;
 const LENT: u32 = 1;
 const RETURNED: u32 = 2;
+const ENDED: u32 = 3;
+
+/// `enum` of `flow_side.fins`.
+const FIN_SEEN: u32 = 1;
+const FIN_ACKED: u32 = 2;
+const FIN_SECOND: u32 = 4;
 
 /// Places of a bucket.
 const PLACES: usize = 8;
 const BUCKET: usize = PLACES * 8;
 /// Bytes of `struct lending` and `struct taken`.
-const LENDING: usize = 16;
+const LENDING: usize = 24;
 const TAKEN: usize = 16;
+/// Bytes of `struct over_head`.
+const HEAD: usize = 64;
 
 /// What one side's numbers are: each as that side sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,8 +93,19 @@ pub struct LentSide {
     pub shift: u8,
     /// See `shift`.
     pub shown_shift: u8,
+    /// It has sent its FIN, and that was acknowledged.
+    pub finished: bool,
     /// Where it stands.
     pub numbers: Numbers,
+}
+
+/// A FIN that the kernel passed on, by XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenFin {
+    /// After it, as `Numbers::sent`.
+    pub end: u32,
+    /// The other side's had come before.
+    pub is_second: bool,
 }
 
 /// What has become of one side of a lent connection.
@@ -99,6 +121,8 @@ pub struct Seen {
     pub given: u32,
     /// The kernel has this side for good.
     pub joined: bool,
+    /// Its FIN, if that was passed on.
+    pub fin: Option<SeenFin>,
     /// Monotonic clock at the last packet that the kernel passed on, nanoseconds; 0: none.
     pub last_ns: u64,
 }
@@ -119,11 +143,15 @@ impl Lent {
 pub struct Lending {
     buckets: Shared,
     flows: Shared,
+    over: Shared,
+    over_heads: Shared,
     settings: Map,
     taken: Map,
     seed: u64,
     mask: u32,
-    flows_max: u32,
+    /// Flows of each worker, and places of its ring.
+    share: u32,
+    ring: u32,
 }
 
 /// One worker's part of it. When it is dropped, the kernel has none of its connections any more.
@@ -133,6 +161,9 @@ pub struct LendingPart {
     first: u32,
     count: u32,
     free: Vec<u32>,
+    worker: u32,
+    /// What was taken out of the ring of ended ones.
+    taken: u32,
 }
 
 fn mix(hash: u64, word: u64) -> u64 {
@@ -173,12 +204,17 @@ fn fix(own: &LentSide, other: &LentSide) -> u32 {
 }
 
 impl Lending {
-    /// Room for so many connections, at least one. `seed` decides where they stand: nobody outside may know it.
+    /// Room for so many connections, at least one for each of so many workers. `seed` decides where they stand: nobody outside
+    /// may know it.
     ///
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
-    pub fn new(flows_max: u32, seed: u64) -> io::Result<Self> {
-        let flows_max = flows_max.clamp(1, 1 << 22);
+    pub fn new(flows_max: u32, workers: u32, seed: u64) -> io::Result<Self> {
+        let workers = workers.clamp(1, 1024);
+        let flows_max = flows_max.clamp(workers, 1 << 22);
+        let share = flows_max / workers;
+        // A connection is there once at most.
+        let ring = share.next_power_of_two();
         // Two entries each, half of the places in use.
         let buckets = (flows_max / 2).max(1).next_power_of_two();
         let map = |kind, name, value_bytes| {
@@ -187,27 +223,40 @@ impl Lending {
         let lending = Self {
             buckets: Shared::new("buckets", BUCKET, buckets)?,
             flows: Shared::new("flows", FLOW, flows_max)?,
+            over: Shared::new("over", 8, workers * ring)?,
+            over_heads: Shared::new("over_heads", HEAD, workers)?,
             settings: map(MapKind::Array, "lending", LENDING)?,
             taken: map(MapKind::PerCpuArray, "taken", TAKEN)?,
             seed,
             mask: buckets - 1,
-            flows_max,
+            share,
+            ring,
         };
-        let value = [&seed.to_ne_bytes()[..], &lending.mask.to_ne_bytes(), &[0; 4]].concat();
+        let words = [lending.mask, share, ring - 1, 0].map(u32::to_ne_bytes);
+        let value = [&seed.to_ne_bytes()[..], words.as_flattened()].concat();
         lending.settings.put(&[0; 4], &value)?;
         Ok(lending)
     }
 
     /// What the programs need.
-    pub(super) fn maps(&self) -> [&Map; 4] {
-        [self.buckets.map(), self.flows.map(), &self.settings, &self.taken]
+    pub(super) fn maps(&self) -> [&Map; 6] {
+        let shared = [&self.buckets, &self.flows, &self.over, &self.over_heads].map(Shared::map);
+        let [buckets, flows, over, over_heads] = shared;
+        [buckets, flows, over, over_heads, &self.settings, &self.taken]
     }
 
-    /// The part of one of so many workers.
-    pub fn part(self: &Arc<Self>, worker: u32, workers: u32) -> LendingPart {
-        let count = self.flows_max / workers.max(1);
-        let first = count * worker.min(workers.saturating_sub(1));
-        LendingPart { whole: self.clone(), first, count, free: (first..first + count).rev().collect() }
+    /// The part of a worker, counted from 0; of the last one if there are not so many. What an earlier owner of the part has left
+    /// in its ring is gone.
+    pub fn part(self: &Arc<Self>, worker: u32) -> LendingPart {
+        let worker = worker.min(self.over_heads.bytes() as u32 / HEAD as u32 - 1);
+        let (first, count) = (self.share * worker, self.share);
+        let free = (first..first + count).rev().collect();
+        let mut part = LendingPart { whole: self.clone(), first, count, free, worker, taken: 0 };
+        part.taken = self.over_heads.u32(worker as usize * HEAD).load(Acquire);
+        for place in 0..self.ring {
+            part.place(place).store(0, Relaxed);
+        }
+        part
     }
 
     /// The bucket of a side and what stands in the upper half of its place.
@@ -261,6 +310,8 @@ impl Lending {
             (MSS, u32::from_ne_bytes([low, high, own.shift, own.shown_shift])),
             (FIX, fix(own, other)),
             (V6, u32::from(own.remote.is_ipv6())),
+            (FIN, own.numbers.sent),
+            (FINS, if own.finished { FIN_SEEN | FIN_ACKED } else { 0 }),
         ] {
             self.set(flow, side, word, value);
         }
@@ -295,6 +346,11 @@ impl Lending {
 }
 
 impl LendingPart {
+    /// The lowest number that a connection of this part may have.
+    pub const fn first(&self) -> u32 {
+        self.first
+    }
+
     /// Lends a connection, the client first; none if there is no room. Until user space has told by [`LendingPart::done`]
     /// what it sent on, the kernel passes nothing on.
     pub fn lend(&mut self, sides: &[LentSide; 2]) -> Option<Lent> {
@@ -321,7 +377,8 @@ impl LendingPart {
         [0, 1].map(|side| {
             let word = |word| self.whole.read(lent.0, side, word);
             let double = |word| self.whole.flows.u64(Lending::at(lent.0, side, word)).load(Acquire);
-            let sent = double(SENT);
+            // Marked after its number was written, and that after everything before it.
+            let (fins, sent) = (word(FINS), double(SENT));
             Seen {
                 numbers: Numbers {
                     sent: sent as u32,
@@ -333,6 +390,8 @@ impl LendingPart {
                 packets: word(PACKETS),
                 given: word(GIVEN),
                 joined: word(JOINED) != 0,
+                fin: (fins & FIN_SEEN != 0)
+                    .then(|| SeenFin { end: word(FIN), is_second: fins & FIN_SECOND != 0 }),
                 last_ns: double(LAST_NS),
             }
         })
@@ -340,7 +399,22 @@ impl LendingPart {
 
     /// Whether a packet came that is user space's, and all after it: the connection is back.
     pub fn is_returned(&self, lent: Lent) -> bool {
-        self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire) != LENT
+        !matches!(self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire), LENT | ENDED)
+    }
+
+    fn place(&self, number: u32) -> &AtomicU64 {
+        let at = self.worker * self.whole.ring + (number & (self.whole.ring - 1));
+        self.whole.over.u64(at as usize * 8)
+    }
+
+    /// The next connection both of whose sides have closed, as a program in XDP saw it. It may have come back before that.
+    pub fn over(&mut self) -> Option<Lent> {
+        let place = self.place(self.taken);
+        let found = place.load(Acquire) as u32;
+        let flow = found.checked_sub(1)?;
+        place.store(0, Release);
+        self.taken = self.taken.wrapping_add(1);
+        Some(Lent(flow))
     }
 
     /// User space has moved a side's numbers forward: so does the kernel, unless it is ahead. Gives the place of
@@ -408,7 +482,7 @@ mod tests {
     #[test]
     fn rust_and_c_mean_the_same_layout() {
         /// The sizes, then offsets in the order of the table at the end of `bpf/engine.bpf.c`.
-        const OURS: [usize; 29] = [
+        const OURS: [usize; 31] = [
             FLOW,
             SIDE,
             BUCKET,
@@ -437,6 +511,8 @@ mod tests {
             MSS + 3,
             FIX,
             V6,
+            FIN,
+            FINS,
             LAST_NS,
         ];
         let object = Object::parse(ENGINE).unwrap();

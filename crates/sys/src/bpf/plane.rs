@@ -15,9 +15,6 @@ const DECISIONS_MAX: u32 = 65_536;
 /// Most interfaces.
 const DEVICES_MAX: u32 = 64;
 
-/// `SCRATCH` of `bpf/plane.bpf.h`.
-const SCRATCH: usize = 4096;
-
 /// Bytes and offsets of the structures of `bpf/plane.h`.
 const KEY: usize = 40;
 const DECISION: usize = 56;
@@ -206,7 +203,6 @@ pub struct Plane {
     decisions: Map,
     devices: Map,
     ingresses: Map,
-    scratch: Map,
     first: u16,
     count: u32,
     ring: u32,
@@ -284,7 +280,6 @@ impl Plane {
             decisions: map(MapKind::Hash, "decisions", KEY, DECISION, DECISIONS_MAX)?,
             devices: map(MapKind::Devices, "devices", 4, 4, DEVICES_MAX)?,
             ingresses: map(MapKind::Hash, "ingresses", 4, 4, DEVICES_MAX)?,
-            scratch: map(MapKind::PerCpuArray, "plane_scratch", 4, SCRATCH, 1)?,
             first,
             count,
             ring,
@@ -301,10 +296,10 @@ impl Plane {
     }
 
     /// What the program needs.
-    pub(super) fn maps(&self) -> [&Map; 9] {
+    pub(super) fn maps(&self) -> [&Map; 8] {
         let shared = [&self.settings, &self.flows, &self.places, &self.free, &self.done].map(Shared::map);
         let [settings, flows, places, free, done] = shared;
-        [settings, flows, places, free, done, &self.decisions, &self.devices, &self.ingresses, &self.scratch]
+        [settings, flows, places, free, done, &self.decisions, &self.devices, &self.ingresses]
     }
 
     fn cursor(&self) -> std::sync::MutexGuard<'_, Cursor> {

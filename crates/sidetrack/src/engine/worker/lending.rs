@@ -4,18 +4,29 @@ use super::Worker;
 use sidetrack_core::time::Instant;
 
 impl Worker {
+    /// Lends connections whose first bytes are about to be sent: before that, so that the answer finds the kernel ready.
+    pub(super) fn lend_early(&mut self, now: Instant) {
+        while let Some(offload) = &mut self.engine.callbacks_mut().offload
+            && let Some(slot) = offload.next_early()
+        {
+            self.lend_one(now, slot, 0);
+        }
+    }
+
+    fn lend_one(&mut self, now: Instant, slot: u32, returns: u32) {
+        let Some(translation) = self.engine.translation(slot) else { return };
+        let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
+        if let Some(to) = offload.lend(slot, returns, &translation, now) {
+            self.engine.lend(slot, to);
+        }
+    }
+
     /// Lends connections to the kernel, and learns what became of those it has. Everything was sent before.
     pub(super) fn lend(&mut self, now: Instant) {
-        let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
-        let mut more = offload.next(now);
-        while let Some((slot, returns)) = more {
-            let translation = self.engine.translation(slot);
-            let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
-            let to = translation.and_then(|translation| offload.lend(slot, returns, &translation, now));
-            more = offload.next(now);
-            if let Some(to) = to {
-                self.engine.lend(slot, to);
-            }
+        while let Some(offload) = &mut self.engine.callbacks_mut().offload
+            && let Some((slot, returns)) = offload.next(now)
+        {
+            self.lend_one(now, slot, returns);
         }
         self.tell_standing();
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
@@ -26,7 +37,25 @@ impl Worker {
             self.driver.flush();
             self.tell_standing();
         }
+        self.see_ends(now);
         self.reclaim(now);
+    }
+
+    /// Connections whose both sides have closed there.
+    fn see_ends(&mut self, now: Instant) {
+        let mut found = false;
+        while let Some(offload) = &mut self.engine.callbacks_mut().offload
+            && let Some((to, slot)) = offload.over()
+        {
+            found = true;
+            self.engine.over(now, slot, to);
+        }
+        if let Some(offload) = &mut self.engine.callbacks_mut().offload {
+            offload.looked(now, found);
+        }
+        if found {
+            self.note_records();
+        }
     }
 
     /// The kernel is told what was handled and sent here of connections that it has.

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Lent connections in XDP (offload.h); a part of engine.bpf.c. Here the program has the packet alone, so it follows FINs, too,
+ * and tells user space when both sides have closed.
+ */
+
+ALWAYS_INLINE void ends_of(const struct whole *w, struct ends *ends, const int v6)
+{
+	if (v6) {
+		__builtin_memcpy(ends->remote, w->ip + SOURCE_AT(1), 16);
+		__builtin_memcpy(ends->local.address, w->ip + TARGET_AT(1), 16);
+	} else {
+		map4(ends->remote, w->ip + SOURCE_AT(0));
+		map4(ends->local.address, w->ip + TARGET_AT(0));
+	}
+	take_ports(ends, (const __u16 *)w->tcp, 0, 0);
+}
+
+ALWAYS_INLINE int take_segment(struct xdp_md *xdp, const struct whole *w, struct segment *s, const int v6)
+{
+	__u32 at = IP_BYTES(v6) + BARE;
+
+#pragma unroll
+	for (int i = 0; i < BARE / 4; i++)
+		s->tcp[i] = ((const __u32 *)w->tcp)[i];
+	s->payload = w->payload;
+	s->ttl = w->ip[v6 ? 7 : 8];
+	s->options = (((w->tcp[12] >> 4) * 4) - BARE) & 0x3c;
+	return !s->options || !load(xdp, 1, at, s->tcp + BARE / 4, s->options);
+}
+
+/* Hands an ended connection to its worker, once. */
+ALWAYS_INLINE void tell_over(struct flow *flow, __u32 number)
+{
+	__u32 zero = 0, worker, at;
+	const struct lending *set = map_lookup(&lending, &zero);
+	struct over_head *head;
+	__u64 *place;
+
+	if (__sync_val_compare_and_swap(&flow->state, FLOW_LENT, FLOW_ENDED) != FLOW_LENT || !set || !set->share)
+		return;
+	worker = number / set->share;
+	head = map_lookup(&over_heads, &worker);
+	if (!head)
+		return;
+	at = worker * (set->ring_mask + 1) + (__sync_fetch_and_add(&head->head, 1) & set->ring_mask);
+	place = map_lookup(&over, &at);
+	if (place)
+		*(volatile __u64 *)place = number + 1;
+}
+
+/*
+ * The two sides' packets may be handled on two processors at the same time: each marks what it has learnt before it looks at
+ * what the other has.
+ */
+ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct flow_side *other, const struct segment *s,
+			       __u32 number)
+{
+	__u32 theirs = *(volatile __u32 *)&other->fins;
+
+	if (flags_of(s) & TCP_FIN && !(*(volatile __u32 *)&own->fins & FIN_SEEN)) {
+		*(volatile __u32 *)&own->fin = end_of(s);
+		__sync_fetch_and_or(&own->fins, FIN_SEEN | (theirs & FIN_SEEN ? FIN_SECOND : 0));
+	}
+	if ((theirs & (FIN_SEEN | FIN_ACKED)) != FIN_SEEN ||
+	    AFTER(*(volatile __u32 *)&other->fin, acknowledgement_of(s) - other->add))
+		return;
+	__sync_fetch_and_or(&other->fins, FIN_ACKED);
+	if (__sync_fetch_and_or(&own->fins, 0) & FIN_ACKED)
+		tell_over(flow, number);
+}
+
+/* Writes the headers anew and sends the packet by the other's interface. */
+ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *s, const struct flow_side *own,
+			   const struct flow_side *other, const int v6)
+{
+	__u16 *check = (__u16 *)(w->tcp + 16), *check_ip = (__u16 *)(w->ip + 10);
+	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+	__u32 options = s->options;
+	__u64 sum;
+
+	if (!finish(xdp, w, v6))
+		return XDP_DROP;
+	sum = translate(s, own, other);
+	if (s->blocks)
+		sum += translate_blocks(s, s->stamps ? BARE + STAMPS_LENGTH + 4 : BARE + 4, other);
+	*check = ~fold16((__u64)(__u16)~*check + folded(sum) + own->fix);
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		((__u32 *)w->tcp)[i] = s->tcp[i];
+	if (v6) {
+		w->ip[7]--;
+	} else {
+		/* One hop less is 0x0100 less in its word. */
+		*check_ip = ~fold16((__u64)(__u16)~*check_ip + own->fix + (__u16)~swap16(0x0100));
+		w->ip[8]--;
+	}
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++) {
+		from[i] = ((const __u32 *)AT(other->local, v6))[i];
+		to[i] = ((const __u32 *)AT(other->remote, v6))[i];
+	}
+#pragma unroll
+	for (int i = 0; i < 3; i++)
+		((__u32 *)w->eth)[i] = ((const __u32 *)other->to)[i];
+	HIDE(options);
+	if (options && (options > sizeof(s->tcp) - BARE ||
+			xdp_store(xdp, ETH_HLEN + IP_BYTES(v6) + BARE, s->tcp + BARE / 4, options)))
+		return XDP_DROP;
+	return tc_redirect(other->egress, 0);
+}
+
+ALWAYS_INLINE int carry_packet(struct xdp_md *xdp, const int v6)
+{
+	struct flow_side *own, *other;
+	struct segment s = {};
+	struct ends ends = {};
+	struct flow *flow;
+	struct whole w;
+	__u32 entry;
+
+	if (!read_whole(xdp, &w, v6))
+		return UP;
+	ends_of(&w, &ends, v6);
+	entry = entry_of(&ends);
+	flow = flow_of(entry);
+	if (!flow)
+		return UP;
+	own = entry & 1 ? &flow->side[0] : &flow->side[1];
+	other = entry & 1 ? &flow->side[1] : &flow->side[0];
+	if (own->v6 != (__u32)v6 || !is_between(own, &ends) || !take_segment(xdp, &w, &s, v6) || !judge(flow, own, other, 0, &s, 1))
+		return UP;
+	follow_fins(flow, own, other, &s, (entry - 1) >> 1);
+	return carry_on(xdp, &w, &s, own, other, v6);
+}
+
+ALWAYS_INLINE int carry_own(struct xdp_md *xdp)
+{
+	__u8 *eth = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
+
+	if (eth + ETH_HLEN > end)
+		return UP;
+	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IP))
+		return carry_packet(xdp, 0);
+	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IPV6))
+		return carry_packet(xdp, 1);
+	return UP;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Whole packets in XDP, read and written where they lie; a part of engine.bpf.c. Such are those with the plain headers only,
+ * no fragments, all of whose bytes are there.
+ */
+/* The compiler is not to know what a number is. */
+#define HIDE(number) __asm__ volatile("" : "+r"(number))
+
+enum { UP = -1, FORWARD = -2 };
+
+ALWAYS_INLINE __u16 fold16(__u64 sum)
+{
+	return folded(sum);
+}
+
+/* A packet as far as it is read. Addresses are words of the packet: one of IPv4, four of IPv6. */
+struct whole {
+	__u8 *eth, *ip, *tcp, *end;
+	__u32 ends;    /* both ports as they stand */
+	__u32 total;   /* bytes of the IP packet */
+	__u32 payload;
+	__u32 seq, ack;
+	__u8 flags;
+	/* How it ends its connection: a reason, or NO_END; and the state it found. */
+	__u32 ending, state;
+};
+
+#define NO_END 0xff
+
+#define WORDS(v6) ((v6) ? 4 : 1)
+#define SOURCE_AT(v6) ((v6) ? 8 : 12)
+#define TARGET_AT(v6) ((v6) ? 24 : 16)
+#define IP_BYTES(v6) ((v6) ? 40 : 20)
+
+ALWAYS_INLINE int read_whole(struct xdp_md *xdp, struct whole *w, const int v6)
+{
+	__u8 *eth = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
+	__u8 *ip = eth + ETH_HLEN, *tcp = ip + IP_BYTES(v6);
+	__u32 header, total;
+
+	if (tcp + BARE > end)
+		return 0;
+	if (v6) {
+		if (ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP || ip[7] <= 1)
+			return 0;
+		total = 40 + swap16(*(__u16 *)(ip + 4));
+	} else {
+		if (ip[0] != 0x45 || ip[9] != IPPROTO_TCP || ip[8] <= 1 || (*(__u16 *)(ip + 6) & swap16(0xbfff)))
+			return 0;
+		total = swap16(*(__u16 *)(ip + 2));
+	}
+	header = (tcp[12] >> 4) * 4;
+	if (header < BARE || total < IP_BYTES(v6) + header || ip + total > end)
+		return 0;
+	w->eth = eth;
+	w->ip = ip;
+	w->tcp = tcp;
+	w->end = end;
+	w->ends = *(__u32 *)tcp;
+	w->total = total;
+	w->payload = total - IP_BYTES(v6) - header;
+	w->seq = bpf_htonl(*(__u32 *)(tcp + 4));
+	w->ack = bpf_htonl(*(__u32 *)(tcp + 8));
+	w->flags = tcp[13];
+	w->ending = NO_END;
+	w->state = PLANE_FREE;
+	return 1;
+}
+
+ALWAYS_INLINE int same(const void *one, const void *other, const int v6)
+{
+	const __u32 *a = one, *b = other;
+
+	return v6 ? a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] : a[0] == b[0];
+}
+
+/* Where the words of an address stand in 16 bytes. */
+#define AT(address, v6) ((address) + ((v6) ? 0 : 12))
+
+ALWAYS_INLINE __u64 sum_words(const void *from, const int v6)
+{
+	const __u32 *words = from;
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++)
+		sum += words[i];
+	return sum;
+}
+
+/* Room for the largest packet that AF_XDP takes, and what one call sums up in every kernel. */
+#define SCRATCH 4096
+#define CHUNK 512
+
+/* The checksum of a packet whose sender left that to the card holds only the addresses: it is finished here. */
+ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
+{
+	__u32 left = w->total - IP_BYTES(v6), zero = 0;
+	__u8 *scratch;
+	__u16 *check = (__u16 *)(w->tcp + 16);
+	__u64 sum = sum_words(w->ip + SOURCE_AT(v6), v6) + sum_words(w->ip + TARGET_AT(v6), v6) +
+		    swap16(IPPROTO_TCP) + swap16(left);
+
+	if (fold16(sum) != *check)
+		return 1;
+	scratch = map_lookup(&scratches, &zero);
+	HIDE(left);
+	if (!scratch || !left || left > SCRATCH - 4)
+		return 0;
+	*check = 0;
+	/* What an odd length leaves of the last word. */
+	*(__u32 *)(scratch + (left & (SCRATCH - 4))) = 0;
+	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6), scratch, left))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < SCRATCH / CHUNK; i++) {
+		__u32 bytes = left < CHUNK ? left : CHUNK, words = (bytes + 3) & ~3U;
+
+		HIDE(words);
+		if (words > CHUNK)
+			return 0;
+		sum += (__u32)csum_diff(0, 0, scratch + i * CHUNK, words, 0);
+		left -= bytes;
+	}
+	*check = ~fold16(sum);
+	return 1;
+}
