@@ -1,10 +1,12 @@
 //! Connections that are lent: what the borrower passed on counts as if it had come here.
 
 use crate::network::{SERVER_HOP, at};
-use crate::script::{Bound, Script};
-use crate::wire::{ACK, FIN, PSH};
-use sidetrack_core::engine::{Drop, LentTo, Moved, Progress, Selection, Standing, Target, Translation};
-use sidetrack_core::flow::EndReason;
+use crate::script::{Bound, CLIENT_ISN, SERVER_ISN, Script};
+use crate::wire::{ACK, FIN, PSH, Packet};
+use sidetrack_core::engine::{
+    Drop, Fin, LentTo, Moved, Payload, Progress, Record, Selection, Standing, State, Target, Translation,
+};
+use sidetrack_core::flow::{EndReason, Side};
 use std::num::NonZeroU32;
 
 const TO: LentTo = LentTo(NonZeroU32::new(7).unwrap());
@@ -173,4 +175,212 @@ fn fins_that_are_acknowledged_elsewhere_end_the_connection() {
     tell(&mut script, &bound);
     script.engine.reclaim(at(script.now), 0);
     assert_eq!(script.records()[0].reason, EndReason::Ok);
+}
+
+/// What a borrower has seen of the ends of both sides, the client first.
+#[derive(Clone, Copy, Default)]
+struct Closing {
+    /// Its FIN has passed, as the second.
+    fin: [Option<bool>; 2],
+    /// It has acknowledged the other's.
+    heard: [bool; 2],
+    /// Bytes before the FIN, since the connection was lent, and those that were not told before.
+    bytes: [u64; 2],
+    new: [u64; 2],
+}
+
+impl Closing {
+    fn tell(&self, script: &mut Script, bound: &Bound) {
+        let numbers = [bound.client, bound.server];
+        let side = |at: usize| {
+            let (own, other) = (numbers[at], at ^ 1);
+            let sent = own.0.wrapping_add(self.bytes[at] as u32 + u32::from(self.fin[at].is_some()));
+            let acknowledged = own.1.wrapping_add(self.bytes[other] as u32 + u32::from(self.heard[at]));
+            Moved {
+                standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
+                bytes: self.new[at],
+                packets: 1,
+                fin: self.fin[at].map(|is_second| Fin { end: sent, is_second }),
+            }
+        };
+        let progress = Progress { sides: [side(0), side(1)], active: Some(at(script.now)) };
+        script.engine.callbacks_mut().progress.push_back(progress);
+    }
+}
+
+/// The states that a connection went through.
+fn states(record: &Record) -> Vec<(Side, State)> {
+    record.stamps.iter().map(|stamp| (stamp.side, stamp.state)).collect()
+}
+
+#[test]
+fn fins_that_pass_elsewhere_are_followed_as_if_they_had_passed_here() {
+    let ends = |first, second| {
+        [
+            (first, State::FinWait1),
+            (second, State::CloseWait),
+            (first, State::FinWait2),
+            (second, State::LastAck),
+            (first, State::TimeWait),
+            (second, State::Closed),
+        ]
+    };
+    let steps = [
+        Closing { fin: [Some(false), None], ..Closing::default() },
+        Closing { fin: [Some(false), None], heard: [false, true], ..Closing::default() },
+        Closing { fin: [Some(false), Some(true)], heard: [false, true], ..Closing::default() },
+        Closing { fin: [Some(false), Some(true)], heard: [true, true], ..Closing::default() },
+    ];
+    let mirrored = |step: Closing| {
+        let Closing { fin: [a, b], heard: [c, d], .. } = step;
+        Closing { fin: [b, a], heard: [d, c], ..Closing::default() }
+    };
+    for server_first in [false, true] {
+        // Told of each step, of every second, and of the last one only.
+        for every in [1, 2, 4] {
+            let mut script = Script::new();
+            let (bound, _) = lent(&mut script);
+            for (number, step) in steps.into_iter().enumerate() {
+                let step = if server_first { mirrored(step) } else { step };
+                if (number + 1) % every == 0 {
+                    step.tell(&mut script, &bound);
+                    script.engine.refresh(at(script.now));
+                }
+            }
+            let records = script.records();
+            assert_eq!((records.len(), records[0].reason), (1, EndReason::Ok), "every {every}");
+            let (first, second) =
+                if server_first { (Side::Server, Side::Client) } else { (Side::Client, Side::Server) };
+            let all = states(&records[0]);
+            assert_eq!(all[all.len() - 6..], ends(first, second), "every {every}");
+            assert_eq!(script.engine.callbacks_mut().ended, []);
+            script.engine.over(at(script.now), 0, TO);
+            assert_eq!(script.engine.callbacks_mut().ended, [TO], "it is given back at once");
+            assert_eq!(script.records(), [], "one record");
+        }
+    }
+}
+
+#[test]
+fn both_may_close_at_the_same_time_elsewhere() {
+    let mut script = Script::new();
+    let (bound, _) = lent(&mut script);
+    let fin = [Some(false), Some(true)];
+    Closing { fin, ..Closing::default() }.tell(&mut script, &bound);
+    script.engine.over(at(script.now), 0, TO);
+    assert_eq!(script.records(), [], "nothing is acknowledged");
+    assert_eq!(script.engine.callbacks_mut().ended, []);
+    Closing { fin, heard: [true, false], ..Closing::default() }.tell(&mut script, &bound);
+    script.engine.refresh(at(script.now));
+    assert_eq!(script.records(), [], "one is");
+    Closing { fin, heard: [true, true], ..Closing::default() }.tell(&mut script, &bound);
+    script.engine.over(at(script.now), 0, LentTo(NonZeroU32::MAX));
+    assert_eq!(script.records(), [], "another's");
+    script.engine.over(at(script.now), 0, TO);
+    let records = script.records();
+    assert_eq!(records[0].reason, EndReason::Ok);
+    assert!(states(&records[0]).iter().any(|(_, state)| *state == State::Closing), "{records:?}");
+}
+
+#[test]
+fn after_one_side_has_closed_elsewhere_the_other_may_go_on() {
+    let mut script = Script::with(
+        |config| config.idle_timeout_ms = 3000,
+        Selection::Server(Target::new(crate::network::Addresses::v4().server, SERVER_HOP)),
+    );
+    let (bound, _) = lent(&mut script);
+    let half = Closing { fin: [Some(false), None], heard: [false, true], ..Closing::default() };
+    half.tell(&mut script, &bound);
+    script.engine.refresh(at(script.now));
+    script.wait(2500);
+    let more = Closing { bytes: [0, 100_000], new: [0, 100_000], ..half };
+    more.tell(&mut script, &bound);
+    assert_eq!(script.wait(2500), [], "not idle");
+    // The last of it comes here, and the acknowledgement passes there.
+    let seq = bound.server.0.wrapping_add(100_000);
+    let ack = bound.server.1.wrapping_add(1);
+    let fin = Packet::new(script.addresses.server, bound.source, FIN | ACK, seq, ack);
+    assert_eq!(script.take(&fin).len(), 1);
+    let end = Closing { fin: [Some(false), None], heard: [true, true], bytes: [0, 100_000], new: [0, 0] };
+    end.tell(&mut script, &bound);
+    script.engine.reclaim(at(script.now), 0);
+    let records = script.records();
+    assert_eq!((records[0].reason, records[0].server_bytes), (EndReason::Ok, 100_000));
+}
+
+/// A connection whose first bytes are on their way to the server, and lent.
+fn delivering(script: &mut Script) -> Bound {
+    let (isn, syn) = script.request(b"hello");
+    let answer = script.syn_ack(&syn);
+    assert_eq!(script.engine.callbacks_mut().delivering, []);
+    let out = script.take(&answer);
+    assert_eq!(out.last().map(|packet| packet.payload.clone()), Some(b"hello".to_vec()));
+    assert_eq!(
+        (script.engine.callbacks_mut().delivering.clone(), script.engine.callbacks_mut().plain.len()),
+        (vec![0], 0)
+    );
+    let [client, server] =
+        script.engine.translation(0).expect("there is nothing to do but to see them there");
+    assert_eq!((client.standing.sent, client.finished), (CLIENT_ISN.wrapping_add(6), false));
+    assert_eq!(server.standing.sent, SERVER_ISN + 1);
+    script.engine.lend(0, TO);
+    Bound {
+        source: syn.src,
+        client: (CLIENT_ISN.wrapping_add(6), isn.wrapping_add(1)),
+        server: (SERVER_ISN + 1, syn.seq.wrapping_add(6)),
+    }
+}
+
+#[test]
+fn first_bytes_that_are_acknowledged_elsewhere_are_not_sent_again() {
+    let mut script = Script::new();
+    let bound = delivering(&mut script);
+    let all = Closing { bytes: [0, 3], new: [0, 3], ..Closing::default() };
+    all.tell(&mut script, &bound);
+    assert_eq!(script.wait(10_000), [], "not one packet");
+    let end = Closing { fin: [Some(true), Some(false)], heard: [true, true], new: [0, 0], ..all };
+    end.tell(&mut script, &bound);
+    script.engine.over(at(script.now), 0, TO);
+    let records = script.records();
+    assert_eq!((records[0].reason, records[0].passed_elsewhere), (EndReason::Ok, true));
+    assert_eq!((records[0].client_bytes, records[0].server_bytes), (5, 3));
+}
+
+#[test]
+fn first_bytes_that_are_lost_are_sent_again_while_it_is_lent() {
+    let mut script = Script::new();
+    let bound = delivering(&mut script);
+    let again = script.wait(1500);
+    assert!(!again.is_empty() && again.iter().all(|(_, packet)| packet.payload == b"hello"), "{again:?}");
+    assert!(again.iter().all(|(_, packet)| packet.seq == bound.server.1.wrapping_sub(5)));
+    // Acknowledged here: that is the client's to hear, and no more is sent.
+    let out = script.take(&script.server(&bound, ACK).clone());
+    assert_eq!(
+        out.iter().map(|packet| (packet.dst, packet.ack)).collect::<Vec<_>>(),
+        [(script.addresses.client, bound.client.0)]
+    );
+    assert_eq!(script.wait(10_000), []);
+}
+
+#[test]
+fn first_bytes_are_nobody_elses_if_there_is_more_to_do() {
+    // They are changed, or what comes back is looked at, or they are the last ones.
+    let target = Target::new(crate::network::Addresses::v4().server, SERVER_HOP);
+    let looks = Target { inspect_server: true, ..target };
+    let changes = Target { inspect_client: true, ..target };
+    for (target, payload, fin) in [
+        (looks, Payload::Keep, 0),
+        (changes, Payload::Replace(b"hello!".to_vec()), 0),
+        (target, Payload::Keep, FIN),
+    ] {
+        let mut script = Script::with(|_| {}, Selection::Server(target));
+        script.engine.callbacks_mut().payload = payload;
+        let isn = script.open();
+        let data = script.client(ACK | PSH | fin, CLIENT_ISN.wrapping_add(1), isn.wrapping_add(1));
+        let syn = script.take(&data.payload(b"hello"))[0].clone();
+        let answer = script.syn_ack(&syn);
+        assert!(!script.take(&answer).is_empty());
+        assert_eq!(script.engine.callbacks_mut().delivering, []);
+        assert_eq!(script.engine.translation(0), None);
+    }
 }

@@ -17,6 +17,7 @@ pub struct Fixed {
     pub payload: Payload,
     /// Slots that may be lent, what the borrower says in turn, and what it was told to give back and to let go of.
     pub plain: Vec<u32>,
+    pub delivering: Vec<u32>,
     pub progress: VecDeque<Progress>,
     pub closing: Vec<LentTo>,
     pub ended: Vec<LentTo>,
@@ -29,6 +30,7 @@ impl Fixed {
             asked: Vec::new(),
             payload: Payload::Keep,
             plain: Vec::new(),
+            delivering: Vec::new(),
             progress: VecDeque::new(),
             closing: Vec::new(),
             ended: Vec::new(),
@@ -52,6 +54,10 @@ impl Callbacks for Fixed {
 
     fn plain(&mut self, slot: u32) {
         self.plain.push(slot);
+    }
+
+    fn delivering(&mut self, slot: u32) {
+        self.delivering.push(slot);
     }
 
     fn progress(&mut self, _: LentTo) -> Option<Progress> {

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::Process;
 
 pub use ends::{Ends, Tally};
-pub use peer::{KernelPeer, Shakes};
+pub use peer::{KernelPeer, REQUEST, Shakes};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
 /// The line by which the generator says that its window begins.

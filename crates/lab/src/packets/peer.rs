@@ -31,6 +31,9 @@ const GIVEN_UP_NS: u64 = 1_000_000_000;
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// What a client asks.
+pub const REQUEST: &str = "ask it";
+
 /// With whom the two ends shake hands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shakes {

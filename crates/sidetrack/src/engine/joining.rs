@@ -15,8 +15,8 @@
 use super::driver::{Arrived, Mark};
 use super::offload::Offload;
 use super::strays::Stray;
+use sidetrack_core::engine::LentTo;
 use sidetrack_core::engine::packet::flags;
-use sidetrack_core::engine::{LentTo, Translation};
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -31,8 +31,8 @@ const HELD_MAX: usize = 1024;
 /// Both ends of a packet: who sent it, and to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
-    from: SocketAddr,
-    to: SocketAddr,
+    pub from: SocketAddr,
+    pub to: SocketAddr,
 }
 
 /// The connections that the kernel is taking over.
@@ -65,11 +65,6 @@ struct Flow {
 }
 
 impl Ends {
-    /// Of packets that come from this side.
-    pub const fn of(side: &Translation) -> Self {
-        Self { from: side.remote, to: side.local }
-    }
-
     /// Of a packet that is an acknowledgement and nothing else.
     fn of_acknowledgement(packet: &[u8]) -> Option<Self> {
         let (from, to, tcp, end): (IpAddr, IpAddr, usize, usize) = match packet.first()? >> 4 {

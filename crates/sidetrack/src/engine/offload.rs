@@ -80,8 +80,6 @@ struct Known {
     packets: [u32; 2],
     /// FINs that the engine knows of.
     fins: [bool; 2],
-    /// Packets from either side.
-    ends: [Ends; 2],
     /// How often it has come back before.
     returns: u32,
     back: bool,
@@ -195,10 +193,8 @@ impl Offload {
             return None;
         };
         let sent = self.part.look(lent).map(|seen| seen.sent);
-        let [client, server] = translations;
-        let ends = [Ends::of(client), Ends::of(server)];
         let fins = translations.map(|side| side.finished);
-        let known = Known { lent, slot: Some(slot), sent, packets: [0; 2], fins, ends, returns, back: false };
+        let known = Known { lent, slot: Some(slot), sent, packets: [0; 2], fins, returns, back: false };
         let at = (lent.number() - self.part.first()) as usize;
         if self.known.len() <= at {
             self.known.resize_with(at + 1, || None);
@@ -209,10 +205,14 @@ impl Offload {
         }
         // In XDP there is nothing to wait for until a packet comes here all the same.
         if !self.by_xdp {
-            self.joining.add(to, ends);
+            self.joins(to, lent);
         }
         self.counters.lent += 1;
         Some(to)
+    }
+
+    fn joins(&mut self, to: LentTo, lent: Lent) {
+        self.joining.add(to, self.part.ends(lent).map(|(from, to)| Ends { from, to }));
     }
 
     fn sides(&self, translations: &[Translation; 2]) -> Option<[LentSide; 2]> {
@@ -249,12 +249,11 @@ impl Offload {
         let [client, server] = &seen;
         let sides = [known.moved(0, client), known.moved(1, server)];
         if !known.back {
-            let ends = known.ends;
             self.touched.push(to);
             if self.part.is_returned(lent) {
                 self.came_back(to, now);
             } else if self.by_xdp && seen.iter().any(|seen| seen.given > 0 && !seen.joined) {
-                self.joining.add(to, ends);
+                self.joins(to, lent);
             }
         }
         let active = client.last_ns.max(server.last_ns);
@@ -387,6 +386,9 @@ impl Offload {
 
     /// Whether there is something to do at once.
     pub fn is_busy(&self) -> bool {
-        !self.waiting.is_empty() || !self.early.is_empty() || !self.touched.is_empty() || self.joining.is_busy()
+        !self.waiting.is_empty()
+            || !self.early.is_empty()
+            || !self.touched.is_empty()
+            || self.joining.is_busy()
     }
 }

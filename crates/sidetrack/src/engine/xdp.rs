@@ -14,9 +14,15 @@ use std::sync::Arc;
 
 /// Frames that are handled together: as many as have their connections brought into the cache at once.
 const BATCH: usize = 64;
-/// Frames that the kernel always finds to fill, of each interface: what may come while a batch is handled, or while another
-/// process has the CPU for a moment.
+/// Frames that the kernel finds to fill, of each interface: what may come while a batch is handled, or while another process has
+/// the CPU for a moment. The kernel takes them in turn, so few of them stay in the cache; how many is found out by how low
+/// their number falls, see [`Fill`].
 const FILL: usize = 2048;
+const FILL_MIN: usize = 256;
+/// Refills in a row that find more than three quarters: fewer will do.
+const ENOUGH: u32 = 1024;
+/// Visits in a row without any frame: nobody knows what comes next.
+const IDLE: u32 = 4;
 /// Frames of each interface that may wait to be handled besides.
 const WAITING: usize = 4096;
 /// Frames that are never given to be filled: for packets of the engine's own, and those on their way out.
@@ -62,12 +68,57 @@ struct Port {
     interface: Interface,
     socket: XskSocket,
     outgoing: Vec<Descriptor>,
+    fill: Fill,
+}
+
+/// How many frames the kernel is to find.
+#[derive(Debug)]
+struct Fill {
+    wanted: usize,
+    enough: u32,
+    idle: u32,
+}
+
+impl Default for Fill {
+    fn default() -> Self {
+        Self { wanted: FILL, enough: 0, idle: 0 }
+    }
+}
+
+impl Fill {
+    /// The kernel has so many left; how many it is to get.
+    fn lacking(&mut self, left: usize) -> usize {
+        if left * 2 < self.wanted {
+            self.wanted = (self.wanted * 2).min(FILL);
+            self.enough = 0;
+        } else if left * 4 < self.wanted * 3 {
+            self.enough = 0;
+        } else {
+            self.enough += 1;
+            if self.enough == ENOUGH {
+                self.wanted = (self.wanted / 2).max(FILL_MIN);
+                self.enough = 0;
+            }
+        }
+        let lacking = self.wanted.saturating_sub(left);
+        // Not for a handful: each time moves an index that the kernel reads.
+        if lacking < BATCH { 0 } else { lacking }
+    }
+
+    /// So many frames came.
+    fn came(&mut self, count: usize) {
+        self.idle = if count > 0 { 0 } else { self.idle + 1 };
+        if self.idle == IDLE {
+            *self = Self::default();
+        }
+    }
 }
 
 impl XdpDriver {
     /// Over these sockets, one for each interface, which share `umem`.
     pub fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
-        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new() };
+        let port =
+            |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), fill: Fill::default() };
         let mut driver = Self {
             ports: sockets.into_iter().map(port).collect(),
             routed,
@@ -88,9 +139,8 @@ impl XdpDriver {
     /// Gives the kernel frames to fill: it has enough of them however many wait to be handled.
     fn refill(&mut self) {
         for port in &mut self.ports {
-            let lacking = FILL.saturating_sub(port.socket.to_fill());
-            // Not for a handful: each time moves an index that the kernel reads.
-            if lacking < BATCH {
+            let lacking = port.fill.lacking(port.socket.to_fill());
+            if lacking == 0 {
                 continue;
             }
             let spare = self.free.len().saturating_sub(OWN);
@@ -145,6 +195,7 @@ impl Driver for XdpDriver {
             let Some(port) = self.ports.get_mut(self.from) else { continue };
             self.count = port.socket.receive(&mut self.taken);
             self.drained = self.count == 0;
+            port.fill.came(self.count);
             if self.count > 0 {
                 for descriptor in self.taken.iter().take(self.count) {
                     // The kernel wrote them on another processor perhaps: all are read at the same time, not one after the other.
@@ -242,5 +293,47 @@ impl Driver for XdpDriver {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.ports.iter().map(|port| port.socket.as_fd()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_finds_as_many_frames_as_it_takes_and_no_more() {
+        let mut fill = Fill::default();
+        assert_eq!(fill.lacking(0), FILL, "at first all");
+        // A batch at a time is taken: fewer do, and then fewer still.
+        for _ in 0..10 * ENOUGH {
+            fill.lacking(fill.wanted - 1);
+        }
+        assert_eq!(
+            (fill.wanted, fill.lacking(FILL_MIN - BATCH + 1), fill.lacking(FILL_MIN - BATCH)),
+            (256, 0, 64)
+        );
+        // A burst.
+        assert_eq!(fill.lacking(FILL_MIN / 2 - 1), 2 * FILL_MIN - (FILL_MIN / 2 - 1));
+        for _ in 0..8 {
+            fill.lacking(0);
+        }
+        assert_eq!(fill.wanted, FILL, "never more than there are");
+        // What it now and then comes near to is kept.
+        for _ in 0..10 * ENOUGH {
+            fill.lacking(FILL - 1);
+            fill.lacking(FILL * 2 / 3);
+        }
+        assert_eq!(fill.wanted, FILL);
+    }
+
+    #[test]
+    fn a_line_that_rests_may_bring_anything() {
+        let mut fill = Fill { wanted: FILL_MIN, enough: 0, idle: 0 };
+        for count in [0, 0, 0, 1, 0, 0, 0] {
+            fill.came(count);
+            assert_eq!(fill.wanted, FILL_MIN);
+        }
+        fill.came(0);
+        assert_eq!(fill.wanted, FILL);
     }
 }

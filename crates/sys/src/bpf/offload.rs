@@ -364,6 +364,7 @@ impl LendingPart {
         if both {
             return Some(Lent(flow));
         }
+        self.take_back(Lent(flow));
         self.forget(Lent(flow));
         None
     }
@@ -449,20 +450,37 @@ impl LendingPart {
     /// still pass on and count.
     pub fn take_back(&self, lent: Lent) {
         self.state(lent.0, RETURNED);
+        self.displace(lent.0);
     }
 
-    /// The kernel knows nothing of it any more. To be called some milliseconds after it is back: a program may still be
+    /// Its number is free again, after [`LendingPart::take_back`]. To be called some milliseconds after it is back: a program may still be
     /// at work on a packet.
     pub fn forget(&mut self, lent: Lent) {
-        self.clear(lent.0);
+        self.state(lent.0, FREE);
         self.free.push(lent.0);
     }
 
-    fn clear(&self, flow: u32) {
-        self.state(flow, FREE);
+    fn displace(&self, flow: u32) {
         for side in [0, 1] {
             self.whole.displace(flow, side);
         }
+    }
+
+    /// Both ends of packets from either side: who sends, and to whom.
+    pub fn ends(&self, lent: Lent) -> [(SocketAddr, SocketAddr); 2] {
+        [0, 1].map(|side| {
+            let word = |word| self.whole.flows.u64(Lending::at(lent.0, side, word)).load(Relaxed);
+            let address = |at| {
+                let [low, high] = [at, at + 8].map(|at| word(at).to_ne_bytes());
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&low);
+                bytes[8..].copy_from_slice(&high);
+                IpAddr::from(bytes).to_canonical()
+            };
+            let ports = self.whole.read(lent.0, side, PORTS);
+            let (remote, local) = ((ports >> 16) as u16, ports as u16);
+            (SocketAddr::new(address(REMOTE), remote), SocketAddr::new(address(LOCAL), local))
+        })
     }
 }
 
@@ -470,7 +488,10 @@ impl Drop for LendingPart {
     fn drop(&mut self) {
         let all = self.first..self.first + self.count;
         let lent = |flow: &u32| self.whole.flows.u32(*flow as usize * FLOW).load(Relaxed) != FREE;
-        all.filter(lent).for_each(|flow| self.clear(flow));
+        for flow in all.filter(lent) {
+            self.displace(flow);
+            self.state(flow, FREE);
+        }
     }
 }
 
