@@ -1,90 +1,17 @@
 //! Whole connections in XDP: each packet of a connection is tried on the program, without any traffic.
 
+#[path = "support/frames.rs"]
+mod frames;
 mod support;
 
+use frames::{ACK, CLIENT_LINK, DROP, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
 use sidetrack_sys::bpf::{
     Map, MapKind, MapShape, Own, Plane, PlaneKey, PlaneReason, PlaneRoute, PlaneState, Program,
 };
 use sidetrack_sys::link;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
-
-const DROP: u32 = 1;
-const PASS: u32 = 2;
-const REDIRECT: u32 = 4;
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
-
-const CLIENT_LINK: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const OWN_LINK: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const SERVER_LINK: [u8; 6] = [2, 0, 0, 0, 0, 3];
-
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
-
-fn sum(bytes: &[u8]) -> u64 {
-    let (pairs, last) = bytes.as_chunks::<2>();
-    let whole: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
-    whole + last.first().map_or(0, |byte| u64::from(*byte) << 8)
-}
-
-fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
-}
-
-/// A frame with all checksums; the one of TCP is left to the card if it is not `finished`.
-#[derive(Clone, Copy)]
-struct Frame<'a> {
-    link: ([u8; 6], [u8; 6]),
-    from: SocketAddr,
-    to: SocketAddr,
-    seq: u32,
-    ack: u32,
-    flags: u8,
-    payload: &'a [u8],
-    ttl: u8,
-    finished: bool,
-}
-
-impl Frame<'_> {
-    fn bytes(&self) -> Vec<u8> {
-        let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
-        tcp.extend(self.seq.to_be_bytes());
-        tcp.extend(self.ack.to_be_bytes());
-        tcp.extend([0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
-        tcp.extend(self.payload);
-        let (source, target) = (octets(self.from.ip()), octets(self.to.ip()));
-        let pseudo = sum(&source) + sum(&target) + 6 + tcp.len() as u64;
-        let check = if self.finished { !fold(pseudo + sum(&tcp)) } else { fold(pseudo) };
-        tcp[16..18].copy_from_slice(&check.to_be_bytes());
-        let mut frame = [self.link.0, self.link.1].concat();
-        if self.from.is_ipv4() {
-            let total = (20 + tcp.len() as u16).to_be_bytes();
-            let mut ip = vec![0x45, 0, total[0], total[1], 0, 1, 0x40, 0, self.ttl, 6, 0, 0];
-            ip.extend([source, target].concat());
-            let check = !fold(sum(&ip));
-            ip[10..12].copy_from_slice(&check.to_be_bytes());
-            frame.extend([8, 0]);
-            frame.extend(ip);
-        } else {
-            let length = (tcp.len() as u16).to_be_bytes();
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, length[0], length[1], 6, self.ttl]);
-            frame.extend([source, target].concat());
-        }
-        frame.extend(tcp);
-        frame
-    }
-}
 
 struct Scene {
     plane: Arc<Plane>,
@@ -137,12 +64,12 @@ fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
 impl Scene {
     fn up<'a>(&self, seq: u32, ack: u32, flags: u8, payload: &'a [u8]) -> Frame<'a> {
         let link = (OWN_LINK, CLIENT_LINK);
-        Frame { link, from: self.client, to: self.local, seq, ack, flags, payload, ttl: 64, finished: true }
+        Frame { link, from: self.client, to: self.local, seq, ack, flags, payload, ..Frame::BARE }
     }
 
     fn down<'a>(&self, seq: u32, ack: u32, flags: u8, payload: &'a [u8]) -> Frame<'a> {
         let link = (OWN_LINK, SERVER_LINK);
-        Frame { link, from: self.server, to: self.source, seq, ack, flags, payload, ttl: 64, finished: true }
+        Frame { link, from: self.server, to: self.source, seq, ack, flags, payload, ..Frame::BARE }
     }
 
     fn verdict(&self, frame: &Frame<'_>) -> u32 {

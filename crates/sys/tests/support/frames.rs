@@ -1,0 +1,98 @@
+//! Frames of TCP, made by hand, for programs that are tried on them.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+pub const DROP: u32 = 1;
+pub const PASS: u32 = 2;
+pub const REDIRECT: u32 = 4;
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const ACK: u8 = 16;
+
+pub const CLIENT_LINK: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub const OWN_LINK: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub const SERVER_LINK: [u8; 6] = [2, 0, 0, 0, 0, 3];
+
+pub fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+pub fn sum(bytes: &[u8]) -> u64 {
+    let (pairs, last) = bytes.as_chunks::<2>();
+    let whole: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
+    whole + last.first().map_or(0, |byte| u64::from(*byte) << 8)
+}
+
+pub fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// A frame with all checksums; the one of TCP is left to the card if it is not `finished`.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    pub link: ([u8; 6], [u8; 6]),
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    /// Of TCP, a multiple of four bytes.
+    pub options: &'a [u8],
+    pub payload: &'a [u8],
+    pub ttl: u8,
+    pub finished: bool,
+}
+
+impl Frame<'_> {
+    /// What most have in common.
+    pub const BARE: Self = Frame {
+        link: ([0; 6], [0; 6]),
+        from: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        to: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        seq: 0,
+        ack: 0,
+        flags: 0,
+        options: &[],
+        payload: &[],
+        ttl: 64,
+        finished: true,
+    };
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
+        tcp.extend(self.seq.to_be_bytes());
+        tcp.extend(self.ack.to_be_bytes());
+        let header = ((20 + self.options.len() as u8) / 4) << 4;
+        tcp.extend([header, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        tcp.extend(self.options);
+        tcp.extend(self.payload);
+        let (source, target) = (octets(self.from.ip()), octets(self.to.ip()));
+        let pseudo = sum(&source) + sum(&target) + 6 + tcp.len() as u64;
+        let check = if self.finished { !fold(pseudo + sum(&tcp)) } else { fold(pseudo) };
+        tcp[16..18].copy_from_slice(&check.to_be_bytes());
+        let mut frame = [self.link.0, self.link.1].concat();
+        if self.from.is_ipv4() {
+            let total = (20 + tcp.len() as u16).to_be_bytes();
+            let mut ip = vec![0x45, 0, total[0], total[1], 0, 1, 0x40, 0, self.ttl, 6, 0, 0];
+            ip.extend([source, target].concat());
+            let check = !fold(sum(&ip));
+            ip[10..12].copy_from_slice(&check.to_be_bytes());
+            frame.extend([8, 0]);
+            frame.extend(ip);
+        } else {
+            let length = (tcp.len() as u16).to_be_bytes();
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, length[0], length[1], 6, self.ttl]);
+            frame.extend([source, target].concat());
+        }
+        frame.extend(tcp);
+        frame
+    }
+}
