@@ -4,7 +4,6 @@
 use crate::hosts::{LIMIT, Node, is_root};
 use crate::node::Dice;
 use crate::site::{ENGINE, Site, WAYS, engine_by};
-use crate::tools::tool;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
@@ -49,11 +48,7 @@ fn exchange(seed: u64, grown: bool) -> (Vec<u8>, Vec<u8>) {
 
 /// `more`: further keys of the engine.
 fn all(way: &str, more: &str, grown: bool) {
-    let mut site = Site::new();
-    // A veth end takes frames that XDP sends only with it.
-    for host in [&site.line.client, &site.line.server] {
-        host.run(|| tool("ethtool", "-K eth0 gro on"));
-    }
+    let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let chain = "\n[function.grow]\nkind = \"replace\"\ndirection = \"up\"\nreplace = [{ find = \"x\", with = \"yyy\" }]\n\
                  [[rule]]\nname = \"grown\"\ncarrier = \"direct\"\nchain = [\"grow\"]\n";
@@ -109,7 +104,7 @@ fn changed_streams_are_whole_when_packets_are_lost() {
 #[test]
 fn streams_that_the_kernel_takes_over_are_whole_when_packets_are_lost() {
     if is_root() {
-        all("packet", "offload_max = 65536,", false);
+        WAYS.into_iter().for_each(|way| all(way, "offload_max = 65536,", false));
     }
 }
 

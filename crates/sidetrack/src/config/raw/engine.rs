@@ -23,7 +23,7 @@ pub struct Engine {
     /// Most connections at a time of each worker, 16 to 16777216. Default 65536.
     pub connections_max: Option<At<u32>>,
     /// Most connections at a time whose packets the kernel translates by itself, once nothing is left to decide or to look
-    /// at, 0 (none) to 4194304. Only with io = "packet". Default 0.
+    /// at, 0 (none) to 4194304. With io = "xdp" the far end of a veth must take frames that XDP sends. Default 0.
     pub offload_max: Option<At<u32>>,
     /// Most connections at a time that a program in the driver carries from their SYN on, where the rules need neither their
     /// bytes nor a count of flows, 0 (none) to 65535; as many of the last of `source_ports` are theirs. Only with io = "xdp".
