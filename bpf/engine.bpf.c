@@ -8,6 +8,7 @@
  * Left to the kernel: fragments, IPv6 extension headers, VLAN tags, and all that is not TCP or such an ICMP error.
  */
 #include "engine.h"
+#include "answer.h"
 #include "offload.h"
 #include "plane.h"
 #include <linux/if_ether.h>
@@ -32,7 +33,7 @@ static long (*l4_checksum)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to
 static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
 
 /* Made by user space; the loader puts their descriptors here. */
-extern char listens, sources, settings, sockets, scratches;
+extern char listens, sources, settings, sockets, scratches, cookies;
 extern char buckets, flows, lending, taken, over, over_heads;
 extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses;
 
@@ -188,6 +189,7 @@ ALWAYS_INLINE int owner(const struct ends *ends)
 #include "whole.bpf.h"
 #include "plane.bpf.h"
 #include "carry.bpf.h"
+#include "answer.bpf.h"
 
 SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 {
@@ -251,6 +253,7 @@ ALWAYS_INLINE int read_plain(struct xdp_md *xdp, struct ends *ends)
 {
 	const __u8 *ip = (void *)((long)xdp->data + ETH_HLEN), *end = (void *)(long)xdp->data_end;
 	const __u16 *ports;
+	__u32 at;
 
 	if (ip + 20 + 4 > end)
 		return 0;
@@ -260,26 +263,35 @@ ALWAYS_INLINE int read_plain(struct xdp_md *xdp, struct ends *ends)
 		map4(ends->remote, ip + 12);
 		map4(ends->local.address, ip + 16);
 		ports = (const __u16 *)(ip + 20);
+		at = 20;
 	} else if (*(const __u16 *)(ip - 2) == swap16(ETH_P_IPV6)) {
 		if (ip + 40 + 4 > end || ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP)
 			return 0;
 		__builtin_memcpy(ends->remote, ip + 8, 16);
 		__builtin_memcpy(ends->local.address, ip + 24, 16);
 		ports = (const __u16 *)(ip + 40);
+		at = 40;
 	} else {
 		return 0;
 	}
-	take_ports(ends, ports, 0, 0);
+	take_ports(ends, ports, at, 0);
 	return 1;
 }
 
-ALWAYS_INLINE int own_xdp(struct xdp_md *xdp)
+ALWAYS_INLINE int own_xdp(struct xdp_md *xdp, const int answers)
 {
 	struct ends ends = {};
 	__u16 ethertype = 0;
+	int worker, action = UP;
 
-	if (read_plain(xdp, &ends))
-		return owner(&ends) < 0 ? XDP_PASS : xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS);
+	if (read_plain(xdp, &ends)) {
+		worker = owner(&ends);
+		if (worker < 0)
+			return XDP_PASS;
+		if (answers)
+			action = ends.transport == 20 ? answer_own(xdp, &ends, worker, 0) : answer_own(xdp, &ends, worker, 1);
+		return action == UP ? xdp_redirect(&sockets, xdp->rx_queue_index, XDP_PASS) : action;
+	}
 	if (xdp_load(xdp, 12, &ethertype, sizeof(ethertype)))
 		return XDP_PASS;
 	if (read(xdp, 1, swap16(ethertype), &ends) == FOREIGN || owner(&ends) < 0)
@@ -289,7 +301,13 @@ ALWAYS_INLINE int own_xdp(struct xdp_md *xdp)
 
 SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 {
-	return own_xdp(xdp);
+	return own_xdp(xdp, 0);
+}
+
+/* The same, but SYNs are answered here. */
+SECTION("xdp/own_answer") int xdp_own_answer(struct xdp_md *xdp)
+{
+	return own_xdp(xdp, 1);
 }
 
 /* The same, but for packets of lent connections. */
@@ -297,7 +315,14 @@ SECTION("xdp/rest") int xdp_rest(struct xdp_md *xdp)
 {
 	int action = carry_own(xdp);
 
-	return action == UP ? own_xdp(xdp) : action;
+	return action == UP ? own_xdp(xdp, 0) : action;
+}
+
+SECTION("xdp/rest_answer") int xdp_rest_answer(struct xdp_md *xdp)
+{
+	int action = carry_own(xdp);
+
+	return action == UP ? own_xdp(xdp, 1) : action;
 }
 
 /* The same, but for connections that need no user space at all. */
@@ -305,7 +330,7 @@ SECTION("xdp/plane") int xdp_plane(struct xdp_md *xdp)
 {
 	int action = plane_own(xdp);
 
-	return action == UP ? own_xdp(xdp) : action;
+	return action == UP ? own_xdp(xdp, 0) : action;
 }
 
 SECTION("xdp/both") int xdp_both(struct xdp_md *xdp)
@@ -314,7 +339,7 @@ SECTION("xdp/both") int xdp_both(struct xdp_md *xdp)
 
 	if (action == UP)
 		action = carry_own(xdp);
-	return action == UP ? own_xdp(xdp) : action;
+	return action == UP ? own_xdp(xdp, 0) : action;
 }
 
 SECTION("license") char _license[] = "Dual MIT/GPL";
@@ -343,4 +368,10 @@ SECTION("plane_layout") const __u32 _plane_layout[] = {
 	PLACE(plane_side, acknowledged), PLACE(plane_side, packets), PLACE(plane_side, fins), PLACE(plane_side, egress),
 	PLACE(plane, generation), PLACE(plane, free_head), PLACE(plane, free_tail), PLACE(plane, full),
 	PLACE(plane, refused),
+};
+
+/* The same for crates/sys/src/bpf/answer.rs. */
+SECTION("answer_layout") const __u32 _answer_layout[] = {
+	sizeof(struct cookies), PLACE(cookies, on), PLACE(cookies, clock), PLACE(cookies, key), PLACE(cookies, behind_ns),
+	PLACE(cookies, mss4), PLACE(cookies, mss6), PLACE(cookies, window), PLACE(cookies, shift), PLACE(cookies, answered),
 };

@@ -17,6 +17,10 @@ pub struct Config {
     pub max_connections: u32,
     /// Handshakes with clients that may be half done; further ones are answered with SYN cookies and keep no state.
     pub syn_backlog: u32,
+    /// SYNs are answered before they come here, with cookies made from [`Engine::cookies`](super::Engine::cookies): what clients
+    /// acknowledge is always looked at for one, and a client that brings one is taken at its word that an earlier
+    /// connection of its own is over.
+    pub cookies_elsewhere: bool,
     /// Largest IP packet sent, bytes, at least 1280.
     pub mtu: u16,
     /// Shift of the windows that clients are shown, 0 to 14.
@@ -53,6 +57,7 @@ impl Config {
             sources,
             max_connections: 65_536,
             syn_backlog: 4096,
+            cookies_elsewhere: false,
             mtu: 1500,
             window_shift: 7,
             hold_bytes: 14_600,

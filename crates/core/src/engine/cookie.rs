@@ -19,6 +19,21 @@ const STAMP_BITS: u32 = 6;
 /// Shift that says "no window scale".
 const NO_SHIFT: u32 = 0xf;
 
+/// What somebody needs who answers SYNs in an engine's stead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cookies {
+    /// The secret they are made with.
+    pub key: Key,
+    /// Time stamps are the engine's time in milliseconds and this, modulo 2^32.
+    pub clock: u32,
+    /// The MSS that clients are told, by IPv4 and by IPv6, bytes.
+    pub mss: [u16; 2],
+    /// The first window, not scaled, bytes.
+    pub window: u16,
+    /// The shift of later ones, 0 to 14.
+    pub window_shift: u8,
+}
+
 /// An initial sequence number that nobody outside can foresee, and that rises for each tuple by one every 4 us.
 #[inline]
 pub(super) fn isn(key: Key, tuple: &Tuple, now: Instant) -> Seq {

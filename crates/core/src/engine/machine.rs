@@ -234,6 +234,11 @@ impl<C: Callbacks> Engine<C> {
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
             return Fate::Dropped(Drop::NoConnection);
         };
+        if self.config.cookies_elsewhere && from == CLIENT && self.has_begun_anew(now, slot, header, packet) {
+            self.end(now, slot, EndReason::ClientReset);
+            let key = hash(&self.config.seed, &header.tuple);
+            return self.stranger(now, key, header, packet, hop);
+        }
         match phase {
             Phase::Bound => self.forward(now, slot, from, header, packet, checksums),
             Phase::TimeWait if from == CLIENT && self.may_open_again(slot, header, packet) => {

@@ -47,6 +47,7 @@ mod timer;
 
 pub use ahead::Ahead;
 pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Selection, Target};
+pub use cookie::Cookies;
 pub use lend::{Fin, LentTo, Moved, Progress, Standing, Translation};
 pub use machine::{Counters, Drop, Engine, Fate};
 pub use packet::Checksums;

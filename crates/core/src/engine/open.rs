@@ -2,7 +2,7 @@
 
 use super::config::{Callbacks, Hop};
 use super::connection::{CLIENT, NEVER, Phase, Source};
-use super::cookie;
+use super::cookie::{self, Cookies};
 use super::machine::{Drop, Engine, Fate};
 use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
@@ -17,6 +17,8 @@ use std::time::Duration;
 pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// How long a handshake with a client may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// An acknowledgement that is further away than this from the last one may be of another connection.
+const ANEW: u32 = 1 << 26;
 /// How long cookies are looked for after the last one was sent: as long as one is good.
 const COOKIES: Duration = Duration::from_secs(128);
 
@@ -43,7 +45,9 @@ impl<C: Callbacks> Engine<C> {
         }
         match header.flags & (flags::SYN | flags::ACK) {
             flags::SYN => self.syn(now, key, header, packet, hop),
-            flags::ACK if now < self.cookies_until => self.cookie_answer(now, key, header, packet, hop),
+            flags::ACK if self.config.cookies_elsewhere || now < self.cookies_until => {
+                self.cookie_answer(now, key, header, packet, hop)
+            }
             _ => self.reset_stranger(now, header, hop),
         }
     }
@@ -198,6 +202,39 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
+    /// What is needed to answer SYNs as this engine would.
+    pub fn cookies(&self) -> Cookies {
+        let [.., secret] = self.config.seed;
+        Cookies {
+            key: self.cookie_key(),
+            clock: secret as u32,
+            mss: [self.config.mtu - 40, self.config.mtu - 60],
+            window: self.first_window(),
+            window_shift: self.config.window_shift,
+        }
+    }
+
+    /// What the cookie says that this segment brings back, if it does.
+    fn cookie(&self, now: Instant, header: &Header, packet: &[u8]) -> Option<Offer> {
+        let options = header.options(packet);
+        let located = Located::parse(options).unwrap_or_default();
+        let stamps = located.timestamps.map(|at| (u32_at(options, at), u32_at(options, at + 4)));
+        let echo = stamps.map(|(_, echo)| echo);
+        let (client, isn) = (header.seq - 1, header.ack - 1);
+        let offer = cookie::open(self.cookie_key(), &header.tuple, client, isn, echo, now)?;
+        Some(Offer { timestamps: stamps, ..offer })
+    }
+
+    /// Whether a client whose SYNs are answered elsewhere has begun anew: it acknowledges what this connection never sent,
+    /// and that is a cookie.
+    pub(super) fn has_begun_anew(&self, now: Instant, slot: usize, header: &Header, packet: &[u8]) -> bool {
+        let Some(leg) = self.hot.get(slot).map(|hot| &hot.leg[CLIENT]) else { return false };
+        let far = |number: u32| number > ANEW && number < ANEW.wrapping_neg();
+        header.flags & (flags::SYN | flags::ACK | flags::RST) == flags::ACK
+            && far((header.ack.0).wrapping_sub(leg.acked.0))
+            && self.cookie(now, header, packet).is_some()
+    }
+
     /// An acknowledgement from nobody while cookies are out: it may carry one back.
     fn cookie_answer(
         &mut self,
@@ -207,15 +244,10 @@ impl<C: Callbacks> Engine<C> {
         packet: &mut [u8],
         hop: Hop,
     ) -> Fate {
-        let options = header.options(packet);
-        let located = Located::parse(options).unwrap_or_default();
-        let stamps = located.timestamps.map(|at| (u32_at(options, at), u32_at(options, at + 4)));
-        let (client, isn) = (header.seq - 1, header.ack - 1);
-        let echo = stamps.map(|(_, echo)| echo);
-        let Some(mut offer) = cookie::open(self.cookie_key(), &header.tuple, client, isn, echo, now) else {
+        let isn = header.ack - 1;
+        let Some(offer) = self.cookie(now, header, packet) else {
             return self.reset_stranger(now, header, hop);
         };
-        offer.timestamps = stamps;
         let Some(slot) = self.allocate(now) else {
             self.counters.shed += 1;
             return self.reset_stranger(now, header, hop);

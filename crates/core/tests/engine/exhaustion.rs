@@ -134,3 +134,59 @@ fn records_that_nobody_takes_are_lost_and_counted() {
     }
     assert_eq!((script.records().len(), script.engine.counters().records_lost), (1, 2));
 }
+
+/// What a client sends that was answered elsewhere, with these bytes.
+fn brings_cookie(script: &Script, payload: &[u8]) -> Packet {
+    let mut elsewhere = Script::with(|config| config.syn_backlog = 0, server());
+    elsewhere.now = script.now;
+    let syn = Packet { seq: 7_000_000, ..elsewhere.syn() };
+    let cookie = elsewhere.take(&syn)[0].seq;
+    script.client(ACK | PSH, 7_000_001, cookie.wrapping_add(1)).payload(payload)
+}
+
+#[test]
+fn cookies_from_elsewhere_are_taken_and_begin_anew_over_what_was_there() {
+    let elsewhere = || Script::with(|config| config.cookies_elsewhere = true, server());
+    // Nothing was there.
+    let mut script = elsewhere();
+    let first = brings_cookie(&script, b"first");
+    assert_eq!(script.take(&first)[0].flags, SYN);
+    // The same once more is the same connection.
+    let again = brings_cookie(&script, b"first");
+    let out = script.take(&again);
+    assert!(out.iter().all(|packet| packet.flags != SYN), "{out:?}");
+    assert_eq!(script.engine.connections(), 1);
+    // Servers, bound; then the client has forgotten it.
+    let mut script = elsewhere();
+    script.bind(b"hello");
+    let anew = brings_cookie(&script, b"anew");
+    let out = script.take(&anew);
+    let to_server: Vec<_> = out.iter().filter(|packet| packet.dst == script.addresses.server).collect();
+    assert!(
+        to_server.iter().any(|packet| packet.flags & RST != 0),
+        "the old one's server hears of it: {out:?}"
+    );
+    assert!(to_server.iter().any(|packet| packet.flags == SYN), "and is asked again: {out:?}");
+    assert_eq!(script.records()[0].reason, EndReason::ClientReset);
+    assert_eq!(script.engine.connections(), 1);
+    // Over, and resting.
+    let mut script = elsewhere();
+    let mut bound = script.bind(b"hello");
+    script.close(&mut bound);
+    assert_eq!(script.records()[0].reason, EndReason::Ok);
+    let anew = brings_cookie(&script, b"anew");
+    assert_eq!(script.take(&anew)[0].flags, SYN);
+    assert_eq!((script.records(), script.engine.connections()), (vec![], 1));
+    // A number that is no cookie changes nothing, nor does a cookie where none were given out.
+    let mut script = elsewhere();
+    script.bind(b"hello");
+    let forged = Packet { ack: brings_cookie(&script, b"").ack ^ 1, ..brings_cookie(&script, b"x") };
+    script.take(&forged);
+    let mut without = Script::new();
+    without.bind(b"hello");
+    let cookie = brings_cookie(&without, b"x");
+    without.take(&cookie);
+    for script in [&mut script, &mut without] {
+        assert_eq!((script.records(), script.engine.connections()), (vec![], 1));
+    }
+}

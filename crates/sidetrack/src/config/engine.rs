@@ -110,6 +110,8 @@ pub struct EngineListener {
     pub offload_max: u32,
     /// Most connections at a time that the kernel carries from their SYN on; 0: none.
     pub kernel_connections_max: u16,
+    /// Every SYN is answered with a cookie, by the program in the driver.
+    pub answer_by_xdp: bool,
 }
 
 impl EngineListener {

@@ -11,7 +11,7 @@ mod shunt;
 mod tap;
 mod tunnel;
 
-pub use engine::{Choice, Engine, EngineIo, Steering};
+pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
 pub use outgoing::Outgoing;

@@ -8,7 +8,7 @@ use super::strays::{Ring, Strays};
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
-use sidetrack_sys::bpf::{BpfError, Hook, Lending, Own, OwnOn, Plane, XdpOn};
+use sidetrack_sys::bpf::{Answers, BpfError, Hook, Lending, Own, OwnOn, Plane, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::random;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
@@ -132,6 +132,8 @@ pub struct Part {
     pub interfaces: Vec<Interface>,
     /// Where all workers' connections are that the kernel has, and this worker's number.
     pub lending: Option<(Arc<Lending>, u32)>,
+    /// Where SYNs are answered by XDP: how, and this worker's number.
+    pub answers: Option<(Arc<Answers>, u32)>,
     /// The connections that the kernel carries from their SYN on; the first worker looks after them.
     pub plane: Option<Arc<plane::Shared>>,
     /// Whether this is the first worker.
@@ -163,6 +165,7 @@ struct Opening<'a> {
     interfaces: Vec<Interface>,
     own: Own,
     lending: Option<Arc<Lending>>,
+    answers: Option<Arc<Answers>>,
     mark: u32,
 }
 
@@ -201,9 +204,10 @@ impl Opened {
         let own = own(&listener.addresses, engine, &shares);
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
-        let mut opening = Opening { listener, interfaces, own, lending: None, mark };
+        let mut opening = Opening { listener, interfaces, own, lending: None, answers: None, mark };
         let mut plane = None;
         opening.lend(engine, workers);
+        opening.answer(engine, workers);
         let drivers = match engine.io {
             EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
             EngineIo::Xdp => {
@@ -227,11 +231,22 @@ impl Opened {
             (0_u32..).zip(shares.into_iter().zip(drivers).zip(strays).zip(bells))
         {
             let lending = opening.lending.clone().map(|all| (all, worker));
+            let answers = opening.answers.clone().map(|all| (all, worker));
             let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
             let (plane, is_first) = (plane.clone(), worker == 0);
-            let part =
-                Part { listener, share, mtu, driver, strays, interfaces, lending, plane, is_first, bell };
-            self.parts.push(part);
+            self.parts.push(Part {
+                listener,
+                share,
+                mtu,
+                driver,
+                strays,
+                interfaces,
+                lending,
+                answers,
+                plane,
+                is_first,
+                bell,
+            });
         }
         Ok(())
     }
@@ -270,6 +285,24 @@ impl Opening<'_> {
             Ok(lending) => self.lending = Some(lending),
             Err(error) => {
                 tracing::warn!(listener = %self.listener.name, %error, "the kernel takes no connections of the packet engine");
+            }
+        }
+    }
+
+    /// Has the program in the driver answer SYNs, where the configuration says so. Without, user space does.
+    fn answer(&mut self, engine: &EngineListener, workers: usize) {
+        if !engine.answer_by_xdp {
+            return;
+        }
+        let made = Answers::new(u32::try_from(workers).unwrap_or(u32::MAX)).map_err(BpfError::Map);
+        let tried = made.and_then(|answers| {
+            let answers = Arc::new(answers);
+            self.own.try_answering(&answers).map(|()| answers)
+        });
+        match tried {
+            Ok(answers) => self.answers = Some(answers),
+            Err(error) => {
+                tracing::warn!(listener = %self.listener.name, %error, "the kernel answers no SYNs for the packet engine");
             }
         }
     }

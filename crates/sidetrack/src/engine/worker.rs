@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::Lending;
+use sidetrack_sys::bpf::{Answer, Answers, Lending, monotonic_ns};
 use sidetrack_sys::{pages, random};
 use std::io;
 use std::os::fd::AsFd;
@@ -90,6 +90,7 @@ struct Worker {
     share: Share,
     mtu: u16,
     lending: Lent,
+    answers: Option<(Arc<Answers>, u32)>,
     /// What decisions are written to, and, of the first worker, the connections that stand under them.
     plane: Option<Arc<plane::Shared>>,
     carried: Option<Carried>,
@@ -122,7 +123,19 @@ impl Worker {
         let Self { listener, settings, share, surroundings, .. } = self;
         let offload = self.lending.offload(surroundings.clock);
         let plane = self.plane.clone();
-        fresh(listener, settings, share, self.mtu, surroundings, &self.ledger, &self.bell, offload, plane)
+        let engine = fresh(
+            listener,
+            settings,
+            share,
+            self.mtu,
+            surroundings,
+            &self.ledger,
+            &self.bell,
+            offload,
+            plane,
+        );
+        answer(self.answers.as_ref(), &engine, surroundings.clock);
+        engine
     }
 
     /// Until it is told to stop. A panic ends the connections, not the worker.
@@ -145,7 +158,8 @@ impl Worker {
         self.note_records();
         let (counters, lost) = (self.engine.counters(), self.driver.lost());
         let offload = self.engine.callbacks_mut().offload.as_ref().map(Offload::counters);
-        tracing::debug!(listener = %self.listener.name, ?counters, ?offload, lost, "a worker of the packet engine ends");
+        let answered = self.answers.as_ref().map(|(answers, worker)| answers.answered(*worker));
+        tracing::debug!(listener = %self.listener.name, ?counters, ?offload, answered, lost, "a worker of the packet engine ends");
     }
 
     fn turns(&mut self) {
@@ -330,13 +344,25 @@ impl Worker {
 impl Worker {
     /// None if the listener is none of the engine's.
     fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
-        let Part { listener, share, mtu, driver, strays, lending, interfaces, plane, is_first, bell: _ } =
-            part;
+        let Part {
+            listener,
+            share,
+            mtu,
+            driver,
+            strays,
+            lending,
+            answers,
+            interfaces,
+            plane,
+            is_first,
+            bell: _,
+        } = part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
         let lending = Lent { lending, interfaces, by_xdp: settings.io == EngineIo::Xdp };
         let offload = lending.offload(surroundings.clock);
         let whole = plane.clone();
         let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
+        answer(answers.as_ref(), &engine, surroundings.clock);
         let carried = plane.clone().filter(|_| is_first).map(|plane| {
             let (next_id, config) = (surroundings.next_id.clone(), surroundings.config.load_full());
             let waker = Waker::from(bell.clone());
@@ -349,6 +375,7 @@ impl Worker {
             share,
             mtu,
             lending,
+            answers,
             plane,
             carried,
             surroundings,
@@ -396,6 +423,7 @@ fn fresh(
     });
     let mut config = engine::Config::new(listen.collect(), share.clone(), seed());
     config.max_connections = settings.connections_max;
+    config.cookies_elsewhere = settings.answer_by_xdp;
     config.mtu = mtu;
     let waker = Waker::from(bell.clone());
     let flows = Flows::new(
@@ -411,6 +439,14 @@ fn fresh(
     let engine = Engine::new(config, select, surroundings.clock.now());
     engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
     engine
+}
+
+/// Has SYNs answered as this engine would.
+fn answer(answers: Option<&(Arc<Answers>, u32)>, engine: &Engine<Select>, clock: Clock) {
+    let Some((answers, worker)) = answers else { return };
+    let engine::Cookies { key, clock: stamps, mss, window, window_shift } = engine.cookies();
+    let behind_ns = monotonic_ns().saturating_sub(clock.now().as_nanos());
+    answers.answer(*worker, &Answer { key, clock: stamps, behind_ns, mss, window, shift: window_shift });
 }
 
 fn timespec(duration: Duration) -> Timespec {
@@ -500,6 +536,7 @@ mod tests {
             strays,
             interfaces: Vec::new(),
             lending: None,
+            answers: None,
             plane: None,
             is_first: true,
             bell: bell.clone(),

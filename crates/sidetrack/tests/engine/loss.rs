@@ -4,6 +4,7 @@
 use crate::hosts::{LIMIT, Node, is_root};
 use crate::node::Dice;
 use crate::site::{ENGINE, Site, WAYS, engine_by};
+use crate::tools::tool;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 

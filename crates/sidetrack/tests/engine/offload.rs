@@ -275,33 +275,68 @@ fn answer(mut stream: TcpStream) {
     stream.read_to_end(&mut Vec::new()).expect("the client's end");
 }
 
+/// Asks and reads the answer; the client closes first if the word says so.
+fn ask(mut stream: TcpStream, closes_first: u8) {
+    stream.write_all(&[closes_first; 40]).expect("sent");
+    let mut back = vec![0; 5000];
+    stream.read_exact(&mut back).expect("an answer");
+    if closes_first == b'c' {
+        stream.shutdown(Shutdown::Write).expect("half closed");
+    }
+    stream.read_to_end(&mut back).expect("the server's end");
+    assert!(back == Dice(5).bytes(5000), "{} bytes, or others", back.len());
+}
+
+/// The listener whose connections XDP has from their first bytes on, or but for these from their SYN on.
+fn by_xdp(address: SocketAddr, answers: bool) -> String {
+    let cookies = if answers { "syn_cookies = \"xdp\", " } else { "" };
+    let choose = format!("engine = {{ {cookies}choose = [{{ prefix = \"s\", to = \"{address}\" }}],");
+    lending("xdp", 64, &format!("to = \"{address}\"")).replace("engine = {", &choose)
+}
+
 #[test]
 fn xdp_has_a_connection_from_its_first_bytes_to_its_end() {
     if !is_root() {
         return;
     }
-    for (engine_at, ip) in [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")] {
+    let families = [(ENGINE, "10.0.2.1"), (ENGINE6, "fd00:2::1")];
+    for (answers, (engine_at, ip)) in
+        [false, true].into_iter().flat_map(|answers| families.map(|family| (answers, family)))
+    {
         let mut site = Site::taking_frames();
         let (address, server) = serve(&site, ip, 40, answer);
-        let choose = format!("engine = {{ choose = [{{ prefix = \"s\", to = \"{address}\" }}],");
-        let listen = lending("xdp", 64, &format!("to = \"{address}\""));
-        site.start("", &listen.replace("engine = {", &choose));
+        site.start("", &by_xdp(address, answers));
         for closes_first in [b's', b'c'].repeat(20) {
-            site.line.client.run(move || {
-                let mut stream = connect(engine_at);
-                stream.write_all(&[closes_first; 40]).expect("sent");
-                let mut back = vec![0; 5000];
-                stream.read_exact(&mut back).expect("an answer");
-                if closes_first == b'c' {
-                    stream.shutdown(Shutdown::Write).expect("half closed");
-                }
-                stream.read_to_end(&mut back).expect("the server's end");
-                assert!(back == Dice(5).bytes(5000), "{} bytes, or others", back.len());
-            });
+            site.line.client.run(move || ask(connect(engine_at), closes_first));
             let record = site.record();
             assert_eq!(record.text("reason"), "ok", "{record:?}");
             assert_carried(&record, 40, 5000);
         }
         server.join().expect("no panic");
     }
+}
+
+#[test]
+fn a_client_that_comes_back_by_the_same_port_is_served_where_xdp_answers() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::taking_frames();
+    let (address, server) = serve(&site, "10.0.2.1", 3, answer);
+    site.start("", &by_xdp(address, true));
+    for _ in 0..3 {
+        site.line.client.run(|| {
+            let socket =
+                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+            socket.set_reuse_address(true).expect("set");
+            socket.bind(&to("10.0.1.1:4444").into()).expect("bound");
+            socket.connect_timeout(&to(ENGINE).into(), LIMIT).expect("connected");
+            let stream = TcpStream::from(socket);
+            stream.set_read_timeout(Some(LIMIT)).expect("limit");
+            // The server closes first, so that the client need not wait; the engine still remembers it.
+            ask(stream, b's');
+        });
+        assert_eq!(site.record().text("reason"), "ok");
+    }
+    server.join().expect("no panic");
 }

@@ -19,16 +19,16 @@ fn defaults_and_all_keys() {
     assert_eq!((engine.io, engine.steering), (EngineIo::Packet, Steering::Port));
     assert_eq!(engine.sources, ["192.0.2.1".parse::<std::net::IpAddr>().expect("an address")]);
     assert_eq!((engine.source_ports, engine.connections_max), (61_000..=65_535, 65_536));
-    assert_eq!(engine.offload_max, 0);
+    assert_eq!((engine.offload_max, engine.answer_by_xdp), (0, false));
     let engine = load(
         "address = '*:80'\ninterfaces = ['a', 'b']\nnames = { 'a.example' = '10.0.0.1:80' }\n\
          engine = { io = 'xdp', sources = ['10.0.0.9', 'fd00::9'], source_ports = '1024-2047', steering = 'ip', \
-         connections_max = 16, offload_max = 65536 }",
+         connections_max = 16, offload_max = 65536, syn_cookies = 'xdp' }",
     )
     .expect("accepted");
     assert_eq!((engine.io, engine.steering), (EngineIo::Xdp, Steering::Ip));
     assert_eq!((engine.sources.len(), engine.source_ports, engine.connections_max), (2, 1024..=2047, 16));
-    assert_eq!(engine.offload_max, 65_536);
+    assert_eq!((engine.offload_max, engine.answer_by_xdp), (65_536, true));
     assert_eq!(engine.interfaces, ["a", "b"]);
 }
 
@@ -65,6 +65,14 @@ fn what_cannot_work_is_refused_with_its_reason() {
             "one of a `prefix`",
         ),
         ("address = '192.0.2.1:80'\ninterfaces = ['a']", "does not say which server"),
+        (
+            "address = '192.0.2.1:80'\ninterfaces = ['a']\nnames = { a = '10.0.0.1:80' }\nengine = { syn_cookies = 'xdp' }",
+            "no XDP program to answer SYNs",
+        ),
+        (
+            "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { io = 'xdp', syn_cookies = 'xdp' }",
+            "need not speak first",
+        ),
     ] {
         let error = load(text).expect_err(reason);
         assert!(error.contains(reason), "{reason}:\n{error}");

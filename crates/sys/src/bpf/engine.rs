@@ -1,7 +1,7 @@
 //! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
 
 use super::load::{self, BpfError};
-use super::{ENGINE, Hook, Lending, Link, Map, MapKind, Plane, Program, ProgramKind};
+use super::{Answers, ENGINE, Hook, Lending, Link, Map, MapKind, Plane, Program, ProgramKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,6 +24,7 @@ pub struct Own {
     settings: Map,
     scratches: Map,
     lending: Option<Arc<Lending>>,
+    answers: Option<Arc<Answers>>,
     plane: Option<Arc<Plane>>,
 }
 
@@ -64,6 +65,7 @@ impl Own {
             settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
             scratches: load::map("scratches", MapKind::PerCpuArray, 4, SCRATCH, 1)?,
             lending: None,
+            answers: None,
             plane: None,
         };
         let value = [workers.to_ne_bytes(), block.to_ne_bytes()].concat();
@@ -122,6 +124,19 @@ impl Own {
         tried
     }
 
+    /// Has the XDP programs that are loaded from now on answer SYNs, but those that carry whole connections.
+    ///
+    /// # Errors
+    /// As [`Own::try_lending`].
+    pub fn try_answering(&mut self, answers: &Arc<Answers>) -> Result<(), BpfError> {
+        self.answers = Some(answers.clone());
+        let tried = self.try_xdp();
+        if tried.is_err() {
+            self.answers = None;
+        }
+        tried
+    }
+
     /// Has the XDP programs that are loaded from now on carry whole connections.
     ///
     /// # Errors
@@ -145,11 +160,13 @@ impl Own {
     /// # Errors
     /// What the kernel has against it.
     pub fn xdp_program(&self, sockets: &Map) -> Result<Program, BpfError> {
-        let name = match (&self.plane, &self.lending) {
-            (None, None) => "xdp/own",
-            (None, Some(_)) => "xdp/rest",
-            (Some(_), None) => "xdp/plane",
-            (Some(_), Some(_)) => "xdp/both",
+        let name = match (&self.plane, &self.lending, &self.answers) {
+            (None, None, None) => "xdp/own",
+            (None, None, Some(_)) => "xdp/own_answer",
+            (None, Some(_), None) => "xdp/rest",
+            (None, Some(_), Some(_)) => "xdp/rest_answer",
+            (Some(_), None, _) => "xdp/plane",
+            (Some(_), Some(_), _) => "xdp/both",
         };
         self.load(name, ProgramKind::Xdp, Some(sockets))
     }
@@ -162,6 +179,7 @@ impl Own {
             .chain(more)
             .chain(lent)
             .chain(carried)
+            .chain(self.answers.as_ref().map(|answers| answers.map()))
             .collect();
         load::program(ENGINE, name, kind, &maps)
     }

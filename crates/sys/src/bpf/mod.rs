@@ -4,6 +4,7 @@
 //! information, relocations against kernel structures, a dozen program types) would be most of the code and none of the use.
 //! Every attachment made here goes when its descriptor is closed: nothing is left behind, whatever kills us.
 
+mod answer;
 mod engine;
 mod flow;
 mod load;
@@ -16,6 +17,7 @@ mod program;
 mod syscall;
 mod table;
 
+pub use answer::{Answer, Answers};
 pub use engine::{Own, OwnOn, XdpOn};
 pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use load::BpfError;

@@ -22,6 +22,7 @@ impl Check<'_> {
         }
         let target = self.reverse(listen)?;
         self.addresses_only(listen, &target);
+        let answer_by_xdp = self.answers_by_xdp(&keys, &target);
         let sources = match &keys.sources {
             Some(list) => self.source_addresses(list),
             None => self.own_addresses(listen),
@@ -52,7 +53,25 @@ impl Check<'_> {
                 .number(keys.kernel_connections_max.as_ref(), 0..=65_535, " connections")
                 .and_then(|number| u16::try_from(number).ok())
                 .unwrap_or(0),
+            answer_by_xdp,
         })
+    }
+
+    /// A client whose part of the handshake gets lost is sent nothing again by who keeps nothing: it has to speak first.
+    fn answers_by_xdp(&mut self, keys: &raw::Engine, target: &ReverseTarget) -> bool {
+        let Some(cookies) = keys.syn_cookies.as_ref().filter(|is| ***is == raw::SynCookies::Xdp) else {
+            return false;
+        };
+        if keys.io.as_deref() != Some(&raw::EngineIo::Xdp) {
+            self.error(cookies.span(), "there is no XDP program to answer SYNs", "write `io = \"xdp\"`, too");
+        }
+        if keys.choose.is_empty() && !target.needs_first_bytes() {
+            let help = "take it out, or choose the server by what a client sends first (`choose`, `names`): if the last part \
+                        of a handshake gets lost, only the client can bring it again, and one that waits for a greeting \
+                        never would";
+            self.error(cookies.span(), "the clients of this listener need not speak first", help);
+        }
+        true
     }
 
     fn choice(&mut self, choice: &At<raw::Choice>) -> Option<(Choice, SocketAddr)> {

@@ -29,6 +29,10 @@ pub struct Engine {
     /// bytes nor a count of flows, 0 (none) to 65535; as many of the last of `source_ports` are theirs. Only with io = "xdp".
     /// Default 0.
     pub kernel_connections_max: Option<At<u32>>,
+    /// When SYNs are answered with cookies: "flood" (while more handshakes are half done than are kept) or "xdp" (always, by the
+    /// program in the driver: user space hears of a client when its handshake is done). "xdp" only with io = "xdp" and
+    /// `choose` or `names`: the client has to speak first. Default "flood".
+    pub syn_cookies: Option<At<SynCookies>>,
 }
 
 /// A server for clients whose first bytes are like this; one of `prefix`, `regex` and `ldap_dn`.
@@ -65,4 +69,14 @@ pub enum Steering {
     Port,
     /// By address.
     Ip,
+}
+
+/// When SYNs are answered with cookies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SynCookies {
+    /// In a flood.
+    Flood,
+    /// Always, in the driver.
+    Xdp,
 }

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * SYNs that are answered here with a cookie, so that user space hears of a client when its handshake is over (answer.h); a part of
+ * engine.bpf.c. A cookie is what crates/core/src/engine/cookie.rs says it is: the worker that gets it back opens it.
+ */
+#define STEP_NS 64000000000ULL
+#define STAMP_MS 1000000ULL
+#define STAMP_BITS 63
+#define NO_SHIFT 15
+#define SHIFT_MAX 14
+/* Options that are looked at, NOPs counted. */
+#define OPTIONS_MAX 24
+/* Where they are read, in the scratch memory; the answer is made at its beginning. */
+#define OPTIONS_AT 128
+#define OPTION(at) scratch[OPTIONS_AT + ((at) & 63)]
+#define OFFER_AT 256
+
+/*
+ * What a SYN offers, and how far it is read. In scratch memory: of what is there the verifier knows nothing, so it does not go
+ * through each combination of options.
+ */
+struct offer {
+	__u32 at;
+	__u32 mss, shift, stamp;
+	__u32 has_stamp, has_sack;
+};
+
+#define ROTATE(word, bits) ((word) << (bits) | (word) >> (64 - (bits)))
+
+ALWAYS_INLINE void sip_round(__u64 v[4])
+{
+	v[0] += v[1];
+	v[2] += v[3];
+	v[1] = ROTATE(v[1], 13) ^ v[0];
+	v[3] = ROTATE(v[3], 16) ^ v[2];
+	v[0] = ROTATE(v[0], 32);
+	v[2] += v[1];
+	v[0] += v[3];
+	v[1] = ROTATE(v[1], 17) ^ v[2];
+	v[3] = ROTATE(v[3], 21) ^ v[0];
+	v[2] = ROTATE(v[2], 32);
+}
+
+/* SipHash-2-4 of whole words. */
+ALWAYS_INLINE __u64 siphash(const struct cookies *c, const __u64 *words, const int count)
+{
+	__u64 v[4] = { c->key[0] ^ 0x736f6d6570736575, c->key[1] ^ 0x646f72616e646f6d,
+		       c->key[0] ^ 0x6c7967656e657261, c->key[1] ^ 0x7465646279746573 };
+
+#pragma unroll
+	for (int i = 0; i <= count; i++) {
+		__u64 word = i < count ? words[i] : (__u64)count * 8 << 56;
+
+		v[3] ^= word;
+		sip_round(v);
+		sip_round(v);
+		v[0] ^= word;
+	}
+	v[2] ^= 0xff;
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		sip_round(v);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+ALWAYS_INLINE __u64 two_words(const __u8 *at)
+{
+	const __u32 *words = (const void *)at;
+
+	return (__u64)bpf_htonl(words[0]) << 32 | bpf_htonl(words[1]);
+}
+
+ALWAYS_INLINE __u32 cookie_of(const struct cookies *c, const struct whole *w, __u64 now, __u32 mss, const int v6)
+{
+	__u32 index = (mss >= 1220) + (mss >= 1300) + (mss >= 1360) + (mss >= 1400) + (mss >= 1440) + (mss >= 1448) +
+		      (mss >= 1460);
+	__u32 step = now / STEP_NS & 31;
+	__u64 salt = 1U << 31 | step << 3 | index, ports = bpf_htonl(w->ends) | salt << 32;
+	__u64 client[2] = { w->seq, salt };
+	__u64 hash;
+
+	if (v6) {
+		__u64 words[5] = { two_words(w->ip + 8), two_words(w->ip + 16), two_words(w->ip + 24),
+				   two_words(w->ip + 32), ports };
+
+		hash = siphash(c, words, 5);
+	} else {
+		__u64 words[2] = { two_words(w->ip + 12), ports };
+
+		hash = siphash(c, words, 2);
+	}
+	hash ^= siphash(c, client, 2);
+	return step << 27 | index << 24 | (__u32)(hash >> 40);
+}
+
+/* One option, or NOP; 0: it is the last, or there is something wrong. */
+ALWAYS_INLINE int read_option(const __u8 *scratch, __u32 bytes, volatile struct offer *o)
+{
+	__u32 i = o->at, kind, size;
+
+	if (i >= bytes)
+		return 0;
+	kind = OPTION(i);
+	if (kind == 1) {
+		o->at = i + 1;
+		return 1;
+	}
+	if (!kind) {
+		o->at = bytes;
+		return 0;
+	}
+	size = OPTION(i + 1);
+	if (size < 2 || i + size > bytes)
+		return 0;
+	if (kind == 2 && size == 4) {
+		o->mss = OPTION(i + 2) << 8 | OPTION(i + 3);
+	} else if (kind == 3 && size == 3) {
+		o->shift = OPTION(i + 2) < SHIFT_MAX ? OPTION(i + 2) : SHIFT_MAX;
+	} else if (kind == 4 && size == 2) {
+		o->has_sack = 1;
+	} else if (kind == 8 && size == 10) {
+		o->stamp = (__u32)OPTION(i + 2) << 24 | (__u32)OPTION(i + 3) << 16 | (__u32)OPTION(i + 4) << 8 |
+			   OPTION(i + 5);
+		o->has_stamp = 1;
+	}
+	o->at = i + size;
+	return 1;
+}
+
+/* Reads options, of so many bytes; 0: they are for user space to judge. */
+ALWAYS_INLINE int read_offer(struct xdp_md *xdp, __u8 *scratch, __u32 at, __u32 bytes, volatile struct offer *o)
+{
+	o->at = o->stamp = o->has_stamp = o->has_sack = 0;
+	o->mss = 536;
+	o->shift = NO_SHIFT;
+	HIDE(bytes);
+	if (!bytes)
+		return 1;
+	if (bytes > 40 || xdp_load(xdp, at, scratch + OPTIONS_AT, bytes))
+		return 0;
+	for (int n = 0; n < OPTIONS_MAX; n++)
+		if (!read_option(scratch, bytes, o))
+			break;
+	return o->at >= bytes;
+}
+
+/* Writes the answer's TCP header into scratch memory; its options take as many bytes as those of the SYN. 0: they need more. */
+ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const struct whole *w, const struct offer *o, __u64 now,
+			       __u32 cookie, __u32 header, const int v6)
+{
+	__u32 *words = (__u32 *)scratch;
+	__u32 clock = (__u32)(now / STAMP_MS) + c->clock;
+	__u32 stamp = (clock & ~STAMP_BITS) | o->has_sack << 4 | o->shift;
+	/* What does not fit into the cookie is not agreed on. */
+	__u32 needs = BARE + 4 + (o->has_stamp ? STAMPS_LENGTH + (o->shift != NO_SHIFT ? 4 : 0) : 0);
+
+	if (header < needs)
+		return 0;
+	/* Never a stamp from the future. */
+	if (stamp > clock)
+		stamp -= STAMP_BITS + 1;
+	words[0] = w->ends << 16 | w->ends >> 16;
+	words[1] = bpf_htonl(cookie);
+	words[2] = bpf_htonl(w->seq + 1);
+	words[3] = bpf_htonl(header << 26 | (TCP_SYN | TCP_ACK) << 16 | c->window);
+	words[4] = 0;
+#pragma unroll
+	for (int i = 5; i < 15; i++)
+		words[i] = 0x01010101;
+	words[5] = bpf_htonl(0x02040000 | (v6 ? c->mss6 : c->mss4));
+	if (o->has_stamp) {
+		words[6] = bpf_htonl(o->has_sack ? 0x0402080a : STAMPS);
+		words[7] = bpf_htonl(stamp);
+		words[8] = bpf_htonl(o->stamp);
+		if (o->shift != NO_SHIFT)
+			words[9] = bpf_htonl(0x01030300 | c->shift);
+	}
+	return 1;
+}
+
+/* The headers in front of it, the other way round. */
+ALWAYS_INLINE void turn_round(struct whole *w, const int v6)
+{
+	__u16 *eth = (__u16 *)w->eth;
+	__u32 *ip = (__u32 *)w->ip, *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < 3; i++) {
+		__u16 half = eth[i];
+
+		eth[i] = eth[i + 3];
+		eth[i + 3] = half;
+	}
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++) {
+		__u32 word = from[i];
+
+		from[i] = to[i];
+		to[i] = word;
+	}
+	if (v6) {
+		ip[0] = bpf_htonl(0x60000000);
+		w->ip[7] = 64;
+		return;
+	}
+	w->ip[1] = 0;
+	/* No fragments, no number. */
+	ip[1] = bpf_htonl(0x00004000);
+	ip[2] = bpf_htonl(64 << 24 | IPPROTO_TCP << 16);
+#pragma unroll
+	for (int i = 0; i < 5; i++)
+		sum += ip[i];
+	*(__u16 *)(w->ip + 10) = ~fold16(sum);
+}
+
+/* Answers a client's SYN in place; UP: it is user space's. */
+ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
+{
+	__u32 zero = 0, header, tcp = ETH_HLEN + IP_BYTES(v6);
+	struct cookies *c = map_lookup(&cookies, &worker);
+	__u8 *scratch = map_lookup(&scratches, &zero);
+	struct offer *o;
+	struct whole w;
+	__u64 now, sum;
+
+	if (!c || !scratch || !c->on || !read_whole(xdp, &w, v6) || w.payload)
+		return UP;
+	o = (struct offer *)(scratch + OFFER_AT);
+	header = (w.tcp[12] >> 4) * 4;
+	if (!read_offer(xdp, scratch, tcp + BARE, header - BARE, o))
+		return UP;
+	now = ktime_ns() - c->behind_ns;
+	if (!write_answer(scratch, c, &w, o, now, cookie_of(c, &w, now, o->mss, v6), header, v6))
+		return UP;
+	sum = sum_words(w.ip + SOURCE_AT(v6), v6) + sum_words(w.ip + TARGET_AT(v6), v6) + swap16(IPPROTO_TCP) +
+	      swap16(header);
+	HIDE(header);
+	if (header < BARE || header > BARE + 40)
+		return UP;
+	sum += (__u32)csum_diff(0, 0, (void *)scratch, header & 0x7c, 0);
+	*(__u16 *)(scratch + 16) = ~fold16(sum);
+	turn_round(&w, v6);
+	if (xdp_store(xdp, tcp, scratch, header))
+		return XDP_DROP;
+	__sync_fetch_and_add(&c->answered, 1);
+	/* Not XDP_TX: a veth sends such frames only to a peer with a program of its own, and these to one with GRO, too. */
+	return tc_redirect(xdp->ingress_ifindex, 0);
+}
+
+/* A packet to somewhere where clients connect, of this worker: whether it is a SYN that is answered here. */
+ALWAYS_INLINE int answer_own(struct xdp_md *xdp, const struct ends *ends, __u32 worker, const int v6)
+{
+	struct listen_key key = ends->local;
+	__u8 flags = 0;
+
+	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6) + 13, &flags, 1) ||
+	    (flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != TCP_SYN)
+		return UP;
+	if (!map_lookup(&listens, &key)) {
+		__builtin_memset(key.address, 0, sizeof(key.address));
+		if (!map_lookup(&listens, &key))
+			return UP;
+	}
+	return answer_packet(xdp, worker, v6);
+}
