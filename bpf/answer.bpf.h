@@ -144,7 +144,7 @@ ALWAYS_INLINE int read_offer(struct xdp_md *xdp, __u8 *scratch, __u32 at, __u32 
 	return o->at >= bytes;
 }
 
-/* Writes the answer's TCP header into scratch memory; its options take as many bytes as those of the SYN. 0: they need more. */
+/* Writes the answer's TCP header into scratch memory; its options have to fit into so many bytes of header. 0: they need more. */
 ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const struct whole *w, const struct offer *o, __u64 now,
 			       __u32 cookie, __u32 header, const int v6)
 {
@@ -178,8 +178,8 @@ ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const str
 	return 1;
 }
 
-/* The headers in front of it, the other way round. */
-ALWAYS_INLINE void turn_round(struct whole *w, const int v6)
+/* The headers in front of it, the other way round, of a TCP header of so many bytes. */
+ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
 {
 	__u16 *eth = (__u16 *)w->eth;
 	__u32 *ip = (__u32 *)w->ip, *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
@@ -201,10 +201,12 @@ ALWAYS_INLINE void turn_round(struct whole *w, const int v6)
 	}
 	if (v6) {
 		ip[0] = bpf_htonl(0x60000000);
+		*(__u16 *)(w->ip + 4) = swap16(header);
 		w->ip[7] = 64;
 		return;
 	}
 	w->ip[1] = 0;
+	*(__u16 *)(w->ip + 2) = swap16(20 + header);
 	/* No fragments, no number. */
 	ip[1] = bpf_htonl(0x00004000);
 	ip[2] = bpf_htonl(64 << 24 | IPPROTO_TCP << 16);
@@ -230,6 +232,9 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 	header = (w.tcp[12] >> 4) * 4;
 	if (!read_offer(xdp, scratch, tcp + BARE, header - BARE, o))
 		return UP;
+	/* Without options it has no room for ours, but the shortest frame has some behind it. */
+	if (header == BARE && w.tcp + BARE + 4 <= w.end)
+		header += 4;
 	now = ktime_ns() - c->behind_ns;
 	if (!write_answer(scratch, c, &w, o, now, cookie_of(c, &w, now, o->mss, v6), header, v6))
 		return UP;
@@ -240,7 +245,7 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 		return UP;
 	sum += (__u32)csum_diff(0, 0, (void *)scratch, header & 0x7c, 0);
 	*(__u16 *)(scratch + 16) = ~fold16(sum);
-	turn_round(&w, v6);
+	turn_round(&w, header, v6);
 	if (xdp_store(xdp, tcp, scratch, header))
 		return XDP_DROP;
 	__sync_fetch_and_add(&c->answered, 1);

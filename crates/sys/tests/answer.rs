@@ -184,6 +184,18 @@ fn the_program_answers_as_the_engine_does() {
                 assert!(ours[end..].iter().all(|byte| *byte == 1), "NOPs up to the SYN's length");
             }
             assert_eq!(scene.answers.answered(0), SYNS.len() as u64);
+            // One without options in a frame of the shortest length, which has room for an MSS.
+            let bare = scene.syn(&[]);
+            let theirs = scene.engines(&bare);
+            let mut bytes = bare.bytes();
+            bytes.extend([0; 6]);
+            let trial = scene.program.try_on(&bytes, scene.index).expect("tried");
+            assert_eq!(trial.verdict, REDIRECT);
+            let end = if v6 { 64 } else { 44 };
+            let packet = &trial.packet[ETHERNET..ETHERNET + end];
+            assert_sums(packet);
+            assert_eq!(tcp(packet)[..16], tcp(&theirs)[..16]);
+            assert_eq!(tcp(packet)[20..], tcp(&theirs)[20..]);
         });
     }
 }

@@ -38,6 +38,7 @@ const BOTH_AT_LEAST: f64 = 220_000.0;
 /// How the rows are called.
 const USER_SPACE: &str = "AF_XDP, user space";
 const BOTH: &str = "XDP after the first flight";
+const ANSWERED: &str = "XDP after the first flight, and for SYNs";
 const KERNEL: &str = "XDP, decided";
 /// Connections that may be lent to the kernel: those that are open, and those that ended a moment ago.
 const LENT: u32 = 65_536;
@@ -160,9 +161,11 @@ impl Scene {
     }
 
     /// One row of connections that are lent to the kernel once their first bytes have chosen the server.
-    fn both(&self, open: u32, quick: bool) -> Result<Row> {
-        let choose = format!("{{ prefix = \"{}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}", REQUEST);
-        self.after_handshake(BOTH, open, quick, &format!("offload_max = {LENT}, choose = [{choose}]"))
+    fn both(&self, plane: &str, open: u32, quick: bool) -> Result<Row> {
+        let choose = format!("{{ prefix = \"{REQUEST}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}");
+        let cookies = if plane == ANSWERED { "xdp" } else { "flood" };
+        let settings = format!("offload_max = {LENT}, syn_cookies = \"{cookies}\", choose = [{choose}]");
+        self.after_handshake(plane, open, quick, &settings)
     }
 
     /// Connections whose handshake is the engine's.
@@ -242,7 +245,8 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     let mut rows = Vec::new();
     let decided: &'static [u32] = if quick { &[224] } else { &[128, 224, 1024] };
     let of = |plane, opens: &'static [u32]| opens.iter().map(move |open| (plane, open));
-    let kinds = of(USER_SPACE, opens).chain(of(BOTH, opens)).chain(of(KERNEL, decided));
+    let kinds =
+        of(USER_SPACE, opens).chain(of(BOTH, opens)).chain(of(ANSWERED, opens)).chain(of(KERNEL, decided));
     for (plane, open) in kinds {
         let mut samples = Vec::new();
         for round in 0..rounds {
@@ -251,7 +255,7 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
             let scene = Scene::new()?;
             let row = match plane {
                 KERNEL => scene.decided(*open, quick)?,
-                BOTH => scene.both(*open, quick)?,
+                BOTH | ANSWERED => scene.both(plane, *open, quick)?,
                 _ => scene.user_space(*open, quick)?,
             };
             check(&row)?;
@@ -281,7 +285,7 @@ fn check(row: &Row) -> Result<()> {
 /// The demands on these rows.
 pub fn bars(rows: &[Row]) -> Vec<Bar> {
     let best = |plane: &str| {
-        let rates = rows.iter().filter(|row| row.plane == plane).map(|row| row.report.rate());
+        let rates = rows.iter().filter(|row| row.plane.starts_with(plane)).map(|row| row.report.rate());
         rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))))
     };
     let bar =
