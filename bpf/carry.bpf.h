@@ -74,8 +74,7 @@ ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct 
 ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *s, const struct flow_side *own,
 			   const struct flow_side *other, const int v6)
 {
-	__u16 *check = (__u16 *)(w->tcp + 16), *check_ip = (__u16 *)(w->ip + 10);
-	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+	__u16 *check = (__u16 *)(w->tcp + 16);
 	__u32 options = s->options;
 	__u64 sum;
 
@@ -88,18 +87,7 @@ ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		((__u32 *)w->tcp)[i] = s->tcp[i];
-	if (v6) {
-		w->ip[7]--;
-	} else {
-		/* One hop less is 0x0100 less in its word. */
-		*check_ip = ~fold16((__u64)(__u16)~*check_ip + own->fix + (__u16)~swap16(0x0100));
-		w->ip[8]--;
-	}
-#pragma unroll
-	for (int i = 0; i < WORDS(v6); i++) {
-		from[i] = ((const __u32 *)AT(other->local, v6))[i];
-		to[i] = ((const __u32 *)AT(other->remote, v6))[i];
-	}
+	readdress(w, other->local, other->remote, own->fix, v6);
 #pragma unroll
 	for (int i = 0; i < 3; i++)
 		((__u32 *)w->eth)[i] = ((const __u32 *)other->to)[i];

@@ -7,24 +7,12 @@
 ALWAYS_INLINE int pass_whole(struct xdp_md *xdp, struct whole *w, const struct plane_side *own, const struct plane_side *other,
 			     const __u16 *link, const __u8 *source, const __u8 *target, __u32 ends, const int v6)
 {
-	__u16 *check = (__u16 *)(w->tcp + 16), *check_ip = (__u16 *)(w->ip + 10);
-	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+	__u16 *check = (__u16 *)(w->tcp + 16);
 
 	if (!finish(xdp, w, v6))
 		return XDP_DROP;
 	*check = ~fold16((__u64)(__u16)~*check + own->fix);
-	if (v6) {
-		w->ip[7]--;
-	} else {
-		/* One hop less is 0x0100 less in its word. */
-		*check_ip = ~fold16((__u64)(__u16)~*check_ip + own->fix_ip + (__u16)~swap16(0x0100));
-		w->ip[8]--;
-	}
-#pragma unroll
-	for (int i = 0; i < WORDS(v6); i++) {
-		from[i] = ((const __u32 *)AT(source, v6))[i];
-		to[i] = ((const __u32 *)AT(target, v6))[i];
-	}
+	readdress(w, source, target, own->fix_ip, v6);
 	*(__u32 *)w->tcp = ends;
 #pragma unroll
 	for (int i = 0; i < 6; i++)

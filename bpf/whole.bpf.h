@@ -125,3 +125,23 @@ ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
 	*check = ~fold16(sum);
 	return 1;
 }
+
+/* New addresses, and one hop less; "fix" is what the addresses change in the header's checksum. */
+ALWAYS_INLINE void readdress(struct whole *w, const __u8 *source, const __u8 *target, __u32 fix, const int v6)
+{
+	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
+	__u16 *check = (__u16 *)(w->ip + 10);
+
+	if (v6) {
+		w->ip[7]--;
+	} else {
+		/* One hop less is 0x0100 less in its word. */
+		*check = ~fold16((__u64)(__u16)~*check + fix + (__u16)~swap16(0x0100));
+		w->ip[8]--;
+	}
+#pragma unroll
+	for (int i = 0; i < WORDS(v6); i++) {
+		from[i] = ((const __u32 *)AT(source, v6))[i];
+		to[i] = ((const __u32 *)AT(target, v6))[i];
+	}
+}

@@ -10,7 +10,7 @@ use sidetrack_core::engine::{
 };
 use sidetrack_core::flow::Side;
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{Answer, Answers, Map, MapKind, MapShape, Own, Program, monotonic_ns};
+use sidetrack_sys::bpf::{Answer, Answers, Program, monotonic_ns};
 use sidetrack_sys::link;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -44,12 +44,7 @@ struct Scene {
 }
 
 fn scene(v6: bool, any_address: bool) -> Scene {
-    let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-    let [client, front, source] = if v6 {
-        ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::fe]:61000"].map(address)
-    } else {
-        ["10.0.1.1:4000", "10.0.1.254:80", "10.0.2.254:61000"].map(address)
-    };
+    let [client, front, _, source] = frames::addresses(v6);
     let listen = Listen { address: Some(front.ip()), port: Some(80) };
     let sources = Share { addresses: vec![source.ip()], ports: 61_000..=61_015 };
     let seed = [1, 0x0fed_cba9_8765_4321, 0xdead_beef_0bad_cafe, 0x5ca1_ab1e_7e57_ab1e];
@@ -57,14 +52,12 @@ fn scene(v6: bool, any_address: bool) -> Scene {
     // It answers with cookies itself.
     (config.syn_backlog, config.cookies_elsewhere) = (0, true);
     let engine = Engine::new(config, Nobody, Instant::from_nanos(NOW_NS));
-    let mut own = Own::new(1, 0).expect("maps");
-    own.listen((!any_address).then_some(front.ip()), 80).expect("an entry");
-    own.source(source.ip(), &(61_000..=61_015), Some(0)).expect("an entry");
     let answers = Arc::new(Answers::new(1).expect("a map"));
-    own.try_answering(&answers).expect("the kernel takes it");
-    let shape =
-        MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
-    let program = own.xdp_program(&Map::create(shape).expect("a map")).expect("loaded");
+    let program = frames::program(
+        |own| own.try_answering(&answers).expect("the kernel takes it"),
+        (!any_address).then_some(front.ip()),
+        source.ip(),
+    );
     let index = link::interface("lo").expect("there").index;
     Scene { engine, program, answers, index, client, front }
 }

@@ -5,9 +5,7 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{
-    Lending, LendingPart, Lent, LentSide, Map, MapKind, MapShape, Numbers, Own, Program, SeenFin,
-};
+use sidetrack_sys::bpf::{Lending, LendingPart, Lent, LentSide, Numbers, Program, SeenFin};
 use sidetrack_sys::link;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,20 +31,13 @@ fn scene(v6: bool) -> Scene {
 }
 
 fn scene_of(v6: bool, lending: &Arc<Lending>, worker: u32) -> Scene {
-    let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-    let [client, local, server, source] = if v6 {
-        ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::1]:8080", "[fd00:2::fe]:61000"].map(address)
-    } else {
-        ["10.0.1.1:4000", "10.0.1.254:80", "10.0.2.1:8080", "10.0.2.254:61000"].map(address)
-    };
+    let [client, local, server, source] = frames::addresses(v6);
     let index = link::interface("lo").expect("there").index;
-    let mut own = Own::new(1, 0).expect("maps");
-    own.listen(Some(local.ip()), 80).expect("an entry");
-    own.source(source.ip(), &(61_000..=61_015), Some(0)).expect("an entry");
-    own.try_lending_by_xdp(lending).expect("the kernel takes it");
-    let shape =
-        MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
-    let program = own.xdp_program(&Map::create(shape).expect("a map")).expect("loaded");
+    let program = frames::program(
+        |own| own.try_lending_by_xdp(lending).expect("the kernel takes it"),
+        Some(local.ip()),
+        source.ip(),
+    );
     let side = |at: usize, remote, local, to, numbers| LentSide {
         remote,
         local,

@@ -5,9 +5,7 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, DROP, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{
-    Map, MapKind, MapShape, Own, Plane, PlaneKey, PlaneReason, PlaneRoute, PlaneState, Program,
-};
+use sidetrack_sys::bpf::{Plane, PlaneKey, PlaneReason, PlaneRoute, PlaneState, Program};
 use sidetrack_sys::link;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,12 +26,7 @@ fn scene(v6: bool) -> Scene {
 }
 
 fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
-    let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-    let [client, local, server, source] = if v6 {
-        ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::1]:8080", "[fd00:2::fe]:61000"].map(address)
-    } else {
-        ["10.0.1.1:4000", "10.0.1.254:80", "10.0.2.1:8080", "10.0.2.254:61000"].map(address)
-    };
+    let [client, local, server, source] = frames::addresses(v6);
     let index = link::interface("lo").expect("there").index;
     let plane = Arc::new(Plane::with_buckets(61_000, count, buckets, 99).expect("a plane"));
     plane.device(0, index).expect("an entry");
@@ -51,13 +44,11 @@ fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
             },
         )
         .expect("an entry");
-    let mut own = Own::new(1, 0).expect("maps");
-    own.listen(Some(local.ip()), 80).expect("an entry");
-    own.source(source.ip(), &(61_000..=61_015), Some(0)).expect("an entry");
-    own.try_plane(&plane).expect("the kernel takes it");
-    let shape =
-        MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
-    let program = own.xdp_program(&Map::create(shape).expect("a map")).expect("loaded");
+    let program = frames::program(
+        |own| own.try_plane(&plane).expect("the kernel takes it"),
+        Some(local.ip()),
+        source.ip(),
+    );
     Scene { plane, program, index, client, local, server, source }
 }
 

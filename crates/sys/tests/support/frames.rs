@@ -1,6 +1,7 @@
 //! Frames of TCP, made by hand, for programs that are tried on them.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use sidetrack_sys::bpf::{Map, MapKind, MapShape, Own, Program};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 pub const DROP: u32 = 1;
@@ -95,4 +96,25 @@ impl Frame<'_> {
         frame.extend(tcp);
         frame
     }
+}
+
+/// Client, where it connects to, server, and where connections to it come from.
+pub fn addresses(v6: bool) -> [SocketAddr; 4] {
+    let all = if v6 {
+        ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::1]:8080", "[fd00:2::fe]:61000"]
+    } else {
+        ["10.0.1.1:4000", "10.0.1.254:80", "10.0.2.1:8080", "10.0.2.254:61000"]
+    };
+    all.map(|text| text.parse().expect("an address"))
+}
+
+/// The engine's program between these, for trials: nobody takes the frames that are for user space.
+pub fn program(change: impl FnOnce(&mut Own), listen: Option<IpAddr>, source: IpAddr) -> Program {
+    let mut own = Own::new(1, 0).expect("maps");
+    own.listen(listen, 80).expect("an entry");
+    own.source(source, &(61_000..=61_015), Some(0)).expect("an entry");
+    change(&mut own);
+    let shape =
+        MapShape { kind: MapKind::Xsk, name: "sockets", key_bytes: 4, value_bytes: 4, entries_max: 1 };
+    own.xdp_program(&Map::create(shape).expect("a map")).expect("loaded")
 }
