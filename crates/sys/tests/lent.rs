@@ -7,7 +7,6 @@ mod support;
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
 use sidetrack_sys::bpf::{Lending, LendingPart, Lent, LentSide, Numbers, Program, SeenFin};
 use sidetrack_sys::link;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
 
