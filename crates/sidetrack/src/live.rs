@@ -61,6 +61,11 @@ impl Clock {
         let nanos = u64::try_from(now().saturating_duration_since(self.0).as_nanos()).unwrap_or(u64::MAX);
         sidetrack_core::time::Instant::from_nanos(nanos)
     }
+
+    /// What a core calls this time.
+    pub fn instant(&self, at: sidetrack_core::time::Instant) -> Instant {
+        self.0 + Duration::from_nanos(at.as_nanos())
+    }
 }
 
 /// What moves the bytes of a flow whose carrier leaves that open.
@@ -155,10 +160,15 @@ fn reason_of(code: u8) -> Option<EndReason> {
 impl LiveFlow {
     /// A flow that was caught just now.
     pub fn new(id: FlowId) -> Self {
+        Self::caught(id, SystemTime::now(), now())
+    }
+
+    /// A flow that was caught at this time.
+    pub fn caught(id: FlowId, since: SystemTime, opened: Instant) -> Self {
         Self {
             id,
-            since: SystemTime::now(),
-            opened: now(),
+            since,
+            opened,
             decided: Mutex::new(None),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),

@@ -1,6 +1,6 @@
 //! Flows in flight, as the rest of the program sees them, and what is left of each.
 
-use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
+use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record};
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
@@ -10,6 +10,7 @@ use sidetrack_core::time::Instant;
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,8 +39,29 @@ pub struct Flows {
     chains: Chains,
     admit: Admit,
     listener: Arc<str>,
-    known: HashMap<ConnectionId, Known>,
+    known: HashMap<ConnectionId, Known, BuildHasherDefault<Spread>>,
     waker: Waker,
+    clock: Clock,
+    /// The wall clock at this batch of packets.
+    wall: SystemTime,
+}
+
+/// Spreads the engine's own numbers, which nobody else chooses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
 }
 
 /// A flow that policy was asked about.
@@ -87,8 +109,15 @@ impl Flows {
         chains: Chains,
         admit: Admit,
         waker: Waker,
+        clock: Clock,
     ) -> Self {
-        Self { ledger, next_id, chains, admit, listener, known: HashMap::new(), waker }
+        let (known, wall) = (HashMap::default(), SystemTime::now());
+        Self { ledger, next_id, chains, admit, listener, known, waker, clock, wall }
+    }
+
+    /// The next batch of packets begins: what it opens has the time of now.
+    pub fn next_batch(&mut self) {
+        self.wall = SystemTime::now();
     }
 
     /// Leave for one more flow of this client, to be kept as long as it lives.
@@ -113,10 +142,8 @@ impl Flows {
     }
 
     fn live(&self, opened: Instant, now: Instant, decided: Decided) -> LiveFlow {
-        let mut live = LiveFlow::new((self.next_id)());
-        let age = now.since(opened);
-        live.opened = live.opened.checked_sub(age).unwrap_or(live.opened);
-        live.since = SystemTime::now().checked_sub(age).unwrap_or(live.since);
+        let since = self.wall.checked_sub(now.since(opened)).unwrap_or(self.wall);
+        let live = LiveFlow::caught((self.next_id)(), since, self.clock.instant(opened));
         live.decide(decided);
         live
     }
@@ -192,14 +219,15 @@ impl Flows {
             let on_down = OnDown::Deny;
             Known { flow: Arc::new(flow), slot: None, detail: None, chain: None, on_down, _leave: None }
         });
-        count(&known.flow, record.client_bytes, record.server_bytes);
+        let duration = record.closed.since(record.opened);
+        count(&known.flow, record.client_bytes, record.server_bytes, duration);
         if record.passed_elsewhere {
             known.flow.shunted();
         }
         if let Some(connected) = record.connected {
             known.flow.connected(connected.since(record.opened));
         }
-        self.end(known, record.reason, record.closed.since(record.opened));
+        self.end(known, record.reason, duration);
     }
 
     fn end(&self, known: Known, reason: EndReason, duration: Duration) {
@@ -214,7 +242,7 @@ impl Flows {
     pub fn count(&self, traffic: impl Iterator<Item = (ConnectionId, u64, u64)>) {
         for (id, up, down) in traffic {
             if let Some(known) = self.known.get(&id) {
-                count(&known.flow, up, down);
+                count(&known.flow, up, down, known.flow.age());
             }
         }
     }
@@ -244,13 +272,13 @@ impl Flows {
     }
 }
 
-/// Brings the counts up to these, which never shrink.
-fn count(flow: &LiveFlow, up: u64, down: u64) {
+/// Brings the counts of a flow of this age up to these, which never shrink.
+fn count(flow: &LiveFlow, up: u64, down: u64, age: Duration) {
     let before = flow.bytes();
     let (up, down) = (up.saturating_sub(before.0), down.saturating_sub(before.1));
     if up + down > 0 {
         flow.count(up, down);
-        flow.touch(flow.age());
+        flow.touch(age);
     }
 }
 
@@ -289,6 +317,7 @@ mod tests {
             Arc::new(nothing),
             Arc::new(|_| Ok(None)),
             Waker::noop().clone(),
+            Clock::start(),
         )
     }
 

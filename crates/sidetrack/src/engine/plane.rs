@@ -6,7 +6,7 @@ use super::hops;
 use super::open::Interface;
 use super::reset;
 use crate::config::Config;
-use crate::live::{Clock, Decided, ENDED_MAX, Ended, Ledger, LiveFlow, Slot, Tally};
+use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot, Tally};
 use sidetrack_core::engine::{Hop, Target};
 use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::Verdict;
@@ -37,8 +37,6 @@ const WHILE_OPEN: Duration = Duration::from_millis(10);
 const IDLY: Duration = Duration::from_millis(50);
 /// How long a handshake may take until the client's last part of it.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Records of single flows that are kept between two visits of the recorder if nobody reads them.
-const KEPT: usize = 256;
 
 /// What flows of a client stand under.
 #[derive(Debug)]
@@ -268,8 +266,7 @@ impl Carried {
 
     /// Makes the records of those that have ended; how many.
     fn reap(&mut self, now: Instant) -> usize {
-        let most = if self.ledger.is_read() { ENDED_MAX } else { KEPT };
-        let mut room = most.saturating_sub(self.ledger.ended_waiting());
+        let mut room = self.ledger.kept().saturating_sub(self.ledger.ended_waiting());
         let mut count = 0;
         // One turn through the table at most: then others have their turn.
         while count < self.shared.plane().count() as usize

@@ -226,7 +226,9 @@ impl Worker {
 
     /// One batch of packets, and what is due.
     fn handle(&mut self, now: Instant, taken: usize) {
-        self.engine.callbacks_mut().now = now;
+        let select = self.engine.callbacks_mut();
+        select.now = now;
+        select.flows.next_batch();
         let mut ahead = Ahead::default();
         for frame in 0..taken {
             if let Some(arrived) = self.driver.arrived(frame) {
@@ -433,6 +435,7 @@ fn fresh(
         surroundings.chains.clone(),
         surroundings.admit.clone(),
         waker,
+        surroundings.clock,
     );
     let rules = surroundings.config.clone();
     let select = Select::new(listener.clone(), settings.clone(), rules, flows, offload, plane);

@@ -13,13 +13,15 @@ pub struct Ledger {
     inner: Mutex<LedgerInner>,
     /// When each slot is to be looked at. Never held while `inner` is asked for.
     looks: Arc<Mutex<Deadlines>>,
-    /// Somebody reads the record of every flow.
-    is_read: AtomicBool,
+    /// Nobody reads the record of every flow.
+    unread: AtomicBool,
 }
 
 /// Ended flows that a worker's ledger holds between two visits of the recorder. Of older ones there is no record: they
 /// are only counted, so that no flow is ever held up and metrics stay true.
 pub const ENDED_MAX: usize = 8192;
+/// The same where nobody reads records: enough to show the last ones.
+const KEPT: usize = 256;
 
 /// Flows of one kind that are counted so between two visits; of more than these nothing is known but how many.
 const COUNTED_MAX: usize = 1 << 18;
@@ -57,19 +59,26 @@ impl Ledger {
         Slot(index)
     }
 
+    /// How many ended flows are kept between two visits of the recorder, each to have a record; others are only counted.
+    pub fn kept(&self) -> usize {
+        if self.is_read() { ENDED_MAX } else { KEPT }
+    }
+
     /// Moves a flow from those in flight to those that ended.
     pub fn leave(&self, slot: Slot, ended: Ended) {
+        let kept = self.kept();
         let mut inner = lock(&self.inner);
         if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
             inner.live -= 1;
             inner.free.push(slot.0);
         }
-        inner.push_ended(ended);
+        inner.push_ended(ended, kept);
     }
 
     /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
     pub fn note(&self, ended: Ended) {
-        lock(&self.inner).push_ended(ended);
+        let kept = self.kept();
+        lock(&self.inner).push_ended(ended, kept);
     }
 
     /// Adds flows of which there is no record each.
@@ -89,12 +98,12 @@ impl Ledger {
 
     /// Whether somebody reads the record of every flow.
     pub fn is_read(&self) -> bool {
-        self.is_read.load(Relaxed)
+        !self.unread.load(Relaxed)
     }
 
     /// Says so.
     pub fn set_read(&self, is_read: bool) {
-        self.is_read.store(is_read, Relaxed);
+        self.unread.store(!is_read, Relaxed);
     }
 
     /// The number of flows in flight.
@@ -137,10 +146,10 @@ impl Ledger {
 }
 
 impl LedgerInner {
-    fn push_ended(&mut self, ended: Ended) {
+    fn push_ended(&mut self, ended: Ended, kept: usize) {
         // A waker keeps its task's memory; the record of an ended flow may live for long.
         *lock(&ended.flow.waker) = None;
-        if self.ended.len() == ENDED_MAX
+        if self.ended.len() >= kept
             && let Some(oldest) = self.ended.pop_front()
         {
             self.only_count(&oldest);
