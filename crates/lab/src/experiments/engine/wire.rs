@@ -243,6 +243,7 @@ fn count_of(metrics: &str, reason: &str) -> u64 {
 pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
     let opens: &'static [u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
     let mut rows = Vec::new();
+    let both: &'static [u32] = if quick { &[256] } else { &[256, 1024] };
     let decided: &'static [u32] = if quick { &[224] } else { &[128, 224, 1024] };
     let of = |plane, opens: &'static [u32]| opens.iter().map(move |open| (plane, open));
     let kinds =
