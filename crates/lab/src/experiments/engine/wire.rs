@@ -247,7 +247,7 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     let decided: &'static [u32] = if quick { &[224] } else { &[128, 224, 1024] };
     let of = |plane, opens: &'static [u32]| opens.iter().map(move |open| (plane, open));
     let kinds =
-        of(USER_SPACE, opens).chain(of(BOTH, opens)).chain(of(ANSWERED, opens)).chain(of(KERNEL, decided));
+        of(USER_SPACE, opens).chain(of(BOTH, both)).chain(of(ANSWERED, both)).chain(of(KERNEL, decided));
     for (plane, open) in kinds {
         let mut samples = Vec::new();
         for round in 0..rounds {
