@@ -89,19 +89,13 @@ impl Loop {
 
     /// Takes what the kernel has, waiting for it if nothing else is to be done, and wakes whom it concerns.
     fn turn(&self) -> io::Result<()> {
-        let wait = if self.tasks.is_ready() || self.remote.is_rung() {
-            Some(Duration::ZERO)
-        } else {
-            self.timers.borrow().next().map(|at| at.saturating_duration_since(Instant::now()))
-        };
         let mut events = self.events.borrow_mut();
         events.clear();
-        if wait == Some(Duration::ZERO) {
-            self.look(&mut events, wait)?;
+        let now = if self.tasks.is_ready() || self.remote.is_rung() {
+            self.look(&mut events, Some(Duration::ZERO))?
         } else {
-            self.wait(&mut events, wait)?;
-        }
-        let now = Instant::now();
+            self.wait(&mut events)?
+        };
         NOW.set(Some(now));
         let mut sources = self.sources.borrow_mut();
         for event in events.iter() {
@@ -117,28 +111,30 @@ impl Loop {
     }
 
     /// Sleeps until something happens; where that was a matter of a few microseconds lately, it is looked for first. To be
-    /// woken costs more than that, and most of it those who wake us.
-    fn wait(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<()> {
+    /// woken costs more than that, and most of it those who wake us. Returns the time when it was over.
+    fn wait(&self, events: &mut Vec<epoll::Event>) -> io::Result<Instant> {
         let (begin, mut lull) = (Instant::now(), self.lull.get());
+        let wait = self.timers.borrow().next().map(|at| at.saturating_duration_since(begin));
+        let mut now = begin;
         if lull.is_short() && wait.is_none_or(|wait| wait > SHORT) {
-            while events.is_empty() && begin.elapsed() < SHORT {
-                self.look(events, Some(Duration::ZERO))?;
+            while events.is_empty() && now.duration_since(begin) < SHORT {
+                now = self.look(events, Some(Duration::ZERO))?;
             }
         }
         if events.is_empty() {
-            self.look(events, wait)?;
+            now = self.look(events, wait)?;
         }
-        lull.lasted(begin.elapsed());
+        lull.lasted(now.duration_since(begin));
         self.lull.set(lull);
-        Ok(())
+        Ok(now)
     }
 
-    /// Takes events, waiting for the first at most so long; none: without an end.
-    fn look(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<()> {
+    /// Takes events, waiting for the first at most so long; none: without an end. Returns the time after it.
+    fn look(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<Instant> {
         // Rounded up by the kernel to its own grain; a deadline is never early.
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match epoll::wait(&self.epoll, spare_capacity(events), wait.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(Instant::now()),
             Err(error) => Err(error.into()),
         }
     }
