@@ -1,7 +1,11 @@
 //! The kernel's threads that take the frames of interfaces (threaded NAPI): whose work it is to take a frame is on a CPU of its
 //! own then, and is counted, where otherwise it falls to whoever sends. They stay with an interface as long as it lives.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
+use sidetrack_sys::link;
+use sidetrack_sys::napi::{self, Napi};
 
 use crate::topology::Node;
 
@@ -29,12 +33,13 @@ fn threads(interface: &str) -> Result<Vec<u32>> {
 }
 
 impl<'n> Taker<'n> {
-    /// The same for an interface that has none: it gets GRO.
+    /// The same for an interface that has none: it gets GRO. It sends segments that are cut already: only those does the other end
+    /// of a veth take by NAPI, where the kernel lets whoever sends take others in its place.
     ///
     /// # Errors
     /// As [`Taker::of`].
     pub fn of_plain(node: &'n Node, interface: &str, cpu: usize) -> Result<Self> {
-        node.run("ethtool", &["-K", interface, "gro", "on"])?;
+        node.run("ethtool", &["-K", interface, "gro", "on", "tso", "off"])?;
         Self::of(node, interface, cpu)
     }
 
@@ -53,6 +58,20 @@ impl<'n> Taker<'n> {
         let id = rustix::process::Pid::from_raw(pid.cast_signed());
         rustix::thread::sched_setaffinity(id, &cpus).context("cannot place the kernel's thread")?;
         Ok(taker)
+    }
+
+    /// Lets frames gather so long before they are taken.
+    ///
+    /// # Errors
+    /// The kernel does not do that (it takes Linux 6.13).
+    pub fn gather(&self, time: Duration) -> Result<()> {
+        self.node.enter(|| {
+            let gro_flush_timeout_ns = u64::try_from(time.as_nanos())?;
+            for napi in napi::of(link::interface(&self.interface)?.index)? {
+                napi::set(&Napi { defer_hard_irqs: 1, gro_flush_timeout_ns, ..napi })?;
+            }
+            Ok(())
+        })
     }
 
     /// CPU time that it has taken, nanoseconds.

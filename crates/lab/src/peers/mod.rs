@@ -223,7 +223,21 @@ pub const ENGINE: &[Peer] = peers![
     "ours engine, packet sockets" OneHop true |site| ours::engine(site, "packet", "");
     "ours engine, AF_XDP" OneHop true |site| ours::engine(site, "xdp", "");
     "ours engine, XDP, decided" OneHop true |site| ours::engine(site, "xdp", ", kernel_connections_max = 16384");
+    "ours engine, packet sockets, gathering" OneHop true |site| ours::engine(site, "packet", GATHERING);
+    "ours engine, AF_XDP, gathering" OneHop true |site| ours::engine(site, "xdp", GATHERING);
+    "ours engine, XDP after the first flight, gathering" OneHop true |site| {
+        let choose = format!("choose = [{{ prefix = \"GET \", to = \"{}\" }}]", site.origin());
+        let keys = format!("{GATHERING}, offload_max = 16384, syn_cookies = \"xdp\", {choose}");
+        ours::engine(site, "xdp", &keys)
+    };
+    "ours engine, XDP, decided, gathering" OneHop true
+        |site| ours::engine(site, "xdp", &format!("{GATHERING}, kernel_connections_max = 16384"));
 ];
+
+/// How long frames gather before the kernel takes them where a row says that they do, microseconds.
+pub const GATHERING_US: u64 = 200;
+/// The same for our engine.
+const GATHERING: &str = ", coalesce_us = 200";
 
 /// The peer of this name.
 #[must_use]

@@ -5,6 +5,7 @@ use sidetrack_core::engine::Steering;
 use sidetrack_core::ldap::{self, First};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// How the engine gets at packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,6 +111,8 @@ pub struct EngineListener {
     pub offload_max: u32,
     /// Most connections at a time that the kernel carries from their SYN on; 0: none.
     pub kernel_connections_max: u16,
+    /// How long frames may gather in the interfaces; 0: as long as they do.
+    pub coalesce: Duration,
     /// Every SYN is answered with a cookie, by the program in the driver.
     pub answer_by_xdp: bool,
 }

@@ -15,6 +15,7 @@
 //! | `worker.rs` | the thread |
 
 mod bell;
+mod coalesce;
 mod driver;
 mod flows;
 mod hops;

@@ -1,6 +1,7 @@
 //! What the engine needs rights for: sockets on its interfaces, and programs that tell its packets from others.
 
 use super::bell::Bell;
+use super::coalesce::Coalescing;
 use super::driver::Driver;
 use super::packet::PacketDriver;
 use super::plane;
@@ -17,6 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An interface of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +144,7 @@ pub struct Part {
     pub bell: Arc<Bell>,
 }
 
-/// What keeps the engine's packets from the kernel's own TCP while it lives.
+/// What works while it lives: most of it keeps the engine's packets from the kernel's own TCP.
 #[derive(Debug)]
 #[expect(dead_code, reason = "they work by being there")]
 pub enum Kept {
@@ -150,6 +152,8 @@ pub enum Kept {
     Packet(OwnOn),
     /// They go to AF_XDP sockets.
     Xdp(XdpOn),
+    /// They gather in the interfaces first.
+    Gathering(Coalescing),
 }
 
 /// Engines whose packets are already taken and not yet read.
@@ -157,6 +161,8 @@ pub enum Kept {
 pub struct Opened {
     pub(super) parts: Vec<Part>,
     pub(super) kept: Vec<Kept>,
+    /// How long frames may gather in which interfaces.
+    gathering: Vec<(Interface, Duration)>,
 }
 
 /// A listener that is being opened.
@@ -182,7 +188,16 @@ impl Opened {
                 opened.add(listener, engine, workers, mark)?;
             }
         }
+        opened.coalesce();
         Ok(opened)
+    }
+
+    /// Lets frames gather where the configuration says so. Without, each is taken at once.
+    fn coalesce(&mut self) {
+        match Coalescing::new(&self.gathering) {
+            Ok(coalescing) => self.kept.extend(coalescing.map(Kept::Gathering)),
+            Err(error) => tracing::warn!(%error, "frames do not gather for the packet engine"),
+        }
     }
 
     fn add(
@@ -215,6 +230,8 @@ impl Opened {
                 opening.xdp(workers, &mut self.kept)?
             }
         };
+        self.gathering
+            .extend(opening.interfaces.iter().map(|interface| (interface.clone(), engine.coalesce)));
         let failed = |error| opening.socket_error("any interface", error);
         let bells = (0..workers).map(|_| Bell::new().map(Arc::new)).collect::<Result<Vec<_>, _>>();
         let bells = bells.map_err(failed)?;

@@ -9,6 +9,7 @@ mod site;
 
 mod binding;
 mod choosing;
+mod coalescing;
 mod ends;
 mod flood;
 mod ldap;

@@ -2,6 +2,7 @@
 
 use sidetrack::config::{Config, EngineIo, EngineListener, ListenerKind};
 use sidetrack_core::engine::Steering;
+use std::time::Duration;
 
 fn load(text: &str) -> Result<EngineListener, String> {
     let config = Config::from_text("test.toml", &format!("version = 1\n[[listen]]\nkind = 'engine'\n{text}"))
@@ -19,16 +20,17 @@ fn defaults_and_all_keys() {
     assert_eq!((engine.io, engine.steering), (EngineIo::Packet, Steering::Port));
     assert_eq!(engine.sources, ["192.0.2.1".parse::<std::net::IpAddr>().expect("an address")]);
     assert_eq!((engine.source_ports, engine.connections_max), (61_000..=65_535, 65_536));
-    assert_eq!((engine.offload_max, engine.answer_by_xdp), (0, false));
+    assert_eq!((engine.offload_max, engine.answer_by_xdp, engine.coalesce), (0, false, Duration::ZERO));
     let engine = load(
         "address = '*:80'\ninterfaces = ['a', 'b']\nnames = { 'a.example' = '10.0.0.1:80' }\n\
          engine = { io = 'xdp', sources = ['10.0.0.9', 'fd00::9'], source_ports = '1024-2047', steering = 'ip', \
-         connections_max = 16, offload_max = 65536, syn_cookies = 'xdp' }",
+         connections_max = 16, offload_max = 65536, coalesce_us = 200, syn_cookies = 'xdp' }",
     )
     .expect("accepted");
     assert_eq!((engine.io, engine.steering), (EngineIo::Xdp, Steering::Ip));
     assert_eq!((engine.sources.len(), engine.source_ports, engine.connections_max), (2, 1024..=2047, 16));
     assert_eq!((engine.offload_max, engine.answer_by_xdp), (65_536, true));
+    assert_eq!(engine.coalesce, Duration::from_micros(200));
     assert_eq!(engine.interfaces, ["a", "b"]);
 }
 

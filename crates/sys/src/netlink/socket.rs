@@ -23,6 +23,8 @@ pub enum Protocol {
     Netfilter,
     /// `sock_diag`: look-ups of sockets.
     SockDiag,
+    /// What has no protocol of its own: families that are found by name.
+    Generic,
 }
 
 impl Protocol {
@@ -31,6 +33,7 @@ impl Protocol {
             Self::Route => libc::NETLINK_ROUTE,
             Self::Netfilter => libc::NETLINK_NETFILTER,
             Self::SockDiag => libc::NETLINK_SOCK_DIAG,
+            Self::Generic => libc::NETLINK_GENERIC,
         }
     }
 }

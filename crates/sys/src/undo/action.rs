@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::napi::{self, Napi};
 use crate::netlink::{Protocol, Socket};
 use crate::nft::{self, Family};
 use crate::route::{self, IpVersion, MarkRule};
@@ -46,6 +47,8 @@ pub enum Action {
         /// The former value.
         value: String,
     },
+    /// Has frames gather in an instance of NAPI as they did before.
+    RestoreNapi(Napi),
     /// Removes an empty directory.
     RemoveDirectory(PathBuf),
     /// Ends every process in a cgroup of the second generation and removes it: without the rules that went with us, what still
@@ -91,6 +94,10 @@ impl Action {
                 Ok(())
             }
             Self::RestoreSetting { name, value } => self.file(sysctl::write(name, value).map(|_| ())),
+            Self::RestoreNapi(napi) => match napi::set(napi) {
+                Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
+                done => Ok(done?),
+            },
             Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
             Self::EndCgroup(path) => self.file(end_cgroup(path)),
             Self::RemoveFile(path) => self.file(fs::remove_file(path)),
@@ -120,6 +127,9 @@ impl Action {
             Self::RestoreSetting { name, value } => {
                 format!("setting {} {}", escape(name.as_bytes()), escape(value.as_bytes()))
             }
+            Self::RestoreNapi(Napi { id, defer_hard_irqs, gro_flush_timeout_ns }) => {
+                format!("napi {id} {defer_hard_irqs} {gro_flush_timeout_ns}")
+            }
             Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
             Self::EndCgroup(path) => format!("cgroup {}", escape_path(path)),
             Self::RemoveFile(path) => format!("file {}", escape_path(path)),
@@ -144,6 +154,9 @@ impl fmt::Display for Action {
             Self::DeleteTable { family, name } => write!(f, "delete the nftables table {family} {name}"),
             Self::RestoreSetting { name, value } => {
                 write!(f, "set the kernel setting {} back to {value}", name.replace('/', "."))
+            }
+            Self::RestoreNapi(Napi { id, gro_flush_timeout_ns, .. }) => {
+                write!(f, "set the gro-flush-timeout of NAPI {id} back to {gro_flush_timeout_ns} ns")
             }
             Self::RemoveDirectory(path) => write!(f, "remove the directory {}", path.display()),
             Self::EndCgroup(path) => {
@@ -182,6 +195,11 @@ fn read(words: &[&str]) -> Option<Action> {
             name: text(name)?,
         },
         ["setting", name, value] => Action::RestoreSetting { name: text(name)?, value: text(value)? },
+        ["napi", id, defer_hard_irqs, gro_flush_timeout_ns] => Action::RestoreNapi(Napi {
+            id: id.parse().ok()?,
+            defer_hard_irqs: defer_hard_irqs.parse().ok()?,
+            gro_flush_timeout_ns: gro_flush_timeout_ns.parse().ok()?,
+        }),
         ["directory", path] => Action::RemoveDirectory(path_of(path)?),
         ["cgroup", path] => Action::EndCgroup(path_of(path)?),
         ["file", path] => Action::RemoveFile(path_of(path)?),
@@ -278,6 +296,7 @@ mod tests {
             Action::RemoveLocalDefault { version: IpVersion::V4, interface: 1, table: 100 },
             Action::DeleteTable { family: Family::Inet, name: "side track".into() },
             Action::RestoreSetting { name: "net/ipv4/ip_forward".into(), value: String::new() },
+            Action::RestoreNapi(Napi { id: 8193, defer_hard_irqs: 2, gro_flush_timeout_ns: u64::MAX }),
             Action::RemoveDirectory(OsString::from_vec(b"/sys/fs/\xff\n%x".to_vec()).into()),
             Action::RemoveFile("/run/sidetrack/admin.sock".into()),
             Action::EndCgroup("/sys/fs/cgroup/sidetrack-run-1".into()),

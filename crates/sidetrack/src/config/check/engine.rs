@@ -6,6 +6,7 @@ use sidetrack_core::engine::Steering;
 use sidetrack_core::flow::Host;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 impl Check<'_> {
     /// The engine; none if something essential is wrong with it.
@@ -53,6 +54,9 @@ impl Check<'_> {
                 .number(keys.kernel_connections_max.as_ref(), 0..=65_535, " connections")
                 .and_then(|number| u16::try_from(number).ok())
                 .unwrap_or(0),
+            coalesce: Duration::from_micros(
+                self.number(keys.coalesce_us.as_ref(), 0..=10_000, " microseconds").unwrap_or(0),
+            ),
             answer_by_xdp,
         })
     }

@@ -29,6 +29,9 @@ pub struct Engine {
     /// bytes nor a count of flows, 0 (none) to 65535; as many of the last of `source_ports` are theirs. Only with io = "xdp".
     /// Default 0.
     pub kernel_connections_max: Option<At<u32>>,
+    /// How long frames may gather in the interfaces before the kernel takes them, microseconds, 0 (as long as they do) to 10000:
+    /// less CPU time for a packet while many come, and as much more delay. Default 0.
+    pub coalesce_us: Option<At<u32>>,
     /// When SYNs are answered with cookies: "flood" (while more handshakes are half done than are kept) or "xdp" (always, by the
     /// program in the driver: user space hears of a client when its handshake is done). "xdp" only with io = "xdp" and
     /// `choose` or `names`: the client has to speak first. Default "flood".
