@@ -17,8 +17,9 @@ use std::time::Duration;
 pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// How long a handshake with a client may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// An acknowledgement that is further away than this from the last one may be of another connection.
-const ANEW: u32 = 1 << 26;
+/// An acknowledgement that is further away than this from the last one may be of another connection. (Cookies of the same minute
+/// differ in 24 bits.)
+const ANEW: u32 = 1 << 20;
 /// How long cookies are looked for after the last one was sent: as long as one is good.
 const COOKIES: Duration = Duration::from_secs(128);
 
@@ -228,10 +229,13 @@ impl<C: Callbacks> Engine<C> {
     /// Whether a client whose SYNs are answered elsewhere has begun anew: it acknowledges what this connection never sent,
     /// and that is a cookie.
     pub(super) fn has_begun_anew(&self, now: Instant, slot: usize, header: &Header, packet: &[u8]) -> bool {
-        let Some(leg) = self.hot.get(slot).map(|hot| &hot.leg[CLIENT]) else { return false };
-        let far = |number: u32| number > ANEW && number < ANEW.wrapping_neg();
+        let Some(hot) = self.hot.get(slot) else { return false };
+        let away = header.ack.0.wrapping_sub(hot.leg[CLIENT].acked.0);
+        // After the end there is one number that it acknowledges.
+        let is_another =
+            if hot.phase == Phase::TimeWait { away != 0 } else { away > ANEW && away < ANEW.wrapping_neg() };
         header.flags & (flags::SYN | flags::ACK | flags::RST) == flags::ACK
-            && far((header.ack.0).wrapping_sub(leg.acked.0))
+            && is_another
             && self.cookie(now, header, packet).is_some()
     }
 

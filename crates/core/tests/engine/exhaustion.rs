@@ -1,7 +1,7 @@
 //! Every bound of the engine, reached: what is over it is shed with a reason, and what is there goes on.
 
 use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP};
-use crate::script::{CLIENT_ISN, Script};
+use crate::script::{Bound, CLIENT_ISN, SERVER_ISN, Script};
 use crate::wire::{ACK, PSH, Packet, RST, SYN};
 use sidetrack_core::engine::{Selection, Share, Target};
 use sidetrack_core::flow::EndReason;
@@ -137,11 +137,48 @@ fn records_that_nobody_takes_are_lost_and_counted() {
 
 /// What a client sends that was answered elsewhere, with these bytes.
 fn brings_cookie(script: &Script, payload: &[u8]) -> Packet {
+    brings_cookie_for(script, 7_000_000, payload)
+}
+
+/// The same of a client with this initial number.
+fn brings_cookie_for(script: &Script, isn: u32, payload: &[u8]) -> Packet {
     let mut elsewhere = Script::with(|config| config.syn_backlog = 0, server());
     elsewhere.now = script.now;
-    let syn = Packet { seq: 7_000_000, ..elsewhere.syn() };
+    let syn = Packet { seq: isn, ..elsewhere.syn() };
     let cookie = elsewhere.take(&syn)[0].seq;
-    script.client(ACK | PSH, 7_000_001, cookie.wrapping_add(1)).payload(payload)
+    script.client(ACK | PSH, isn.wrapping_add(1), cookie.wrapping_add(1)).payload(payload)
+}
+
+/// Clients take a port again before a minute is over: cookies of the same time are alike in their first bits.
+#[test]
+fn a_client_whose_last_connection_began_with_a_cookie_too_begins_anew() {
+    for number in 0..200_u32 {
+        let mut script = Script::with(|config| config.cookies_elsewhere = true, server());
+        let isn = number.wrapping_mul(0x9e37_79b9);
+        let first = brings_cookie_for(&script, isn, b"first");
+        let syn = script.take(&first)[0].clone();
+        let answer = script.syn_ack(&syn);
+        script.take(&answer);
+        let mut bound = Bound {
+            source: syn.src,
+            client: (isn.wrapping_add(6), first.ack),
+            server: (SERVER_ISN + 1, syn.seq.wrapping_add(6)),
+        };
+        script.take(&script.server(&bound, ACK).clone());
+        script.close(&mut bound);
+        assert_eq!(script.records()[0].reason, EndReason::Ok);
+        let last = script.next(&bound, ACK);
+        script.take(&last);
+        assert_eq!(
+            script.engine.counters().cookies_accepted,
+            1,
+            "what was its own is not taken for a cookie"
+        );
+        // As a kernel numbers the next connection half a second later.
+        let second = brings_cookie_for(&script, isn.wrapping_add(7_000_000), b"second");
+        let out = script.take(&second);
+        assert_eq!(out.first().map(|packet| packet.flags), Some(SYN), "{number}: {out:?}");
+    }
 }
 
 #[test]
