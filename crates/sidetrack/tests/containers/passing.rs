@@ -9,8 +9,13 @@ use std::sync::mpsc;
 
 /// Flows of many sizes, some at a time, are byte-exact with their ends; each has a record that names the chain.
 fn transfers(up: &mut Up, chain: &[&str]) {
+    transfers_of(&[0, 1, 5, 70_000, 3_000_000], up, chain);
+}
+
+/// The same with flows of these sizes, in rising order.
+fn transfers_of(lengths: &[usize], up: &mut Up, chain: &[&str]) {
     let mut dice = Dice(7);
-    let flows: Vec<_> = [0, 1, 5, 70_000, 3_000_000].map(|length| dice.bytes(length)).into();
+    let flows: Vec<_> = lengths.iter().map(|length| dice.bytes(*length)).collect();
     let streams: Vec<_> = flows.iter().map(|_| connect(up)).collect();
     std::thread::scope(|scope| {
         let all: Vec<_> = streams
@@ -33,7 +38,7 @@ fn transfers(up: &mut Up, chain: &[&str]) {
         sizes.push(usize::try_from(record.number("bytes_up")).expect("small"));
     }
     sizes.sort_unstable();
-    assert_eq!(sizes, [0, 1, 5, 70_000, 3_000_000]);
+    assert_eq!(sizes, lengths);
 }
 
 fn led(chain: &str, keys: &str) -> String {
@@ -64,7 +69,8 @@ fn haproxy_is_a_function_by_its_proxy_protocol() {
         let haproxy = "[function.f]\nkind = 'container'\nimage = 'localhost/haproxy:1'\nspeaks = 'proxy-v2'\n\
                        command = ['/program', '-f', '/haproxy.cfg']\n";
         let mut up = up(server.address, &led("['f']", ""), haproxy);
-        transfers(&mut up, &["f"]);
+        // It drops a client that sends nothing and has ended before the server is there: no empty flow.
+        transfers_of(&[1, 5, 70_000, 3_000_000], &mut up, &["f"]);
         assert!(up.stop().0.success());
     });
 }

@@ -157,6 +157,23 @@ impl Scene {
         path.swap_remove(1)
     }
 
+    /// The relay that has passed a flow's bytes on. A flow stays where it began, also when the other relay has since become
+    /// the nearer one, so that [`Scene::relay`] says nothing of it.
+    pub fn relay_at_work(&self) -> String {
+        let mut passed = Vec::new();
+        crate::node::eventually("a relay passes bytes", || {
+            passed = [("b1", &self.b1), ("b2", &self.b2)]
+                .iter()
+                .filter_map(|(name, up)| up.as_ref().map(|up| (*name, status(up))))
+                .filter(|(_, status)| status["relayed_bytes"].as_u64() > Some(0))
+                .map(|(name, _)| name.to_owned())
+                .collect();
+            !passed.is_empty()
+        });
+        assert_eq!(passed.len(), 1, "one flow, one way: {passed:?}");
+        passed.swap_remove(0)
+    }
+
     /// Kills a relay as a power cut would.
     pub fn kill(&mut self, relay: &str) {
         let up = if relay == "b1" { self.b1.take() } else { self.b2.take() };

@@ -44,7 +44,7 @@ fn a_relay_that_is_killed_costs_no_byte() {
     let (entry, sent, taken) = (scene.entry(), up.clone(), server.taken.clone());
     let client = std::thread::spawn(move || exchange(entry, &sent));
     crate::node::eventually("the transfer begins", || taken.load(Relaxed) >= 4_000_000);
-    let relay = scene.relay();
+    let relay = scene.relay_at_work();
     scene.kill(&relay);
     let at = Instant::now();
     let before = taken.load(Relaxed);
