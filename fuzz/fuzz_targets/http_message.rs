@@ -62,11 +62,17 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(first(&[left, right], sender), whole);
         }
         if let (Some(Ok((head, _))), Sender::Client) = (&whole, sender) {
+            // HTTP/1.0 needs no Host, and what we write is 1.1: what goes to a server has one put in first.
+            let has_host = head.to_ascii_lowercase().windows(7).any(|text| text == b"\r\nhost:");
             // What we write is what we would read.
-            let again = Request::parse(head).expect("our own head");
-            let mut twice = Vec::new();
-            again.write_to(&mut twice);
-            assert_eq!(&twice, head);
+            match Request::parse(head) {
+                Err(MessageError::BadHost) if !has_host => {}
+                again => {
+                    let mut twice = Vec::new();
+                    again.expect("our own head").write_to(&mut twice);
+                    assert_eq!(&twice, head);
+                }
+            }
         }
     }
 });
