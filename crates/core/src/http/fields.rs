@@ -1,7 +1,8 @@
 //! Header and trailer fields of an HTTP message, in the order they came (RFC 9110 Sec. 5).
 //!
-//! Names and values lie in one buffer, so that reading a head costs two allocations however many fields it has.
-//! Names keep the spelling of their sender and compare without case.
+//! Lines lie in one buffer as they came, so that reading a head costs two allocations and one copy however many fields it has, and
+//! writing it one copy for each run of lines that nobody touched. Names keep the spelling of their sender and compare without
+//! case.
 
 use crate::decimal::Digits;
 use std::borrow::Cow;
@@ -12,25 +13,36 @@ use std::fmt;
 pub struct Fields {
     text: Vec<u8>,
     places: Vec<Place>,
+    /// A bit for each name that is or was among them, see [`kind`]: most names that are asked for are not there.
+    kinds: u64,
 }
 
-/// Where name and value of one field lie in the text: the value directly behind the name.
+/// Where one field lies in the text.
 #[derive(Clone, Copy)]
 struct Place {
+    /// Where its name begins, and how long it is.
     start: u32,
     name: u32,
+    /// The same of its value.
     value: u32,
+    length: u32,
+    /// The line stands there as it is written: `Name: value CRLF`.
+    is_plain: bool,
 }
+
+/// What is written between name and value, and behind it.
+const COLON: &[u8] = b": ";
+const END: &[u8] = b"\r\n";
 
 impl Fields {
     /// No fields.
     pub const fn new() -> Self {
-        Self { text: Vec::new(), places: Vec::new() }
+        Self { text: Vec::new(), places: Vec::new(), kinds: 0 }
     }
 
     /// No fields, with room for so many bytes of names and values in so many lines.
     pub fn with_capacity(bytes: usize, lines: usize) -> Self {
-        Self { text: Vec::with_capacity(bytes), places: Vec::with_capacity(lines) }
+        Self { text: Vec::with_capacity(bytes), places: Vec::with_capacity(lines), kinds: 0 }
     }
 
     /// The same fields, with room for so many bytes of names and values in so many lines more.
@@ -39,7 +51,32 @@ impl Fields {
         let mut clone = Self::with_capacity(self.text.len() + bytes, self.places.len() + lines);
         clone.text.extend_from_slice(&self.text);
         clone.places.extend_from_slice(&self.places);
+        clone.kinds = self.kinds;
         clone
+    }
+
+    /// The lines of a head or a trailer section, of which each is told by [`Self::line`]; with room for so many more bytes in so
+    /// many lines.
+    pub(super) fn of_text(text: &[u8], bytes: usize, lines: usize) -> Self {
+        let mut fields = Self::with_capacity(text.len() + bytes, lines);
+        fields.text.extend_from_slice(text);
+        fields
+    }
+
+    /// The next line of the text: its name begins here and has this length, its value lies there.
+    pub(super) fn line(&mut self, start: usize, name: usize, value: std::ops::Range<usize>) {
+        let between = self.text.get(start + name..value.start);
+        let behind = self.text.get(value.end..value.end + END.len());
+        let is_plain = between == Some(COLON) && behind == Some(END);
+        let length = value.len();
+        self.kinds |= kind(self.text.get(start..start + name).unwrap_or_default());
+        self.places.push(Place {
+            start: size(start),
+            name: size(name),
+            value: size(value.start),
+            length: size(length),
+            is_plain,
+        });
     }
 
     /// The number of field lines.
@@ -56,6 +93,7 @@ impl Fields {
     pub fn clear(&mut self) {
         self.text.clear();
         self.places.clear();
+        self.kinds = 0;
     }
 
     /// Bytes of memory that names and values take.
@@ -72,14 +110,23 @@ impl Fields {
     /// As [`Self::push`], with a value that lies in several pieces.
     pub fn push_pieces(&mut self, name: impl AsRef<[u8]>, value: &[&[u8]]) {
         let name = name.as_ref();
-        let size = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        self.kinds |= kind(name);
         let start = self.text.len();
         self.text.extend_from_slice(name);
+        self.text.extend_from_slice(COLON);
+        let begin = self.text.len();
         for piece in value {
             self.text.extend_from_slice(piece);
         }
-        let value = self.text.len() - start - name.len();
-        self.places.push(Place { start: size(start), name: size(name.len()), value: size(value) });
+        let length = self.text.len() - begin;
+        self.text.extend_from_slice(END);
+        self.places.push(Place {
+            start: size(start),
+            name: size(name.len()),
+            value: size(begin),
+            length: size(length),
+            is_plain: true,
+        });
     }
 
     /// As [`Self::push`], with a number.
@@ -109,6 +156,9 @@ impl Fields {
     pub fn remove(&mut self, name: impl AsRef<[u8]>) -> bool {
         let before = self.places.len();
         let name = name.as_ref();
+        if self.may_have(name).is_empty() {
+            return false;
+        }
         let text = &self.text;
         self.places.retain(|place| !place.is_named(name, text));
         self.places.len() < before
@@ -127,15 +177,21 @@ impl Fields {
 
     /// The values of all lines of this name, in order.
     pub fn all<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
-        let named = self.places.iter().filter(|place| place.is_named(name.as_ref(), &self.text));
+        let may = self.may_have(name.as_ref());
+        let named = may.iter().filter(|place| place.is_named(name.as_ref(), &self.text));
         named.map(|place| place.value(&self.text))
     }
 
     /// The value of the first line of this name.
     pub fn first(&self, name: impl AsRef<[u8]>) -> Option<&[u8]> {
         let name = name.as_ref();
-        let place = self.places.iter().find(|place| place.is_named(name, &self.text))?;
+        let place = self.may_have(name).iter().find(|place| place.is_named(name, &self.text))?;
         Some(place.value(&self.text))
+    }
+
+    /// The lines among which one of this name may be: all or none.
+    fn may_have(&self, name: &[u8]) -> &[Place] {
+        if self.kinds & kind(name) == 0 { &[] } else { &self.places }
     }
 
     /// Whether there is a field of this name.
@@ -146,7 +202,7 @@ impl Fields {
     /// The value as a recipient sees it: several lines joined by a comma (RFC 9110 Sec. 5.3). `None` without a line.
     pub fn joined(&self, name: impl AsRef<[u8]>) -> Option<Cow<'_, [u8]>> {
         let name = name.as_ref();
-        let named = self.places.iter().filter(|place| place.is_named(name, &self.text));
+        let named = self.may_have(name).iter().filter(|place| place.is_named(name, &self.text));
         let mut lines = named.map(|place| place.value(&self.text));
         let mut joined = Cow::Borrowed(lines.next()?);
         for line in lines {
@@ -164,7 +220,7 @@ impl Fields {
 
     /// Whether a list field has this member, without regard to case.
     pub fn has_member(&self, name: &str, member: &str) -> bool {
-        let is = |other: &[u8]| other.eq_ignore_ascii_case(member.as_bytes());
+        let is = |other: &[u8]| same_name(other, member.as_bytes());
         // Mostly there is one member, and nothing to take apart; a line that is shorter holds it in no way.
         let has =
             |line: &[u8]| is(line) || (line.len() > member.len() && !is_token(line) && members(line).any(is));
@@ -173,25 +229,52 @@ impl Fields {
 
     /// Appends the field lines to a head: `Name: value CRLF` each.
     pub fn write_to(&self, out: &mut Vec<u8>) {
-        out.reserve(self.text.len() + self.places.len() * 4);
-        for (name, value) in self.iter() {
-            write_field(out, name, value);
+        out.reserve(self.text.len() + self.places.len() * (COLON.len() + END.len()));
+        // Lines behind each other are one piece.
+        let mut run = 0..0;
+        for place in &self.places {
+            let (start, end) = (place.start as usize, place.end());
+            if place.is_plain && start == run.end {
+                run.end = end;
+                continue;
+            }
+            out.extend_from_slice(self.text.get(run).unwrap_or_default());
+            run = start..start;
+            if place.is_plain {
+                run.end = end;
+            } else {
+                write_field(out, place.name(&self.text), place.value(&self.text));
+            }
         }
+        out.extend_from_slice(self.text.get(run).unwrap_or_default());
     }
 }
 
 /// Appends one field line to a head.
 pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(name);
-    out.extend_from_slice(b": ");
+    out.extend_from_slice(COLON);
     out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(END);
+}
+
+/// A bit for a name, the same for all of its spellings.
+fn kind(name: &[u8]) -> u64 {
+    let first = name.first().map_or(0, |first| usize::from(first | 0x20));
+    // Of the names in use few share length and first letter.
+    1 << ((name.len() * 5 + first) % 64)
+}
+
+/// A place in the text, which is never that long.
+fn size(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 impl Place {
     /// Most names are told apart by their length.
+    #[inline]
     fn is_named(&self, name: &[u8], text: &[u8]) -> bool {
-        self.name as usize == name.len() && self.name(text).eq_ignore_ascii_case(name)
+        self.name as usize == name.len() && same_name(self.name(text), name)
     }
 
     fn name<'a>(&self, text: &'a [u8]) -> &'a [u8] {
@@ -200,8 +283,13 @@ impl Place {
     }
 
     fn value<'a>(&self, text: &'a [u8]) -> &'a [u8] {
-        let start = (self.start + self.name) as usize;
-        text.get(start..start + self.value as usize).unwrap_or_default()
+        let start = self.value as usize;
+        text.get(start..start + self.length as usize).unwrap_or_default()
+    }
+
+    /// Behind the end of a line that is plain.
+    const fn end(&self) -> usize {
+        self.value as usize + self.length as usize + END.len()
     }
 }
 
@@ -270,12 +358,60 @@ fn end_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     })
 }
 
+/// Whether two texts are the same but for the case of their letters: as `eq_ignore_ascii_case`, eight bytes at a time. Names of
+/// fields are compared more than anything else is.
+pub fn same_name(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let (Some((start, last)), Some((other_start, other_last))) = (ends(one), ends(other)) else {
+        return one.eq_ignore_ascii_case(other);
+    };
+    // The last eight may have been compared already.
+    let inner = start.iter().zip(other_start).all(|(one, other)| is_same_word(*one, *other));
+    inner && is_same_word(last, other_last)
+}
+
+/// A text of eight bytes and more as whole words, and its last eight.
+fn ends(text: &[u8]) -> Option<(&[[u8; 8]], [u8; 8])> {
+    Some((text.as_chunks::<8>().0, *text.last_chunk()?))
+}
+
+fn is_same_word(one: [u8; 8], other: [u8; 8]) -> bool {
+    const CASE: u64 = u64::from_le_bytes([0x20; 8]);
+    const SEVEN: u64 = u64::from_le_bytes([0x7f; 8]);
+    const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+    let (one, differs) = (u64::from_le_bytes(one), u64::from_le_bytes(one) ^ u64::from_le_bytes(other));
+    if differs == 0 {
+        return true;
+    }
+    if differs & !CASE != 0 {
+        return false;
+    }
+    // The highest bit of each byte that is a letter: no sum reaches into the next byte, both have seven bits.
+    let lower = (one | CASE) & SEVEN;
+    let from_a = lower + u64::from_le_bytes([0x80 - b'a'; 8]);
+    let behind_z = lower + u64::from_le_bytes([0x7f - b'z'; 8]);
+    let letters = from_a & !behind_z & !one & HIGH;
+    (differs << 2) & !letters == 0
+}
+
 /// Without the optional white space (SP and HTAB only) around it.
-pub fn trim(mut text: &[u8]) -> &[u8] {
-    while let [b' ' | b'\t', rest @ ..] = text {
+pub fn trim(text: &[u8]) -> &[u8] {
+    trim_end(trim_start(text))
+}
+
+/// Without the optional white space behind it.
+pub fn trim_end(mut text: &[u8]) -> &[u8] {
+    while let [rest @ .., b' ' | b'\t'] = text {
         text = rest;
     }
-    while let [rest @ .., b' ' | b'\t'] = text {
+    text
+}
+
+/// Without the optional white space in front of it.
+pub fn trim_start(mut text: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = text {
         text = rest;
     }
     text
@@ -369,6 +505,33 @@ mod tests {
         }
         for line in ["", "clos", "closed", "a-close", "clo, se", "a=\"b, close\"", "a close"] {
             assert!(!Fields::from([("Connection", line)]).has_member("connection", "close"), "{line}");
+        }
+    }
+
+    #[test]
+    fn names_are_compared_as_bytes_are() {
+        for length in [0, 1, 7, 8, 9, 15, 16, 17, 24] {
+            let name: Vec<u8> = b"Transfer-Encoding: 0@z[".iter().copied().cycle().take(length).collect();
+            assert!(
+                same_name(&name, &name.to_ascii_uppercase()) && same_name(&name.to_ascii_lowercase(), &name)
+            );
+            for place in 0..length {
+                for byte in 0..=u8::MAX {
+                    let mut other = name.clone();
+                    other[place] = byte;
+                    assert_eq!(same_name(&name, &other), name.eq_ignore_ascii_case(&other), "{other:?}");
+                    for twin in [byte ^ 0x20, byte ^ 0x80, byte ^ 0xa0] {
+                        let mut twins = other.clone();
+                        twins[place] = twin;
+                        assert_eq!(
+                            same_name(&other, &twins),
+                            other.eq_ignore_ascii_case(&twins),
+                            "{twins:?}"
+                        );
+                    }
+                }
+            }
+            assert!(!same_name(&name, b"a name of another length than all"));
         }
     }
 

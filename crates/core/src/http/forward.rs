@@ -1,34 +1,10 @@
 //! What a proxy changes in a head before it passes it on (RFC 9110 Sec. 7.6): fields of one hop go, Via grows, Host is
 //! the target's. Everything else stays as it came, in its order.
 
-use super::fields::{Fields, members};
+use super::fields::{Fields, members, same_name};
 use super::framing::Length;
 use super::message::{Method, Request, Response, Version};
 use super::uri::Resource;
-
-/// Fields of one connection, whatever Connection says.
-const HOP_BY_HOP: [&str; 10] = [
-    "connection",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authentication-info",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
-/// The lengths of [`HOP_BY_HOP`]: a bit each.
-const HOP_BY_HOP_LENGTHS: u32 = {
-    let (mut lengths, mut index) = (0, 0);
-    while index < HOP_BY_HOP.len() {
-        lengths |= 1 << HOP_BY_HOP[index].len();
-        index += 1;
-    }
-    lengths
-};
 
 /// Fields that Connection cannot take out: without them the next hop would read another message.
 const PROTECTED: [&str; 10] = [
@@ -101,7 +77,7 @@ pub fn request(
         return Err(Stop::Loop);
     }
     for expectation in request.fields.members("expect") {
-        if !expectation.eq_ignore_ascii_case(b"100-continue") {
+        if !same_name(expectation, b"100-continue") {
             return Err(Stop::UnknownExpectation);
         }
         hop.expects_continue = request.version >= Version::Http11;
@@ -146,7 +122,7 @@ fn put_host(fields: &mut Fields, host: &str) {
     }
     let mut all = Fields::with_capacity(fields.memory_bytes(), fields.len() + 4);
     all.push("Host", host);
-    for (name, value) in fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"host")) {
+    for (name, value) in fields.iter().filter(|(name, _)| !same_name(name, b"host")) {
         all.push(name, value);
     }
     *fields = all;
@@ -176,27 +152,37 @@ pub fn strip(fields: &mut Fields) {
     let mut named: Vec<Vec<u8>> = Vec::new();
     for line in fields.all("connection") {
         // What is mostly said there names no field, or one that goes anyway.
-        if line.eq_ignore_ascii_case(b"close") || is_of_one_hop(line) {
+        if same_name(line, b"close") || is_of_one_hop(line) {
             continue;
         }
-        let others =
-            members(line).filter(|name| !name.eq_ignore_ascii_case(b"close") && !is_of_one_hop(name));
+        let others = members(line).filter(|name| !same_name(name, b"close") && !is_of_one_hop(name));
         named.extend(others.map(<[u8]>::to_vec));
     }
     fields.retain(|name, _| {
-        let is_named = named.iter().any(|other| name.eq_ignore_ascii_case(other));
+        let is_named = named.iter().any(|other| same_name(name, other));
         !is_of_one_hop(name) && (!is_named || is_in(&PROTECTED, name))
     });
 }
 
+/// Whether a field concerns one connection, whatever Connection says. Most names are told from all of these by their length.
 fn is_of_one_hop(name: &[u8]) -> bool {
-    // Most names are told from all of these by their length.
-    let has_length = 1_u32.checked_shl(u32::try_from(name.len()).unwrap_or(u32::MAX));
-    has_length.is_some_and(|bit| bit & HOP_BY_HOP_LENGTHS != 0) && is_in(&HOP_BY_HOP, name)
+    let candidates: &[&str] = match name.len() {
+        2 => &["te"],
+        7 => &["upgrade"],
+        10 => &["connection", "keep-alive"],
+        14 => &["http2-settings"],
+        16 => &["proxy-connection"],
+        17 => &["transfer-encoding"],
+        18 => &["proxy-authenticate"],
+        19 => &["proxy-authorization"],
+        25 => &["proxy-authentication-info"],
+        _ => return false,
+    };
+    is_in(candidates, name)
 }
 
 fn is_in(list: &[&str], name: &[u8]) -> bool {
-    list.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
+    list.iter().any(|other| same_name(name, other.as_bytes()))
 }
 
 fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
@@ -205,7 +191,7 @@ fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
     }
     let asked = fields
         .members("upgrade")
-        .find(|asked| UPGRADES.iter().any(|known| asked.eq_ignore_ascii_case(known.as_bytes())));
+        .find(|asked| UPGRADES.iter().any(|known| same_name(asked, known.as_bytes())));
     asked.map(<[u8]>::to_vec)
 }
 
@@ -213,7 +199,7 @@ fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
 fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
     fields.members("via").any(|member| {
         let mut words = member.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
-        words.nth(1).is_some_and(|by| by.eq_ignore_ascii_case(pseudonym.as_bytes()))
+        words.nth(1).is_some_and(|by| same_name(by, pseudonym.as_bytes()))
     })
 }
 
@@ -241,6 +227,19 @@ fn count_forward(request: &mut Request) -> Result<(), Stop> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const HOP_BY_HOP: [&str; 10] = [
+        "connection",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "transfer-encoding",
+        "upgrade",
+    ];
 
     fn pass(text: &str) -> Result<(String, RequestHop), Stop> {
         let mut head = Request::parse(text.as_bytes()).unwrap();

@@ -1,6 +1,7 @@
 //! Where a body ends (RFC 9112 Sec. 6 and 7): one length or an error, and a decoder that holds no bytes.
 
 use super::fields::Fields;
+use super::lines::Lines;
 use super::message::{MAX_FIELDS, MessageError, Method, Request, Response, Version, fields};
 
 /// Most bytes of chunk extensions of one body.
@@ -294,8 +295,7 @@ impl Decoder {
             return Ok(State::Trailers);
         }
         let text = std::mem::take(&mut self.trailer_text);
-        let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-        self.trailers = fields(lines, text.len()).map_err(|_| MessageError::BadChunk)?;
+        self.trailers = fields(Lines::of(&text)).map_err(|_| MessageError::BadChunk)?;
         debug_assert!(self.trailers.len() <= MAX_FIELDS);
         self.trailers.retain(|name, _| may_trail(name));
         Ok(State::Done)

@@ -4,8 +4,9 @@
 //! CR, NUL and other controls, folded lines, endless heads) at the first such byte; [`Request::parse`] and
 //! [`Response::parse`] then read the whole head. So any split of the stream gives the same result.
 
-use super::fields::{Fields, is_token, is_token_byte, trim};
+use super::fields::{Fields, is_token, trim_end, trim_start};
 use super::head::Authority;
+use super::lines::{Lines, Marks, name_length};
 
 /// Most bytes of a head with its empty line.
 pub const MAX_HEAD: usize = 64 * 1024;
@@ -107,40 +108,33 @@ impl Scan {
     /// # Errors
     /// The first byte that no head may have, or that there are too many.
     pub fn advance(&mut self, bytes: &[u8], sender: Sender) -> Result<Option<usize>, MessageError> {
+        let mut marks = Marks::of_controls(bytes, self.scanned);
         loop {
-            if self.line > 0 || !matches!(bytes.get(self.scanned), Some(b' ' | b'\t')) {
-                self.skip_text(bytes)?;
+            if self.line == 0 && matches!(bytes.get(self.scanned), Some(b' ' | b'\t')) {
+                return Err(MessageError::Folded);
             }
-            let Some(byte) = bytes.get(self.scanned) else { return Ok(None) };
+            let at = marks.next().unwrap_or(bytes.len());
+            if bytes.get(at..at + 2) == Some(b"\r\n") {
+                marks.next();
+                self.pass(at + 1 - self.scanned)?;
+                if self.end_line(1)? {
+                    return Ok(Some(self.scanned));
+                }
+                continue;
+            }
+            self.pass(at.saturating_sub(self.scanned))?;
+            let Some(byte) = bytes.get(at) else { return Ok(None) };
             match byte {
                 b'\n' if sender == Sender::Client => return Err(MessageError::BareLineEnd),
-                b'\n' => {
-                    if self.end_line(0)? {
-                        return Ok(Some(self.scanned));
-                    }
-                }
-                // A CR is judged with the byte after it.
-                b'\r' => match bytes.get(self.scanned + 1) {
-                    Some(b'\n') => {
-                        self.pass(1)?;
-                        if self.end_line(1)? {
-                            return Ok(Some(self.scanned));
-                        }
-                    }
-                    Some(_) => return Err(MessageError::BareLineEnd),
-                    None => return self.within().map(|()| None),
-                },
-                // Text was skipped: here it is the first of a line.
-                b' ' | b'\t' => return Err(MessageError::Folded),
+                b'\n' if self.end_line(0)? => return Ok(Some(self.scanned)),
+                b'\n' => {}
+                // Judged with the byte after it.
+                b'\r' if at + 1 == bytes.len() => return self.within().map(|()| None),
+                b'\r' => return Err(MessageError::BareLineEnd),
+                b'\t' => self.pass(1)?,
                 _ => return Err(MessageError::ControlByte),
             }
         }
-    }
-
-    /// Passes what is neither a control byte nor the end of a line.
-    fn skip_text(&mut self, bytes: &[u8]) -> Result<(), MessageError> {
-        let rest = bytes.get(self.scanned..).unwrap_or_default();
-        self.pass(find(rest, controls))
     }
 
     /// So many more bytes belong to the line.
@@ -174,42 +168,6 @@ impl Scan {
         self.started = true;
         Ok(is_empty)
     }
-}
-
-/// The place of the first byte that `marks` marks; the length if there is none. Eight bytes at a time, the first of them
-/// lowest: heads are looked through from end to end.
-fn find(bytes: &[u8], marks: impl Fn(u64) -> u64) -> usize {
-    let (words, rest) = bytes.as_chunks::<8>();
-    for (index, word) in words.iter().enumerate() {
-        let found = marks(u64::from_le_bytes(*word));
-        if found != 0 {
-            return index * 8 + found.trailing_zeros() as usize / 8;
-        }
-    }
-    // What fills the last word up lies behind all that is asked for.
-    let mut last = [0; 8];
-    for (to, from) in last.iter_mut().zip(rest) {
-        *to = *from;
-    }
-    let found = marks(u64::from_le_bytes(last)).trailing_zeros() as usize / 8;
-    words.len() * 8 + found.min(rest.len())
-}
-
-/// A byte eight times.
-const fn each(byte: u8) -> u64 {
-    u64::from_le_bytes([byte; 8])
-}
-
-/// The highest bit of each byte that is this one. No byte's sum reaches into the next: both have seven bits.
-const fn equal(word: u64, byte: u8) -> u64 {
-    let rest = word ^ each(byte);
-    !(((rest & each(0x7f)) + each(0x7f)) | rest) & each(0x80)
-}
-
-/// The highest bit of each byte that is below a space and no tab, or DEL.
-const fn controls(word: u64) -> u64 {
-    let from_space = ((word & each(0x7f)) + each(0x80 - b' ')) | word;
-    (!from_space & each(0x80) & !equal(word, b'\t')) | equal(word, 0x7f)
 }
 
 /// A version of HTTP/1.
@@ -345,8 +303,9 @@ impl Request {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
-        let mut lines = lines(head).skip_while(|line| line.is_empty());
-        let mut parts = lines.next().unwrap_or_default().split(|byte| *byte == b' ');
+        let mut lines = Lines::of(head);
+        let (_, first) = lines.find(|(_, line)| !line.is_empty()).unwrap_or_default();
+        let mut parts = first.split(|byte| *byte == b' ');
         let (Some(method), Some(target), Some(version), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
@@ -360,7 +319,7 @@ impl Request {
             return Err(MessageError::TargetTooLong);
         }
         let version = Version::parse(version)?;
-        let fields = fields(lines, head.len())?;
+        let fields = fields(lines)?;
         let request = Self { method, target: target.to_vec(), version, fields };
         request.check_host()?;
         Ok(request)
@@ -373,8 +332,17 @@ impl Request {
             (None, None) if self.version == Version::Http11 => Err(MessageError::BadHost),
             // An empty one is allowed where the target has no authority (RFC 9112 Sec. 3.2).
             (None | Some(b""), None) => Ok(()),
+            // What the target says of it is judged where the target is.
+            (Some(host), None) if self.is_asked_for(host) => Ok(()),
             (Some(host), None) => Authority::parse(host).map(drop).map_err(|_| MessageError::BadHost),
         }
+    }
+
+    /// Whether the target is a URL of just this authority, as it is of a request to a proxy.
+    fn is_asked_for(&self, host: &[u8]) -> bool {
+        let Some(rest) = self.target.strip_prefix(b"http://") else { return false };
+        let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
+        !host.is_empty() && rest.get(..end) == Some(host)
     }
 
     /// Appends the head with its empty line.
@@ -399,8 +367,8 @@ impl Response {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
-        let mut lines = lines(head);
-        let first = lines.next().unwrap_or_default();
+        let mut lines = Lines::of(head);
+        let (_, first) = lines.next().unwrap_or_default();
         let (version, rest) = first.split_at_checked(8).ok_or(MessageError::BadStartLine)?;
         let version = Version::parse(version)?;
         let (status, reason) = match rest {
@@ -416,7 +384,7 @@ impl Response {
             [b' ', reason @ ..] => reason,
             _ => return Err(MessageError::BadStartLine),
         };
-        Ok(Self { status, reason: reason.to_vec(), version, fields: fields(lines, head.len())? })
+        Ok(Self { status, reason: reason.to_vec(), version, fields: fields(lines)? })
     }
 
     /// Appends the head with its empty line.
@@ -441,36 +409,22 @@ pub fn write_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The lines of a head up to the empty one, without their ends.
-fn lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = Some(head);
-    std::iter::from_fn(move || {
-        let (line, after) = rest?.split_at(find(rest?, |word| equal(word, b'\n')));
-        rest = after.get(1..);
-        Some(line.strip_suffix(b"\r").unwrap_or(line))
-    })
-}
-
-/// Reads field lines up to the empty line, of a head of so many bytes.
-pub(super) fn fields<'a>(
-    lines: impl Iterator<Item = &'a [u8]>,
-    length: usize,
-) -> Result<Fields, MessageError> {
+/// Reads field lines up to the empty line, of a head behind its first line or of a trailer section.
+pub(super) fn fields(lines: Lines<'_>) -> Result<Fields, MessageError> {
     // With room for what is added on the way to the next hop.
-    let mut fields = Fields::with_capacity(length + ADDED_BYTES, USUAL_FIELDS);
-    for line in lines.take_while(|line| !line.is_empty()) {
-        if matches!(line.first(), Some(b' ' | b'\t')) {
-            return Err(MessageError::Folded);
-        }
-        let end = line.iter().position(|byte| !is_token_byte(*byte)).ok_or(MessageError::BadField)?;
-        let (name, value) = line.split_at(end);
-        if name.is_empty() || value.first() != Some(&b':') {
-            return Err(MessageError::BadField);
-        }
+    let mut fields = Fields::of_text(lines.text(), ADDED_BYTES, USUAL_FIELDS);
+    for (begin, line) in lines.take_while(|(_, line)| !line.is_empty()) {
+        let name = name_length(line);
+        let (Some([b':', value @ ..]), 1..) = (line.get(name..), name) else {
+            let is_folded = matches!(line.first(), Some(b' ' | b'\t'));
+            return Err(if is_folded { MessageError::Folded } else { MessageError::BadField });
+        };
         if fields.len() == MAX_FIELDS {
             return Err(MessageError::TooLong);
         }
-        fields.push(name, trim(value.get(1..).unwrap_or_default()));
+        let value = trim_start(value);
+        let at = begin + line.len() - value.len();
+        fields.line(begin, name, at..at + trim_end(value).len());
     }
     Ok(fields)
 }
@@ -505,31 +459,5 @@ pub const fn reason_phrase(status: u16) -> &'static str {
         505 => "HTTP Version Not Supported",
         508 => "Loop Detected",
         _ => "",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn eight_bytes_are_judged_as_each_of_them() {
-        let is_control = |byte: u8| (byte < b' ' && byte != b'\t') || byte == 0x7f;
-        for length in 0..=18 {
-            for place in 0..length {
-                for byte in 0..=u8::MAX {
-                    // Neighbours that carry and borrow would show in, and one behind that is marked too.
-                    for around in [b' ', b'\t', b'~', 0x80, 0xff] {
-                        let mut bytes = vec![around; length];
-                        bytes[place] = byte;
-                        bytes.extend(b"\n\x7f".iter().filter(|_| place % 2 == 0));
-                        let control = bytes.iter().position(|byte| is_control(*byte)).unwrap_or(bytes.len());
-                        assert_eq!(find(&bytes, controls), control, "{bytes:?}");
-                        let line = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
-                        assert_eq!(find(&bytes, |word| equal(word, b'\n')), line, "{bytes:?}");
-                    }
-                }
-            }
-        }
     }
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use sidetrack_core::http::message::{
     MAX_HEAD, MessageError, Method, Request, Response, Scan, Sender, Version,
 };
+use sidetrack_core::http::uri::{Scheme, Target};
 
 fn request(text: &str) -> Result<Request, MessageError> {
     match read_every_way(text.as_bytes(), Sender::Client).into_iter().next() {
@@ -75,6 +76,47 @@ fn a_request_head_is_right_or_refused() {
         ("\x16\x03\x01\x02\0\x01\0\x01", Some(ControlByte)),
     ] {
         assert_eq!(request(text).err(), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn a_host_that_the_target_repeats_is_judged_with_it() {
+    for (authority, is_good) in [
+        ("h", true),
+        ("h:80", true),
+        ("[::1]:8", true),
+        ("u@h", false),
+        ("h:99999", false),
+        ("h:0", false),
+        ("[h]", false),
+    ] {
+        for end in ["/", "", "?q"] {
+            let text = format!("GET http://{authority}{end} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+            let target = request(&text).and_then(|request| Target::within(&request, Scheme::Http));
+            assert_eq!(target.is_ok(), is_good, "{text:?}: {target:?}");
+        }
+    }
+    // What the target goes on with behind the authority is not the host's.
+    for host in ["a/b", "a?b", "a/"] {
+        let text = format!("GET http://a/b?b HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        assert_eq!(request(&text).err(), Some(MessageError::BadHost), "{text:?}");
+    }
+}
+
+#[test]
+fn lines_are_written_in_the_usual_way_whatever_way_they_came() {
+    let text =
+        "GET / HTTP/1.1\r\nHost: h\r\nA: 1\r\nGone: x\r\nB:2\r\nC: 3\r\nD:\t4 \r\nE:\r\nF: \r\nG: 7\r\n\r\n";
+    let mut head = request(text).unwrap();
+    head.fields.remove("gone");
+    head.fields.push("Via", "1.1 edge");
+    for mut head in [head.clone(), Request { fields: head.fields.clone_with_room(1, 1), ..head }] {
+        head.fields.push("Z", "");
+        let mut out = Vec::new();
+        head.write_to(&mut out);
+        let wanted = "GET / HTTP/1.1\r\nHost: h\r\nA: 1\r\nB: 2\r\nC: 3\r\nD: 4\r\nE: \r\nF: \r\nG: 7\r\nVia: 1.1 edge\r\n\
+                      Z: \r\n\r\n";
+        assert_eq!(String::from_utf8(out).unwrap(), wanted);
     }
 }
 

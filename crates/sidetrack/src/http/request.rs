@@ -19,6 +19,7 @@ use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
 use sidetrack_core::policy::{Action, Carry, Decision, Seen, Verdict};
 use sidetrack_sys::sockopt;
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -346,11 +347,18 @@ pub fn name_of(asked: &Asked, said: &[&str]) -> String {
     let Asked { request, resource, .. } = asked;
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (method, path) = (String::from_utf8_lossy(request.method.as_bytes()), String::from_utf8_lossy(path));
-    let host = resource.host_field();
+    // The head is made ready for the server: it says so already.
+    let host = request.fields.first("host").and_then(|host| std::str::from_utf8(host).ok());
+    let host = host.map_or_else(|| Cow::Owned(resource.host_field()), Cow::Borrowed);
     let start = [&*method, " ", resource.scheme.as_str(), "://", &host, &path];
-    let behind = said.iter().flat_map(|said| [" ", said]);
-    let length = start.into_iter().chain(behind.clone()).map(str::len).sum();
-    let mut name = String::with_capacity(length);
-    name.extend(start.into_iter().chain(behind));
+    let length: usize = start.iter().chain(said).map(|piece| piece.len()).sum();
+    let mut name = String::with_capacity(length + said.len());
+    for piece in start {
+        name.push_str(piece);
+    }
+    for piece in said {
+        name.push(' ');
+        name.push_str(piece);
+    }
     name
 }
