@@ -21,7 +21,10 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
-.PHONY: help run test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
+# What is measured is what is installed.
+BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
+
+.PHONY: help run test dist lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +48,10 @@ deps-bench: deps-test
 run: deps-run ## Builds the release binary and runs the main job on real namespaces
 	$(CARGO) build --release --locked --package sidetrack
 	SIDETRACK=$(abspath $(TARGET_DIR))/release/sidetrack examples/main-job/run.sh
+
+dist: need-cargo ## Builds the programs to install (target/dist): linked as one, two minutes more than for `make run`
+	@.ci/apt-install $(DEPS_BUILD)
+	$(BUILD_DIST)
 
 test: deps-test ## Formatting, clippy, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check
@@ -75,38 +82,38 @@ fuzz: deps-test ## Fuzzes every target for 30 seconds (SECONDS_EACH=n changes th
 	fuzz/run.sh $(or $(SECONDS_EACH),30)
 
 bench-relay: deps-bench ## The bars of SPECIFICATION.md: we, the peers and the limits, interleaved (root)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	bench/peers.sh
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/relay.sh $(RELAY)
 
 bench-epi: deps-bench ## The EPI paper's measurements with its proxies and ours (root; EPI=--quick: 90 s)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/epi.sh $(EPI)
 
 bench-chain: deps-bench ## What functions and chains cost, and a change of chains (root; CHAIN=--quick: 90 s)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/chain.sh $(CHAIN)
 
 bench-overlay: deps-bench ## The overlay beside plain TCP over the same links, scp, failures (root; OVERLAY=--quick: 90 s)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/overlay.sh $(OVERLAY)
 
 bench-shunt: deps-bench ## The NFShunt paper's measurements with each fast path (root; SHUNT=--quick: 90 s, or parts)
 	@.ci/apt-install iperf3:iperf3
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/shunt.sh $(SHUNT)
 
 bench-engine: deps-bench ## The packet engine: its core, over AF_XDP, beside its peers, byte for byte (root; ENGINE=--quick: 90 s)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine.sh $(ENGINE)
 
 bench-engine-bulk: deps-bench ## Bulk through the packet engine once the kernel carries on, beside routing (root; four minutes)
 	@.ci/apt-install iperf3:iperf3
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine-bulk.sh
 
 bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of seed 003 (root; HTTP=--quick: 90 s)
-	$(CARGO) build --release --locked --workspace
+	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/http.sh $(HTTP)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency

@@ -7,8 +7,8 @@
 # they are. "Routed": the router forwards. "Engine": the client talks to the engine on the router.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-binary=${SIDETRACK:-${CARGO_TARGET_DIR:-$repository/target}/release/sidetrack}
-[ -x "$binary" ] || { echo "error: $binary is not there: cargo build --release" >&2; exit 2; }
+binary=${SIDETRACK:-${CARGO_TARGET_DIR:-$repository/target}/dist/sidetrack}
+[ -x "$binary" ] || { echo "error: $binary is not there: make dist" >&2; exit 2; }
 rounds=${ROUNDS:-5} each=${SECONDS_EACH:-3}
 folder=$(mktemp -d)
 client=bulk-client-$$ router=bulk-router-$$ server=bulk-server-$$

@@ -2,8 +2,8 @@
 # shellcheck shell=bash
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-lab=${CARGO_TARGET_DIR:-$repository/target}/release/sidetrack-lab
-[ -x "$lab" ] || { echo "error: $lab is not there: cargo build --release" >&2; exit 2; }
+lab=${CARGO_TARGET_DIR:-$repository/target}/dist/sidetrack-lab
+[ -x "$lab" ] || { echo "error: $lab is not there: make dist" >&2; exit 2; }
 
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT

@@ -26,6 +26,14 @@ pub fn reverse_by(site: &Site, buffer_bytes: usize) -> Start<'_> {
     Ok(relay(site, serving(site, &site.proxy, Role::Reverse, listen, command)?))
 }
 
+/// The relay alone, at this address of the proxy's host.
+///
+/// # Errors
+/// It does not listen.
+pub fn between(site: &Site, listen: SocketAddr, to: SocketAddr) -> Result<Service, Unavailable> {
+    start(site, &site.proxy, Role::Reverse, listen, Some(to))
+}
+
 /// A SOCKS server, with a client that speaks `via`.
 pub fn socks(site: &Site, via: Via) -> Start<'_> {
     let dial = site.proxy_address(SOCKS_PORT);

@@ -3,7 +3,7 @@
 //! A [`Peer`] is a row of the table; starting it gives a [`Running`], which says what the client has to dial and
 //! speak, and which ends the programs and removes their rules when it is dropped.
 
-mod bare;
+pub mod bare;
 pub mod chains;
 mod haproxy;
 mod kernel;

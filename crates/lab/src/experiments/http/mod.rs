@@ -126,7 +126,8 @@ fn heading(text: &mut String, machine: &Machine, options: &Options) {
         text,
         "## HTTP, {}\n\nKernel {}, {}, congestion control {}, load {:.1} before. {} rounds of {} ms after {} ms of warm-up, programs in \
          turn, order reversed every round; medians. Client and origin share one core, the program has the other; one worker each, no log. CPU \
-         is that of the program for each answer. nginx, HAProxy, Varnish and Traffic Server stand for the origin, the others are asked as \
+         is that of the program for each answer. The limit is the least program that passes bytes on (`sidetrack-lab bare`) and knows \
+         nothing of HTTP. It, nginx, HAProxy, Varnish and Traffic Server stand for the origin, the others are asked as \
          proxies, ours as both.\n\n",
         machine.date,
         machine.kernel,

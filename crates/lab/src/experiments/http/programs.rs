@@ -1,5 +1,6 @@
 //! Every program with a generated configuration: one worker, a memory of 256 MiB for what is stored, no log.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use anyhow::{Context, ensure};
 
 use super::origin;
 use super::rows::{PROXY_PORT, Scene};
-use crate::peers::{Unavailable, configured, installed, ours};
+use crate::peers::{Unavailable, bare, configured, installed, ours};
 use crate::service::Service;
 use crate::site::ORIGIN_NAME;
 
@@ -45,6 +46,13 @@ http {{
 "
     );
     Ok(vec![configured(scene.site, "nginx", &config, &["-e", "stderr", "-c"], PROXY_PORT)?])
+}
+
+/// The limit: the least program that passes bytes on, and knows nothing of HTTP.
+pub fn limit(scene: &Scene<'_>) -> Started {
+    let site = scene.site;
+    let origin = SocketAddr::from((site.proxy_server.b.v4, origin::PORT));
+    Ok(vec![bare::between(site, site.proxy_address(PROXY_PORT), origin)?])
 }
 
 /// HAProxy with its cache in memory, one thread.

@@ -57,6 +57,11 @@ const CACHING: &[Part] = &[Part::Hit, Part::Miss];
 /// Every row, in the order of the tables.
 pub static ROWS: &[Row] = &[
     Row { caches: false, ..row("direct", &Part::ALL, Ask::Direct, |_| Ok(Vec::new())) },
+    Row {
+        caches: false,
+        is_quick: false,
+        ..row("limit", &[Part::Miss, Part::Tunnel], Ask::Origin, programs::limit)
+    },
     row("nginx", CACHING, Ask::Origin, programs::nginx),
     row("HAProxy", CACHING, Ask::Origin, programs::haproxy),
     Row { is_quick: false, ..row("Varnish", CACHING, Ask::Origin, programs::varnish) },
