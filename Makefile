@@ -55,6 +55,7 @@ dist: need-cargo ## Builds the programs to install (target/dist): linked as one,
 
 test: deps-test ## Formatting, clippy, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check
+	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
