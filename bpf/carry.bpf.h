@@ -116,7 +116,11 @@ ALWAYS_INLINE int carry_packet(struct xdp_md *xdp, const int v6)
 		return UP;
 	own = entry & 1 ? &flow->side[0] : &flow->side[1];
 	other = entry & 1 ? &flow->side[1] : &flow->side[0];
-	if (own->v6 != (__u32)v6 || !is_between(own, &ends) || !take_segment(xdp, &w, &s, v6) || !judge(flow, own, other, 0, &s, 1))
+	if (own->v6 != (__u32)v6 || !is_between(own, &ends))
+		return UP;
+	if (*(volatile __u32 *)&flow->state == FLOW_ASKED)
+		return entry & 1 ? UP : take_answer(xdp, &w, flow, own, other, v6);
+	if (!take_segment(xdp, &w, &s, v6) || !judge(flow, own, other, 0, &s, 1))
 		return UP;
 	follow_fins(flow, own, other, &s, (entry - 1) >> 1);
 	return carry_on(xdp, &w, &s, own, other, v6);

@@ -21,6 +21,8 @@ static long (*skb_load)(const void *ctx, __u32 at, void *to, __u32 length, __u32
 	(void *)BPF_FUNC_skb_load_bytes_relative;
 static long (*xdp_load)(void *ctx, __u32 at, void *to, __u32 length) = (void *)BPF_FUNC_xdp_load_bytes;
 
+static long (*adjust_head)(struct xdp_md *xdp, int by) = (void *)BPF_FUNC_xdp_adjust_head;
+static long (*adjust_tail)(struct xdp_md *xdp, int by) = (void *)BPF_FUNC_xdp_adjust_tail;
 static long (*xdp_store)(void *ctx, __u32 at, const void *from, __u32 length) = (void *)BPF_FUNC_xdp_store_bytes;
 static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static __s64 (*csum_diff)(const void *from, __u32 from_size, const void *to, __u32 to_size, __u32 seed) =
@@ -34,7 +36,7 @@ static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redire
 
 /* Made by user space; the loader puts their descriptors here. */
 extern char listens, sources, settings, sockets, scratches, cookies;
-extern char buckets, flows, lending, taken, over, over_heads;
+extern char buckets, flows, lending, taken, over, over_heads, questions;
 extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses;
 
 #define swap16(x) __builtin_bswap16(x)
@@ -188,8 +190,9 @@ ALWAYS_INLINE int owner(const struct ends *ends)
 #include "offload.bpf.h"
 #include "whole.bpf.h"
 #include "plane.bpf.h"
-#include "carry.bpf.h"
 #include "answer.bpf.h"
+#include "ask.bpf.h"
+#include "carry.bpf.h"
 
 SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 {
@@ -348,13 +351,17 @@ SECTION("license") char _license[] = "Dual MIT/GPL";
 #define PLACE(type, member) offsetof(struct type, member)
 SECTION("layout") const __u32 _layout[] = {
 	sizeof(struct flow), sizeof(struct flow_side), sizeof(struct bucket), sizeof(struct lending), sizeof(struct taken),
-	PLACE(flow, side), PLACE(flow_side, remote), PLACE(flow_side, local), PLACE(flow_side, ports),
+	PLACE(flow, question), PLACE(flow, answered_ns), PLACE(flow, clock), PLACE(flow, number),
+	PLACE(flow, stamp), PLACE(flow, side), PLACE(flow_side, remote), PLACE(flow_side, local), PLACE(flow_side, ports),
 	PLACE(flow_side, add), PLACE(flow_side, sent), PLACE(flow_side, acknowledged), PLACE(flow_side, edge),
 	PLACE(flow_side, stamp), PLACE(flow_side, packets), PLACE(flow_side, given), PLACE(flow_side, done),
 	PLACE(flow_side, joined), PLACE(flow_side, stamp_add), PLACE(flow_side, stamp_first),
 	PLACE(flow_side, egress), PLACE(flow_side, to), PLACE(flow_side, from), PLACE(flow_side, mss),
 	PLACE(flow_side, shift), PLACE(flow_side, shown_shift), PLACE(flow_side, fix), PLACE(flow_side, v6),
 	PLACE(flow_side, fin), PLACE(flow_side, fins), PLACE(flow_side, last_ns),
+	sizeof(struct question), PLACE(question, behind_ns), PLACE(question, clock), PLACE(question, acknowledges),
+	PLACE(question, shown), PLACE(question, stamp), PLACE(question, length), PLACE(question, needs), PLACE(question, stamps),
+	PLACE(question, sack), PLACE(question, scale), PLACE(question, frame),
 };
 
 /* The same for crates/sys/src/bpf/plane.rs. */

@@ -17,9 +17,10 @@
 
 /*
  * flow.state: written by user space, and set to RETURNED by a program that met a packet for user space. ENDED: a program in XDP
- * has seen both sides close, and goes on passing what is left.
+ * has seen both sides close, and goes on passing what is left. ASKED: user space has sent the server a SYN, and a program in XDP may
+ * take the answer; it is BINDING until it has sent the first bytes, and user space waits for it so long. Then it is LENT.
  */
-enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3 };
+enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3, FLOW_ASKED = 4, FLOW_BINDING = 5 };
 
 /* flow_side.fins. SECOND: the other side's had come before. */
 enum { FIN_SEEN = 1, FIN_ACKED = 2, FIN_SECOND = 4 };
@@ -59,8 +60,30 @@ struct flow_side {
 
 struct flow {
 	__u32 state;
-	__u32 zero[3];
+	__u32 question;    /* of one that is ASKED */
+	__u64 answered_ns; /* CLOCK_MONOTONIC when its server's answer was taken here; 0: it was not */
+	__u32 clock;       /* the engine's own at that time, see question.clock */
+	__u32 number;      /* of the answer's SYN, and its time stamp */
+	__u32 stamp;
+	__u32 zero;
 	struct flow_side side[2]; /* client, server */
+};
+
+/*
+ * What a server was asked, in the map "questions": what its answer has to be, and the frame that is sent to it then. All that
+ * follows from the answer is zero in the frame, and counts as that in its checksum: the acknowledgement, and two time stamps.
+ */
+struct question {
+	__u64 behind_ns;    /* the worker's time is so much behind the monotonic clock */
+	__u32 clock;        /* our time stamps are milliseconds of the worker's time and this */
+	__u32 acknowledges; /* what the answer has to */
+	__u32 shown;        /* the server's numbers begin here for the client */
+	__u32 stamp;        /* the client's last */
+	__u32 length;       /* of the frame */
+	__u16 needs;        /* the least that MSS and window have to be */
+	__u8 stamps, sack, scale; /* what it has to agree to */
+	__u8 zero[3]; /* they follow in the word of scale */
+	__u8 frame[988];
 };
 
 #define PLACES 8

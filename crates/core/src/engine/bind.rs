@@ -16,9 +16,17 @@ use crate::time::Instant;
 use std::time::Duration;
 
 /// How long an acknowledgement of held bytes may wait for the server's own (RFC 9293, section 3.8.6.3 allows 500 ms).
-const DELAYED_ACK: Duration = Duration::from_millis(40);
+pub(super) const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// Shortest wait for an acknowledgement of held bytes; as Linux, below the second of RFC 6298.
 const SHORTEST_WAIT: Duration = Duration::from_millis(200);
+
+/// What a server says to our SYN.
+pub(super) struct Answer {
+    pub(super) seq: Seq,
+    pub(super) ack: Seq,
+    pub(super) window: u16,
+    pub(super) offer: Offer,
+}
 
 /// What a held segment calls for.
 enum Held {
@@ -132,6 +140,9 @@ impl<C: Callbacks> Engine<C> {
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
+        if self.config.answers_elsewhere {
+            self.ask_elsewhere(now, slot);
+        }
         Ok(())
     }
 
@@ -212,17 +223,30 @@ impl<C: Callbacks> Engine<C> {
             Ok(offer) => offer,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
-        self.bound(now, slot, header, &offer, hop);
+        if let Some(hot) = self.hot.get_mut(slot) {
+            hot.leg[SERVER].hop = hop;
+        }
+        let answer = Answer { seq: header.seq, ack: header.ack, window: header.window, offer };
+        if let Some(due) = self.agreed(now, slot, &answer, self.clock(now))
+            && self.own_what_was_held(now, slot)
+        {
+            self.wheel.arm(slot as u32, due);
+        }
         Fate::Taken
     }
 
-    /// The server is there: fixes the translation and sends what was held.
-    fn bound(&mut self, now: Instant, slot: usize, header: &Header, offer: &Offer, hop: Hop) {
-        let (clock, own_mss) = (self.clock(now), self.mss(header.tuple.remote));
-        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
-        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
-        agree(hot, slow, header, offer, own_mss, clock);
-        hot.leg[SERVER].hop = hop;
+    /// The server is there: fixes the translation. `clock` is ours, of then. When the connection is to be looked at next.
+    pub(super) fn agreed(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        answer: &Answer,
+        clock: u32,
+    ) -> Option<Instant> {
+        let own_mss = self.mss(self.hot.get(slot)?.tuple[SERVER].remote);
+        let (hot, cold) = (self.hot.get_mut(slot)?, self.cold.get_mut(slot)?);
+        let slow = self.slow.get_mut(hot.slow as usize)?;
+        agree(hot, slow, answer, own_mss, clock);
         hot.active = now;
         hot.phase = Phase::Bound;
         cold.connected = now;
@@ -231,10 +255,7 @@ impl<C: Callbacks> Engine<C> {
         let due = cold.expires.min(now + cold.idle);
         self.counters.bound += 1;
         self.state(now, slot, SERVER, State::Established);
-        if !self.own_what_was_held(now, slot) {
-            return;
-        }
-        self.wheel.arm(slot as u32, due);
+        Some(due)
     }
 
     /// Makes what is held ours to deliver, changed if somebody wants it changed. False if that ended the connection.
@@ -385,7 +406,8 @@ fn take(
 }
 
 /// Fixes how numbers, windows and options are translated between both sides.
-fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss: u16, clock: u32) {
+fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u32) {
+    let Answer { seq, ack, window, offer } = answer;
     let wanted = slow.offer;
     let both_stamps = wanted.timestamps.is_some() && offer.timestamps.is_some();
     let both_scale = wanted.window_scale.is_some() && offer.window_scale.is_some();
@@ -396,12 +418,12 @@ fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss
     client.add = (slow.isn[SERVER] + 1) - first;
     client.stamp_add = clock.wrapping_sub(client.stamp);
     client.stamp_first = client.stamp;
-    server.add = slow.isn[CLIENT] - header.seq;
-    server.next = header.seq + 1;
-    server.acked = header.ack;
-    server.edge = header.ack + u32::from(header.window);
+    server.add = slow.isn[CLIENT] - *seq;
+    server.next = *seq + 1;
+    server.acked = *ack;
+    server.edge = *ack + u32::from(*window);
     server.packets = 1;
-    server.mss = offer.mss.unwrap_or(if header.tuple.remote.is_v4() { 536 } else { 1220 }).min(own_mss);
+    server.mss = offer.mss.unwrap_or(if hot.tuple[SERVER].remote.is_v4() { 536 } else { 1220 }).min(own_mss);
     server.stamps = both_stamps;
     server.shift = if both_scale { offer.window_scale.unwrap_or(0) } else { 0 };
     server.shown_shift = if both_scale { client.shift } else { 0 };
@@ -410,10 +432,10 @@ fn agree(hot: &mut Hot, slow: &mut Slow, header: &Header, offer: &Offer, own_mss
         server.stamp_add = clock.wrapping_sub(value);
     }
     hot.same_options = both_stamps == wanted.timestamps.is_some() && both_sack == wanted.sack;
-    hot.same_family = hot.tuple[CLIENT].remote.is_v4() == header.tuple.remote.is_v4();
+    hot.same_family = hot.tuple[CLIENT].remote.is_v4() == hot.tuple[SERVER].remote.is_v4();
     slow.edits[CLIENT].begin(hot.leg[CLIENT].add);
     slow.edits[SERVER].begin(hot.leg[SERVER].add);
     // The server acknowledged our SYN: in the client's numbers, that its first byte is waited for.
-    slow.acked_to[SERVER] = header.seq + 1;
+    slow.acked_to[SERVER] = *seq + 1;
     hot.fix_checksums();
 }

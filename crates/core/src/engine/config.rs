@@ -1,5 +1,6 @@
 //! What the engine is told before the first packet, and what it asks while it runs.
 
+use super::ask::Asked;
 use super::lend::{LentTo, Progress};
 use super::ports::Share;
 use crate::flow::{EndReason, Side};
@@ -21,6 +22,8 @@ pub struct Config {
     /// acknowledge is always looked at for one, and a client that brings one is taken at its word that an earlier
     /// connection of its own is over.
     pub cookies_elsewhere: bool,
+    /// Servers' answers may be taken elsewhere: [`Callbacks::ask`].
+    pub answers_elsewhere: bool,
     /// Largest IP packet sent, bytes, at least 1280.
     pub mtu: u16,
     /// Shift of the windows that clients are shown, 0 to 14.
@@ -58,6 +61,7 @@ impl Config {
             max_connections: 65_536,
             syn_backlog: 4096,
             cookies_elsewhere: false,
+            answers_elsewhere: false,
             mtu: 1500,
             window_shift: 7,
             hold_bytes: 14_600,
@@ -196,13 +200,20 @@ pub trait Callbacks {
         let _ = slot;
     }
 
+    /// The server of the connection in this slot is about to be sent a SYN. Whoever can wait for its answer, send the first bytes
+    /// then and translate from there on may have the connection: it is lent to him. Only where [`Config::answers_elsewhere`].
+    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+        let _ = (slot, asked);
+        None
+    }
+
     /// What has become of a lent connection since this was asked last; none: nothing.
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {
         let _ = lent;
         None
     }
 
-    /// A lent connection begins to close: its packets are to come here again.
+    /// A lent connection begins to close, or a server's answer is to be taken here: its packets are to come here again.
     fn closing(&mut self, lent: LentTo) {
         let _ = lent;
     }

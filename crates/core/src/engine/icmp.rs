@@ -68,6 +68,7 @@ impl<C: Callbacks> Engine<C> {
         seq: Seq,
     ) -> Fate {
         self.catch_up(now, slot);
+        self.recall(now, slot);
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         match hot.phase {
             Phase::Connecting if to == SERVER => {

@@ -5,6 +5,7 @@
 //! Numbers only move forward, so both may translate packets of the same connection: each takes what the other has seen when
 //! it is ahead.
 
+use super::ask::Answered;
 use super::config::{Callbacks, ConnectionId, Hop};
 use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
 use super::machine::Engine;
@@ -86,6 +87,8 @@ pub struct Progress {
     pub sides: [Moved; 2],
     /// When the last packet passed there; none: none did.
     pub active: Option<Instant>,
+    /// What the server answered, if whoever has it waited for that ([`Callbacks::ask`]) and it came; told once at least.
+    pub answered: Option<Answered>,
 }
 
 impl Hot {
@@ -103,7 +106,7 @@ impl Hot {
 }
 
 impl Leg {
-    const fn standing(&self) -> Standing {
+    pub(super) const fn standing(&self) -> Standing {
         Standing { sent: self.next.0, acknowledged: self.acked.0, edge: self.edge.0, stamp: self.stamp }
     }
 
@@ -184,9 +187,10 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Where both sides of a lent connection stand by what was told and what came here, and the first time stamps that
-    /// they may be shown; none if it is not lent to this borrower.
+    /// they may be shown; none if it is not lent to this borrower, or its server's answer is still waited for.
     pub fn standing(&self, slot: u32, to: LentTo) -> Option<[(Standing, u32); 2]> {
-        let hot = self.hot.get(slot as usize).filter(|hot| hot.lent == Some(to))?;
+        let is_known = |hot: &&Hot| hot.lent == Some(to) && hot.phase != Phase::Connecting;
+        let hot = self.hot.get(slot as usize).filter(is_known)?;
         Some([CLIENT, SERVER].map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
     }
 
@@ -207,6 +211,10 @@ impl<C: Callbacks> Engine<C> {
     pub(super) fn catch_up(&mut self, now: Instant, slot: usize) {
         let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
         let Some(progress) = self.callbacks.progress(lent) else { return };
+        if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
+            let Some(answered) = &progress.answered else { return };
+            self.bound_elsewhere(slot, answered);
+        }
         let Some(hot) = self.hot.get_mut(slot) else { return };
         let before = hot.leg[SERVER].acked;
         for (leg, moved) in hot.leg.iter_mut().zip(&progress.sides) {

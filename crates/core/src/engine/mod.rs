@@ -13,6 +13,7 @@
 //! | `forward` | rewrites packets where they are: nearly all |
 //! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
 //! | `lend` | lets the kernel translate packets of a connection that needs nobody else |
+//! | `ask` | lets the kernel send the first bytes when the server answers |
 //! | `ahead` | reads from memory what a batch will need, all at once |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
@@ -20,6 +21,7 @@
 //! before there was a server, are the engine's own to deliver, and it does so as a TCP sender does.
 
 mod ahead;
+mod ask;
 mod bind;
 pub mod checksum;
 mod config;
@@ -46,6 +48,7 @@ mod table;
 mod timer;
 
 pub use ahead::Ahead;
+pub use ask::{Answered, Asked};
 pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Selection, Target};
 pub use cookie::Cookies;
 pub use lend::{Fin, LentTo, Moved, Progress, Standing, Translation};

@@ -61,6 +61,22 @@ impl Outbox {
     /// Builds a TCP segment with all its checksums.
     #[inline]
     pub(super) fn segment(&mut self, segment: &Segment<'_>) {
+        let start = self.used;
+        let Some(total) = self.write(segment) else { return };
+        self.used += total;
+        self.packets.push((start as u32, (start + total) as u32, segment.hop));
+    }
+
+    /// Builds one that does not wait here to be taken.
+    pub(super) fn draft(&mut self, segment: &Segment<'_>) -> Option<&[u8]> {
+        let start = self.used;
+        let total = self.write(segment)?;
+        self.bytes.get(start..start + total)
+    }
+
+    /// Builds one behind those that wait; its length.
+    #[inline]
+    fn write(&mut self, segment: &Segment<'_>) -> Option<usize> {
         // Nothing of it is moved: it was written just now, see `Written`.
         let Segment { to, options, payload, .. } = segment;
         let v4 = to.remote.is_v4();
@@ -69,21 +85,20 @@ impl Outbox {
         let (start, fits) = (self.used, u16::try_from(total).is_ok());
         let Some(room) = self.bytes.get_mut(start..start + total).filter(|_| fits) else {
             self.refused += 1;
-            return;
+            return None;
         };
         let addresses = to.remote.sum().add(to.local.sum());
         let tcp = if v4 {
-            let Some((head, tcp)) = room.split_first_chunk_mut() else { return };
+            let (head, tcp) = room.split_first_chunk_mut()?;
             ipv4(head, to, addresses, total as u16);
             tcp
         } else {
-            let Some((head, tcp)) = room.split_first_chunk_mut() else { return };
+            let (head, tcp) = room.split_first_chunk_mut()?;
             ipv6(head, to, length as u16);
             tcp
         };
         self::tcp(tcp, segment, addresses, length as u32);
-        self.used += total;
-        self.packets.push((start as u32, (start + total) as u32, segment.hop));
+        Some(total)
     }
 }
 

@@ -66,7 +66,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    fn arm_owned(&mut self, now: Instant, slot: usize) {
+    pub(super) fn arm_owned(&mut self, now: Instant, slot: usize) {
         let Some(slow) = self.slow_of(slot) else { return };
         let at = now + slow.resend_after;
         slow.resend_at = at;

@@ -38,7 +38,7 @@ fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2
     let sides = [side(bound.client, up), side(bound.server, down)];
     assert_eq!(translation.map(|side| side.shift), [0, 0]);
     let active = Some(at(script.now));
-    script.engine.callbacks_mut().progress.push_back(Progress { sides, active });
+    script.engine.callbacks_mut().progress.push_back(Progress { sides, active, answered: None });
 }
 
 #[test]
@@ -154,7 +154,8 @@ fn tell(script: &mut Script, bound: &Bound) {
         packets: 1,
         fin: None,
     };
-    let progress = Progress { sides: [side(bound.client), side(bound.server)], active: Some(at(script.now)) };
+    let sides = [side(bound.client), side(bound.server)];
+    let progress = Progress { sides, active: Some(at(script.now)), answered: None };
     script.engine.callbacks_mut().progress.push_back(progress);
 }
 
@@ -203,7 +204,8 @@ impl Closing {
                 fin: self.fin[at].map(|is_second| Fin { end: sent, is_second }),
             }
         };
-        let progress = Progress { sides: [side(0), side(1)], active: Some(at(script.now)) };
+        let (sides, active) = ([side(0), side(1)], Some(at(script.now)));
+        let progress = Progress { sides, active, answered: None };
         script.engine.callbacks_mut().progress.push_back(progress);
     }
 }

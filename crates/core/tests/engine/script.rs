@@ -3,8 +3,8 @@
 use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at, config};
 use crate::wire::{ACK, FIN, PSH, Packet, SYN};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Hop, LentTo, Opening, Payload, Progress,
-    Record, Selection, Target,
+    Asked, Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Hop, LentTo, Opening, Payload,
+    Progress, Record, Selection, Target, Translation,
 };
 use sidetrack_core::flow::Side;
 use std::collections::VecDeque;
@@ -18,9 +18,23 @@ pub struct Fixed {
     /// Slots that may be lent, what the borrower says in turn, and what it was told to give back and to let go of.
     pub plain: Vec<u32>,
     pub delivering: Vec<u32>,
+    /// Whom servers that are asked are lent to, and what was to be known of them: translations, packet, and the rest.
+    pub asks: Option<LentTo>,
+    pub questions: Vec<Question>,
     pub progress: VecDeque<Progress>,
     pub closing: Vec<LentTo>,
     pub ended: Vec<LentTo>,
+}
+
+/// As [`Asked`], to be kept.
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub sides: [Translation; 2],
+    pub acknowledges: u32,
+    pub shown: u32,
+    pub clock: u32,
+    pub needs: u16,
+    pub packet: Vec<u8>,
 }
 
 impl Fixed {
@@ -31,6 +45,8 @@ impl Fixed {
             payload: Payload::Keep,
             plain: Vec::new(),
             delivering: Vec::new(),
+            asks: None,
+            questions: Vec::new(),
             progress: VecDeque::new(),
             closing: Vec::new(),
             ended: Vec::new(),
@@ -58,6 +74,13 @@ impl Callbacks for Fixed {
 
     fn delivering(&mut self, slot: u32) {
         self.delivering.push(slot);
+    }
+
+    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+        assert_eq!(slot, 0);
+        let Asked { sides, acknowledges, shown, clock, needs, packet, .. } = *asked;
+        self.questions.push(Question { sides, acknowledges, shown, clock, needs, packet: packet.to_vec() });
+        self.asks
     }
 
     fn progress(&mut self, _: LentTo) -> Option<Progress> {

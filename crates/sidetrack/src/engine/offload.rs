@@ -7,9 +7,9 @@ use super::hops;
 use super::joining::{Ends, Joining};
 use super::open::Interface;
 use crate::live::Clock;
-use sidetrack_core::engine::{Fin, LentTo, Moved, Progress, Standing, Translation};
+use sidetrack_core::engine::{Answered, Asked, Fin, LentTo, Moved, Progress, Standing, Translation};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{LendingPart, Lent, LentSide, Numbers, Seen, monotonic_ns};
+use sidetrack_sys::bpf::{LendingPart, Lent, LentSide, Numbers, Question, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub struct Counters {
     pub joined: u64,
     /// A packet came that the kernel left to us.
     pub returned: u64,
+    /// Servers' answers that the kernel took.
+    pub answered: u64,
 }
 
 /// The connections of one worker that the kernel has.
@@ -83,6 +85,8 @@ struct Known {
     /// How often it has come back before.
     returns: u32,
     back: bool,
+    /// Whether the answer of its server is waited for.
+    asked: bool,
 }
 
 impl Known {
@@ -132,6 +136,11 @@ impl Offload {
             touched: Vec::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// Whether it is programs in XDP that have them.
+    pub const fn is_by_xdp(&self) -> bool {
+        self.by_xdp
     }
 
     /// What has become of them.
@@ -192,10 +201,46 @@ impl Offload {
             self.again.insert((now + AGAIN_MAX, slot), returns);
             return None;
         };
-        let sent = self.part.look(lent).map(|seen| seen.sent);
         let fins = translations.map(|side| side.finished);
-        let known = Known { lent, slot: Some(slot), sent, packets: [0; 2], fins, returns, back: false };
-        let at = (lent.number() - self.part.first()) as usize;
+        let sent = self.part.look(lent).map(|seen| seen.sent);
+        let slot = Some(slot);
+        self.know(Known { lent, slot, sent, packets: [0; 2], fins, returns, back: false, asked: false });
+        // In XDP there is nothing to wait for until a packet comes here all the same.
+        if !self.by_xdp {
+            self.joins(to, lent);
+        }
+        Some(to)
+    }
+
+    /// Has the kernel take the answer of a server that is about to be asked, and send it the first bytes.
+    pub fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+        if !self.by_xdp {
+            return None;
+        }
+        let question = Question {
+            behind_ns: self.monotonic,
+            clock: asked.clock,
+            acknowledges: asked.acknowledges,
+            shown: asked.shown,
+            timestamps: asked.timestamps,
+            sack: asked.sack,
+            window_scale: asked.window_scale,
+            needs: asked.needs,
+            packet: asked.packet,
+        };
+        // None: the connection goes the longer way.
+        let sides = self.sides(&asked.sides)?;
+        let lent = self.part.ask(&sides, &question)?;
+        let to = lent_to(lent)?;
+        let sent = self.part.look(lent).map(|seen| seen.sent);
+        let (slot, fins) = (Some(slot), [false; 2]);
+        self.know(Known { lent, slot, sent, packets: [0; 2], fins, returns: 0, back: false, asked: true });
+        Some(to)
+    }
+
+    /// A connection that was lent.
+    fn know(&mut self, known: Known) {
+        let at = (known.lent.number() - self.part.first()) as usize;
         if self.known.len() <= at {
             self.known.resize_with(at + 1, || None);
         }
@@ -203,12 +248,7 @@ impl Offload {
             *place = Some(known);
             self.lent += 1;
         }
-        // In XDP there is nothing to wait for until a packet comes here all the same.
-        if !self.by_xdp {
-            self.joins(to, lent);
-        }
         self.counters.lent += 1;
-        Some(to)
     }
 
     fn joins(&mut self, to: LentTo, lent: Lent) {
@@ -244,6 +284,7 @@ impl Offload {
     /// connection that comes here.
     pub fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
         let lent = self.known(to)?.lent;
+        let answered = self.answered(to);
         let seen = self.part.look(lent);
         let known = self.known(to)?;
         let [client, server] = &seen;
@@ -258,7 +299,28 @@ impl Offload {
         }
         let active = client.last_ns.max(server.last_ns);
         let active = (active > 0).then(|| Instant::from_nanos(active.saturating_sub(self.monotonic)));
-        Some(Progress { sides, active })
+        Some(Progress { sides, active, answered })
+    }
+
+    /// The answer of its server, if that was waited for and came: once.
+    fn answered(&mut self, to: LentTo) -> Option<Answered> {
+        let lent = self.known(to).filter(|known| known.asked)?.lent;
+        let answer = self.part.answered(lent)?;
+        self.counters.answered += 1;
+        let known = self.known(to)?;
+        // The line of its numbers begins here; see `Seen::sent`.
+        known.sent[1] = 1 << 32 | u64::from(answer.number.wrapping_add(1));
+        if std::mem::take(&mut known.asked) {
+            self.part.settled(lent);
+        }
+        Some(Answered {
+            number: answer.number,
+            mss: answer.mss,
+            shift: answer.shift,
+            stamp: answer.stamp,
+            clock: answer.clock,
+            at: Instant::from_nanos(answer.at_ns.saturating_sub(self.monotonic)),
+        })
     }
 
     /// A connection has come back, or ended.
@@ -313,6 +375,9 @@ impl Offload {
         let place = at.and_then(|at| self.known.get_mut(at as usize));
         let Some(known) = place.and_then(Option::take) else { return };
         self.lent -= 1;
+        if known.asked {
+            self.part.settled(known.lent);
+        }
         self.part.forget(known.lent);
         if let Some(slot) = known.slot {
             let after = AGAIN.saturating_mul(1 << known.returns.min(10)).min(AGAIN_MAX);

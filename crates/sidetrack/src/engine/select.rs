@@ -9,7 +9,7 @@ use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
-    Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Selection, Target,
+    Asked, Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Selection, Target,
 };
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
 use sidetrack_core::function::{FunctionKind, FunctionSpec};
@@ -269,6 +269,10 @@ impl Callbacks for Select {
         if let Some(offload) = &mut self.offload {
             offload.offer_early(slot);
         }
+    }
+
+    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+        self.offload.as_mut()?.ask(slot, asked)
     }
 
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {

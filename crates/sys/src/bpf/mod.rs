@@ -23,7 +23,7 @@ pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
-pub use offload::{Lending, LendingPart, Lent, LentSide, Numbers, Seen, SeenFin};
+pub use offload::{Answered, Lending, LendingPart, Lent, LentSide, Numbers, Question, Seen, SeenFin};
 pub use plane::{
     Closing, PLANE_CONNECTIONS_MAX, Plane, PlaneCounts, PlaneEnd, PlaneFlow, PlaneKey, PlaneReason,
     PlaneRoute, PlaneSide, PlaneState,

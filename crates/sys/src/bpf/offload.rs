@@ -9,8 +9,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Bytes and offsets of `struct flow` and `struct flow_side`.
-const FLOW: usize = 272;
-const SIDES: usize = 16;
+const FLOW: usize = 288;
+const QUESTION_OF: usize = 4;
+const ANSWERED: usize = 8;
+const CLOCK_OF: usize = 16;
+const NUMBER: usize = 20;
+const ANSWER_STAMP: usize = 24;
+const SIDES: usize = 32;
 const SIDE: usize = 128;
 const REMOTE: usize = 0;
 const LOCAL: usize = 16;
@@ -40,11 +45,32 @@ const FREE: u32 = 0;
 const LENT: u32 = 1;
 const RETURNED: u32 = 2;
 const ENDED: u32 = 3;
+const ASKED: u32 = 4;
+const BINDING: u32 = 5;
 
 /// `enum` of `flow_side.fins`.
 const FIN_SEEN: u32 = 1;
 const FIN_ACKED: u32 = 2;
 const FIN_SECOND: u32 = 4;
+
+/// Bytes and offsets of `struct question`.
+const QUESTION: usize = 1024;
+const BEHIND: usize = 0;
+const CLOCK: usize = 8;
+const ACKNOWLEDGES: usize = 12;
+const SHOWN: usize = 16;
+const CLIENT_STAMP: usize = 20;
+const LENGTH: usize = 24;
+const NEEDS: usize = 28;
+/// Of `stamps`, `sack`.
+#[cfg(test)]
+const OPTIONS: usize = 30;
+const SCALE: usize = 32;
+const FRAME: usize = 36;
+/// Bytes of an Ethernet header.
+const LINK_HEADER: usize = 14;
+/// Most questions that are open at once, of all workers: eight megabytes.
+const QUESTIONS_MAX: u32 = 8192;
 
 /// Places of a bucket.
 const PLACES: usize = 8;
@@ -108,6 +134,47 @@ pub struct SeenFin {
     pub is_second: bool,
 }
 
+/// A server that is about to be sent a SYN: what its answer has to be, and what is sent to it then.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// By how much the worker's time is behind the monotonic clock, nanoseconds.
+    pub behind_ns: u64,
+    /// Time stamps are milliseconds of the worker's time and this, modulo 2^32.
+    pub clock: u32,
+    /// The number that it has to acknowledge.
+    pub acknowledges: u32,
+    /// What is added to the server's numbers is this less that of its SYN.
+    pub shown: u32,
+    /// It has to agree to time stamps, or must not; to SACK; to windows that are scaled.
+    pub timestamps: bool,
+    /// See `timestamps`.
+    pub sack: bool,
+    /// See `timestamps`.
+    pub window_scale: bool,
+    /// The least that its MSS and its window may be, bytes.
+    pub needs: u16,
+    /// The IP packet for the server. Zero in it, and in its checksum, are the acknowledgement and, if there is an option of time
+    /// stamps, which then is the only one, both stamps.
+    pub packet: &'a [u8],
+}
+
+/// The answer, as a program understood it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The number of its SYN.
+    pub number: u32,
+    /// Largest payload that the server takes, or that was said of it before, if that is less; bytes.
+    pub mss: u16,
+    /// Shift of the server's windows.
+    pub shift: u8,
+    /// Its first time stamp.
+    pub stamp: u32,
+    /// Our clock then: see [`Question::clock`].
+    pub clock: u32,
+    /// Monotonic clock, nanoseconds.
+    pub at_ns: u64,
+}
+
 /// What has become of one side of a lent connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
@@ -145,6 +212,7 @@ pub struct Lending {
     flows: Shared,
     over: Shared,
     over_heads: Shared,
+    questions: Shared,
     settings: Map,
     taken: Map,
     seed: u64,
@@ -152,6 +220,8 @@ pub struct Lending {
     /// Flows of each worker, and places of its ring.
     share: u32,
     ring: u32,
+    /// Questions of each worker.
+    asks: u32,
 }
 
 /// One worker's part of it. When it is dropped, the kernel has none of its connections any more.
@@ -161,6 +231,8 @@ pub struct LendingPart {
     first: u32,
     count: u32,
     free: Vec<u32>,
+    /// Questions that are free, and of each connection the one that it uses.
+    free_questions: Vec<u32>,
     worker: u32,
     /// What was taken out of the ring of ended ones.
     taken: u32,
@@ -217,6 +289,7 @@ impl Lending {
         let ring = share.next_power_of_two();
         // Two entries each, half of the places in use.
         let buckets = (flows_max / 2).max(1).next_power_of_two();
+        let asks = (QUESTIONS_MAX.min(flows_max) / workers).max(1);
         let map = |kind, name, value_bytes| {
             Map::create(MapShape { kind, name, key_bytes: 4, value_bytes, entries_max: 1 })
         };
@@ -225,12 +298,14 @@ impl Lending {
             flows: Shared::new("flows", FLOW, flows_max)?,
             over: Shared::new("over", 8, workers * ring)?,
             over_heads: Shared::new("over_heads", HEAD, workers)?,
+            questions: Shared::new("questions", QUESTION, asks * workers)?,
             settings: map(MapKind::Array, "lending", LENDING)?,
             taken: map(MapKind::PerCpuArray, "taken", TAKEN)?,
             seed,
             mask: buckets - 1,
             share,
             ring,
+            asks,
         };
         let words = [lending.mask, share, ring - 1, 0].map(u32::to_ne_bytes);
         let value = [&seed.to_ne_bytes()[..], words.as_flattened()].concat();
@@ -239,10 +314,11 @@ impl Lending {
     }
 
     /// What the programs need.
-    pub(super) fn maps(&self) -> [&Map; 6] {
-        let shared = [&self.buckets, &self.flows, &self.over, &self.over_heads].map(Shared::map);
-        let [buckets, flows, over, over_heads] = shared;
-        [buckets, flows, over, over_heads, &self.settings, &self.taken]
+    pub(super) fn maps(&self) -> [&Map; 7] {
+        let shared =
+            [&self.buckets, &self.flows, &self.over, &self.over_heads, &self.questions].map(Shared::map);
+        let [buckets, flows, over, over_heads, questions] = shared;
+        [buckets, flows, over, over_heads, questions, &self.settings, &self.taken]
     }
 
     /// The part of a worker, counted from 0; of the last one if there are not so many. What an earlier owner of the part has left
@@ -251,7 +327,9 @@ impl Lending {
         let worker = worker.min(self.over_heads.bytes() as u32 / HEAD as u32 - 1);
         let (first, count) = (self.share * worker, self.share);
         let free = (first..first + count).rev().collect();
-        let mut part = LendingPart { whole: self.clone(), first, count, free, worker, taken: 0 };
+        let free_questions = (self.asks * worker..self.asks * (worker + 1)).rev().collect();
+        let mut part =
+            LendingPart { whole: self.clone(), first, count, free, free_questions, worker, taken: 0 };
         part.taken = self.over_heads.u32(worker as usize * HEAD).load(Acquire);
         for place in 0..self.ring {
             part.place(place).store(0, Relaxed);
@@ -317,6 +395,35 @@ impl Lending {
         }
     }
 
+    fn write_question(&self, number: u32, [client, server]: &[LentSide; 2], question: &Question<'_>) {
+        let at = |word| number as usize * QUESTION + word;
+        let Question { behind_ns, clock, acknowledges, shown, needs, packet, .. } = *question;
+        let ethertype: [u8; 2] = if server.remote.is_ipv6() { [0x86, 0xdd] } else { [8, 0] };
+        let [needs_low, needs_high] = needs.to_ne_bytes();
+        let [stamps, sack, scale] = [question.timestamps, question.sack, question.window_scale].map(u8::from);
+        self.questions.u64(at(BEHIND)).store(behind_ns, Relaxed);
+        for (word, value) in [
+            (CLOCK, clock),
+            (ACKNOWLEDGES, acknowledges),
+            (SHOWN, shown),
+            (CLIENT_STAMP, client.numbers.stamp),
+            (LENGTH, (packet.len() + LINK_HEADER) as u32),
+            (NEEDS, u32::from_ne_bytes([needs_low, needs_high, stamps, sack])),
+            (SCALE, u32::from(scale)),
+        ] {
+            self.questions.u32(at(word)).store(value, Relaxed);
+        }
+        // Two bytes of the packet complete the words of the header.
+        let (first, rest) = packet.split_at(packet.len().min(2));
+        let header = [&server.to[..], &server.from, &ethertype, first].concat();
+        let words = header.chunks(4).chain(rest.chunks(4));
+        for (word, bytes) in words.enumerate() {
+            let mut whole = [0; 4];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            self.questions.u32(at(FRAME + word * 4)).store(u32::from_ne_bytes(whole), Relaxed);
+        }
+    }
+
     /// Puts a side where programs find it; false if there is no place.
     fn place(&self, flow: u32, side: usize, own: &LentSide) -> bool {
         let (bucket, tag) = self.home(own);
@@ -354,12 +461,60 @@ impl LendingPart {
     /// Lends a connection, the client first; none if there is no room. Until user space has told by [`LendingPart::done`]
     /// what it sent on, the kernel passes nothing on.
     pub fn lend(&mut self, sides: &[LentSide; 2]) -> Option<Lent> {
+        self.lend_as(sides, None)
+    }
+
+    /// Lends a connection whose server is about to be sent a SYN, to a program in XDP: it takes the answer, if it is as in the
+    /// question. None if there is no room. [`LendingPart::settled`] gives the room for the question back.
+    pub fn ask(&mut self, sides: &[LentSide; 2], question: &Question<'_>) -> Option<Lent> {
+        if question.packet.len() > QUESTION - FRAME - LINK_HEADER {
+            return None;
+        }
+        let number = self.free_questions.pop()?;
+        self.whole.write_question(number, sides, question);
+        let lent = self.lend_as(sides, Some(number));
+        if lent.is_none() {
+            self.free_questions.push(number);
+        }
+        lent
+    }
+
+    /// What its server has answered, if a program has taken it and sent the first bytes.
+    pub fn answered(&self, lent: Lent) -> Option<Answered> {
+        let at = lent.0 as usize * FLOW;
+        let flows = &self.whole.flows;
+        while flows.u32(at).load(Acquire) == BINDING {
+            std::hint::spin_loop();
+        }
+        let at_ns = flows.u64(at + ANSWERED).load(Acquire);
+        let word = |word| flows.u32(at + word).load(Acquire);
+        let [low, high, shift, _] = self.whole.read(lent.0, 1, MSS).to_ne_bytes();
+        (at_ns > 0).then(|| Answered {
+            number: word(NUMBER),
+            mss: u16::from_ne_bytes([low, high]),
+            shift,
+            stamp: word(ANSWER_STAMP),
+            clock: word(CLOCK_OF),
+            at_ns,
+        })
+    }
+
+    /// Its question is open no more: it was answered, or the connection taken back. To be called once.
+    pub fn settled(&mut self, lent: Lent) {
+        let number = self.whole.flows.u32(lent.0 as usize * FLOW + QUESTION_OF).load(Relaxed);
+        self.free_questions.push(number);
+    }
+
+    fn lend_as(&mut self, sides: &[LentSide; 2], question: Option<u32>) -> Option<Lent> {
         let flow = self.free.pop()?;
+        let (at, flows) = (flow as usize * FLOW, &self.whole.flows);
+        flows.u64(at + ANSWERED).store(0, Relaxed);
+        flows.u32(at + QUESTION_OF).store(question.unwrap_or(0), Relaxed);
         let [client, server] = sides;
         for (side, own, other) in [(0, client, server), (1, server, client)] {
             self.whole.write(flow, side, own, other);
         }
-        self.state(flow, LENT);
+        self.state(flow, if question.is_some() { ASKED } else { LENT });
         let both = self.whole.place(flow, 0, client) && self.whole.place(flow, 1, server);
         if both {
             return Some(Lent(flow));
@@ -400,7 +555,8 @@ impl LendingPart {
 
     /// Whether a packet came that is user space's, and all after it: the connection is back.
     pub fn is_returned(&self, lent: Lent) -> bool {
-        !matches!(self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire), LENT | ENDED)
+        let state = self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire);
+        !matches!(state, LENT | ENDED | ASKED | BINDING)
     }
 
     fn place(&self, number: u32) -> &AtomicU64 {
@@ -449,7 +605,11 @@ impl LendingPart {
     /// Everything of this connection comes to user space from now on. What programs are at work on at this moment they
     /// still pass on and count.
     pub fn take_back(&self, lent: Lent) {
-        self.state(lent.0, RETURNED);
+        let state = self.whole.flows.u32(lent.0 as usize * FLOW);
+        // A program that has begun to take an answer needs a microsecond more.
+        while state.fetch_update(AcqRel, Acquire, |now| (now != BINDING).then_some(RETURNED)).is_err() {
+            std::hint::spin_loop();
+        }
         self.displace(lent.0);
     }
 
@@ -503,12 +663,17 @@ mod tests {
     #[test]
     fn rust_and_c_mean_the_same_layout() {
         /// The sizes, then offsets in the order of the table at the end of `bpf/engine.bpf.c`.
-        const OURS: [usize; 31] = [
+        const OURS: [usize; 48] = [
             FLOW,
             SIDE,
             BUCKET,
             LENDING,
             TAKEN, // sizes
+            QUESTION_OF,
+            ANSWERED,
+            CLOCK_OF,
+            NUMBER,
+            ANSWER_STAMP,
             SIDES,
             REMOTE,
             LOCAL,
@@ -535,6 +700,18 @@ mod tests {
             FIN,
             FINS,
             LAST_NS,
+            QUESTION,
+            BEHIND,
+            CLOCK,
+            ACKNOWLEDGES,
+            SHOWN,
+            CLIENT_STAMP,
+            LENGTH,
+            NEEDS,
+            OPTIONS,
+            OPTIONS + 1,
+            SCALE,
+            FRAME,
         ];
         let object = Object::parse(ENGINE).unwrap();
         let words = object.section("layout").unwrap().as_chunks::<4>().0;

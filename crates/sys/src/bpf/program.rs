@@ -108,7 +108,8 @@ impl Program {
     /// # Errors
     /// What bpf(2) says.
     pub fn try_on(&self, packet: &[u8], ingress: u32) -> io::Result<Trial> {
-        let mut after = vec![0; packet.len() + 256];
+        // Programs may make it longer, up to a page.
+        let mut after = vec![0; packet.len() + 4096];
         // struct __sk_buff has ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
         let mut context = vec![0; if self.kind == ProgramKind::Xdp { 24 } else { 192 }];
         match self.kind {

@@ -37,7 +37,7 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
 }
 
 /// A frame with all checksums; the one of TCP is left to the card if it is not `finished`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     pub link: ([u8; 6], [u8; 6]),
     pub from: SocketAddr,

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Answers of servers that user space has sent a SYN to (FLOW_ASKED of offload.h); a part of engine.bpf.c. The frame with the answer
+ * becomes the one with the client's first bytes, and the connection is lent from then on.
+ *
+ * Left to user space: answers that do not agree to all that was offered, or to more; that are wrong; and those in whose memory
+ * the other frame finds no room.
+ */
+/*
+ * Whether a TCP header without payload is as its sender made it, or unfinished because its card was to do that. Its options are in
+ * the scratch memory.
+ */
+ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct whole *w, __u8 *scratch, __u32 options, const int v6)
+{
+	__u8 bare[BARE] ALIGNED;
+	__u64 sum = sum_words(w->ip + SOURCE_AT(v6), v6) + sum_words(w->ip + TARGET_AT(v6), v6) + swap16(IPPROTO_TCP) +
+		    swap16(BARE + options);
+
+	if (fold16(sum) == *(const __u16 *)(w->tcp + 16))
+		return 1;
+	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6), bare, BARE))
+		return 0;
+	HIDE(options);
+	sum += (__u32)csum_diff(0, 0, (void *)bare, BARE, 0);
+	sum += (__u32)csum_diff(0, 0, (void *)(scratch + OPTIONS_AT), options & 0x3c, 0);
+	return fold16(sum) == 0xffff;
+}
+
+/* Whether this is the answer that was waited for; what it offers is in the scratch memory then. */
+ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struct question *q, __u8 *scratch, const int v6)
+{
+	volatile struct offer *o = (struct offer *)(scratch + OFFER_AT);
+	__u32 options = (w->tcp[12] >> 4) * 4 - BARE;
+
+	if ((w->flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != (TCP_SYN | TCP_ACK) || w->payload ||
+	    w->ack != q->acknowledges || swap16(*(const __u16 *)(w->tcp + 14)) < q->needs)
+		return 0;
+	return read_offer(xdp, scratch, ETH_HLEN + IP_BYTES(v6) + BARE, options, o) && o->mss >= q->needs &&
+	       o->has_stamp == q->stamps && o->has_sack == q->sack && (o->shift != NO_SHIFT) == q->scale &&
+	       is_intact(xdp, w, scratch, options, v6);
+}
+
+/* What follows from the answer. */
+ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flow_side *client, const struct question *q,
+			 const struct offer *o, __u32 seq, __u32 window)
+{
+	__u64 now = ktime_ns();
+
+	flow->clock = (__u32)((now - q->behind_ns) / STAMP_MS) + q->clock;
+	flow->number = seq;
+	flow->stamp = o->stamp;
+	server->add = q->shown - seq;
+	server->sent = 1ULL << 32 | (__u32)(seq + 1);
+	server->edge = q->acknowledges + window;
+	server->stamp = o->stamp;
+	server->stamp_first = o->stamp;
+	server->stamp_add = flow->clock - o->stamp;
+	server->mss = o->mss < server->mss ? o->mss : server->mss;
+	server->shift = q->scale ? o->shift : 0;
+	client->stamp_add = flow->clock - q->stamp;
+	flow->answered_ns = now;
+}
+
+/* Makes a frame so much longer, at whichever end there is room. */
+ALWAYS_INLINE int stretch(struct xdp_md *xdp, __s32 by)
+{
+	if (by > 0 && !adjust_head(xdp, -by))
+		return 1;
+	return !by || !adjust_tail(xdp, by);
+}
+
+/* Puts into a frame what was not known when it was made. */
+ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const struct flow *flow, __u32 seq, __u32 stamp,
+			   const int v6)
+{
+	__u8 *tcp = (__u8 *)(long)xdp->data + ETH_HLEN + IP_BYTES(v6), *end = (void *)(long)xdp->data_end;
+	__u32 *words = (__u32 *)tcp;
+	__u64 sum;
+
+	if (tcp + BARE > end)
+		return 0;
+	sum = (__u16)~*(__u16 *)(tcp + 16);
+	words[2] = bpf_htonl(seq + 1);
+	sum += words[2];
+	if (q->stamps) {
+		if (tcp + BARE + STAMPS_LENGTH > end)
+			return 0;
+		words[6] = bpf_htonl(flow->clock);
+		words[7] = bpf_htonl(stamp);
+		sum += (__u64)words[6] + words[7];
+	}
+	*(__u16 *)(tcp + 16) = ~fold16(sum);
+	return 1;
+}
+
+/* A packet of a server that was asked. */
+ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct flow *flow, struct flow_side *server,
+			      struct flow_side *client, const int v6)
+{
+	__u32 zero = 0, index = flow->question, seq = w->seq, window = swap16(*(const __u16 *)(w->tcp + 14)), length;
+	struct question *q = map_lookup(&questions, &index);
+	__u8 *scratch = map_lookup(&scratches, &zero);
+	const struct offer *o;
+	int whole;
+
+	if (!q || !scratch || !answers(xdp, w, q, scratch, v6))
+		return UP;
+	o = (const struct offer *)(scratch + OFFER_AT);
+	length = q->length;
+	HIDE(length);
+	if (length < ETH_HLEN + BARE || length > sizeof(q->frame) ||
+	    __sync_val_compare_and_swap(&flow->state, FLOW_ASKED, FLOW_BINDING) != FLOW_ASKED)
+		return UP;
+	if (!stretch(xdp, (__s32)length - (__s32)(w->end - w->eth))) {
+		__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_RETURNED);
+		return UP;
+	}
+	agree(flow, server, client, q, o, seq, window);
+	whole = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, flow, seq, o->stamp, v6);
+	/* From here on the question may be another's. */
+	__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_LENT);
+	/* A frame that could not be made is a lost one: user space sends the bytes again. */
+	return whole ? tc_redirect(server->egress, 0) : XDP_DROP;
+}
