@@ -367,9 +367,9 @@ impl Lending {
         }
         double(SENT, 1 << 32 | u64::from(own.numbers.sent));
         double(LAST_NS, 0);
-        let link = [own.to, own.from].concat();
-        for (number, bytes) in link.as_chunks::<4>().0.iter().enumerate() {
-            self.set(flow, side, LINK + number * 4, u32::from_ne_bytes(*bytes));
+        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (own.to, own.from);
+        for (number, bytes) in [[a, b, c, d], [e, f, g, h], [i, j, k, l]].into_iter().enumerate() {
+            self.set(flow, side, LINK + number * 4, u32::from_ne_bytes(bytes));
         }
         let [low, high] = own.mss.to_ne_bytes();
         for (word, value) in [
@@ -415,12 +415,17 @@ impl Lending {
         }
         // Two bytes of the packet complete the words of the header.
         let (first, rest) = packet.split_at(packet.len().min(2));
-        let header = [&server.to[..], &server.from, &ethertype, first].concat();
-        let words = header.chunks(4).chain(rest.chunks(4));
+        let mut header = [0; LINK_HEADER + 2];
+        header[..6].copy_from_slice(&server.to);
+        header[6..12].copy_from_slice(&server.from);
+        header[12..LINK_HEADER].copy_from_slice(&ethertype);
+        header[LINK_HEADER..LINK_HEADER + first.len()].copy_from_slice(first);
+        let (words, last) = rest.as_chunks::<4>();
+        let mut end = [0; 4];
+        end[..last.len()].copy_from_slice(last);
+        let words = header.as_chunks::<4>().0.iter().chain(words).chain([&end]);
         for (word, bytes) in words.enumerate() {
-            let mut whole = [0; 4];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            self.questions.u32(at(FRAME + word * 4)).store(u32::from_ne_bytes(whole), Relaxed);
+            self.questions.u32(at(FRAME + word * 4)).store(u32::from_ne_bytes(*bytes), Relaxed);
         }
     }
 
@@ -467,7 +472,8 @@ impl LendingPart {
     /// Lends a connection whose server is about to be sent a SYN, to a program in XDP: it takes the answer, if it is as in the
     /// question. None if there is no room. [`LendingPart::settled`] gives the room for the question back.
     pub fn ask(&mut self, sides: &[LentSide; 2], question: &Question<'_>) -> Option<Lent> {
-        if question.packet.len() > QUESTION - FRAME - LINK_HEADER {
+        // What is left of the last word needs one more.
+        if question.packet.len() > QUESTION - FRAME - LINK_HEADER - 4 {
             return None;
         }
         let number = self.free_questions.pop()?;
