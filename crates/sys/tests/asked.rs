@@ -149,6 +149,36 @@ impl Scene {
     }
 }
 
+/// From here on it is lent: a byte of the server's passes, and the client's answer, which was user space's before.
+fn is_lent(scene: &Scene, lent: Lent, usual: &Frame<'_>) {
+    let [client, server] = scene.sides;
+    let data = Frame {
+        seq: SERVER + 1,
+        ack: SYN_NUMBER + 6,
+        flags: ACK,
+        options: &[],
+        payload: b"y",
+        ..scene.answer(&[])
+    };
+    let trial = scene.program.try_on(&data.bytes(), scene.index).expect("tried");
+    assert_eq!(trial.verdict, REDIRECT);
+    let shown = Frame {
+        link: (client.to, OWN_LINK),
+        from: client.local,
+        to: client.remote,
+        seq: SHOWN + 1,
+        ack: CLIENT,
+        ttl: 63,
+        finished: true,
+        ..data
+    };
+    assert_eq!(trial.packet, shown.bytes());
+    assert_eq!(scene.verdict(&Frame { ack: SHOWN + 2, ..*usual }), REDIRECT);
+    let [_, seen] = scene.part.look(lent);
+    assert_eq!((seen.sent, seen.packets), (1 << 32 | u64::from(SERVER + 2), 1));
+    assert_eq!(server.mss, 1448);
+}
+
 #[test]
 fn the_answer_becomes_the_frame_with_the_first_bytes() {
     if !is_root() {
@@ -166,7 +196,7 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let lent = scene.ask(offered, 900, &payload).expect("room");
                     assert_eq!(scene.part.answered(lent), None);
                     // The client's are user space's as yet.
-                    let [client, server] = scene.sides;
+                    let [client, _] = scene.sides;
                     let usual = Frame {
                         link: (OWN_LINK, client.to),
                         from: client.remote,
@@ -195,32 +225,7 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let expected =
                         scene.first(SERVER + 1, &payload, if offered.stamps { &stamps } else { &[] }).bytes();
                     assert_eq!(trial.packet, expected, "{offered:?} {length}");
-                    // From here on it is lent: a byte of the server's, and the client's answer.
-                    let data = Frame {
-                        seq: SERVER + 1,
-                        ack: SYN_NUMBER + 6,
-                        flags: ACK,
-                        options: &[],
-                        payload: b"y",
-                        ..scene.answer(&[])
-                    };
-                    let trial = scene.program.try_on(&data.bytes(), scene.index).expect("tried");
-                    assert_eq!(trial.verdict, REDIRECT);
-                    let shown = Frame {
-                        link: (client.to, OWN_LINK),
-                        from: client.local,
-                        to: client.remote,
-                        seq: SHOWN + 1,
-                        ack: CLIENT,
-                        ttl: 63,
-                        finished: true,
-                        ..data
-                    };
-                    assert_eq!(trial.packet, shown.bytes());
-                    assert_eq!(scene.verdict(&Frame { ack: SHOWN + 2, ..usual }), REDIRECT);
-                    let [_, seen] = scene.part.look(lent);
-                    assert_eq!((seen.sent, seen.packets), (1 << 32 | u64::from(SERVER + 2), 1));
-                    assert_eq!(server.mss, 1448);
+                    is_lent(&scene, lent, &usual);
                     scene.forget(lent);
                 }
             }

@@ -7,7 +7,7 @@
 
 use super::bind::{Answer, DELAYED_ACK};
 use super::config::Callbacks;
-use super::connection::{CLIENT, Phase, SERVER};
+use super::connection::{CLIENT, Hot, Phase, SERVER};
 use super::lend::{Standing, Translation};
 use super::machine::Engine;
 use super::options::{Offer, Written};
@@ -59,6 +59,24 @@ pub struct Answered {
     pub at: Instant,
 }
 
+/// How a side's packets are translated, as far as that is known before the answer.
+fn untold(hot: &Hot, at: usize) -> Translation {
+    let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
+    Translation {
+        remote: tuple.remote_addr(),
+        local: tuple.local_addr(),
+        hop: leg.hop,
+        add: 0,
+        stamp_add: 0,
+        stamp_first: leg.stamp,
+        mss: leg.mss,
+        shift: leg.shift,
+        shown_shift: leg.shown_shift,
+        finished: false,
+        standing: leg.standing(),
+    }
+}
+
 impl<C: Callbacks> Engine<C> {
     /// A server was sent a SYN: somebody else may wait for its answer, if nothing but the first bytes is to be sent then.
     pub(super) fn ask_elsewhere(&mut self, now: Instant, slot: usize) {
@@ -80,7 +98,7 @@ impl<C: Callbacks> Engine<C> {
         }
         let [client, server] = &hot.leg;
         let shown_shift = if window_scale.is_some() { client.shift } else { 0 };
-        let (number, acknowledges) = (slow.isn[SERVER] + 1, slow.isn[SERVER] + 1);
+        let number = slow.isn[SERVER] + 1;
         let window = (client.edge.since(client.acked) >> shown_shift).min(0xffff) as u16;
         let segment = Segment {
             to: hot.tuple[SERVER],
@@ -93,30 +111,14 @@ impl<C: Callbacks> Engine<C> {
             payload: held,
         };
         let Some(packet) = self.outbox.draft(&segment) else { return };
-        let of = |at: usize| {
-            let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
-            Translation {
-                remote: tuple.remote_addr(),
-                local: tuple.local_addr(),
-                hop: leg.hop,
-                add: 0,
-                stamp_add: 0,
-                stamp_first: leg.stamp,
-                mss: leg.mss,
-                shift: leg.shift,
-                shown_shift: leg.shown_shift,
-                finished: false,
-                standing: leg.standing(),
-            }
-        };
         let first = client.next - held.len() as u32;
-        let standing = Standing { acknowledged: acknowledges.0, ..Standing::default() };
+        let standing = Standing { acknowledged: number.0, ..Standing::default() };
         let asked = Asked {
             sides: [
-                Translation { add: number - first, ..of(CLIENT) },
-                Translation { mss: own_mss, shift: 0, shown_shift, standing, ..of(SERVER) },
+                Translation { add: number - first, ..untold(hot, CLIENT) },
+                Translation { mss: own_mss, shift: 0, shown_shift, standing, ..untold(hot, SERVER) },
             ],
-            acknowledges: acknowledges.0,
+            acknowledges: number.0,
             shown: slow.isn[CLIENT].0,
             clock: secret as u32,
             timestamps: timestamps.is_some(),

@@ -1,0 +1,151 @@
+//! Servers that are asked, whose answers programs in XDP take: `struct question` of `bpf/offload.h`.
+
+use super::{BINDING, FLOW, Lending, LendingPart, Lent, LentSide, MSS};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Of `struct flow`: its question, and what was answered.
+pub(super) const QUESTION_OF: usize = 4;
+pub(super) const ANSWERED: usize = 8;
+pub(super) const CLOCK_OF: usize = 16;
+pub(super) const NUMBER: usize = 20;
+pub(super) const ANSWER_STAMP: usize = 24;
+
+/// Bytes and offsets of `struct question`.
+pub(super) const QUESTION: usize = 1024;
+pub(super) const BEHIND: usize = 0;
+pub(super) const CLOCK: usize = 8;
+pub(super) const ACKNOWLEDGES: usize = 12;
+pub(super) const SHOWN: usize = 16;
+pub(super) const CLIENT_STAMP: usize = 20;
+pub(super) const LENGTH: usize = 24;
+pub(super) const NEEDS: usize = 28;
+/// Of `stamps`, `sack`.
+#[cfg(test)]
+pub(super) const OPTIONS: usize = 30;
+pub(super) const SCALE: usize = 32;
+pub(super) const FRAME: usize = 36;
+/// Bytes of an Ethernet header.
+pub(super) const LINK_HEADER: usize = 14;
+/// Most questions that are open at once, of all workers: eight megabytes.
+pub(super) const QUESTIONS_MAX: u32 = 8192;
+
+/// A server that is about to be sent a SYN: what its answer has to be, and what is sent to it then.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// By how much the worker's time is behind the monotonic clock, nanoseconds.
+    pub behind_ns: u64,
+    /// Time stamps are milliseconds of the worker's time and this, modulo 2^32.
+    pub clock: u32,
+    /// The number that it has to acknowledge.
+    pub acknowledges: u32,
+    /// What is added to the server's numbers is this less that of its SYN.
+    pub shown: u32,
+    /// It has to agree to time stamps, or must not; to SACK; to windows that are scaled.
+    pub timestamps: bool,
+    /// See `timestamps`.
+    pub sack: bool,
+    /// See `timestamps`.
+    pub window_scale: bool,
+    /// The least that its MSS and its window may be, bytes.
+    pub needs: u16,
+    /// The IP packet for the server. Zero in it, and in its checksum, are the acknowledgement and, if there is an option of time
+    /// stamps, which then is the only one, both stamps.
+    pub packet: &'a [u8],
+}
+
+/// The answer, as a program understood it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The number of its SYN.
+    pub number: u32,
+    /// Largest payload that the server takes, or that was said of it before, if that is less; bytes.
+    pub mss: u16,
+    /// Shift of the server's windows.
+    pub shift: u8,
+    /// Its first time stamp.
+    pub stamp: u32,
+    /// Our clock then: see [`Question::clock`].
+    pub clock: u32,
+    /// Monotonic clock, nanoseconds.
+    pub at_ns: u64,
+}
+
+impl Lending {
+    fn write_question(&self, number: u32, [client, server]: &[LentSide; 2], question: &Question<'_>) {
+        let at = |word| number as usize * QUESTION + word;
+        let Question { behind_ns, clock, acknowledges, shown, needs, packet, .. } = *question;
+        let ethertype: [u8; 2] = if server.remote.is_ipv6() { [0x86, 0xdd] } else { [8, 0] };
+        let [needs_low, needs_high] = needs.to_ne_bytes();
+        let [stamps, sack, scale] = [question.timestamps, question.sack, question.window_scale].map(u8::from);
+        self.questions.u64(at(BEHIND)).store(behind_ns, Relaxed);
+        for (word, value) in [
+            (CLOCK, clock),
+            (ACKNOWLEDGES, acknowledges),
+            (SHOWN, shown),
+            (CLIENT_STAMP, client.numbers.stamp),
+            (LENGTH, (packet.len() + LINK_HEADER) as u32),
+            (NEEDS, u32::from_ne_bytes([needs_low, needs_high, stamps, sack])),
+            (SCALE, u32::from(scale)),
+        ] {
+            self.questions.u32(at(word)).store(value, Relaxed);
+        }
+        // Two bytes of the packet complete the words of the header.
+        let (first, rest) = packet.split_at(packet.len().min(2));
+        let mut header = [0; LINK_HEADER + 2];
+        header[..6].copy_from_slice(&server.to);
+        header[6..12].copy_from_slice(&server.from);
+        header[12..LINK_HEADER].copy_from_slice(&ethertype);
+        header[LINK_HEADER..LINK_HEADER + first.len()].copy_from_slice(first);
+        let (words, last) = rest.as_chunks::<4>();
+        let mut end = [0; 4];
+        end[..last.len()].copy_from_slice(last);
+        let words = header.as_chunks::<4>().0.iter().chain(words).chain([&end]);
+        for (word, bytes) in words.enumerate() {
+            self.questions.u32(at(FRAME + word * 4)).store(u32::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+}
+
+impl LendingPart {
+    /// Lends a connection whose server is about to be sent a SYN, to a program in XDP: it takes the answer, if it is as in the
+    /// question. None if there is no room. [`LendingPart::settled`] gives the room for the question back.
+    pub fn ask(&mut self, sides: &[LentSide; 2], question: &Question<'_>) -> Option<Lent> {
+        // What is left of the last word needs one more.
+        if question.packet.len() > QUESTION - FRAME - LINK_HEADER - 4 {
+            return None;
+        }
+        let number = self.free_questions.pop()?;
+        self.whole.write_question(number, sides, question);
+        let lent = self.lend_as(sides, Some(number));
+        if lent.is_none() {
+            self.free_questions.push(number);
+        }
+        lent
+    }
+
+    /// What its server has answered, if a program has taken it and sent the first bytes.
+    pub fn answered(&self, lent: Lent) -> Option<Answered> {
+        let at = lent.0 as usize * FLOW;
+        let flows = &self.whole.flows;
+        while flows.u32(at).load(Acquire) == BINDING {
+            std::hint::spin_loop();
+        }
+        let at_ns = flows.u64(at + ANSWERED).load(Acquire);
+        let word = |word| flows.u32(at + word).load(Acquire);
+        let [low, high, shift, _] = self.whole.read(lent.0, 1, MSS).to_ne_bytes();
+        (at_ns > 0).then(|| Answered {
+            number: word(NUMBER),
+            mss: u16::from_ne_bytes([low, high]),
+            shift,
+            stamp: word(ANSWER_STAMP),
+            clock: word(CLOCK_OF),
+            at_ns,
+        })
+    }
+
+    /// Its question is open no more: it was answered, or the connection taken back. To be called once.
+    pub fn settled(&mut self, lent: Lent) {
+        let number = self.whole.flows.u32(lent.0 as usize * FLOW + QUESTION_OF).load(Relaxed);
+        self.free_questions.push(number);
+    }
+}
