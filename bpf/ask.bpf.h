@@ -58,7 +58,8 @@ ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flo
 	server->mss = o->mss < server->mss ? o->mss : server->mss;
 	server->shift = q->scale ? o->shift : 0;
 	client->stamp_add = flow->clock - q->stamp;
-	flow->answered_ns = now;
+	/* By the clock that is read for packets, or one could seem to come before it. */
+	flow->answered_ns = ktime_coarse_ns();
 }
 
 /* Makes a frame so much longer, at whichever end there is room. */

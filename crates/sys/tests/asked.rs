@@ -215,7 +215,9 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let answered = scene.part.answered(lent).expect("taken");
                     let clock = answered.clock;
                     let ms = (answered.at_ns - scene.behind_ns) / 1_000_000;
-                    assert_eq!((u64::from(clock), answered.number), (ms + 10, SERVER));
+                    // The time is a coarse one.
+                    assert!(u64::from(clock) >= ms + 10 && u64::from(clock) < ms + 60);
+                    assert_eq!(answered.number, SERVER);
                     assert_eq!(
                         (answered.mss, answered.shift, answered.stamp),
                         (1400, if offered.scale { 9 } else { 0 }, if offered.stamps { 12_345 } else { 0 })

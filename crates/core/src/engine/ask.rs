@@ -138,6 +138,8 @@ impl<C: Callbacks> Engine<C> {
     /// The answer came elsewhere, and what was held was sent there.
     pub(super) fn bound_elsewhere(&mut self, slot: usize, answered: &Answered) {
         let Some(slow) = self.slow_of(slot) else { return };
+        // The other's clock may be a coarse one.
+        let at = answered.at.max(slow.asked);
         let Offer { window_scale, sack, timestamps, .. } = slow.offer;
         let offer = Offer {
             mss: Some(answered.mss),
@@ -147,8 +149,8 @@ impl<C: Callbacks> Engine<C> {
         };
         // Of its window the borrower tells more than the answer did.
         let answer = Answer { seq: Seq(answered.number), ack: slow.isn[SERVER] + 1, window: 0, offer };
-        let Some(due) = self.agreed(answered.at, slot, &answer, answered.clock) else { return };
-        let (Some(hot), at) = (self.hot.get(slot), answered.at) else { return };
+        let Some(due) = self.agreed(at, slot, &answer, answered.clock) else { return };
+        let Some(hot) = self.hot.get(slot) else { return };
         let next = hot.leg[CLIENT].next;
         let Some(slow) = self.slow_of(slot) else { return };
         let len = slow.held().len() as u32;

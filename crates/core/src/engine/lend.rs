@@ -7,7 +7,7 @@
 
 use super::ask::Answered;
 use super::config::{Callbacks, ConnectionId, Hop};
-use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
+use super::connection::{CLIENT, Hot, Leg, NEVER, Phase, SERVER};
 use super::machine::Engine;
 use super::seq::Seq;
 use crate::time::Instant;
@@ -87,7 +87,8 @@ pub struct Progress {
     pub sides: [Moved; 2],
     /// When the last packet passed there; none: none did.
     pub active: Option<Instant>,
-    /// What the server answered, if whoever has it waited for that ([`Callbacks::ask`]) and it came; told once at least.
+    /// What the server answered, if whoever has it waited for that ([`Callbacks::ask`]); told once, and with the first progress that is
+    /// told at all.
     pub answered: Option<Answered>,
 }
 
@@ -233,6 +234,8 @@ impl<C: Callbacks> Engine<C> {
         self.delivered_elsewhere(now, slot, before);
         // It may be told late.
         let at = progress.active.map_or(now, |active| active.min(now));
+        let connected = self.cold.get(slot).map(|cold| cold.connected).filter(|at| *at != NEVER);
+        let at = connected.map_or(at, |connected| at.max(connected));
         self.closed_elsewhere(at, slot, &progress.sides);
     }
 

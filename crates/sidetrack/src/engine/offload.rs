@@ -285,6 +285,13 @@ impl Offload {
     pub fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
         let lent = self.known(to)?.lent;
         let answered = self.answered(to);
+        if self.known(to)?.asked {
+            // Of a server that has not answered there are no numbers.
+            if self.part.is_returned(lent) {
+                self.came_back(to, now);
+            }
+            return None;
+        }
         let seen = self.part.look(lent);
         let known = self.known(to)?;
         let [client, server] = &seen;

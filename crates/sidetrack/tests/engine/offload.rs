@@ -314,17 +314,8 @@ fn xdp_has_a_connection_from_its_first_bytes_to_its_end() {
         }
         server.join().expect("no panic");
         // The way to the server is learnt from an answer; later ones need nobody here, unless they are late.
-        assert!(answered_by_xdp(&mut site) >= 30);
+        assert!(site.answered_by_xdp() >= 30);
     }
-}
-
-/// How many servers' answers XDP has taken, as the engine says in the end.
-fn answered_by_xdp(site: &mut Site) -> u32 {
-    let up = site.up.as_mut().expect("started");
-    up.signal(Signal::TERM);
-    let line = up.log_line("what it has counted", |line| line.contains("a worker of the packet engine ends"));
-    let (_, count) = line.rsplit_once("answered: ").expect("a count");
-    count.split_once(' ').and_then(|(count, _)| count.parse().ok()).expect("a number")
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::hosts::{Line, Node};
 use crate::node::peers::Server;
 use crate::node::{Record, Up};
 use crate::tools::tool;
+use rustix::process::Signal;
 use sidetrack_sys::netns::NetNs;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
@@ -96,6 +97,16 @@ impl Site {
     /// The next record.
     pub fn record(&mut self) -> Record {
         self.up.as_mut().expect("started").record()
+    }
+
+    /// Ends Sidetrack; how many servers' answers XDP has taken, as the engine says then.
+    pub fn answered_by_xdp(&mut self) -> u32 {
+        let up = self.up.as_mut().expect("started");
+        up.signal(Signal::TERM);
+        let line =
+            up.log_line("what it has counted", |line| line.contains("a worker of the packet engine ends"));
+        let (_, count) = line.rsplit_once("answered: ").expect("a count");
+        count.split_once(' ').and_then(|(count, _)| count.parse().ok()).expect("a number")
     }
 
     /// What a busy machine delays is not sent again: only what is lost, or held for long. (The second needs Linux 6.11.)
