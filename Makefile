@@ -49,7 +49,7 @@ run: deps-run ## Builds the release binary and runs the main job on real namespa
 	$(CARGO) build --release --locked --package sidetrack
 	SIDETRACK=$(abspath $(TARGET_DIR))/release/sidetrack examples/main-job/run.sh
 
-dist: need-cargo ## Builds the programs to install (target/dist): linked as one, two minutes more than for `make run`
+dist: need-cargo ## Builds the programs to install (target/dist): linked as one, some minutes more than for `make run`
 	@.ci/apt-install $(DEPS_BUILD)
 	$(BUILD_DIST)
 

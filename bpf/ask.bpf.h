@@ -6,6 +6,7 @@
  * Left to user space: answers that do not agree to all that was offered, or to more; that are wrong; and those in whose memory
  * the other frame finds no room.
  */
+
 /*
  * Whether a TCP header without payload is as its sender made it, or unfinished because its card was to do that. Its options are in
  * the scratch memory.
@@ -44,20 +45,18 @@ ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struc
 ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flow_side *client, const struct question *q,
 			 const struct offer *o, __u32 seq, __u32 window)
 {
-	__u64 now = ktime_ns();
+	__u32 clock = (__u32)((ktime_ns() - q->behind_ns) / STAMP_MS) + q->clock;
 
-	flow->clock = (__u32)((now - q->behind_ns) / STAMP_MS) + q->clock;
 	flow->number = seq;
-	flow->stamp = o->stamp;
 	server->add = q->shown - seq;
 	server->sent = 1ULL << 32 | (__u32)(seq + 1);
 	server->edge = q->acknowledges + window;
 	server->stamp = o->stamp;
 	server->stamp_first = o->stamp;
-	server->stamp_add = flow->clock - o->stamp;
+	server->stamp_add = clock - o->stamp;
 	server->mss = o->mss < server->mss ? o->mss : server->mss;
 	server->shift = q->scale ? o->shift : 0;
-	client->stamp_add = flow->clock - q->stamp;
+	client->stamp_add = clock - q->stamp;
 	/* By the clock that is read for packets, or one could seem to come before it. */
 	flow->answered_ns = ktime_coarse_ns();
 }
@@ -71,7 +70,7 @@ ALWAYS_INLINE int stretch(struct xdp_md *xdp, __s32 by)
 }
 
 /* Puts into a frame what was not known when it was made. */
-ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const struct flow *flow, __u32 seq, __u32 stamp,
+ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const struct flow_side *server, __u32 seq,
 			   const int v6)
 {
 	__u8 *tcp = (__u8 *)(long)xdp->data + ETH_HLEN + IP_BYTES(v6), *end = (void *)(long)xdp->data_end;
@@ -86,8 +85,8 @@ ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const s
 	if (q->stamps) {
 		if (tcp + BARE + STAMPS_LENGTH > end)
 			return 0;
-		words[6] = bpf_htonl(flow->clock);
-		words[7] = bpf_htonl(stamp);
+		words[6] = bpf_htonl(server->stamp + server->stamp_add);
+		words[7] = bpf_htonl(server->stamp);
 		sum += (__u64)words[6] + words[7];
 	}
 	*(__u16 *)(tcp + 16) = ~fold16(sum);
@@ -98,7 +97,7 @@ ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const s
 ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct flow *flow, struct flow_side *server,
 			      struct flow_side *client, const int v6)
 {
-	__u32 zero = 0, index = flow->question, seq = w->seq, window = swap16(*(const __u16 *)(w->tcp + 14)), length;
+	__u32 zero = 0, index = flow->question - 1, seq = w->seq, window = swap16(*(const __u16 *)(w->tcp + 14)), length;
 	struct question *q = map_lookup(&questions, &index);
 	__u8 *scratch = map_lookup(&scratches, &zero);
 	const struct offer *o;
@@ -117,7 +116,7 @@ ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct 
 		return UP;
 	}
 	agree(flow, server, client, q, o, seq, window);
-	whole = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, flow, seq, o->stamp, v6);
+	whole = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, server, seq, v6);
 	/* From here on the question may be another's. */
 	__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_LENT);
 	/* A frame that could not be made is a lost one: user space sends the bytes again. */

@@ -351,8 +351,7 @@ SECTION("license") char _license[] = "Dual MIT/GPL";
 #define PLACE(type, member) offsetof(struct type, member)
 SECTION("layout") const __u32 _layout[] = {
 	sizeof(struct flow), sizeof(struct flow_side), sizeof(struct bucket), sizeof(struct lending), sizeof(struct taken),
-	PLACE(flow, question), PLACE(flow, answered_ns), PLACE(flow, clock), PLACE(flow, number),
-	PLACE(flow, stamp), PLACE(flow, side), PLACE(flow_side, remote), PLACE(flow_side, local), PLACE(flow_side, ports),
+	PLACE(flow, question), PLACE(flow, answered_ns), PLACE(flow, number), PLACE(flow, side), PLACE(flow_side, remote), PLACE(flow_side, local), PLACE(flow_side, ports),
 	PLACE(flow_side, add), PLACE(flow_side, sent), PLACE(flow_side, acknowledged), PLACE(flow_side, edge),
 	PLACE(flow_side, stamp), PLACE(flow_side, packets), PLACE(flow_side, given), PLACE(flow_side, done),
 	PLACE(flow_side, joined), PLACE(flow_side, stamp_add), PLACE(flow_side, stamp_first),

@@ -60,12 +60,10 @@ struct flow_side {
 
 struct flow {
 	__u32 state;
-	__u32 question;    /* of one that is ASKED */
+	__u32 question;    /* number + 1 of that of one that is ASKED */
 	__u64 answered_ns; /* CLOCK_MONOTONIC when its server's answer was taken here; 0: it was not */
-	__u32 clock;       /* the engine's own at that time, see question.clock */
-	__u32 number;      /* of the answer's SYN, and its time stamp */
-	__u32 stamp;
-	__u32 zero;
+	__u32 number;      /* of the answer's SYN */
+	__u32 zero[3];
 	struct flow_side side[2]; /* client, server */
 };
 

@@ -143,7 +143,6 @@ impl Scene {
     }
 
     fn forget(&mut self, lent: Lent) {
-        self.part.settled(lent);
         self.part.take_back(lent);
         self.part.forget(lent);
     }
@@ -278,7 +277,6 @@ fn an_answer_that_is_not_as_was_asked_is_user_spaces() {
         scene.part.take_back(lent);
         assert_eq!(scene.verdict(&usual), PASS);
         assert_eq!(scene.part.answered(lent), None);
-        scene.part.settled(lent);
         scene.part.forget(lent);
         // Once only.
         let lent = scene.ask(ALL, 1000, b"hello").expect("room");

@@ -161,8 +161,10 @@ impl<C: Callbacks> Engine<C> {
         self.wheel.arm(slot as u32, due);
     }
 
-    /// Calls a connection back whose server's answer somebody else waits for; it may have come by now.
+    /// Learns what became of a connection while it was lent, and calls it back if somebody else waits for its server's answer still;
+    /// that may have come by then.
     pub(super) fn recall(&mut self, now: Instant, slot: usize) {
+        self.catch_up(now, slot);
         let waits = self.hot.get(slot).filter(|hot| hot.phase == Phase::Connecting);
         if let Some(lent) = waits.and_then(|hot| hot.lent) {
             self.callbacks.closing(lent);

@@ -10,7 +10,6 @@ impl<C: Callbacks> Engine<C> {
     /// Looks at a connection whose entry in the wheel came up: does what is due and arms what is next.
     pub(super) fn expire(&mut self, now: Instant, slot: usize) {
         if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting && hot.lent.is_some()) {
-            self.catch_up(now, slot);
             self.recall(now, slot);
         }
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else { return };

@@ -67,7 +67,6 @@ impl<C: Callbacks> Engine<C> {
         error: Error,
         seq: Seq,
     ) -> Fate {
-        self.catch_up(now, slot);
         self.recall(now, slot);
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         match hot.phase {

@@ -229,7 +229,6 @@ impl<C: Callbacks> Engine<C> {
         checksums: Checksums,
     ) -> Fate {
         if self.hot.get(slot).is_some_and(|hot| hot.lent.is_some()) {
-            self.catch_up(now, slot);
             self.recall(now, slot);
         }
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {

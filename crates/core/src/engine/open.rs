@@ -319,7 +319,6 @@ impl<C: Callbacks> Engine<C> {
 
     /// Ends a connection before it is bound, or after: both sides that are there are reset.
     pub(super) fn end(&mut self, now: Instant, slot: usize, reason: EndReason) {
-        self.catch_up(now, slot);
         self.recall(now, slot);
         let Some(hot) = self.hot.get(slot) else { return };
         let phase = hot.phase;

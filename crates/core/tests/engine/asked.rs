@@ -5,7 +5,7 @@ use crate::network::{Addresses, SERVER_HOP, at};
 use crate::script::{Bound, CLIENT_ISN, Question, SERVER_ISN, Script};
 use crate::wire::{ACK, FIN, PSH, Packet, RST, SYN};
 use sidetrack_core::engine::{
-    Answered, Fin, LentTo, Moved, Payload, Progress, Record, Selection, Standing, Target,
+    Answered, Fin, LentTo, Moved, Payload, Progress, Record, Selection, Standing, Target, Translation,
 };
 use sidetrack_core::flow::EndReason;
 use std::num::NonZeroU32;
@@ -133,7 +133,7 @@ fn what_is_sent_elsewhere_is_what_the_engine_would_have_sent() {
         let [client, server] = script.engine.translation(0).expect("on its way");
         let [asked_client, asked_server] = question.sides;
         let stamp = answer.stamps.map_or(0, |(value, _)| value);
-        let expected = sidetrack_core::engine::Translation {
+        let expected = Translation {
             stamp_add: clock.wrapping_sub(if offers.stamps { STAMP } else { 0 }),
             ..asked_client
         };
@@ -144,7 +144,7 @@ fn what_is_sent_elsewhere_is_what_the_engine_would_have_sent() {
             edge: question.acknowledges.wrapping_add(65_535),
             stamp,
         };
-        let expected = sidetrack_core::engine::Translation {
+        let expected = Translation {
             add: question.shown.wrapping_sub(SERVER_ISN),
             mss: 1400,
             shift: if offers.scale.is_some() { 9 } else { 0 },

@@ -317,9 +317,7 @@ impl Offload {
         let known = self.known(to)?;
         // The line of its numbers begins here; see `Seen::sent`.
         known.sent[1] = 1 << 32 | u64::from(answer.number.wrapping_add(1));
-        if std::mem::take(&mut known.asked) {
-            self.part.settled(lent);
-        }
+        known.asked = false;
         Some(Answered {
             number: answer.number,
             mss: answer.mss,
@@ -382,9 +380,6 @@ impl Offload {
         let place = at.and_then(|at| self.known.get_mut(at as usize));
         let Some(known) = place.and_then(Option::take) else { return };
         self.lent -= 1;
-        if known.asked {
-            self.part.settled(known.lent);
-        }
         self.part.forget(known.lent);
         if let Some(slot) = known.slot {
             let after = AGAIN.saturating_mul(1 << known.returns.min(10)).min(AGAIN_MAX);

@@ -1,14 +1,12 @@
 //! Servers that are asked, whose answers programs in XDP take: `struct question` of `bpf/offload.h`.
 
-use super::{BINDING, FLOW, Lending, LendingPart, Lent, LentSide, MSS};
+use super::{BINDING, FLOW, Lending, LendingPart, Lent, LentSide, MSS, STAMP_ADD, STAMP_FIRST};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Of `struct flow`: its question, and what was answered.
 pub(super) const QUESTION_OF: usize = 4;
 pub(super) const ANSWERED: usize = 8;
-pub(super) const CLOCK_OF: usize = 16;
-pub(super) const NUMBER: usize = 20;
-pub(super) const ANSWER_STAMP: usize = 24;
+pub(super) const NUMBER: usize = 16;
 
 /// Bytes and offsets of `struct question`.
 pub(super) const QUESTION: usize = 1024;
@@ -108,44 +106,44 @@ impl Lending {
 
 impl LendingPart {
     /// Lends a connection whose server is about to be sent a SYN, to a program in XDP: it takes the answer, if it is as in the
-    /// question. None if there is no room. [`LendingPart::settled`] gives the room for the question back.
+    /// question. None if there is no room.
     pub fn ask(&mut self, sides: &[LentSide; 2], question: &Question<'_>) -> Option<Lent> {
         // What is left of the last word needs one more.
         if question.packet.len() > QUESTION - FRAME - LINK_HEADER - 4 {
             return None;
         }
+        if self.free.is_empty() {
+            return None;
+        }
         let number = self.free_questions.pop()?;
         self.whole.write_question(number, sides, question);
-        let lent = self.lend_as(sides, Some(number));
-        if lent.is_none() {
-            self.free_questions.push(number);
-        }
-        lent
+        self.lend_as(sides, Some(number))
     }
 
-    /// What its server has answered, if a program has taken it and sent the first bytes.
-    pub fn answered(&self, lent: Lent) -> Option<Answered> {
+    /// What its server has answered, if a program has taken it and sent the first bytes. To be read before anything else is
+    /// told of the connection.
+    pub fn answered(&mut self, lent: Lent) -> Option<Answered> {
         let at = lent.0 as usize * FLOW;
         let flows = &self.whole.flows;
         while flows.u32(at).load(Acquire) == BINDING {
             std::hint::spin_loop();
         }
         let at_ns = flows.u64(at + ANSWERED).load(Acquire);
-        let word = |word| flows.u32(at + word).load(Acquire);
-        let [low, high, shift, _] = self.whole.read(lent.0, 1, MSS).to_ne_bytes();
-        (at_ns > 0).then(|| Answered {
-            number: word(NUMBER),
-            mss: u16::from_ne_bytes([low, high]),
-            shift,
-            stamp: word(ANSWER_STAMP),
-            clock: word(CLOCK_OF),
-            at_ns,
-        })
+        if at_ns == 0 {
+            return None;
+        }
+        let number = flows.u32(at + NUMBER).load(Acquire);
+        self.close_question(lent);
+        let server = |word| self.whole.read(lent.0, 1, word);
+        let [low, high, shift, _] = server(MSS).to_ne_bytes();
+        let stamp = server(STAMP_FIRST);
+        let clock = stamp.wrapping_add(server(STAMP_ADD));
+        Some(Answered { number, mss: u16::from_ne_bytes([low, high]), shift, stamp, clock, at_ns })
     }
 
-    /// Its question is open no more: it was answered, or the connection taken back. To be called once.
-    pub fn settled(&mut self, lent: Lent) {
-        let number = self.whole.flows.u32(lent.0 as usize * FLOW + QUESTION_OF).load(Relaxed);
-        self.free_questions.push(number);
+    /// Its question, if it has one, is open no more: it was answered, or the connection was taken back.
+    pub(super) fn close_question(&mut self, lent: Lent) {
+        let question = self.whole.flows.u32(lent.0 as usize * FLOW + QUESTION_OF).swap(0, Relaxed);
+        self.free_questions.extend(question.checked_sub(1));
     }
 }
