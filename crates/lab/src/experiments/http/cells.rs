@@ -73,7 +73,7 @@ const fn long(cell: Cell) -> Cell {
 /// Every column.
 pub static CELLS: &[Cell] = &[
     cell("hit 1 KB", Part::Hit, Work::KeepAlive, 32, "/hit/1k"),
-    cell("hit 100 KB", Part::Hit, Work::KeepAlive, 32, "/hit/100k"),
+    long(cell("hit 100 KB", Part::Hit, Work::KeepAlive, 32, "/hit/100k")),
     cell("hit 10 MB", Part::Hit, Work::Bulk, 4, "/hit/10m"),
     cell("miss 1 KB", Part::Miss, Work::KeepAlive, 32, "/miss/1k"),
     long(cell("miss 100 KB", Part::Miss, Work::KeepAlive, 32, "/miss/100k")),

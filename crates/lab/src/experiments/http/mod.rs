@@ -60,7 +60,7 @@ impl Options {
     }
 
     fn timing(&self) -> Timing {
-        if self.quick { Timing { warmup_ms: 150, window_ms: 350 } } else { Timing::FULL }
+        if self.quick { Timing { warmup_ms: 100, window_ms: 250 } } else { Timing::FULL }
     }
 
     fn rounds(&self) -> u32 {
@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         if options.wants("idle") {
             progress.now("idle connections");
-            bars.extend(idle::run(&scene, if options.quick { 200 } else { 1000 }, &mut text));
+            bars.extend(idle::run(&scene, if options.quick { 100 } else { 1000 }, &mut text));
         }
         if options.wants("rates") {
             bars.extend(rates::run(&scene, options.quick, &mut text, &progress)?);
