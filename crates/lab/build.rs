@@ -1,7 +1,7 @@
-//! Compiles the BPF program that plays the packet engine's peer.
+//! Compiles the BPF programs that play the packet engine's peer, and the least that could stand in its place.
 
 include!("../../bpf/compile.rs");
 
 fn main() {
-    compile(&["peer"]);
+    compile(&["peer", "least"]);
 }

@@ -52,6 +52,12 @@ enum Job {
         /// The job, as JSON.
         spec: String,
     },
+    /// Be the least that can stand in the path of packets, as a limit (used by the lab itself).
+    #[command(hide = true)]
+    Least {
+        /// What to be, as JSON.
+        spec: String,
+    },
     /// Generate load (used by the lab itself).
     #[command(hide = true)]
     Load {
@@ -73,7 +79,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let is_experiment = !matches!(
         arguments.command,
-        Job::NodeExec(_) | Job::Bare(_) | Job::Packets { .. } | Job::Load { .. }
+        Job::NodeExec(_) | Job::Bare(_) | Job::Packets { .. } | Job::Least { .. } | Job::Load { .. }
     );
     let _awake = is_experiment.then(Awake::hold).flatten();
     match arguments.command {
@@ -90,6 +96,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Packets { spec } => packets::main(&spec).map(|()| ExitCode::SUCCESS),
+        Job::Least { spec } => packets::Least::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -72,6 +72,16 @@ impl Service {
         self.wait(&format!("accepts at {}", path.display()), || Ok(UnixStream::connect(path).is_ok()))
     }
 
+    /// Waits until it has said this.
+    ///
+    /// # Errors
+    /// As [`Self::wait_listening`].
+    pub fn wait_said(&mut self, words: &str) -> Result<()> {
+        let log = self.log.clone();
+        let said = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
+        self.wait(&format!("says {words:?}"), || Ok(said()))
+    }
+
     fn wait(&mut self, what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
         let since = Instant::now();
         while !holds()? {

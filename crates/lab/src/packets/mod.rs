@@ -10,10 +10,14 @@
 //! | `segment` | writes and reads frames, in lines of its own: it must not share a codec with what it measures |
 //! | `ends` | what both ends answer: no I/O, no clock |
 //! | `peer` | the same in a program of the kernel, for a plane that no process keeps up with |
-//! | `wire` | the AF_XDP socket and the loop around it |
+//! | `rings` | an AF_XDP socket and its frames |
+//! | `wire` | the loop around it |
+//! | `least` | the least that can stand in the engine's place, as a limit |
 
 mod ends;
+mod least;
 mod peer;
+mod rings;
 mod segment;
 mod wire;
 
@@ -27,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::Process;
 
 pub use ends::{Ends, Tally};
+pub use least::{By, Least, Side};
 pub use peer::{KernelPeer, REQUEST, Shakes};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
 

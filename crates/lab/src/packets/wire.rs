@@ -1,27 +1,19 @@
-//! The AF_XDP socket of the generator, and the loop around it.
+//! The generator's loop around its AF_XDP socket.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
-use sidetrack_sys::xsk::{self, Copying, Descriptor, FrameSize, RING_ENTRIES, Umem, XskSocket};
+use sidetrack_sys::xsk::Descriptor;
 
 use super::ends::{CLIENT_ADDRESSES, Ends, FIRST_PORT};
-use super::segment::{FRAME_MAX, Segment, checksums_hold};
+use super::rings::{BATCH, Rings};
+use super::segment::{Segment, checksums_hold};
 use super::{Report, Spec};
 
-/// Frames that the kernel always finds to fill.
-const FILL: usize = RING_ENTRIES as usize;
-/// All frames: those, as many on their way out, and what may wait to be taken.
-const FRAMES: usize = 2 * FILL + 8192;
-/// Large enough for every frame of the loop.
-const FRAME: FrameSize = FrameSize::Half;
-/// Frames taken at a time.
-const BATCH: usize = 64;
 /// One frame in so many has its checksums looked at.
 const CHECKED_OF: u64 = 64;
 /// How often stuck connections are looked for.
@@ -32,10 +24,7 @@ const DRAIN: Duration = Duration::from_millis(1500);
 struct Wire {
     spec: Spec,
     own: [u8; 6],
-    socket: XskSocket,
-    /// Frames that are nobody's.
-    free: Vec<u64>,
-    outgoing: Vec<Descriptor>,
+    rings: Rings,
     ends: Ends,
     start: Instant,
     received: u64,
@@ -66,7 +55,7 @@ pub fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Re
     wire.ends.drain();
     wire.until(DRAIN, |ends| ends.open_now() == 0)?;
     let (whole, open) = (wire.ends.tally(), wire.ends.open_now());
-    let (checked, lost) = (wire.checked, wire.socket.lost()?);
+    let (checked, lost) = (wire.checked, wire.rings.lost()?);
     Ok(Report { completed, received, sent, window_ns, p50_ns, p99_ns, p999_ns, whole, checked, open, lost })
 }
 
@@ -84,19 +73,13 @@ impl Wire {
     fn open(spec: &Spec) -> Result<Self> {
         let interface =
             link::interface(&spec.interface).with_context(|| format!("no interface {}", spec.interface))?;
-        let queues = xsk::queues(&spec.interface);
-        ensure!(queues == 1, "{} has {queues} receive queues; the generator serves one", spec.interface);
         let own = interface.address.with_context(|| format!("{} is no Ethernet", spec.interface))?;
         let program = program(spec, interface.index)?;
-        let umem: Arc<Umem> = Umem::new(FRAMES, FRAME)?;
-        let socket = XskSocket::open(&umem, interface.index, 0, Copying::Auto, None)
-            .with_context(|| format!("no AF_XDP on {}", spec.interface))?;
-        program.serve(0, socket.as_fd())?;
+        let rings = Rings::open(&spec.interface, interface.index)?;
+        program.serve(0, rings.as_fd())?;
         Ok(Self {
             own,
-            socket,
-            free: (0..FRAMES).map(|frame| (frame * FRAME.bytes()) as u64).collect(),
-            outgoing: Vec::with_capacity(4 * BATCH),
+            rings,
             ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections),
             start: Instant::now(),
             received: 0,
@@ -118,8 +101,7 @@ impl Wire {
                 return Ok(());
             }
             let now_ns = u64::try_from((now - self.start).as_nanos()).unwrap_or(u64::MAX);
-            self.recycle();
-            let count = self.socket.receive(&mut taken);
+            let count = self.rings.receive(&mut taken);
             self.received += count as u64;
             for descriptor in taken.iter().take(count) {
                 self.take(now_ns, *descriptor);
@@ -130,8 +112,7 @@ impl Wire {
                 // A few at a time, so that no queue overflows at the beginning.
                 self.ends.open(now_ns, 512, &mut self.answers);
             }
-            self.send();
-            self.socket.wake()?;
+            self.send()?;
             if count == 0 {
                 std::hint::spin_loop();
             }
@@ -139,7 +120,7 @@ impl Wire {
     }
 
     fn take(&mut self, now_ns: u64, descriptor: Descriptor) {
-        let frame = self.socket.frame(descriptor);
+        let frame = self.rings.frame(descriptor);
         let segment = Segment::read(frame);
         if self.received.is_multiple_of(CHECKED_OF) && segment.is_some() {
             self.checked += 1;
@@ -147,44 +128,23 @@ impl Wire {
                 self.ends.corrupt();
             }
         }
-        self.free.push(FRAME.beginning(descriptor.address));
+        self.rings.let_go(descriptor);
         if let Some(segment) = segment {
             self.ends.take(now_ns, &segment, &mut self.answers);
         }
     }
 
-    /// Takes back what was sent, and gives the kernel frames to fill.
-    fn recycle(&mut self) {
-        let mut addresses = [0; BATCH];
-        loop {
-            let count = self.socket.finished(&mut addresses);
-            self.free.extend(addresses.iter().take(count).map(|address| FRAME.beginning(*address)));
-            if count < BATCH {
-                break;
-            }
-        }
-        let lacking = FILL - self.socket.to_fill();
-        if lacking >= BATCH {
-            let start = self.free.len() - lacking.min(self.free.len().saturating_sub(FILL));
-            let given = self.socket.give(self.free.get(start..).unwrap_or_default());
-            self.free.drain(start..start + given);
-        }
-    }
-
     /// Sends the answers, as many as there are frames for; the rest waits.
-    fn send(&mut self) {
+    fn send(&mut self) -> Result<()> {
         let mut written = 0;
         for segment in &self.answers {
-            let Some(address) = self.free.pop() else { break };
-            let room = Descriptor { address, length: FRAME_MAX as u32, options: 0 };
-            let Some(frame) = self.socket.frame(room).first_chunk_mut::<FRAME_MAX>() else { break };
-            let length = segment.write(frame, self.spec.engine, self.own) as u32;
-            self.outgoing.push(Descriptor { length, ..room });
+            if !self.rings.send(|frame| segment.write(frame, self.spec.engine, self.own)) {
+                break;
+            }
             written += 1;
         }
         self.answers.drain(..written);
-        let sent = self.socket.send(&self.outgoing);
-        self.sent += sent as u64;
-        self.outgoing.drain(..sent);
+        self.sent += self.rings.flush()? as u64;
+        Ok(())
     }
 }

@@ -1,8 +1,12 @@
-//! The limits: no relay, and the kernel's own address translation.
+//! The limits: no relay, the kernel's own address translation, and the least program of XDP.
 
-use super::{RELAY_PORT, Running, Start, Table};
+use std::net::SocketAddr;
+
+use super::{RELAY_PORT, Running, Start, Table, Unavailable, relay};
 use crate::load::Via;
+use crate::packets::{By, Least, Side};
 use crate::site::{Forwarding, Site};
+use crate::topology::{Link, Node};
 
 /// The client dials the origin over the direct link.
 pub fn direct(site: &Site) -> Start<'_> {
@@ -35,4 +39,22 @@ pub fn dnat(site: &Site) -> Start<'_> {
         via: Via::Plain,
         destination: site.origin(),
     })
+}
+
+/// Addresses and ports changed by a program of XDP, which knows no connections.
+pub fn least(site: &Site) -> Start<'_> {
+    let (SocketAddr::V4(front), SocketAddr::V4(server)) = (site.proxy_address(RELAY_PORT), site.origin())
+    else {
+        return Err(Unavailable::Absent("IPv4".into()));
+    };
+    let side = |node: &Node, link: &Link| -> Result<Side, Unavailable> {
+        // It cannot finish checksums that a sender leaves to its card.
+        node.run("ethtool", &["-K", &link.interface, "tx", "off"])?;
+        let neighbour = Least::address(node, &link.interface)?;
+        Ok(Side { interface: link.interface.clone(), neighbour })
+    };
+    let clients = side(&site.client, &site.client_proxy)?;
+    let servers = side(&site.server, &site.proxy_server)?;
+    let least = Least { by: By::Kernel, clients, servers, front, server };
+    Ok(relay(site, least.start(&site.proxy, &site.proxy_placement(), site.directory.path())?))
 }

@@ -220,6 +220,8 @@ pub const EPI_ONLY: &[Peer] = peers![
 
 /// Rows that only the measurements of the packet engine have.
 pub const ENGINE: &[Peer] = peers![
+    "limit: XDP" Limit false kernel::least;
+    "limit: XDP, gathering" Limit false kernel::least;
     "ours engine, packet sockets" OneHop true |site| ours::engine(site, "packet", "");
     "ours engine, AF_XDP" OneHop true |site| ours::engine(site, "xdp", "");
     "ours engine, XDP, decided" OneHop true |site| ours::engine(site, "xdp", ", kernel_connections_max = 16384");
