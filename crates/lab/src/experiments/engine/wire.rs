@@ -43,8 +43,9 @@ const KERNEL: &str = "XDP, decided";
 /// The least that does it by the same means: addresses changed, and nothing else.
 const LEAST_BY_PROCESS: &str = "limit: AF_XDP";
 const LEAST_BY_KERNEL: &str = "limit: XDP";
-/// Connections that may be lent to the kernel: those that are open, and those that ended a moment ago.
-const LENT: u32 = 65_536;
+/// Connections that may be lent to the kernel: those that are open, and those that ended within 20 ms. A larger table does as well
+/// and is some 5 % slower: it is in no cache.
+const LENT: u32 = 8192;
 /// Connections that the kernel may have in its own plane: those that are open, and ports that rest.
 const KERNEL_CONNECTIONS: u32 = 49_152;
 /// How long the program may take until it takes packets, and until its count of flows is up to date.
