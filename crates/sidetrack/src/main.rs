@@ -7,6 +7,7 @@ use sidetrack::cli::{
     run, schema, shunt, tunnel,
 };
 use sidetrack::config::Config;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,7 +86,14 @@ fn main() -> ExitCode {
         .with_ansi(sidetrack::cli::colours())
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .init();
-    let result = match Cli::parse().command {
+    // Read before passwords in them are overwritten; what cannot be overwritten was visible before, too.
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let _ = sidetrack_sys::arguments::mask_passwords();
+    let command = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli.command,
+        Err(error) => return refused(&error, &arguments),
+    };
+    let result = match command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
         Command::Ca(args) => ca::run(&args),
@@ -114,4 +122,16 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "sidetrack: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// Prints what is wrong with the arguments, or the help that was asked for. Wrong arguments of `run` have an exit code
+/// that no usual command gives, so that a script can tell them from the command's own failure.
+fn refused(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let _ = error.print();
+    let of_run = arguments.get(1).is_some_and(|word| word == "run");
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if of_run => ExitCode::from(run::OWN_FAILURE),
+        code => ExitCode::from(u8::try_from(code).unwrap_or(2)),
+    }
 }

@@ -18,6 +18,7 @@
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
+pub mod arguments;
 pub mod bpf;
 pub mod caps;
 pub mod cgroup;

@@ -128,8 +128,9 @@ pub enum CatchStep {
     Redirect,
 }
 
-/// Makes every address of the calling thread's network local and redirects every TCP connection to `port`:
-/// for a fresh namespace only. Needs CAP_NET_ADMIN there.
+/// Makes every address of the calling thread's network local and sends every TCP connection to `port`, but for those to a
+/// loopback address at which something listens in it. The listener at `port` needs IP_TRANSPARENT. For a fresh namespace
+/// only. Needs CAP_NET_ADMIN there.
 ///
 /// # Errors
 /// The step, and what the kernel said.
@@ -137,7 +138,11 @@ pub fn catch_all(port: u16) -> Result<(), (CatchStep, netlink::Error)> {
     route::link_up("lo").map_err(|error| (CatchStep::Loopback, error))?;
     route::add_local_default("lo").map_err(|error| (CatchStep::Route, error))?;
     Socket::open(Protocol::Netfilter)
-        .and_then(|mut socket| nft::run_namespace(port).apply(&mut socket))
+        .and_then(|mut socket| {
+            // A kernel without `socket` or `tproxy` sends connections to servers of the namespace out, too.
+            let with_servers = nft::run_namespace_with_servers(port).apply(&mut socket);
+            with_servers.or_else(|_| nft::run_namespace(port).apply(&mut socket))
+        })
         .map_err(|error| (CatchStep::Redirect, error))
 }
 
@@ -206,6 +211,7 @@ mod tests {
             catch_all(9).unwrap();
             let options = crate::sockopt::ListenOptions {
                 dual_stack: true,
+                transparent: true,
                 ..crate::sockopt::ListenOptions::default()
             };
             let listener = crate::sockopt::listen("[::]:9".parse().unwrap(), &options).unwrap();

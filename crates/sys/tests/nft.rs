@@ -4,7 +4,7 @@ mod support;
 
 use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
-use sidetrack_sys::sockopt::original_dst;
+use sidetrack_sys::sockopt::{ListenOptions, listen as listen_with, original_dst};
 use sidetrack_sys::{nft, route};
 use support::{accept, connect, flat, in_namespace, listen};
 
@@ -29,6 +29,38 @@ fn run_namespace_catches_every_address_of_both_versions() {
         }
         if let Some(listing) = support::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&table.to_string()));
+        }
+    });
+}
+
+#[test]
+fn servers_of_the_namespace_are_reached_at_loopback_and_all_else_is_caught() {
+    in_namespace(|| {
+        let options = ListenOptions { dual_stack: true, transparent: true, ..ListenOptions::default() };
+        let catching = listen_with("[::]:0".parse().expect("address"), &options).expect("listener");
+        let port = catching.local_addr().expect("address").port();
+        route::add_local_default("lo").expect("any address is local");
+        nft::run_namespace_with_servers(port).apply(&mut netfilter()).expect("applied");
+        for server in ["127.0.0.1", "0.0.0.0", "::1", "::"] {
+            let server = listen(server);
+            let port = server.local_addr().expect("address").port();
+            let loopback = if server.local_addr().expect("address").is_ipv6() { "::1" } else { "127.0.0.1" };
+            let destination = std::net::SocketAddr::new(loopback.parse().expect("address"), port);
+            let client = connect(&destination.to_string()).expect("reached");
+            let (served, peer) = accept(&server);
+            assert_eq!(peer, client.local_addr().expect("address"));
+            assert_eq!(served.local_addr().expect("address"), destination);
+            drop(server);
+            // Nothing listens there any more: it is caught.
+            let _client = connect(&destination.to_string()).expect("caught");
+            assert_eq!(original_dst(&accept(&catching).0).expect("kept"), destination);
+        }
+        for destination in ["192.0.2.7:80", "127.1.2.3:81", "[2001:db8::7]:443"] {
+            let _client = connect(destination).expect(destination);
+            assert_eq!(original_dst(&accept(&catching).0).expect("kept").to_string(), destination);
+        }
+        if let Some(listing) = support::nft("list table inet sidetrack") {
+            assert_eq!(flat(&listing), flat(&nft::run_namespace_with_servers(port).to_string()));
         }
     });
 }
@@ -176,6 +208,7 @@ fn nft_reads_the_plan_as_we_mean_it() {
 #[test]
 fn plans_are_as_reviewed() {
     insta::assert_snapshot!("run_namespace", nft::run_namespace(9).to_string());
+    insta::assert_snapshot!("run_namespace_with_servers", nft::run_namespace_with_servers(9).to_string());
     insta::assert_snapshot!("steering", full_steering().table("sidetrack").to_string());
 }
 

@@ -3,20 +3,30 @@
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
 use crate::intercept::run::{Mode, RunOptions};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use sidetrack_core::carrier::Hop;
+use std::env::VarError;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// Exit code for what failed in `run` itself and not in the command, as env(1) and timeout(1) use it.
+pub const OWN_FAILURE: u8 = 125;
 
 /// Arguments of the sub-command.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// A hop: socks5://host:port, socks6://…, http://…; several times: one behind the other
+    /// A hop: socks5://host:port, socks6://…, http://…; several times: one behind the other [env: SIDETRACK_VIA, hops
+    /// with spaces between]
     #[arg(long, value_name = "HOP")]
     pub via: Vec<Hop>,
+    /// A file with one hop a line, which other users cannot read with `ps`
+    #[arg(long, value_name = "FILE", conflicts_with = "via")]
+    pub via_file: Option<PathBuf>,
     /// A configuration whose rules decide (its listeners are not started)
-    #[arg(short, long, value_name = "FILE", conflicts_with = "via")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["via", "via_file"])]
     pub config: Option<PathBuf>,
     /// How the command's connections are caught
     #[arg(long, value_enum, default_value_t)]
@@ -40,7 +50,7 @@ pub struct RunArgs {
     #[arg(short, long)]
     pub verbose: bool,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 
@@ -67,22 +77,84 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
     Ok(Some(TapCommand { ca, keylog: args.keylog.clone(), har: args.har.clone() }))
 }
 
-/// Runs the sub-command; exits with the command's code.
+/// Runs the sub-command; exits with the command's code, or with [`OWN_FAILURE`] if something else failed.
 ///
 /// # Errors
-/// What could not be set up.
+/// None: what failed is printed.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let code = started(args).unwrap_or_else(|error| {
+        // Nobody may be there to read it: that is no reason to panic.
+        let _ = writeln!(io::stderr(), "sidetrack: {error:#}");
+        OWN_FAILURE
+    });
+    Ok(ExitCode::from(code))
+}
+
+/// The variable with the hops, in order, with white space between them.
+const VIA: &str = "SIDETRACK_VIA";
+
+/// The hops: of the arguments, else of the file, else of the environment.
+fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
+    if args.via.iter().any(|hop| hop.credentials.is_some()) {
+        let _ = writeln!(
+            io::stderr(),
+            "sidetrack: warning: until it was overwritten, every user could see the password in --via, and your shell \
+             may keep it in its history: use --via-file or {VIA} instead"
+        );
+    }
+    if let Some(path) = &args.via_file {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the hops of --via-file {}", path.display()))?;
+        return hops_of_file(&text).with_context(|| format!("--via-file {}", path.display()));
+    }
+    if !args.via.is_empty() || args.config.is_some() {
+        return Ok(args.via.clone());
+    }
+    match std::env::var(VIA) {
+        Ok(text) => hops_of_words(text.split_whitespace()).context(VIA),
+        Err(VarError::NotPresent) => Ok(Vec::new()),
+        Err(VarError::NotUnicode(_)) => anyhow::bail!("{VIA} is not valid UTF-8"),
+    }
+}
+
+/// One hop a line; empty lines and those that begin with `#` say nothing.
+fn hops_of_file(text: &str) -> anyhow::Result<Vec<Hop>> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let hops = hops_of_words(lines)?;
+    anyhow::ensure!(!hops.is_empty(), "no hop in it: write one a line, such as socks5://host:1080");
+    Ok(hops)
+}
+
+/// Errors name the number of the hop, not its text: that may hold a password.
+fn hops_of_words<'a>(words: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<Hop>> {
+    let hop = |(index, word): (usize, &str)| {
+        word.parse().map_err(|_| {
+            anyhow::anyhow!(
+                "hop {} is not valid: write socks5://user:password@host:port, or socks6:// or http://",
+                index + 1
+            )
+        })
+    };
+    words.enumerate().map(hop).collect()
+}
+
+fn started(args: &RunArgs) -> anyhow::Result<u8> {
     let mode = match args.mode {
         ModeArg::Isolated => Mode::Isolated,
         ModeArg::Cgroup => Mode::Cgroup,
     };
     let command = RunCommand {
-        options: RunOptions { mode, ..RunOptions::new(args.command.clone()) },
-        via: args.via.clone(),
+        options: RunOptions {
+            mode,
+            // It may hold passwords, which the command has no need to know.
+            env: vec![(VIA.into(), None)],
+            ..RunOptions::new(args.command.clone())
+        },
+        via: hops(args)?,
         config: args.config.clone(),
         records: args.records.clone(),
         tap: tap(args)?,
         verbose: args.verbose,
     };
-    app::run(command).map(ExitCode::from)
+    app::run(command)
 }

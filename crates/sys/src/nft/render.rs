@@ -245,6 +245,11 @@ fn write_match(text: &mut String, fields: &[Field], test: &Test) -> fmt::Result 
         Test::Masked { mask: Value::Mark(mask), value } if mask.leading_ones() == mask.count_ones() => {
             write!(text, "{value}/{}", mask.count_ones())
         }
+        Test::Masked { mask: Value::Ipv4(mask), value }
+            if mask.to_bits().leading_ones() == mask.to_bits().count_ones() =>
+        {
+            write!(text, "{value}/{}", mask.to_bits().count_ones())
+        }
         Test::Masked { mask, value } => write!(text, "& {mask} == {value}"),
     }
 }

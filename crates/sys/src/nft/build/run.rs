@@ -1,6 +1,11 @@
 //! The table of `sidetrack run`: inside the command's own network namespace.
 
-use crate::nft::{Chain, ChainKind, Family, Field, Hook, Rule, Statement, TCP, Table};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::nft::{
+    Chain, ChainKind, Family, Field, Hook, NFPROTO_IPV4, NFPROTO_IPV6, Rule, Statement, TCP, Table, Test,
+    Value, Verdict, priority,
+};
 
 /// `NF_IP_PRI_NAT_DST`.
 const DSTNAT: i32 = crate::nft::priority::DSTNAT;
@@ -13,4 +18,44 @@ pub fn run_namespace(port: u16) -> Table {
     let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
     let output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT).with(everything);
     Table::new(Family::Inet, "sidetrack").with_chain(output)
+}
+
+/// As [`run_namespace`], but a connection to a loopback address reaches the socket of this namespace that listens there,
+/// if there is one. Otherwise it goes to `port`, too: a listener with IP_TRANSPARENT, which finds the original destination
+/// as it does for all others.
+///
+/// Only at prerouting, where the packet comes out of `lo`, does `socket` look for a listener; at output it would find
+/// the client's own socket. By then a redirect is too late: conntrack has chosen the destination at output. So tproxy
+/// hands the packet over.
+///
+/// Needs `socket` and `tproxy` of nftables (Linux 5.12).
+pub fn run_namespace_with_servers(port: u16) -> Table {
+    let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
+    let mut output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT);
+    let mut servers = Chain::base("servers", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
+    for v6 in [false, true] {
+        output.rules.push(rule_for_loopback(v6, &[Statement::Verdict(Verdict::Return)]));
+        // The socket is bound to one address, or to all: it is there in both cases.
+        for wildcard in [false, true] {
+            let bound = Statement::is(Field::SocketWildcard, Value::Boolean(wildcard));
+            servers.rules.push(rule_for_loopback(v6, &[bound, Statement::Verdict(Verdict::Accept)]));
+        }
+        servers.rules.push(rule_for_loopback(v6, &[Statement::TProxy { v6, port }]));
+    }
+    Table::new(Family::Inet, "sidetrack").with_chain(output.with(everything)).with_chain(servers)
+}
+
+/// A rule for TCP packets to 127.0.0.0/8, or to ::1.
+fn rule_for_loopback(v6: bool, then: &[Statement]) -> Rule {
+    let version = if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
+    let address = if v6 {
+        Statement::is(Field::Ip6Destination, Value::Ipv6(Ipv6Addr::LOCALHOST))
+    } else {
+        let (mask, value) = (Ipv4Addr::new(255, 0, 0, 0), Ipv4Addr::new(127, 0, 0, 0));
+        let test = Test::Masked { mask: Value::Ipv4(mask), value: Value::Ipv4(value) };
+        Statement::Match(vec![Field::Ip4Destination], test)
+    };
+    let of_loopback =
+        [Statement::is(Field::NfProto, Value::NfProto(version)), Statement::is(Field::L4Proto, TCP), address];
+    Rule::new(of_loopback.into_iter().chain(then.iter().cloned()))
 }
