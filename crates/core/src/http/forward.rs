@@ -1,6 +1,7 @@
 //! What a proxy changes in a head before it passes it on (RFC 9110 Sec. 7.6): fields of one hop go, Via grows, Host is
 //! the target's. Everything else stays as it came, in its order.
 
+use super::auth;
 use super::fields::{Fields, members, same_name};
 use super::framing::Length;
 use super::message::{Method, Request, Response, Version};
@@ -34,6 +35,10 @@ pub struct RequestHop {
     pub takes_trailers: bool,
     /// It waits for a 100 before it sends the body.
     pub expects_continue: bool,
+    /// It may authenticate its connection: that one must serve no other client.
+    pub binds: bool,
+    /// It is known to: a connection that streams share is not for it.
+    pub needs_own_connection: bool,
 }
 
 /// Why a request is answered by us instead of being passed on.
@@ -71,6 +76,8 @@ pub fn request(
     let mut hop = RequestHop {
         keeps_alive: keeps_alive(request.version, &request.fields),
         takes_trailers: request.fields.has_member("te", "trailers"),
+        binds: auth::request_binds(&request.fields),
+        needs_own_connection: auth::request_needs_own_connection(&request.fields),
         ..RequestHop::default()
     };
     if is_loop(&request.fields, pseudonym) {
@@ -107,6 +114,11 @@ pub fn request(
 /// Takes out of a response what concerned the connection it came on, and adds us to Via. The length fields of the
 /// body are the sender's business: see [`put_length`].
 pub fn response(response: &mut Response, pseudonym: &str) {
+    if auth::challenges(&response.fields) {
+        // Connections are kept apart: the client may use the scheme through us (RFC 4559 Sec. 6).
+        let (name, value) = auth::PROXY_SUPPORT;
+        response.fields.set(name, value);
+    }
     strip(&mut response.fields);
     add_via(&mut response.fields, response.version, pseudonym);
 }

@@ -1,6 +1,7 @@
 //! HTTP: who is asked for (Host, SNI), the client side of CONNECT, and what a proxy and its cache need: messages read
 //! strictly, bodies out of their framing, heads made ready for the next hop.
 
+pub mod auth;
 pub mod basic;
 pub mod cache;
 pub mod connect;

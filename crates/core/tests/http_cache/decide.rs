@@ -139,7 +139,7 @@ fn parts_answer_the_ranges_they_hold() {
 
 #[test]
 fn stale_is_served_when_the_server_is_in_trouble_and_nothing_forbids_it() {
-    let rules = Rules::default();
+    let rules = Rules { stale_if_unreachable_s: 86_400, ..Rules::default() };
     for (more, request, after_s, on_error, unreachable) in [
         ("", "", 61, false, true),
         ("", "", 60 + 86_401, false, false),
@@ -156,6 +156,36 @@ fn stale_is_served_when_the_server_is_in_trouble_and_nothing_forbids_it() {
         let may = |trouble| may_serve_stale(&stored, &fields(request), trouble, T + after_s, &rules);
         let found = (may(Trouble::Error), may(Trouble::Unreachable));
         assert_eq!(found, (on_error, unreachable), "{more:?} {request:?} {after_s}");
+    }
+    let stored = stored("Cache-Control: max-age=60");
+    let may = may_serve_stale(&stored, &fields(""), Trouble::Unreachable, T + 61, &Rules::default());
+    assert!(!may, "nothing is served stale unless the response, the client or the configuration says so");
+}
+
+#[test]
+fn what_was_made_for_one_user_is_not_served_stale_without_explicit_freshness() {
+    let rules = Rules { stale_if_unreachable_s: 86_400, ..Rules::default() };
+    let (heuristic, public) =
+        ("Last-Modified: {-1000}", "Last-Modified: {-1000}|Cache-Control: public|Set-Cookie: a=b");
+    for (made_for, text, asked_by, may) in [
+        ("", heuristic, "", true),
+        ("Cookie: a=b", heuristic, "", false),
+        ("", heuristic, "Cookie: a=b", false),
+        ("", heuristic, "Authorization: Basic x", false),
+        ("Authorization: Basic x", "Last-Modified: {-1000}|Cache-Control: public", "", false),
+        ("", public, "", false),
+        ("Cookie: a=b", "Cache-Control: max-age=60", "Cookie: a=b", true),
+        ("Cookie: a=b", "Expires: {+60}", "", true),
+        ("Authorization: Basic x", "Cache-Control: public, max-age=60", "", true),
+        ("", "Cache-Control: public, max-age=60|Set-Cookie: a=b", "", true),
+    ] {
+        let stored = crate::stored_for(made_for, 200, text).unwrap();
+        let stale_at = T + 2000;
+        let found = may_serve_stale(&stored, &fields(asked_by), Trouble::Unreachable, stale_at, &rules);
+        assert_eq!(found, may, "{text:?} made for {made_for:?}, asked by {asked_by:?}");
+        let wish = fields(&format!("{asked_by}|Cache-Control: max-stale"));
+        let found = lookup(&Method::Get, &wish, false, &[&stored], stale_at);
+        assert_eq!(matches!(found, Lookup::Hit { .. }), may, "max-stale: {text:?} for {made_for:?}");
     }
 }
 

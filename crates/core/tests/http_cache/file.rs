@@ -62,12 +62,14 @@ fn every_response_is_read_back_as_it_was() {
     let open_part = "Content-Range: bytes 2-5/*|ETag: \"a\"";
     let mut invalid = vary();
     invalid.is_invalid = true;
+    let personal = stored_for("Cookie: a=b", 200, "Last-Modified: {-1000}|Vary: Cookie").unwrap();
+    assert!(personal.is_personal && !vary().is_personal);
     let responses = [
         vary(),
         invalid,
         stored_for("Range: bytes=2-5", 206, part).unwrap(),
         stored_for("Range: bytes=2-5", 206, open_part).unwrap(),
-        stored_for("", 404, "Cache-Control: max-age=1, private=\"Y\"|Y: z|Set-Cookie: \u{e9}").unwrap(),
+        stored_for("", 404, "Cache-Control: max-age=1, private=\"Y\"|Y: z|X-Odd: \u{e9}").unwrap(),
         Stored::new(
             &fields(""),
             &response(200, "Age: 7"),
@@ -76,7 +78,7 @@ fn every_response_is_read_back_as_it_was() {
             &Rules::default(),
         ),
     ];
-    for stored in &responses {
+    for stored in responses.iter().chain([&personal]) {
         let head = write_head(KEY, stored);
         let (key, back) = read_head(&head, &Rules::default()).unwrap();
         assert_eq!((key.as_slice(), &back), (KEY, stored));

@@ -8,7 +8,7 @@ use sidetrack_core::http::uri::Resource;
 #[test]
 fn a_response_is_stored_by_every_condition_of_section_3() {
     use NotStored::{
-        Authorization, BadRange, NoFreshness, NoStore, Private, RequestNoStore, Status, VaryStar,
+        Authorization, BadRange, NoFreshness, NoStore, Private, RequestNoStore, SetCookie, Status, VaryStar,
     };
     for (request, status, text, expected) in [
         ("", 200, "Cache-Control: max-age=9", None),
@@ -36,6 +36,13 @@ fn a_response_is_stored_by_every_condition_of_section_3() {
         ("Authorization: x", 200, "Cache-Control: max-age=9, public", None),
         ("Authorization: x", 200, "Cache-Control: s-maxage=9", None),
         ("Authorization: x", 200, "Cache-Control: max-age=9, must-revalidate", None),
+        ("", 200, "Cache-Control: max-age=9|Set-Cookie: a=b", Some(SetCookie)),
+        ("", 200, "Cache-Control: s-maxage=9|set-cookie: a=b", Some(SetCookie)),
+        ("", 200, "Expires: {+9}|Set-Cookie: a=b", Some(SetCookie)),
+        ("", 200, "Last-Modified: {-1000}|Set-Cookie: a=b", Some(SetCookie)),
+        ("", 200, "Cache-Control: public, max-age=9|Set-Cookie: a=b", None),
+        ("", 200, "Cache-Control: max-age=9, private=\"Set-Cookie\"|Set-Cookie: a=b", None),
+        ("", 200, "Cache-Control: max-age=9, no-cache=\"set-cookie\"|Set-Cookie: a=b", None),
         ("", 200, "Cache-Control: max-age=9|Vary: *", Some(VaryStar)),
         ("", 200, "Cache-Control: max-age=9|Vary: A, *", Some(VaryStar)),
         ("", 304, "Cache-Control: max-age=9", Some(Status)),
@@ -78,7 +85,7 @@ fn the_lifetime_is_the_first_that_applies() {
         (200, "Expires: 0", 0),
         (200, "Expires: {-60}", 0),
         (200, "Last-Modified: {-1000}", 100),
-        (200, "Last-Modified: {-1000}|Set-Cookie: a=b", 0),
+        (200, "Cache-Control: public|Last-Modified: {-1000}|Set-Cookie: a=b", 0),
         (200, "Last-Modified: {-1000}|Expires: 0", 0),
         (200, "Last-Modified: {-99999999}", 7 * 86_400),
         (201, "Last-Modified: {-1000}|Cache-Control: public", 100),
@@ -119,6 +126,17 @@ fn fields_of_one_user_and_of_the_framing_are_not_stored() {
         stored("Cache-Control: max-age=9, private=\"X-User\"|X-User: me|Content-Length: 5|Age: 1|X: y");
     assert!(!stored.fields.has("x-user") && !stored.fields.has("content-length"));
     assert!(stored.fields.has("x") && stored.fields.has("date"));
+}
+
+#[test]
+fn cookies_are_stored_only_with_public() {
+    for (text, has) in [
+        ("Cache-Control: max-age=9, private=\"Set-Cookie\"|Set-Cookie: a=b", false),
+        ("Cache-Control: max-age=9, no-cache=\"Set-Cookie\"|Set-Cookie: a=b", false),
+        ("Cache-Control: max-age=9, public|Set-Cookie: a=b", true),
+    ] {
+        assert_eq!(stored(text).fields.has("set-cookie"), has, "{text:?}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::carry::Failure;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::cache::{
     Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
-    invalidated, lookup, may_serve_stale, may_store, refresh, reply, reply_first_hand,
+    invalidated, is_shareable, lookup, may_serve_stale, may_store, refresh, reply, reply_first_hand,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::Length;
@@ -67,7 +67,9 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
             Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
             // Boxed here and below: a hit has no need of the room.
             Lookup::Pass { why } => return Box::pin(cached.pass(why)).await,
-            Lookup::Miss { why } | Lookup::Validate { why, .. } if may_wait && is_shareable(fields) => {
+            Lookup::Miss { why } | Lookup::Validate { why, .. }
+                if may_wait && is_for_all(fields) && cached.turn.bound.is_empty() =>
+            {
                 match cache.store.claim(&key) {
                     Claim::Fetch(fetching) => return Box::pin(cached.fetch(why, Some(fetching))).await,
                     Claim::Alone => return Box::pin(cached.fetch(why, None)).await,
@@ -91,7 +93,7 @@ fn forwarded(why: Forward) -> String {
 }
 
 /// Whether what one request fetches may be good for another that waits.
-fn is_shareable(request: &Fields) -> bool {
+fn is_for_all(request: &Fields) -> bool {
     // Told apart by their lengths, and the fields looked through once: nearly every request that is fetched comes here.
     let is_of_one = |name: &[u8]| match name.len() {
         5 => name.eq_ignore_ascii_case(b"range"),
@@ -101,6 +103,18 @@ fn is_shareable(request: &Fields) -> bool {
         _ => false,
     };
     !request.iter().any(|(name, _)| is_of_one(name))
+}
+
+/// The stored fields with the cookies that a 304 sets: they are for the client that asked, and are not stored.
+fn with_cookies(stored: &Stored, response: &Response) -> Option<Fields> {
+    if !response.fields.has("set-cookie") || stored.fields.has("set-cookie") {
+        return None;
+    }
+    let mut fields = stored.fields.clone();
+    for cookie in response.fields.all("set-cookie") {
+        fields.push("Set-Cookie", cookie);
+    }
+    Some(fields)
 }
 
 /// A request with what is stored under its key.
@@ -175,7 +189,7 @@ impl Cached<'_, '_> {
         match fetched.response.status {
             304 => {
                 if fetched.keeps_alive {
-                    self.turn.asked.route.put(server);
+                    self.turn.put(server);
                 }
                 let Some(object) = self.updated(&fetched.response, requested_s) else {
                     return self.fetch_plain(why, fetching).await;
@@ -185,7 +199,8 @@ impl Cached<'_, '_> {
                 };
                 drop(fetching);
                 let note = format!("hit; detail=validated; fwd={}", why.as_str());
-                Ok(self.reply(&object, None, &note).await)
+                let own = with_cookies(&object.stored, &fetched.response);
+                Ok(self.reply(&object, own.as_ref(), &note).await)
             }
             _ => self.receive(server, fetched, forwarded(why), requested_s, fetching).await,
         }
@@ -216,7 +231,8 @@ impl Cached<'_, '_> {
         let may = why == Forward::UriMiss
             && asked.request.method == Method::Get
             && asked.unproven.is_none()
-            && is_shareable(&asked.request.fields);
+            && is_for_all(&asked.request.fields)
+            && self.turn.bound.is_empty();
         let cache = may.then_some(self.cache)?;
         let question = Question {
             worker: self.turn.worker,
@@ -238,7 +254,7 @@ impl Cached<'_, '_> {
     async fn stale_or(&mut self, trouble: Trouble, failure: &Failure) -> Result<Outcome, Box<Answer>> {
         let Some(object) = self.may_be_stale(trouble) else {
             let mut answer = self.turn.failed(failure);
-            if self.candidate().is_some_and(|best| best.stored.forbids_stale()) {
+            if self.candidate().is_some_and(|best| best.stored.must_be_fresh()) {
                 // RFC 9111 Sec. 5.2.2.2: cut off, and not allowed to say what was.
                 answer.head = Response { fields: answer.head.fields, ..Response::new(504, Fields::new()) };
             }
@@ -299,8 +315,11 @@ impl Cached<'_, '_> {
         let request = &self.turn.asked.request;
         let came = status.to_string();
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
+        // Who asked is known by the connection, where nothing in the request says so.
+        let is_for_others = !server.is_bound || is_shareable(&fetched.response, &self.cache.rules);
         let extent = keeps
             .ok()
+            .filter(|_| is_for_others)
             .filter(|extent| fetched.length.is_certain && fits(request, &fetched, *extent, self.cache));
         let Some(extent) = extent else {
             if request.method == Method::Head && status == 200 {
@@ -317,7 +336,8 @@ impl Cached<'_, '_> {
         };
         let note = [&from, "; fwd-status=", &came].concat();
         let times = (requested_s, super::now_s());
-        let stored = Stored::new(&request.fields, &fetched.response, extent, times, &self.cache.rules);
+        let mut stored = Stored::new(&request.fields, &fetched.response, extent, times, &self.cache.rules);
+        stored.is_personal |= server.is_bound;
         match fetched.length.length {
             Length::Chunked | Length::UntilClose => {
                 self.receive_unmeasured(server, fetched, stored, note, fetching).await
@@ -382,7 +402,7 @@ impl Cached<'_, '_> {
             self.reply(&object, Some(&fetched.response.fields), &note)
         );
         if filled && fetched.keeps_alive {
-            self.turn.asked.route.put(server);
+            self.turn.put(server);
         }
         Ok(outcome)
     }

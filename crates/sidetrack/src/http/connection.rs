@@ -1,6 +1,7 @@
 //! One client connection: requests one after the other, each a flow with its record.
 
 use super::answer::Answer;
+use super::bound::Bound;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::exchange::{Next, Outcome, Turn, finish};
@@ -51,6 +52,8 @@ pub struct Connection {
     pub is_multiplexed: bool,
     /// What the client was told of the request at hand.
     pub told: Told,
+    /// The connections to servers that belong to this one.
+    pub bound: Bound,
 }
 
 /// What came where a request was expected.
@@ -145,6 +148,7 @@ impl Connection {
             inside: None,
             is_multiplexed: false,
             told: Told::default(),
+            bound: Bound::default(),
         }
     }
 
@@ -323,6 +327,7 @@ impl Connection {
                     stream: &self.stream,
                     buffer: &mut self.buffer,
                     told: &mut self.told,
+                    bound: &self.bound,
                 };
                 let result = match &proxy.cache {
                     Some(cache) => cached::serve(&mut turn, cache).await,

@@ -2,6 +2,7 @@
 
 use super::Proxy;
 use super::answer::Answer;
+use super::bound::Bound;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::fetch::{Fetched, Interim, Reuse, Way, add_date, knows_interim};
@@ -75,6 +76,8 @@ pub struct Turn<'a> {
     pub buffer: &'a mut Buffer,
     /// What the client was told.
     pub told: &'a mut Told,
+    /// The connections to servers that belong to the client's.
+    pub bound: &'a Bound,
 }
 
 /// How the sending of an answer ended.
@@ -124,6 +127,17 @@ impl<'a> Turn<'a> {
             flow: &self.asked.flow,
             progress: self.progress(),
             pseudonym: &self.proxy.pseudonym,
+            bound: Some(self.bound),
+            binds: self.asked.hop.binds,
+        }
+    }
+
+    /// Keeps a connection on which nothing is under way: for this client alone, or for all.
+    pub fn put(&self, server: Server) {
+        if server.is_bound {
+            self.bound.put(&self.asked.route, server);
+        } else {
+            self.asked.route.put(server);
         }
     }
 
@@ -177,7 +191,7 @@ impl<'a> Turn<'a> {
             }
             None => {
                 if fetched.keeps_alive && uploaded && fetched.length.length != Length::UntilClose {
-                    self.asked.route.put(server);
+                    self.put(server);
                 }
                 let next = if sent.again && uploaded { Next::Again } else { Next::Close };
                 Outcome::new(EndReason::Ok, Some(said), next)
@@ -207,7 +221,10 @@ impl<'a> Turn<'a> {
             both(&way, self.asked, client, &mut server, (status, on_head)).await
         };
         match both {
-            Ok((fetched, sent, uploaded)) => Ok(self.after(server, &fetched, sent, uploaded)),
+            Ok((fetched, sent, uploaded)) => {
+                server.is_bound |= way.binds || fetched.binds;
+                Ok(self.after(server, &fetched, sent, uploaded))
+            }
             Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
             Err(Unanswered::Client(why)) => {
                 let next = if self.told.is_begun { Next::Reset } else { Next::Close };

@@ -1,5 +1,6 @@
 //! A request without a body on its way to the server, and the head of what comes back.
 
+use super::bound::Bound;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
 use super::h2::ask::{self, Requests};
@@ -9,6 +10,7 @@ use crate::carry::{self, Failure, FirstBytes, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::worker::Worker;
 use sidetrack_core::flow::{EndReason, Flow};
+use sidetrack_core::http::auth::response_binds;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
@@ -43,6 +45,10 @@ pub struct Way<'a> {
     pub progress: Progress<'a>,
     /// Our name in Via.
     pub pseudonym: &'a str,
+    /// The connections that belong to the client; none where nobody waits for the answer.
+    pub bound: Option<&'a Bound>,
+    /// The request may authenticate the connection.
+    pub binds: bool,
 }
 
 /// The final head of a response, ready for the client but for its framing.
@@ -54,6 +60,8 @@ pub struct Fetched {
     pub length: ResponseLength,
     /// The server keeps its connection open after it.
     pub keeps_alive: bool,
+    /// It is part of the authentication of its connection.
+    pub binds: bool,
 }
 
 /// Nobody's first bytes: a request is written when the path stands.
@@ -75,6 +83,12 @@ impl Way<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
+        if reuse != Reuse::Never
+            && let Some(server) = self.bound.and_then(|bound| bound.take(self.route))
+        {
+            self.progress.mark();
+            return Ok(server);
+        }
         if reuse != Reuse::Never
             && let Some(server) = self.route.take(reuse == Reuse::Checked)
         {
@@ -132,7 +146,8 @@ impl Way<'_> {
         }
         self.progress.live.connected(self.progress.live.age());
         self.progress.mark();
-        Ok(Server { stream, buffer: Buffer::holding(early), is_reused: false, home: None })
+        let buffer = Buffer::holding(early);
+        Ok(Server { stream, buffer, is_reused: false, home: None, is_bound: false })
     }
 
     /// One more request on a connection of HTTP/2 that stands.
@@ -154,7 +169,8 @@ impl Way<'_> {
             Ok(requests) => {
                 self.progress.mark();
                 let stream = ask::connection(requests);
-                Some(Server { stream, buffer: Buffer::default(), is_reused: true, home: None })
+                let buffer = Buffer::default();
+                Some(Server { stream, buffer, is_reused: true, home: None, is_bound: false })
             }
             Err(_) => {
                 self.route.put_shared(None);
@@ -176,6 +192,8 @@ impl Way<'_> {
         loop {
             let by_stream = match reuse {
                 Reuse::Never => None,
+                // What the client's own connection was authenticated for goes by that one.
+                _ if self.bound.is_some_and(|bound| !bound.is_empty()) => None,
                 _ => self.websocket(request).await,
             };
             let mut server = match by_stream {
@@ -193,7 +211,10 @@ impl Way<'_> {
                 Err(failure) => Err(failure),
             };
             match read {
-                Ok(fetched) => return Ok((server, fetched)),
+                Ok(fetched) => {
+                    server.is_bound |= self.binds || fetched.binds;
+                    return Ok((server, fetched));
+                }
                 Err(failure) => {
                     let stale = server.is_reused && failure.reason == EndReason::ServerReset;
                     if !(stale && server.buffer.is_empty() && is_repeatable) {
@@ -221,6 +242,7 @@ impl Way<'_> {
             let length =
                 response_length(&request.method, &response).map_err(|error| bad(&error.to_string()))?;
             let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
+            let binds = response_binds(&response.fields);
             if response.is_interim() {
                 forward::response(&mut response, self.pseudonym);
                 client.pass(&response).await?;
@@ -237,7 +259,7 @@ impl Way<'_> {
                 response.fields.push("Upgrade", protocol.unwrap_or_default());
             }
             self.progress.live.first_byte(self.progress.live.age());
-            return Ok(Fetched { response, length, keeps_alive });
+            return Ok(Fetched { response, length, keeps_alive, binds });
         }
         Err(bad("it sends interim responses without end"))
     }

@@ -5,6 +5,7 @@
 //! and leaves one record. CONNECT and upgrades go on as any flow does, in [`crate::session`].
 
 mod answer;
+mod bound;
 mod buffer;
 mod cached;
 mod connection;

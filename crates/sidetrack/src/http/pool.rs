@@ -51,6 +51,8 @@ pub struct Server {
     pub is_reused: bool,
     /// The way it came by, where that is not the request's own: a sibling's.
     pub home: Option<Route>,
+    /// It may be authenticated for the client whose request it served: it serves no other.
+    pub is_bound: bool,
 }
 
 /// What has to be the same: the rule, the server, and who it has proved to be.
@@ -87,6 +89,14 @@ impl Route {
         (Arc::as_ptr(&self.carry).addr(), self.destination.clone(), host)
     }
 
+    /// Whether both lead to the same server by the same rule, whatever version is spoken there.
+    pub fn leads_where(&self, other: &Self) -> bool {
+        let host = |route: &Self| route.secure.as_ref().map(|secure| secure.host.clone());
+        Arc::ptr_eq(&self.carry, &other.carry)
+            && self.destination == other.destination
+            && host(self) == host(other)
+    }
+
     /// How long nothing may move on the way.
     pub fn stall(&self) -> Duration {
         self.carry.idle_timeout_ms.map_or(STALL, Duration::from_millis)
@@ -116,6 +126,7 @@ impl Route {
                         buffer: Buffer::default(),
                         is_reused: true,
                         home: None,
+                        is_bound: false,
                     });
                 }
             };
@@ -155,7 +166,7 @@ impl Route {
         });
     }
 
-    /// Keeps a connection on which nothing is under way.
+    /// Keeps a connection on which nothing is under way. One that belongs to a client is closed.
     pub fn put(&self, server: Server) {
         if let Some(home) = &server.home
             && home.key() != self.key()
@@ -163,7 +174,7 @@ impl Route {
             let home = home.clone();
             return home.put(Server { home: None, ..server });
         }
-        if !self.is_shared() || !server.buffer.is_empty() {
+        if !self.is_shared() || server.is_bound || !server.buffer.is_empty() {
             return;
         }
         let Server { stream, mut buffer, .. } = server;

@@ -35,6 +35,8 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
             flow: &asked.flow,
             progress,
             pseudonym: &proxy.pseudonym,
+            bound: None,
+            binds: asked.hop.binds,
         };
         let refreshed =
             Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;

@@ -248,7 +248,8 @@ impl Desk<'_> {
                 }
             })?;
         let destination = carry.destination(&flow);
-        let is_alone = hop.upgrade.is_some();
+        // HTTP/2 shares a connection: neither a change of protocol nor one client's authentication is for it.
+        let is_alone = hop.upgrade.is_some() || hop.needs_own_connection;
         let secure = self.inside.and_then(|inside| inside.secure.clone());
         let secure = secure.map(|secure| Secure { is_alone, ..secure });
         let unproven = self.unproven(&resource);

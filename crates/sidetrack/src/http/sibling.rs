@@ -202,7 +202,7 @@ async fn exchange(
     let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
     server.home = Some(route.clone());
     if response.status == 200 && length.is_certain && question.is_answered_by(&response, told) {
-        return Ok(Some((server, Fetched { response, length, keeps_alive })));
+        return Ok(Some((server, Fetched { response, length, keeps_alive, binds: false })));
     }
     if keeps_alive && skip(&mut server, length.length).await? {
         route.put(server);
@@ -224,7 +224,7 @@ async fn dial(worker: &Worker, flow: &Flow, route: &Route) -> io::Result<Server>
     };
     let carried = carry::carry(&order, &mut NoBytes).await.map_err(io::Error::other)?;
     let buffer = Buffer::holding(carried.early);
-    Ok(Server { stream: Duplex::from(carried.stream), buffer, is_reused: false, home: None })
+    Ok(Server { stream: Duplex::from(carried.stream), buffer, is_reused: false, home: None, is_bound: false })
 }
 
 async fn head(server: &mut Server) -> io::Result<Response> {

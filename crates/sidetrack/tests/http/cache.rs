@@ -210,6 +210,72 @@ fn stale_is_served_while_a_new_one_is_fetched_and_when_the_server_is_in_trouble(
     });
 }
 
+/// A page that changed just now: the guess about its freshness is nothing.
+fn alices_page(request: &Request) -> Act {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let now = sidetrack_core::http::cache::format_date(now);
+    let more = match request.path() {
+        "/sets" => "Set-Cookie: id=alice|Cache-Control: max-age=60",
+        "/login" => "Cache-Control: public",
+        _ => "",
+    };
+    match ok(&format!("Connection: close|Last-Modified: {now}|{more}"), "alice's page") {
+        Act::Send(bytes) | Act::SendAndClose(bytes) => Act::SendAndClose(bytes),
+    }
+}
+
+#[test]
+fn one_users_page_is_never_another_users_stale_answer() {
+    for (more, heuristic) in [("", 502), ("stale_if_unreachable_ms = 86400000", 200)] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let node = node(&format!("cache = {{ {more} }}"), "");
+        let url = |path: &str| format!("http://{address}{path}");
+        let served = std::thread::spawn(move || {
+            for (stream, _) in (0..4).map(|_| listener.accept().unwrap()) {
+                crate::origin::answer(stream, &alices_page, &Mutex::default());
+            }
+            // Gone: nothing listens there any more.
+            drop(listener);
+        });
+        let mut alice = Client::new(node.entry());
+        alice.ask("GET", &url("/cookie"), "Cookie: id=alice");
+        alice.ask("GET", &url("/login"), "Authorization: Basic YTpi");
+        assert!(alice.fetch(&url("/sets")).field("set-cookie").is_some());
+        alice.fetch(&url("/all"));
+        served.join().unwrap();
+        let mut bob = Client::new(node.entry());
+        for (path, fields, expected) in [
+            ("/cookie", "", 502),
+            ("/cookie", "Cache-Control: max-stale", 502),
+            ("/login", "", 502),
+            ("/sets", "", 502),
+            ("/all", "Cookie: id=bob", 502),
+            ("/all", "", heuristic),
+        ] {
+            let answered = bob.ask("GET", &url(path), fields);
+            assert_eq!(answered.status, expected, "{path} {fields} {more}: {answered:?}");
+        }
+    }
+}
+
+#[test]
+fn a_cookie_of_a_304_is_for_the_client_that_asked() {
+    let origin = Origin::start(|request| match request.field("if-none-match") {
+        Some(_) => {
+            status("304 Not Modified", "ETag: \"a\"|Set-Cookie: id=alice|Cache-Control: max-age=60", "")
+        }
+        None => ok("Cache-Control: max-age=0|ETag: \"a\"", "page"),
+    });
+    let node = cached();
+    let url = origin.url("/");
+    Client::new(node.entry()).fetch(&url);
+    let alice = Client::new(node.entry()).fetch(&url);
+    assert_eq!((alice.text().as_str(), alice.field("set-cookie")), ("page", Some("id=alice")));
+    let bob = Client::new(node.entry()).fetch(&url);
+    assert!(bob.is_hit() && bob.field("set-cookie").is_none(), "{bob:?}");
+}
+
 #[test]
 fn a_response_larger_than_the_bound_passes_and_is_not_kept() {
     let origin = Origin::start(|request| match request.path() {

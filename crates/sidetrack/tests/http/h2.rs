@@ -149,6 +149,22 @@ fn each_side_speaks_the_version_it_can() {
 }
 
 #[test]
+fn a_scheme_that_authenticates_connections_is_asked_for_by_http_1() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let origin = TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, |request| {
+        ok("", request.field("authorization").unwrap_or("none"))
+    });
+    let node = node(&authority, origin.address, "", "");
+    let url = format!("https://{NAME}/");
+    for (scheme, version) in [("NTLM", "1.1"), ("Negotiate", "1.1"), ("Basic", "2"), ("X-Own", "2")] {
+        let field = format!("Authorization: {scheme} x");
+        let got = curl(&node, &authority, &["--http2", "-H", &field, "-w", " %{http_version}", &url]);
+        assert_eq!(got, format!("{scheme} x {version}"));
+    }
+}
+
+#[test]
 fn many_streams_share_a_connection_and_the_cache() {
     let world = World::new();
     let authority = Authority::new(&world);

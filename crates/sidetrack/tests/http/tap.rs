@@ -60,7 +60,7 @@ fn connect(node: &Node, to: &str) -> Client {
     client
 }
 
-fn opened(node: &Node, root: &str, alpn: &[&str]) -> Shaken {
+pub fn opened(node: &Node, root: &str, alpn: &[&str]) -> Shaken {
     shake_hands(connect(node, &format!("{NAME}:443")), root, NAME, alpn).unwrap()
 }
 

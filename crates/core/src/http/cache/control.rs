@@ -120,6 +120,11 @@ impl ResponseControl {
         Some(control)
     }
 
+    /// Whether the response to an authenticated request may be stored (RFC 9111 Sec. 3.5).
+    pub const fn is_shareable(&self) -> bool {
+        self.public || self.s_maxage_s.is_some() || self.must_revalidate
+    }
+
     /// Whether a stale response may not be served even where something else would allow it.
     pub fn forbids_stale(&self) -> bool {
         self.must_revalidate

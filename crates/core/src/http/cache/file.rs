@@ -176,7 +176,7 @@ pub fn variant_of(stored: &Stored) -> u64 {
 pub fn write_head(key: &[u8], stored: &Stored) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(&stored.status.to_le_bytes());
-    out.push(u8::from(stored.is_invalid));
+    out.push(u8::from(stored.is_invalid) | (u8::from(stored.is_personal) << 1));
     out.extend_from_slice(&stored.request_time_s.to_le_bytes());
     out.extend_from_slice(&stored.response_time_s.to_le_bytes());
     write_extent(&mut out, stored.extent);
@@ -195,7 +195,7 @@ pub fn write_head(key: &[u8], stored: &Stored) -> Vec<u8> {
 pub fn read_head(head: &[u8], rules: &Rules) -> Option<(Vec<u8>, Stored)> {
     let mut reader = Reader(head);
     let status = reader.u16_le()?;
-    let is_invalid = reader.u8()? != 0;
+    let flags = reader.u8()?;
     let times: (UnixSeconds, UnixSeconds) = (reader.u64_le()?, reader.u64_le()?);
     let extent = reader.extent()?;
     let key = reader.text()?.to_vec();
@@ -207,7 +207,7 @@ pub fn read_head(head: &[u8], rules: &Rules) -> Option<(Vec<u8>, Stored)> {
         fields.push(name, value);
     }
     let mut stored = Stored::restore((status, reason, fields), selecting, extent, times, rules);
-    stored.is_invalid = is_invalid;
+    (stored.is_invalid, stored.is_personal) = (flags & 1 != 0, flags & 2 != 0);
     reader.0.is_empty().then_some((key, stored))
 }
 

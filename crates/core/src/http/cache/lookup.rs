@@ -101,9 +101,9 @@ pub fn lookup(
     let found = select(method, request, stored, now_s).map_or_else(
         |why| if *method == Method::Head { Lookup::Pass { why } } else { Lookup::Miss { why } },
         |index| {
-            stored
-                .get(index)
-                .map_or(Lookup::Miss { why: Forward::UriMiss }, |best| judge(best, index, &control, now_s))
+            stored.get(index).map_or(Lookup::Miss { why: Forward::UriMiss }, |best| {
+                judge(best, index, (&control, request), now_s)
+            })
         },
     );
     match found {
@@ -147,7 +147,12 @@ fn select(
 }
 
 /// Whether the selected response is good as it is.
-fn judge(best: &Stored, index: usize, request: &RequestControl, now_s: UnixSeconds) -> Lookup {
+fn judge(
+    best: &Stored,
+    index: usize,
+    (request, fields): (&RequestControl, &Fields),
+    now_s: UnixSeconds,
+) -> Lookup {
     let hit = |refresh| Lookup::Hit { index, refresh };
     let ask = |why| match best.has_validator() && best.extent == Extent::Whole {
         true => Lookup::Validate { index, why },
@@ -169,7 +174,7 @@ fn judge(best: &Stored, index: usize, request: &RequestControl, now_s: UnixSecon
         return if too_short { ask(Forward::Request) } else { hit(false) };
     }
     let stale_s = u64::try_from(-left_s).unwrap_or(0);
-    if best.control.forbids_stale() || too_short {
+    if best.forbids_stale_to(fields) || too_short {
         return ask(Forward::Stale);
     }
     if request.max_stale_s.is_some_and(|most| stale_s <= most) {
@@ -191,7 +196,7 @@ pub fn may_serve_stale(
     rules: &Rules,
 ) -> bool {
     let control = RequestControl::of(request);
-    if stored.control.forbids_stale() || stored.is_invalid || control.no_cache {
+    if stored.forbids_stale_to(request) || stored.is_invalid || control.no_cache {
         return false;
     }
     if control.max_age_s.is_some_and(|most| stored.age_s(now_s) > most) {
@@ -201,8 +206,8 @@ pub fn may_serve_stale(
     let said = stored.control.stale_if_error_s.max(control.stale_if_error_s);
     let most = match (said, trouble) {
         (Some(most), _) => most,
-        (None, Trouble::Unreachable) => rules.stale_if_unreachable_s,
-        (None, Trouble::Error) => return false,
+        (None, Trouble::Unreachable) if rules.stale_if_unreachable_s > 0 => rules.stale_if_unreachable_s,
+        (None, _) => return false,
     };
     stale_s <= most
 }

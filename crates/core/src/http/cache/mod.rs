@@ -25,7 +25,7 @@ pub use date::{format_date, parse_date};
 pub use lookup::{Forward, Lookup, Trouble, lookup, may_serve_stale};
 pub use range::{ByteRange, ContentRange, Ranges};
 pub use reply::{Body, Reply, reply, reply_first_hand};
-pub use store::{Extent, NotStored, Stored, invalidated, may_store};
+pub use store::{Extent, NotStored, Stored, invalidated, is_shareable, may_store};
 pub use update::{Refreshed, combine, freshen_by_head, refresh};
 pub use validate::conditions;
 
@@ -48,11 +48,11 @@ pub struct Rules {
 }
 
 impl Default for Rules {
-    /// `CDN-Cache-Control` is followed; a day of stale responses while the server is away; a week of heuristics.
+    /// `CDN-Cache-Control` is followed; nothing stale while the server is away; a week of heuristics.
     fn default() -> Self {
         Self {
             targets: vec!["cdn-cache-control".to_owned()],
-            stale_if_unreachable_s: 86_400,
+            stale_if_unreachable_s: 0,
             heuristic_max_s: 7 * 86_400,
         }
     }

@@ -24,6 +24,8 @@ pub enum NotStored {
     Private,
     /// The request was authorised and the response does not say that others may have it.
     Authorization,
+    /// It sets a cookie, and does not say that others may have it.
+    SetCookie,
     /// Nothing says how long it is good for.
     NoFreshness,
     /// `Vary: *`: no request can be known to match.
@@ -60,10 +62,14 @@ pub struct Stored {
     pub response_time_s: UnixSeconds,
     /// Something says that it may have changed: validate before use.
     pub is_invalid: bool,
+    /// The request that brought it told the server who asks: by Cookie, by Authorization, or by its connection.
+    pub is_personal: bool,
     pub(super) control: ResponseControl,
     pub(super) date_s: UnixSeconds,
     pub(super) lifetime_s: u64,
     pub(super) initial_age_s: u64,
+    /// It says itself for how long it is fresh.
+    pub(super) states_freshness: bool,
 }
 
 /// Whether the response to this request may be stored, and as what.
@@ -96,9 +102,13 @@ pub fn may_store(
     if control.private == Scope::All {
         return Err(NotStored::Private);
     }
-    let shareable = control.public || control.s_maxage_s.is_some() || control.must_revalidate;
-    if request.has("authorization") && !shareable {
+    if request.has("authorization") && !control.is_shareable() {
         return Err(NotStored::Authorization);
+    }
+    let keeps_cookie =
+        control.public || control.private.names(b"set-cookie") || control.no_cache.names(b"set-cookie");
+    if response.fields.has("set-cookie") && !keeps_cookie {
+        return Err(NotStored::SetCookie);
     }
     let date_s = date_of(&response.fields, 0);
     let states = control.public || explicit_lifetime(&response.fields, &control, date_s).is_some();
@@ -113,6 +123,11 @@ pub fn may_store(
     }
     let range = response.fields.first("content-range").and_then(ContentRange::parse);
     range.map(Extent::Part).ok_or(NotStored::BadRange)
+}
+
+/// Whether the response to an authenticated request says that others may have it (RFC 9111 Sec. 3.5).
+pub fn is_shareable(response: &Response, rules: &Rules) -> bool {
+    ResponseControl::of(&response.fields, rules).is_shareable()
 }
 
 /// Statuses whose meaning for a cache we know and follow (RFC 9110 Sec. 15).
@@ -135,7 +150,8 @@ impl Stored {
         let reason = if status == response.status { response.reason.clone() } else { b"OK".to_vec() };
         let selecting = selecting(&response.fields, request).unwrap_or_default();
         let head = (status, reason, response.fields.clone());
-        Self::restore(head, selecting, extent, (request_time_s, response_time_s), rules)
+        let stored = Self::restore(head, selecting, extent, (request_time_s, response_time_s), rules);
+        Self { is_personal: names_its_user(request), ..stored }
     }
 
     /// Works out what follows from fields and times, after either changed; also after reading a stored form back.
@@ -143,9 +159,14 @@ impl Stored {
         let control = ResponseControl::of(&self.fields, rules);
         self.date_s = date_of(&self.fields, self.response_time_s);
         self.lifetime_s = lifetime(self.status, &self.fields, &control, self.date_s, rules);
+        self.states_freshness = explicit_lifetime(&self.fields, &control, self.date_s).is_some();
         self.initial_age_s =
             initial_age(&self.fields, self.date_s, self.request_time_s, self.response_time_s);
         let private = control.private.clone();
+        if !control.public {
+            // A 304 may bring one, for the client that asked.
+            self.fields.remove("set-cookie");
+        }
         self.fields.retain(|name, _| {
             let framing = ["content-length", "transfer-encoding", "content-range", "trailer"];
             !framing.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())) && !private.names(name)
@@ -173,10 +194,12 @@ impl Stored {
             request_time_s,
             response_time_s,
             is_invalid: false,
+            is_personal: false,
             control: ResponseControl::default(),
             date_s: 0,
             lifetime_s: 0,
             initial_age_s: 0,
+            states_freshness: false,
         };
         stored.settle(rules);
         stored
@@ -212,9 +235,20 @@ impl Stored {
         stale.unwrap_or(0)
     }
 
+    /// Whether its directives forbid to serve it stale.
+    pub fn must_be_fresh(&self) -> bool {
+        self.control.forbids_stale()
+    }
+
     /// Whether it may not be served stale, whatever the client or a setting would allow.
     pub fn forbids_stale(&self) -> bool {
-        self.control.forbids_stale()
+        let is_of_one = self.is_personal || self.fields.has("set-cookie");
+        self.control.forbids_stale() || (is_of_one && !self.states_freshness)
+    }
+
+    /// Whether this request may not have it stale, whatever the request or a setting would allow.
+    pub(super) fn forbids_stale_to(&self, request: &Fields) -> bool {
+        self.forbids_stale() || (!self.states_freshness && names_its_user(request))
     }
 
     /// Whether it is of any use after this moment: fresh for a while, or good to be validated or served stale.
@@ -251,6 +285,11 @@ impl Stored {
             .sum();
         size_of::<Self>() + self.fields.memory_bytes() + self.reason.len() + selecting
     }
+}
+
+/// Whether a request tells the server who asks.
+fn names_its_user(request: &Fields) -> bool {
+    request.has("cookie") || request.has("authorization")
 }
 
 /// The resources whose stored responses a request of this method makes invalid once it had this answer: its own, and

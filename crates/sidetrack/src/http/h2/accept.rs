@@ -20,6 +20,7 @@ use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::StatusCode;
+use sidetrack_core::http::auth::request_needs_own_connection;
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
 use sidetrack_core::http::h2::{Malformed, Pseudo, request};
 use sidetrack_core::http::message::{Method, Request, Response, Sender};
@@ -91,6 +92,10 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
         Ok(read) => read,
         Err(_) => return respond.send_reset(Reason::PROTOCOL_ERROR),
     };
+    if request_needs_own_connection(&request.fields) {
+        // The scheme authenticates a connection, and this one is shared by streams (RFC 9113 Sec. 7).
+        return respond.send_reset(Reason::HTTP_1_1_REQUIRED);
+    }
     let pipe = place.connection();
     let mut bytes = Vec::with_capacity(512);
     request.write_to(&mut bytes);
