@@ -234,6 +234,14 @@ pub fn reset_on_close(fd: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(fd, Some(Duration::ZERO))?)
 }
 
+/// Takes [`reset_on_close`] back: the coming close(2) sends what is unsent, then FIN.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn end_in_order_on_close(fd: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(fd, None)?)
+}
+
 /// How long sent bytes may stay unacknowledged before the kernel gives up (`TCP_USER_TIMEOUT`, RFC 5482);
 /// `None`: the kernel's own limit.
 ///

@@ -55,6 +55,7 @@ fn bind_one(
         reuse_port: true,
         transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
         fastopen_queue_len: Some(FASTOPEN_QUEUE),
+        reset_if_killed: true,
         ..ListenOptions::default()
     };
     let mut sockets = Vec::with_capacity(workers);

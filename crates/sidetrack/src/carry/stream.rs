@@ -102,10 +102,9 @@ impl Wire for TcpStream {
     #[inline]
     fn tend(&mut self, _: &mut Context<'_>) {}
 
-    fn close(self, reset: bool) {
+    fn close(mut self, reset: bool) {
         if reset {
-            // Cannot fail on a TCP socket; if it did, the peer would see an orderly end of a broken stream.
-            let _ = sockopt::reset_on_close(&self);
+            self.reset_on_close();
         }
     }
 }

@@ -1,6 +1,9 @@
 //! TCP sockets of a loop.
 
 mod datagram;
+mod guarded;
+
+use guarded::Guarded;
 
 pub use datagram::QuicRuntime;
 
@@ -157,14 +160,17 @@ impl Drop for Place {
 }
 
 /// A connected or connecting TCP socket. Belongs to the thread that made it.
+///
+/// Dropping it ends the connection in order, with FIN. [`TcpStream::reset_on_close`] makes the drop send a reset. If the
+/// process is killed instead, the peer gets a reset if the socket was made for that ([`guarded`]).
 #[derive(Debug)]
 pub struct TcpStream {
     place: Place,
-    fd: OwnedFd,
+    fd: Guarded,
 }
 
 impl TcpStream {
-    /// Takes a non-blocking socket into this thread's loop.
+    /// Takes a non-blocking socket into this thread's loop, and makes it reset its peer if the process is killed.
     ///
     /// # Errors
     /// The kernel refuses to watch it.
@@ -172,12 +178,19 @@ impl TcpStream {
     /// # Panics
     /// Outside of [`super::block_on`].
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        // Cannot fail on a TCP socket, and other kinds know no reset.
+        let _ = sidetrack_sys::sockopt::reset_on_close(&fd);
         Self::watched(fd, false)
     }
 
     fn watched(fd: OwnedFd, ready: bool) -> io::Result<Self> {
         let place = Place::new(&fd, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP, ready)?;
-        Ok(Self { place, fd })
+        Ok(Self { place, fd: Guarded::new(fd) })
+    }
+
+    /// Makes the coming drop send a reset and forget unsent bytes.
+    pub fn reset_on_close(&mut self) {
+        self.fd.reset_on_close();
     }
 
     /// Whether the other side's FIN or reset has been announced: what is left to read comes before it.
@@ -197,7 +210,7 @@ impl TcpStream {
     pub fn into_std(self) -> io::Result<std::net::TcpStream> {
         let Self { place, fd } = self;
         epoll::delete(&place.home.epoll, &fd)?;
-        Ok(fd.into())
+        Ok(fd.into_fd().into())
     }
 
     /// Whether there may be something to read, as far as the loop has been told: no call, and nothing is waited for.
@@ -273,8 +286,8 @@ impl TcpStream {
     ///
     /// # Errors
     /// Its own.
-    pub fn reading<T>(&self, call: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
-        call(&self.fd).inspect_err(|error| {
+    pub fn reading<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        call(self.fd.as_fd()).inspect_err(|error| {
             if error.kind() == io::ErrorKind::WouldBlock {
                 self.place.empty();
             }
@@ -285,8 +298,8 @@ impl TcpStream {
     ///
     /// # Errors
     /// Its own.
-    pub fn writing<T>(&self, call: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
-        call(&self.fd).inspect_err(|error| {
+    pub fn writing<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        call(self.fd.as_fd()).inspect_err(|error| {
             if error.kind() == io::ErrorKind::WouldBlock {
                 self.place.full();
             }

@@ -463,6 +463,13 @@ impl<W: Wire> Pump<W> {
     }
 }
 
+impl<W: Wire> Drop for Pump<W> {
+    /// A flow that is dropped before its end, as at the end of the process, has no orderly end.
+    fn drop(&mut self) {
+        self.close(true);
+    }
+}
+
 impl<W: Wire> Future for Pump<W> {
     type Output = Ending;
 

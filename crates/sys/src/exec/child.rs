@@ -152,7 +152,12 @@ fn map_by_parent(reports: &Reports) -> Result<(), Failure> {
 fn make_network(port: u16) -> Result<(std::net::TcpListener, std::net::UdpSocket), Failure> {
     netns::catch_all(port).map_err(|(step, error)| Failure::catching(step, &error))?;
     let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let options = ListenOptions { dual_stack: true, transparent: true, ..ListenOptions::default() };
+    let options = ListenOptions {
+        dual_stack: true,
+        transparent: true,
+        reset_if_killed: true,
+        ..ListenOptions::default()
+    };
     let listener = sockopt::listen(any(port), &options).at(Step::Listener)?;
     let dns = udp::bind(any(53)).at(Step::Resolver)?;
     Ok((listener, dns))

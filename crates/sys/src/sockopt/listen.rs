@@ -26,6 +26,9 @@ pub struct ListenOptions {
     pub nodelay: bool,
     /// `SO_MARK` for the listener's packets, inherited by what it accepts.
     pub mark: Option<u32>,
+    /// Accepted sockets inherit `SO_LINGER` of zero: if the process is killed, their peers get a reset instead of FIN. Each
+    /// orderly close has to take that back first ([`super::end_in_order_on_close`]).
+    pub reset_if_killed: bool,
 }
 
 impl Default for ListenOptions {
@@ -40,6 +43,7 @@ impl Default for ListenOptions {
             fastopen_queue_len: None,
             nodelay: true,
             mark: None,
+            reset_if_killed: false,
         }
     }
 }
@@ -79,6 +83,9 @@ fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io:
     }
     if options.nodelay {
         super::set_tcp_nodelay(socket, true)?;
+    }
+    if options.reset_if_killed {
+        super::reset_on_close(socket)?;
     }
     if let Some(mark) = options.mark {
         super::set_mark(socket, mark)?;

@@ -7,7 +7,6 @@
 use crate::carry::Wire;
 use crate::reactor::{self, TcpStream};
 use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
-use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
@@ -251,7 +250,7 @@ impl Tls {
         reactor::spawn(async move {
             // Whoever is too slow to take the last bytes gets a reset.
             if !matches!(reactor::timeout(FAREWELL, self.stream.shutdown()).await, Ok(Ok(()))) {
-                let _ = sockopt::reset_on_close(self.stream.get_ref().0);
+                self.socket_mut().reset_on_close();
             }
         });
     }

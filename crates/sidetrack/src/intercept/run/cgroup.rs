@@ -117,7 +117,7 @@ impl Sockets {
 
 /// REDIRECT leads to 127.0.0.1 or ::1, at one port for both; a host without IPv6 has the first only.
 fn listeners() -> io::Result<Vec<TcpListener>> {
-    let options = ListenOptions::default();
+    let options = ListenOptions { reset_if_killed: true, ..ListenOptions::default() };
     for _ in 0..ATTEMPTS {
         let first = sockopt::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &options)?;
         let second = SocketAddr::from((Ipv6Addr::LOCALHOST, first.local_addr()?.port()));

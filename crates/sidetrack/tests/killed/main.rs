@@ -1,0 +1,13 @@
+//! SIGKILL of a node that carries a flow: both applications see a reset, never the orderly end of a stream that was cut.
+
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
+#[path = "../node/mod.rs"]
+mod node;
+#[allow(dead_code, reason = "the overlay's own tests use the rest")]
+#[path = "../overlay/scene.rs"]
+mod scene;
+
+mod chains;
+mod cut;
+mod listeners;
