@@ -1,5 +1,7 @@
 //! The Flow: one intercepted connection, as every stage sees it, and the closed list of ways it can end.
 
+use crate::host_name;
+pub use crate::host_name::{HostName, HostNameError};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -34,76 +36,6 @@ impl Side {
     }
 }
 
-/// A host name as a peer or an application gave it: 1 to 255 bytes, no NUL, no control byte, no white space.
-///
-/// Kept as given but for ASCII upper case, which is folded (RFC 4343), and one final dot, which is dropped.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostName(Arc<str>);
-
-/// Why a byte string is no host name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HostNameError {
-    /// It has no bytes.
-    #[error("a host name cannot be empty")]
-    Empty,
-    /// It has more than 255 bytes.
-    #[error("a host name has at most 255 bytes")]
-    TooLong,
-    /// It holds a NUL, a control byte, white space or bytes that are not UTF-8.
-    #[error("a host name cannot hold control bytes, white space or broken UTF-8")]
-    BadByte,
-}
-
-impl HostName {
-    /// Most bytes of a name (the length field of SOCKS5 and SOCKS6 has one byte; DNS allows 253).
-    pub const MAX: usize = 255;
-
-    /// Checks and takes a name from wire bytes.
-    ///
-    /// # Errors
-    /// Says which of the rules of this type the bytes break.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
-        let bytes = bytes.strip_suffix(b".").unwrap_or(bytes);
-        if bytes.is_empty() {
-            return Err(HostNameError::Empty);
-        }
-        if bytes.len() > Self::MAX {
-            return Err(HostNameError::TooLong);
-        }
-        let text = std::str::from_utf8(bytes).map_err(|_| HostNameError::BadByte)?;
-        let is_bad = match text.is_ascii() {
-            true => text.bytes().any(|byte| byte <= b' ' || byte == 0x7f),
-            false => text.chars().any(|c| c.is_control() || c.is_whitespace()),
-        };
-        if is_bad {
-            return Err(HostNameError::BadByte);
-        }
-        Ok(Self(match text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            true => text.to_ascii_lowercase().into(),
-            false => text.into(),
-        }))
-    }
-
-    /// The name as text, lower case, without a final dot.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for HostName {
-    type Err = HostNameError;
-
-    fn from_str(text: &str) -> Result<Self, HostNameError> {
-        Self::from_bytes(text.as_bytes())
-    }
-}
-
-impl fmt::Display for HostName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// An address or a name, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
@@ -123,6 +55,22 @@ impl From<IpAddr> for Host {
 const V4_MAX: usize = 16;
 
 impl Host {
+    /// Reads an address or a name as clients, peers and configurations write it. It is the one reader for all of them:
+    /// text that is an address never becomes a name.
+    ///
+    /// An IPv4 address has four decimal numbers without leading zeros, an IPv6 address may stand in brackets (RFC 3986
+    /// Sec. 3.2.2); one final dot is dropped.
+    ///
+    /// # Errors
+    /// The text is neither. `127.1`, `2130706433`, `0177.0.0.1` and `0x7f.1`, which `inet_aton(3)` takes for addresses, are
+    /// [`HostNameError::Number`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
+        match host_name::address(bytes)? {
+            Some(ip) => Ok(Self::from(ip)),
+            None => HostName::from_bytes(bytes).map(Self::Name),
+        }
+    }
+
     /// Appends it as an authority has it (RFC 3986 Sec. 3.2.2): an IPv6 address in brackets.
     pub fn write_to(&self, text: &mut String) {
         match self {
@@ -216,17 +164,11 @@ impl FromStr for Destination {
             .ok()
             .filter(|port| *port != 0)
             .ok_or_else(|| DestinationError::BadPort(port.to_owned()))?;
-        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-        if bare.is_none() && host.contains(':') {
+        if !host.starts_with('[') && host.contains(':') {
             return Err(DestinationError::NoPort(text.to_owned()));
         }
-        let host = bare.unwrap_or(host);
-        let host = match host.parse::<IpAddr>() {
-            Ok(ip) => Host::from(ip),
-            Err(_) => {
-                Host::Name(host.parse().map_err(|error| DestinationError::BadHost(host.to_owned(), error))?)
-            }
-        };
+        let host = Host::from_bytes(host.as_bytes())
+            .map_err(|error| DestinationError::BadHost(host.to_owned(), error))?;
         Ok(Self { host, port })
     }
 }
@@ -473,7 +415,7 @@ mod tests {
         }
         assert_eq!("Db.Example.NL.:1".parse::<Destination>().unwrap().to_string(), "db.example.nl:1");
         assert_eq!("[::ffff:192.0.2.1]:1".parse::<Destination>().unwrap().to_string(), "192.0.2.1:1");
-        for bad in ["", "a", "a:", "a:0", "a:65536", "2001:db8::1:80", ":80", "a b:1"] {
+        for bad in ["", "a", "a:", "a:0", "a:65536", "2001:db8::1:80", ":80", "a b:1", "[a]:1", "127.1:80"] {
             assert!(bad.parse::<Destination>().is_err(), "{bad}");
         }
     }

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod filter;
 pub mod flow;
 pub mod function;
+pub mod host_name;
 pub mod http;
 pub mod ldap;
 pub mod limit;

@@ -127,6 +127,23 @@ impl fmt::Display for IpNet {
     }
 }
 
+/// The IPv4 address to which translators and relays on the way lead an IPv6 address: NAT64 (RFC 6052 Sec. 2.1, RFC 8215),
+/// 6to4 (RFC 3056), IPv4-compatible (RFC 4291 Sec. 2.5.5.1).
+///
+/// A rule about IPv4 networks has to see it, too: `64:ff9b::7f00:1` may lead to 127.0.0.1.
+pub fn embedded_v4(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return None };
+    let [a, b, c, d, e, f, g, h] = ip.segments();
+    let of = |high: u16, low: u16| Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
+    match (a, b, c, d, e, f) {
+        (0x64, 0xff9b, 0, 0, 0, 0) | (0x64, 0xff9b, 1, ..) => of(g, h),
+        (0x2002, ..) => of(b, c),
+        // `::` and `::1` are addresses of their own.
+        (0, 0, 0, 0, 0, 0) if g != 0 => of(g, h),
+        _ => None,
+    }
+}
+
 /// Numbers from `first` to `last`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Range {
@@ -272,6 +289,11 @@ impl IpSet {
     /// Whether every address of `other` is in it.
     pub fn covers(&self, other: &Self) -> bool {
         covers(&self.v4, &other.v4) && covers(&self.v6, &other.v6)
+    }
+
+    /// Whether every address of a network is in it.
+    pub fn covers_net(&self, net: IpNet) -> bool {
+        covers(if net.is_v6() { &self.v6 } else { &self.v4 }, &[net.range()])
     }
 
     /// Whether some address is in both.

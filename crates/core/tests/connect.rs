@@ -80,7 +80,7 @@ fn what_http_cannot_express_is_refused_before_a_byte_is_sent() {
     let credentials = Some(Credentials { user: "a:b".into(), password: "c".into() });
     let mut client = Client::new(Config { credentials, ..config("a:1") }, Instant::ZERO);
     assert!(matches!(client.poll(), Some(Output::Failed { reason: EndReason::AuthFailed, .. })));
-    for name in ["a/b", "user@host", "täst", "a?b", "a,b"] {
+    for name in ["a,b", "a*b", "a;b", "a=b"] {
         let mut client = Client::new(config(&format!("{name}:1")), Instant::ZERO);
         assert!(
             matches!(client.poll(), Some(Output::Failed { reason: EndReason::BadRequest, .. })),

@@ -5,11 +5,13 @@
 use proptest::prelude::*;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
+use sidetrack_core::http::message::Method;
+use sidetrack_core::http::uri::Resource;
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
 use sidetrack_core::policy::{
     Action, Capture, Carry, Condition, Decision, Dial, HostFile, HostList, HostPattern, KernelAction,
-    KernelPath, KernelRule, Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Verdict, Warm,
-    without_user_space,
+    KernelPath, KernelRule, Match, Policy, ProxyVersion, Rule, Seen, TraceOutcome, Traffic, Url, UrlPattern,
+    Verdict, Warm, without_user_space,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -61,8 +63,8 @@ fn files_words_and_urls_are_asked_as_far_as_they_are_known() {
     let policy = Policy::new(
         vec![
             rule("file", vec![Condition::HostFile(vec![file])], Action::Deny),
-            rule("word", vec![Condition::HostContains(vec!["casino".into()])], Action::Deny),
-            rule("url", vec![Condition::Url(vec!["*://*/banner/*".into()])], Action::Deny),
+            rule("word", vec![Condition::HostContains(vec!["casino".into(), "bücher".into()])], Action::Deny),
+            rule("url", vec![Condition::Url(vec![UrlPattern::new("*://*/banner/*")])], Action::Deny),
         ],
         Action::default(),
     );
@@ -72,14 +74,20 @@ fn files_words_and_urls_are_asked_as_far_as_they_are_known() {
     fn ruled(policy: &Policy, flow: &Flow, seen: Seen<'_>) -> Option<String> {
         verdict(policy.decide(flow, seen)).rule.map(|rule| rule.to_string())
     }
-    for (name, wanted) in
-        [("www.ads.example", Some("file")), ("bigcasino.example", Some("word")), ("web.example", None)]
-    {
+    for (name, wanted) in [
+        ("www.ads.example", Some("file")),
+        ("bigcasino.example", Some("word")),
+        ("web.example", None),
+        ("die-BÜCHER.example", Some("word")),
+    ] {
         let host: HostName = name.parse().unwrap();
         assert_eq!(ruled(&policy, &flow, Seen::FirstBytes(Some(&host))).as_deref(), wanted, "{name}");
-        let url = format!("http://{name}/banner/1.png");
-        let seen = Seen::Request { host: Some(&host), url: &url };
-        assert_eq!(ruled(&policy, &flow, seen).as_deref(), wanted.or(Some("url")), "{url}");
+        for path in ["banner/1.png", "%62anner/1.png", "a/../b%61nner/x"] {
+            let url = format!("http://{name}/{path}");
+            let url = Url::of(&Resource::parse(url.as_bytes(), &Method::Get).unwrap());
+            let seen = Seen::Request { host: Some(&host), url: &url };
+            assert_eq!(ruled(&policy, &flow, seen).as_deref(), wanted.or(Some("url")), "{url:?}");
+        }
     }
     assert_eq!(ruled(&policy, &flow, Seen::FirstBytes(None)), None, "nobody knows its name");
     let trace: Vec<String> =
@@ -88,7 +96,7 @@ fn files_words_and_urls_are_asked_as_far_as_they_are_known() {
         trace,
         [
             "1. 'file': no: not host_file ads.txt",
-            "2. 'word': no: not host_contains casino",
+            "2. 'word': no: not host_contains casino, bücher",
             "3. 'url': no: not url *://*/banner/*"
         ]
     );

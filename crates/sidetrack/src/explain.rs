@@ -1,10 +1,13 @@
 //! Which rule decides about a flow, why, and what would happen to it; no packet is sent.
 
-use crate::config::{Config, Question};
+use crate::config::{Config, ListenerKind, Question};
 use serde::Serialize;
-use sidetrack_core::flow::Flow;
-use sidetrack_core::policy::{Action, Carry, Dial, Explanation, KernelAction, ProxyVersion, Resolve};
+use sidetrack_core::flow::{Flow, Host};
+use sidetrack_core::policy::{
+    Action, Carry, Denied, Dial, Dialled, Explanation, KernelAction, ProxyVersion, Resolve, Seen,
+};
 use sidetrack_core::{carrier::Carrier, flow::Intercept};
+use sidetrack_sys::sockopt;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -21,6 +24,9 @@ pub struct Answer {
     pub why: String,
     /// How the flow is carried; none if it is denied.
     pub carry: Option<Carried>,
+    /// Policy is asked again with each address that the name of the destination leads to: rules that deny by network, then
+    /// `never_dial`.
+    pub addresses_are_asked_again: bool,
     /// The rule for which the flow would be held until its first bytes are there.
     pub waits_for_first_bytes: Option<Wait>,
     /// Whether the kernel may carry it alone: nothing in the rules needs user space. `sidetrack plan` tells what is really
@@ -119,15 +125,22 @@ pub struct Wait {
 pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     let flow = question.flow()?;
     let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
-    let carry = match &verdict.action {
-        Action::Deny => None,
-        Action::Carry(carry) => Some(carried(config, carry)),
-    };
+    let mut why = verdict.why.to_string();
+    let (mut carry, mut again) = (None, false);
+    if let Action::Carry(action) = &verdict.action {
+        match refusal(config, question, &flow, action) {
+            Some(denied) => why = denied.to_string(),
+            None => carry = Some(carried(config, action)),
+        }
+        let is_name = matches!(action.destination(&flow).host, Host::Name(_));
+        again = carry.is_some() && is_name && action.to.is_none() && !action.passes_names_on();
+    }
     Some(Answer {
         action: if carry.is_some() { "carry" } else { "deny" },
         rule: verdict.rule.as_deref().map(str::to_owned),
-        why: verdict.why.to_string(),
+        why,
         carry,
+        addresses_are_asked_again: again,
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
         kernel_path: kernel_path(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
@@ -140,6 +153,22 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
             host: question.host.as_ref().map(ToString::to_string),
         },
     })
+}
+
+/// Why the address of a destination would not be dialled, although the rules carry the flow.
+fn refusal(config: &Config, question: &Question<'_>, flow: &Flow, carry: &Carry) -> Option<Denied> {
+    let Host::Ip(ip) = carry.destination(flow).host else { return None };
+    if carry.to.is_some() {
+        return None;
+    }
+    let is_configured = question.listener.is_some_and(|listener| match &listener.kind {
+        ListenerKind::Http(http) => http.to.is_some(),
+        kind => kind.servers().is_some(),
+    });
+    let seen = Seen::FirstBytes(question.host.as_ref());
+    let dialled = Dialled { flow, seen, carry, ip, name: None, is_configured };
+    let client = flow.client.ip();
+    config.policy.admits(&dialled, || client.is_loopback() || sockopt::is_of_this_host(client)).err()
 }
 
 fn carried(config: &Config, carry: &Carry) -> Carried {
@@ -207,6 +236,12 @@ impl fmt::Display for Answer {
                     writeln!(f, "{}{health}", if index == 0 { "well     " } else { "         " })?;
                 }
             }
+        }
+        if self.addresses_are_asked_again {
+            writeln!(
+                f,
+                "address  asked about again when the name is resolved: rules that deny by network, then never_dial"
+            )?;
         }
         if let Some(Wait { rule, wait_ms }) = &self.waits_for_first_bytes {
             writeln!(f, "waits    up to {wait_ms} ms for first bytes: rule '{rule}' asks for the host name")?;

@@ -4,7 +4,7 @@
 //! HTTP/1; its authority is compressed and not looked for.
 
 use super::dns_name;
-use crate::flow::Host;
+use crate::flow::{Host, HostNameError};
 use std::net::Ipv6Addr;
 
 /// Most bytes of a request head that are looked at; common servers refuse longer ones.
@@ -78,6 +78,11 @@ pub enum HeadError {
     /// A host or port is none, or there is user information before it.
     #[error("the authority of the request is no host and port")]
     BadAuthority,
+    /// The host is a number, but no address: another program might take it for one (`127.1`).
+    #[error(
+        "the host is neither a name nor an address: write IPv4 as four decimal numbers without leading zeros (192.0.2.1)"
+    )]
+    BadNumber,
     /// There are two Host fields, equal or not (RFC 9112 Sec. 3.2).
     #[error("the request has more than one Host field")]
     RepeatedHost,
@@ -191,11 +196,20 @@ fn host_field<'a>(fields: &[httparse::Header<'a>]) -> Result<Option<&'a [u8]>, H
     Ok(first.map(|field| field.value.trim_ascii()))
 }
 
+impl HeadError {
+    const fn of(error: HostNameError) -> Self {
+        match error {
+            HostNameError::Number => Self::BadNumber,
+            _ => Self::BadAuthority,
+        }
+    }
+}
+
 impl Authority {
     /// Reads `host`, `host:port`, `[IPv6]` or `[IPv6]:port` (RFC 3986 Sec. 3.2).
     ///
     /// # Errors
-    /// [`HeadError::BadAuthority`]; user information before the host is one (RFC 9110 Sec. 4.2.4).
+    /// [`HeadError::BadAuthority`] or [`HeadError::BadNumber`]; user information before the host is one (RFC 9110 Sec. 4.2.4).
     pub fn parse(bytes: &[u8]) -> Result<Self, HeadError> {
         authority(bytes)
     }
@@ -212,7 +226,7 @@ fn authority(bytes: &[u8]) -> Result<Authority, HeadError> {
         }
         None => {
             let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
-            (dns_name(name.as_bytes()).ok_or(HeadError::BadAuthority)?, port)
+            (dns_name(name.as_bytes()).map_err(HeadError::of)?, port)
         }
     };
     Ok(Authority { host, port: self::port(port)? })

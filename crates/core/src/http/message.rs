@@ -5,7 +5,7 @@
 //! [`Response::parse`] then read the whole head. So any split of the stream gives the same result.
 
 use super::fields::{Fields, is_token, trim_end, trim_start};
-use super::head::Authority;
+use super::head::{Authority, HeadError};
 use super::lines::{Lines, Marks, name_length};
 
 /// Most bytes of a head with its empty line.
@@ -47,6 +47,11 @@ pub enum MessageError {
     /// No Host in HTTP/1.1, several, or one that is no host and port.
     #[error("the request needs exactly one Host field that is a host and port")]
     BadHost,
+    /// The host is a number, but no address: another program might take it for one (`127.1`).
+    #[error(
+        "the host is neither a name nor an address: write IPv4 as four decimal numbers without leading zeros (192.0.2.1)"
+    )]
+    BadNumber,
     /// A version other than 1.x.
     #[error("the HTTP version is not 1.0 or 1.1")]
     BadVersion,
@@ -71,6 +76,14 @@ pub enum MessageError {
 }
 
 impl MessageError {
+    /// This error, or a more exact one if the authority was wrong in a way of its own.
+    pub(super) const fn or(self, authority: HeadError) -> Self {
+        match authority {
+            HeadError::BadNumber => Self::BadNumber,
+            _ => self,
+        }
+    }
+
     /// The status with which a request like this is answered.
     pub const fn status(self) -> u16 {
         match self {
@@ -334,7 +347,9 @@ impl Request {
             (None | Some(b""), None) => Ok(()),
             // What the target says of it is judged where the target is.
             (Some(host), None) if self.is_asked_for(host) => Ok(()),
-            (Some(host), None) => Authority::parse(host).map(drop).map_err(|_| MessageError::BadHost),
+            (Some(host), None) => {
+                Authority::parse(host).map(drop).map_err(|error| MessageError::BadHost.or(error))
+            }
         }
     }
 

@@ -19,10 +19,9 @@ pub mod sni;
 pub mod tap;
 pub mod uri;
 
-use crate::flow::{Host, HostName};
+use crate::flow::{Host, HostName, HostNameError};
 use head::RequestHead;
 use sni::ClientHello;
-use std::net::{IpAddr, Ipv4Addr};
 
 /// Most bytes [`sniff`] looks at: it never answers [`Sniff::NeedMore`] to as many.
 pub const SNIFF_MAX: usize = if sni::MAX_BYTES > head::MAX_HEAD { sni::MAX_BYTES } else { head::MAX_HEAD };
@@ -89,17 +88,17 @@ fn named(name: Option<HostName>, how: How) -> Sniff {
 
 /// Reads a host of an authority or of SNI: an IPv4 address, or a DNS name of letters, digits, `-`, `_` and `.`
 /// without an empty label. Stricter than [`HostName`]: these bytes come from a peer and are matched by rules.
-fn dns_name(bytes: &[u8]) -> Option<Host> {
-    if bytes.first().is_some_and(u8::is_ascii_digit)
-        && let Some(address) = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<Ipv4Addr>().ok())
-    {
-        return Some(Host::Ip(address.into()));
+fn dns_name(bytes: &[u8]) -> Result<Host, HostNameError> {
+    if bytes.iter().any(|byte| matches!(byte, b':' | b'[')) {
+        return Err(HostNameError::Separator);
     }
-    let labels = bytes.strip_suffix(b".").unwrap_or(bytes);
-    let good = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    if !labels.split(|byte| *byte == b'.').all(|label| !label.is_empty() && label.iter().all(good)) {
-        return None;
+    let host = Host::from_bytes(bytes)?;
+    if let Host::Name(name) = &host {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        let labels = name.as_str().split('.');
+        if !labels.into_iter().all(|label| !label.is_empty() && label.bytes().all(good)) {
+            return Err(HostNameError::Separator);
+        }
     }
-    let name = HostName::from_bytes(bytes).ok()?;
-    Some(name.as_str().parse::<IpAddr>().map_or(Host::Name(name), Host::from))
+    Ok(host)
 }

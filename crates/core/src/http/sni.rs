@@ -278,8 +278,12 @@ fn server_name(data: &[u8]) -> Result<Option<HostName>, HelloError> {
     if std::str::from_utf8(name).is_ok_and(|text| text.parse::<std::net::IpAddr>().is_ok()) {
         return Ok(None);
     }
+    if !name.is_ascii() {
+        // RFC 6066 Sec. 3: international names come converted.
+        return Err(HelloError::BadName);
+    }
     match dns_name(name) {
-        Some(Host::Name(name)) => Ok(Some(name)),
+        Ok(Host::Name(name)) => Ok(Some(name)),
         _ => Err(HelloError::BadName),
     }
 }

@@ -80,7 +80,7 @@ impl Target {
     pub fn within(request: &Request, scheme: Scheme) -> Result<(Self, Form), MessageError> {
         let target = request.target.as_slice();
         if request.method == Method::Connect {
-            let authority = Authority::parse(target).map_err(|_| MessageError::BadTarget)?;
+            let authority = Authority::parse(target).map_err(|error| MessageError::BadTarget.or(error))?;
             let port = authority.port.ok_or(MessageError::BadTarget)?;
             return Ok((Self::Tunnel(Destination { host: authority.host, port }), Form::Absolute));
         }
@@ -121,8 +121,21 @@ impl Resource {
         format!("{}://{}{}", self.scheme.as_str(), self.host_field(), String::from_utf8_lossy(&self.path))
     }
 
+    /// The URL as servers understand it: unreserved characters decoded, other escapes in upper case, no dot segments (RFC
+    /// 3986 Sec. 6.2.2).
+    pub fn normal_url(&self) -> String {
+        let mut path = Vec::with_capacity(self.path.len());
+        // Escaped dots make dot segments, too.
+        normalise(&self.path, &mut path);
+        if path.first() == Some(&b'/') {
+            path = without_dot_segments(&path);
+        }
+        format!("{}://{}{}", self.scheme.as_str(), self.host_field(), String::from_utf8_lossy(&path))
+    }
+
     fn new(scheme: Scheme, authority: &[u8], path: Vec<u8>) -> Result<Self, MessageError> {
-        let Authority { host, port } = Authority::parse(authority).map_err(|_| MessageError::BadHost)?;
+        let Authority { host, port } =
+            Authority::parse(authority).map_err(|error| MessageError::BadHost.or(error))?;
         let server = Destination { host, port: port.unwrap_or(scheme.default_port()) };
         Ok(Self { scheme, server, path })
     }
@@ -143,7 +156,10 @@ impl Resource {
         if path.contains(&b'#') {
             return Err(MessageError::BadTarget);
         }
-        Self::new(scheme, authority, path).map_err(|_| MessageError::BadTarget)
+        Self::new(scheme, authority, path).map_err(|error| match error {
+            MessageError::BadNumber => error,
+            _ => MessageError::BadTarget,
+        })
     }
 
     /// The Host field: the host, and its port where it is not the scheme's.
@@ -296,6 +312,14 @@ fn normalise(text: &[u8], out: &mut Vec<u8>) {
             None => out.push(*byte),
         }
     }
+}
+
+/// A text with percent-encoded unreserved characters decoded and other hex digits in upper case.
+pub fn normalised_escapes(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    normalise(text.as_bytes(), &mut out);
+    // Only ASCII was put in, and only whole escapes were taken out.
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn hex(digit: u8) -> Option<u8> {

@@ -2,7 +2,7 @@
 
 use super::decide::Seen;
 use super::host_list::HostList;
-use crate::filter::fits;
+use super::url::UrlPattern;
 use crate::flow::{Flow, Host, HostName, HostNameError, Intercept};
 use crate::net::{IpSet, PortSet};
 use std::fmt;
@@ -41,8 +41,9 @@ pub enum Condition {
     /// The host name holds one of these words, in lower case. It is looked for as for [`Condition::Host`].
     HostContains(Vec<Box<str>>),
     /// The URL fits one of these patterns, in which `*` stands for anything and `?` for one character; requests whose
-    /// URL is seen only: of what passes unopened, nobody knows it.
-    Url(Vec<Box<str>>),
+    /// URL is seen only: of what passes unopened, nobody knows it. The normalised URL counts (RFC 3986 Sec. 6.2.2); to a
+    /// rule that denies, the URL as it was written counts as well.
+    Url(Vec<UrlPattern>),
 }
 
 /// A list of hosts, and where it came from.
@@ -134,7 +135,7 @@ impl Condition {
         }
     }
 
-    pub(super) fn holds(&self, flow: &Flow, seen: Seen<'_>) -> Truth {
+    pub(super) fn holds(&self, flow: &Flow, seen: Seen<'_>, denies: bool) -> Truth {
         let known = match self {
             Self::From(set) => set.contains(flow.client.ip()),
             Self::To(set) => matches!(flow.orig_dst.host, Host::Ip(ip) if set.contains(ip)),
@@ -160,7 +161,7 @@ impl Condition {
                 None => false,
             },
             Self::Url(patterns) => match seen {
-                Seen::Request { url, .. } => patterns.iter().any(|pattern| fits(pattern, url)),
+                Seen::Request { url, .. } => patterns.iter().any(|pattern| pattern.fits(url, denies)),
                 Seen::Nothing | Seen::FirstBytes(_) => false,
             },
         };
@@ -172,10 +173,20 @@ impl Condition {
         match self {
             Self::Host(patterns) => patterns.iter().any(|pattern| pattern.matches(host)),
             Self::HostFile(files) => files.iter().any(|file| file.list.contains(host)),
-            Self::HostContains(words) => words.iter().any(|word| host.as_str().contains(&**word)),
+            Self::HostContains(words) => contains(host, words),
             _ => false,
         }
     }
+}
+
+/// Whether a host holds one of these words. International words stand in the name as people write it.
+fn contains(host: &HostName, words: &[Box<str>]) -> bool {
+    if words.iter().any(|word| host.as_str().contains(&**word)) {
+        return true;
+    }
+    let mut international = words.iter().filter(|word| !word.is_ascii()).peekable();
+    international.peek().is_some()
+        && host.to_unicode().is_some_and(|written| international.any(|word| written.contains(&**word)))
 }
 
 impl Match {
@@ -197,10 +208,15 @@ impl Match {
 
     /// The first condition that does not hold for certain, with what it lacks. A failing one goes before one that
     /// lacks knowledge: nobody waits for bytes that cannot change the answer.
-    pub(super) fn first_obstacle(&self, flow: &Flow, seen: Seen<'_>) -> Option<(&Condition, Truth)> {
+    pub(super) fn first_obstacle(
+        &self,
+        flow: &Flow,
+        seen: Seen<'_>,
+        denies: bool,
+    ) -> Option<(&Condition, Truth)> {
         let mut lacking = None;
         for condition in &self.conditions {
-            match condition.holds(flow, seen) {
+            match condition.holds(flow, seen, denies) {
                 Truth::Holds => {}
                 Truth::Fails => return Some((condition, Truth::Fails)),
                 truth => lacking = lacking.or(Some((condition, truth))),
@@ -298,7 +314,8 @@ impl fmt::Display for Condition {
             Self::Uid(uids) => list(uids, ToString::to_string),
             Self::Host(patterns) => list(patterns, ToString::to_string),
             Self::HostFile(files) => list(files, |file| file.path.to_string()),
-            Self::HostContains(words) | Self::Url(words) => list(words, ToString::to_string),
+            Self::HostContains(words) => list(words, ToString::to_string),
+            Self::Url(patterns) => list(patterns, |pattern| pattern.as_str().to_owned()),
         };
         write!(f, "{} {value}", self.key())
     }

@@ -1,7 +1,7 @@
 //! From a flow to a verdict.
 
 use super::condition::Truth;
-use super::{Action, Policy};
+use super::{Action, Policy, Url};
 use crate::flow::{Flow, HostName, Process};
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub enum Seen<'a> {
     Request {
         /// The host it is for, if that has a name.
         host: Option<&'a HostName>,
-        /// What it asks for: scheme, host, port where it is not the scheme's own, path and query.
-        url: &'a str,
+        /// What it asks for.
+        url: &'a Url,
     },
 }
 
@@ -166,7 +166,7 @@ impl Policy {
     /// The verdict, or what is needed for one.
     fn first_match(&self, flow: &Flow, seen: Seen<'_>) -> Result<Verdict, Decision> {
         for (index, rule) in self.rules.iter().enumerate() {
-            match rule.matcher.first_obstacle(flow, seen).map(|(_, truth)| truth) {
+            match rule.obstacle(flow, seen).map(|(_, truth)| truth) {
                 Some(Truth::Fails) => {}
                 Some(Truth::NeedsProcess) => return Err(Decision::NeedProcess { rule: rule.name.clone() }),
                 Some(Truth::NeedsFirstBytes) => {
@@ -199,7 +199,7 @@ impl Policy {
             let outcome = if decided {
                 TraceOutcome::NotReached
             } else {
-                match rule.matcher.first_obstacle(flow, seen) {
+                match rule.obstacle(flow, seen) {
                     Some((condition, Truth::Fails)) => {
                         TraceOutcome::Failed { condition: condition.to_string() }
                     }

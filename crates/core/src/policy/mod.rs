@@ -3,13 +3,17 @@
 
 mod condition;
 mod decide;
+mod gate;
 mod host_list;
 mod kernel;
+mod url;
 
 pub use condition::{Condition, HostFile, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
+pub use gate::{Denied, Dialled, NEVER_DIAL, never_dial};
 pub use host_list::HostList;
 pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
+pub use url::{Url, UrlPattern};
 
 use crate::agreement::Clause;
 use crate::carrier::Carrier;
@@ -27,6 +31,8 @@ pub struct Policy {
     default_why: Arc<str>,
     first_bytes_ms: u64,
     asks_url: bool,
+    asks_host: bool,
+    addresses: gate::Addresses,
 }
 
 /// One rule.
@@ -229,7 +235,13 @@ impl Policy {
         };
         let of_url = |condition: &Condition| matches!(condition, Condition::Url(_));
         let asks_url = rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_url));
-        Self { rules, whys, default, default_why, first_bytes_ms: Self::FIRST_BYTES_MS, asks_url }
+        let of_host = |condition: &Condition| {
+            matches!(condition, Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_))
+        };
+        let asks_host = rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_host));
+        let addresses = gate::Addresses::new(&rules, never_dial());
+        let first_bytes_ms = Self::FIRST_BYTES_MS;
+        Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, addresses }
     }
 
     /// Sets how long a flow may wait for its first bytes where a rule asks for the host name, milliseconds.
@@ -242,6 +254,11 @@ impl Policy {
     /// Whether a rule asks for URLs: else nobody need put one together.
     pub const fn asks_url(&self) -> bool {
         self.asks_url
+    }
+
+    /// Whether a rule asks for host names: else it matters to none which name a client says.
+    pub const fn asks_host(&self) -> bool {
+        self.asks_host
     }
 
     /// Whether a rule asks for the process behind a flow.

@@ -1,7 +1,7 @@
 //! Type-length-value fields behind the addresses of a version 2 header (Secs. 2.2.1 to 2.2.8 of the document).
 
 use super::{EncodeError, HeaderError, MAX_UNIQUE_ID, MAX_V2, crc32c};
-use crate::flow::HostName;
+use crate::flow::{HostName, HostNameError};
 
 const ALPN: u8 = 0x01;
 const AUTHORITY: u8 = 0x02;
@@ -54,7 +54,14 @@ impl Tlv {
         Ok(match kind {
             ALPN if value.is_empty() => return Err(bad),
             ALPN => Self::Alpn(value.to_vec()),
-            AUTHORITY => Self::Authority(HostName::from_bytes(value).map_err(|_| bad)?),
+            AUTHORITY => match HostName::from_bytes(value) {
+                Ok(name) => Self::Authority(name),
+                // A client may name an address where a host name belongs: the header says nothing about a name then.
+                Err(HostNameError::Address | HostNameError::Number) => {
+                    Self::Other { kind, value: value.to_vec() }
+                }
+                Err(_) => return Err(bad),
+            },
             UNIQUE_ID if value.len() > MAX_UNIQUE_ID => return Err(bad),
             UNIQUE_ID => Self::UniqueId(value.to_vec()),
             TLS => Self::Tls(Tls::parse(value).ok_or(bad)?),

@@ -3,7 +3,7 @@
 //! An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) is read as IPv4 and never sent.
 
 use super::reader::{Reader, Stop};
-use crate::flow::{Destination, Host, HostName, HostNameError};
+use crate::flow::{Destination, Host, HostNameError};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Address type of an IPv4 address.
@@ -19,7 +19,7 @@ pub enum AddressError {
     /// The type is none of 1, 3 and 4; where the address ends is unknown.
     #[error("address type {0} is unknown: 1 is IPv4, 3 a name, 4 IPv6")]
     Type(u8),
-    /// The name breaks the rules of [`HostName`].
+    /// The name breaks the rules of [`crate::flow::HostName`].
     #[error("the name of the destination is wrong: {0}")]
     Name(HostNameError),
 }
@@ -100,7 +100,8 @@ pub(crate) fn read_host(reader: &mut Reader<'_>, atyp: u8, layout: NameLayout) -
         ATYP_IPV6 => reader.ipv6().map(Host::from),
         ATYP_NAME => {
             let name = read_name(reader, layout)?;
-            Ok(Host::Name(HostName::from_bytes(name).map_err(AddressError::Name)?))
+            // Clients send addresses as names, too: a rule about networks has to see the address.
+            Ok(Host::from_bytes(name).map_err(AddressError::Name)?)
         }
         other => Err(AddressError::Type(other).into()),
     }

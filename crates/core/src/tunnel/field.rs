@@ -1,7 +1,7 @@
 //! Messages and their fields.
 
 use super::{BODY_MAX, HEAD, MessageError, Parsed};
-use crate::flow::{Destination, Host, HostName};
+use crate::flow::{Destination, Host};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const IPV4: u8 = 1;
@@ -123,7 +123,7 @@ pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, Messag
     let host = match kind {
         IPV4 => Host::from(IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(host).map_err(|_| bad)?))),
         IPV6 => Host::from(IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(host).map_err(|_| bad)?))),
-        NAME => Host::Name(HostName::from_bytes(host).map_err(|_| bad)?),
+        NAME => Host::from_bytes(host).map_err(|_| bad)?,
         _ => return Err(bad),
     };
     Ok(Destination { host, port: u16::from_be_bytes([high, low]) })

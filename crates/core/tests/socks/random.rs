@@ -22,7 +22,7 @@ fn ip() -> impl Strategy<Value = IpAddr> {
 
 fn destination() -> impl Strategy<Value = Destination> {
     let name =
-        "[a-z0-9][a-z0-9.-]{0,253}[a-z0-9]".prop_map(|text| Host::Name(text.parse::<HostName>().unwrap()));
+        "[a-z0-9][a-z0-9.-]{0,253}[a-z]".prop_map(|text| Host::Name(text.parse::<HostName>().unwrap()));
     let host = prop_oneof![ip().prop_map(Host::from), name];
     (host, any::<u16>()).prop_map(|(host, port)| Destination { host, port })
 }

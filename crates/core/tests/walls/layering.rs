@@ -249,3 +249,42 @@ fn crates_depend_one_way() {
         assert!(actual.is_subset(&allowed), "crates/{name} depends on {actual:?}, allowed is {allowed:?}");
     }
 }
+
+/// Files of `crates/sidetrack/src` that connect to something, and why the gate (`carry/gate.rs`) is not asked.
+const CONNECTS: [(&str, &str); 5] = [
+    ("carry/gate.rs", "it is the gate"),
+    ("carry/tunnel/quic.rs", "datagrams to the far side of a tunnel, which the configuration names"),
+    ("control/link.rs", "an orchestrator, in a process of its own, which its own file names"),
+    ("control/domain/authoriser.rs", "the reasoner of a domain's agent, which its own file names"),
+    ("overlay/mod.rs", "two sockets of our own that are joined over loopback"),
+];
+
+/// What starts a connection over a network.
+const STARTS: [&str; 4] =
+    ["start_connect(", "TcpStream::connect(", "connect_with(", "TcpStream::connect_timeout("];
+
+/// The code that is no test.
+fn without_tests(source: &Source) -> &str {
+    if source.path.ends_with("/tests.rs") {
+        return "";
+    }
+    source.code.split("#[cfg(test)]").next().unwrap_or_default()
+}
+
+#[test]
+fn only_the_gate_connects() {
+    let connecting: BTreeSet<String> = sources("crates/sidetrack/src")
+        .iter()
+        .filter(|source| {
+            let code: String = without_tests(source).split_whitespace().collect();
+            STARTS.iter().any(|start| code.contains(start))
+        })
+        .filter_map(|source| source.path.strip_prefix("crates/sidetrack/src/").map(str::to_owned))
+        .collect();
+    let known: BTreeSet<String> = CONNECTS.iter().map(|(file, _)| (*file).to_owned()).collect();
+    assert_eq!(
+        connecting, known,
+        "an address is dialled past the gate: use carry::gate, or add the file to CONNECTS with the reason why no client can \
+         choose the address"
+    );
+}

@@ -131,7 +131,7 @@ fn every_promise_names_what_shows_it() {
 #[test]
 fn every_invariant_names_its_test() {
     let rows = check("ARCHITECTURE.md", &["invariant", "held by"], &[1]);
-    assert_eq!(rows, 10, "the ten invariants");
+    assert!(rows >= 10, "only {rows} invariants");
 }
 
 #[test]

@@ -76,6 +76,8 @@ pub struct Node {
     engines: engine::Engines,
     /// Ports of paths that services asked for.
     paths: Mutex<Vec<SocketAddr>>,
+    /// Where people and services ask us, by TCP.
+    windows: Mutex<Vec<SocketAddr>>,
     /// Whoever reads an agreement and puts it in force does so alone: what was read last is in force last.
     pub(super) agreeing: Mutex<()>,
 }
@@ -195,6 +197,7 @@ impl Prepared {
             overlay: self.overlay.map(overlay::Bound::start).transpose()?,
             engines,
             paths: Mutex::default(),
+            windows: Mutex::default(),
             agreeing: Mutex::default(),
         };
         node.set_dialing(&lock(&node.served));
@@ -268,6 +271,12 @@ impl Node {
         self.set_dialing(&lock(&self.served));
     }
 
+    /// Our own ports that are no listeners for flows: no flow is led there.
+    pub(super) fn set_windows(&self, windows: Vec<SocketAddr>) {
+        *lock(&self.windows) = windows;
+        self.set_dialing(&lock(&self.served));
+    }
+
     /// The data-flow agreement in force.
     pub(super) fn agreement(&self) -> &ArcSwap<InForce> {
         &self.shared.agreement
@@ -296,6 +305,7 @@ impl Node {
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let mut dialing = Dialing { mark, own: own.collect(), overlay: None };
         dialing.own.extend(lock(&self.paths).iter());
+        dialing.own.extend(lock(&self.windows).iter());
         if let Some(overlay) = &self.overlay {
             dialing.own.extend(overlay.addresses());
             overlay.set_dialing(dialing.clone());

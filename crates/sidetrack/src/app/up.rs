@@ -10,6 +10,7 @@ use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
 use anyhow::Context;
 use sidetrack_sys::caps;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tokio::signal::unix::{SignalKind, signal};
@@ -101,6 +102,11 @@ impl Windows {
         Ok(Self { admin, metrics, outgoing })
     }
 
+    /// The TCP ports.
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.metrics.iter().chain(&self.outgoing).filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
     fn serve(
         self,
         state: AdminState,
@@ -124,6 +130,7 @@ async fn run(
     windows: Windows,
     shunt: Option<Arc<ShuntFlows>>,
 ) -> anyhow::Result<()> {
+    node.set_windows(windows.addresses());
     let config = handle.current().load_full();
     let (stop, stopped) = watch::channel(false);
     let mut ledgers = node.ledgers();

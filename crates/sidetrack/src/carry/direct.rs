@@ -1,15 +1,17 @@
 //! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
 
+use super::gate::{self, Admitted};
 use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
 use crate::live::{Taken, Transport};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::net::embedded_v4;
 use sidetrack_core::socks::v6::StackOption;
 use sidetrack_sys::sockopt;
 use socket2::SockRef;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -53,9 +55,17 @@ pub struct Wishes<'a> {
 impl Dialing {
     /// Whether dialling this address would come back to ourselves.
     pub fn is_own(&self, to: SocketAddr) -> bool {
+        // To the kernel an unspecified destination is loopback, and a translator makes an IPv4 address of some of IPv6.
+        let form = |ip: IpAddr| match ip {
+            ip if ip.is_unspecified() && ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+            ip if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => embedded_v4(ip).map_or(ip, IpAddr::V4),
+        };
         self.own.iter().any(|own| {
-            own.port() == to.port()
-                && (own.ip() == to.ip() || own.ip().is_unspecified() && sockopt::is_of_this_host(to.ip()))
+            own.port() == to.port() && {
+                let ip = form(to.ip());
+                own.ip() == ip || own.ip().is_unspecified() && sockopt::is_of_this_host(ip)
+            }
         })
     }
 
@@ -63,11 +73,12 @@ impl Dialing {
     ///
     /// # Errors
     /// As `connect(2)`, sorted into the closed list.
-    pub async fn connect(&self, to: SocketAddr, wishes: Wishes<'_>) -> Result<(TcpStream, usize), Failure> {
-        if self.is_own(to) {
-            return Err(Failure::new(EndReason::Loop, format!("{to} is our own listener")));
+    pub async fn connect(&self, to: Admitted, wishes: Wishes<'_>) -> Result<(TcpStream, usize), Failure> {
+        let address = to.address();
+        if self.is_own(address) {
+            return Err(Failure::new(EndReason::Loop, format!("{address} is our own listener")));
         }
-        self.try_connect(to, wishes).await.map_err(|error| failure(&error, to))
+        self.try_connect(to, wishes).await.map_err(|error| failure(&error, address))
     }
 
     fn socket(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<socket2::Socket> {
@@ -93,9 +104,9 @@ impl Dialing {
         Ok(socket)
     }
 
-    async fn try_connect(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<(TcpStream, usize)> {
-        let socket = self.socket(to, wishes)?;
-        let done = sockopt::start_connect(&socket, to)?;
+    async fn try_connect(&self, to: Admitted, wishes: Wishes<'_>) -> io::Result<(TcpStream, usize)> {
+        let socket = self.socket(to.address(), wishes)?;
+        let done = gate::start(&socket, to)?;
         let stream = TcpStream::new(socket.into())?;
         let mut sent = 0;
         if done && !wishes.syn_data.is_empty() {
@@ -123,7 +134,7 @@ impl Dialing {
     /// The first failure, if all fail.
     pub async fn race(
         &self,
-        addresses: &[SocketAddr],
+        addresses: &[Admitted],
         wishes: Wishes<'_>,
     ) -> Result<(TcpStream, usize), Failure> {
         match addresses {
@@ -214,7 +225,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
         let stack = Vec::new();
         return Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack, taken });
     }
-    let addresses = resolve(&order.destination).await?;
+    let addresses = order.admit(resolve(&order.destination).await?)?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
     let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
     // Without bytes at hand there is nothing to put into the SYN, and a server that speaks first must not wait.
@@ -283,7 +294,8 @@ mod tests {
         let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let to = open.local_addr().unwrap();
         let stream = on_loopback(async {
-            let stream = Dialing::default().race(&[closed, to], Wishes::default()).await;
+            let both = [closed, to].map(Admitted::configured);
+            let stream = Dialing::default().race(&both, Wishes::default()).await;
             stream.map(|(stream, _)| std::net::TcpStream::peer_addr(&stream.into_std().unwrap()).unwrap())
         });
         assert_eq!(stream, Ok(to));
@@ -292,10 +304,12 @@ mod tests {
     #[test]
     fn a_refusal_is_called_refused_and_our_own_listener_a_loop() {
         let (_bound, closed) = closed();
-        let result = on_loopback(Dialing::default().connect(closed, Wishes::default()));
+        let result = on_loopback(Dialing::default().connect(Admitted::configured(closed), Wishes::default()));
         assert_eq!(result.unwrap_err().reason, EndReason::Refused);
         let dialing = Dialing { own: vec!["0.0.0.0:1080".parse().unwrap()], ..Dialing::default() };
-        let result = on_loopback(dialing.connect("127.0.0.1:1080".parse().unwrap(), Wishes::default()));
+        let result = on_loopback(
+            dialing.connect(Admitted::configured(([127, 0, 0, 1], 1080).into()), Wishes::default()),
+        );
         assert_eq!(result.unwrap_err().reason, EndReason::Loop);
     }
 }

@@ -3,6 +3,7 @@
 //! it, so that a chain of SOCKS6 hops and the client's first bytes leave in one write.
 
 use super::direct::Wishes;
+use super::gate;
 use super::{Carried, Failure, FirstBytes, Order, hop_name, resolve};
 use crate::live::Clock;
 use crate::reactor::TcpStream;
@@ -192,7 +193,7 @@ pub(super) async fn carry(
     let entry = &hops[0];
     let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
     let wishes = Wishes { tfo: entry.tfo, speaks_first: true, mptcp: entry.mptcp, ..Wishes::default() };
-    let dialled = order.dialing.race(&addresses, wishes).await;
+    let dialled = order.dialing.race(&gate::configured(addresses), wishes).await;
     let (mut stream, _) = dialled.map_err(|failure| at(failure, 0, hops))?;
     let clock = Clock::start();
     let held = first.held();

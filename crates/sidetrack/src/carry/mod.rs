@@ -1,6 +1,7 @@
 //! Carriers: how the bytes get to the destination. Directly, or through hops, each reached through the one before.
 
 mod direct;
+pub mod gate;
 pub mod hops;
 mod overlay;
 mod resolve;
@@ -11,6 +12,7 @@ pub mod tunnel;
 pub mod warm;
 
 pub use direct::Dialing;
+pub use gate::{Admitted, Gate};
 pub use overlay::{OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
@@ -55,6 +57,8 @@ pub struct Order<'a> {
     pub stack: &'a [StackOption],
     /// Metadata that came with the request and goes on along the chain.
     pub metadata: Vec<Metadata>,
+    /// Who is asked about the addresses that the destination leads to; none: the configuration names it.
+    pub gate: Option<Gate<'a>>,
     /// Marks and congestion control of the sockets we dial with.
     pub dialing: &'a Dialing,
     /// The tunnels of this worker.
@@ -103,7 +107,10 @@ pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Car
             // Boxed: a direct flow's future need not have room for handshakes.
             Box::pin(hops::carry(order, hops, &destination, first)).await
         }
-        Carrier::Overlay(node) => Box::pin(overlay::carry(order, node)).await,
+        Carrier::Overlay(node) => {
+            let destination = resolved(order).await?;
+            Box::pin(overlay::carry(order, node, destination)).await
+        }
         Carrier::Tunnel(name) => {
             let destination = resolved(order).await?;
             Box::pin(tunnel::carry(order, name, destination, first)).await
@@ -111,13 +118,39 @@ pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Car
     }
 }
 
-/// The destination as who carries on is to be told it.
+impl Order<'_> {
+    /// Those of the addresses of the destination that may be dialled.
+    fn admit(&self, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
+        match &self.gate {
+            Some(gate) => gate.admit_all(self.name(), addresses),
+            None => Ok(gate::configured(addresses)),
+        }
+    }
+
+    /// The name of the destination.
+    const fn name(&self) -> Option<&HostName> {
+        match &self.destination.host {
+            Host::Name(name) => Some(name),
+            Host::Ip(_) => None,
+        }
+    }
+}
+
+/// Returns the destination to send to the next hop: an admitted address if we resolve names, otherwise unchanged. A name that
+/// goes on is resolved by the last hop, whose rules decide; only of `localhost` we know where it leads.
 async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
-    let address = match (order.carry.resolve, &order.destination.host) {
-        (Resolve::Local, Host::Name(_)) => resolve(&order.destination).await?.first().copied(),
-        _ => None,
-    };
-    Ok(address.map_or_else(|| order.destination.clone(), Destination::from))
+    let to = &order.destination;
+    match &to.host {
+        Host::Name(_) if order.carry.resolve == Resolve::Local => {
+            let admitted = order.admit(resolve(to).await?)?;
+            let first = admitted.first().map(|admitted| admitted.address());
+            return Ok(first.map_or_else(|| to.clone(), Destination::from));
+        }
+        Host::Name(name) if name.is_localhost() => drop(order.admit(resolve(to).await?)?),
+        Host::Name(_) => {}
+        Host::Ip(ip) => drop(order.admit(vec![SocketAddr::new(*ip, to.port)])?),
+    }
+    Ok(to.clone())
 }
 
 /// `hop 2 of 3 (socks5://b:1080)`, for details of records.

@@ -33,7 +33,11 @@ pub trait OverlayEntry: Debug + Send + Sync {
 }
 
 /// Carries a flow over the overlay.
-pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried, Failure> {
+pub(super) async fn carry(
+    order: &Order<'_>,
+    node: &Arc<str>,
+    destination: Destination,
+) -> Result<Carried, Failure> {
     let Some(overlay) = &order.dialing.overlay else {
         return Err(Failure::new(
             EndReason::Unreachable,
@@ -44,12 +48,7 @@ pub(super) async fn carry(order: &Order<'_>, node: &Arc<str>) -> Result<Carried,
         Host::Name(name) => Some(name.clone()),
         Host::Ip(_) => order.host.cloned(),
     };
-    let order = OverlayOrder {
-        node: node.clone(),
-        destination: order.destination.clone(),
-        client: order.client,
-        host,
-    };
+    let order = OverlayOrder { node: node.clone(), destination, client: order.client, host };
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
     let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
     Ok(Carried {

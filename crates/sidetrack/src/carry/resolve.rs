@@ -2,7 +2,7 @@
 
 use super::Failure;
 use sidetrack_core::flow::{Destination, EndReason, Host};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 16;
@@ -15,6 +15,11 @@ const ADDRESSES_MAX: usize = 16;
 pub async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, Failure> {
     let name = match &destination.host {
         Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port)]),
+        // No server is asked: another answer would be somebody else's host (RFC 6761 Sec. 6.3).
+        Host::Name(name) if name.is_localhost() => {
+            let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+            return Ok(loopback.map(|ip| SocketAddr::new(ip, destination.port)).into());
+        }
         Host::Name(name) => name.as_str(),
     };
     let found = tokio::net::lookup_host((name, destination.port)).await;

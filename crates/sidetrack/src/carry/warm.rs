@@ -7,10 +7,10 @@
 
 use super::direct::Wishes;
 use super::tunnel::AskDialing;
-use super::{Dialing, Failure, Order, resolve};
+use super::{Failure, Order, gate, resolve};
 use crate::reactor::{self, TcpStream, now, sleep, timeout};
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::policy::{Action, Carry, Policy, Warm as Wanted};
 use sidetrack_sys::sockopt;
 use std::cell::{Cell, RefCell};
@@ -41,6 +41,8 @@ const LONGEST_REST: Duration = Duration::from_secs(15);
 thread_local! {
     /// The destinations of this worker.
     static OPEN: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+    /// The rules in force.
+    static POLICY: RefCell<Option<Arc<Policy>>> = const { RefCell::new(None) };
 }
 
 /// How many connections all workers together may hold ready: what is set aside for them of the descriptors.
@@ -119,7 +121,8 @@ impl Warm {
 
     /// Holds connections to the destinations that rules name, until they are those of `policy`. Those that are named
     /// still are not touched; what was learnt is forgotten, as rules may say something else now.
-    pub fn update(&self, policy: &Policy) {
+    pub fn update(&self, policy: &Arc<Policy>) {
+        POLICY.set(Some(policy.clone()));
         let mut old = OPEN.take();
         let mut open: Vec<Held> = Vec::new();
         for rule in policy.rules() {
@@ -138,7 +141,7 @@ impl Warm {
     pub fn take(&self, order: &Order<'_>) -> Option<(TcpStream, SocketAddr)> {
         // What a client asks for beyond a connection is done from the SYN on.
         let key = Key::of(order.carry, &order.destination).filter(|_| order.stack.is_empty())?;
-        find(&key)?.take(order.dialing)
+        find(&key)?.take(order)
     }
 
     /// A flow has reached its server by itself: if its rule says so, the next one finds a connection ready. Whoever asks
@@ -229,13 +232,18 @@ struct Idle {
 }
 
 impl Pool {
-    fn take(&self, dialing: &Dialing) -> Option<(TcpStream, SocketAddr)> {
+    fn take(&self, order: &Order<'_>) -> Option<(TcpStream, SocketAddr)> {
         self.last_flow.set(now());
         let taken = loop {
             // The youngest: the others come to their end by themselves where that many are not needed.
             let Some(idle) = self.ready.borrow_mut().pop() else { break None };
             // What the kernel knows and the loop has not heard yet, and listeners that came after it.
-            if idle.stream.stands() && !dialing.is_own(idle.address) {
+            if idle.stream.stands() && !order.dialing.is_own(idle.address) {
+                if order.admit(vec![idle.address]).is_err() {
+                    // It is for others. This flow is told why when it dials by itself.
+                    self.ready.borrow_mut().push(idle);
+                    break None;
+                }
                 break Some((idle.stream, idle.address));
             }
         };
@@ -336,6 +344,12 @@ impl Pool {
 
     async fn connect(&self) -> Result<(TcpStream, SocketAddr), Failure> {
         let addresses = resolve(&self.key.destination).await?;
+        let may_change = self.is_learnt && matches!(self.key.destination.host, Host::Name(_));
+        let addresses = match POLICY.with_borrow(Clone::clone).filter(|_| may_change) {
+            // A client named this destination, and no flow is there to ask for: its name may lead elsewhere by now.
+            Some(policy) => gate::for_anybody(&policy, addresses)?,
+            None => gate::configured(addresses),
+        };
         let dialing = (self.dialing)();
         let wishes = Wishes { mptcp: self.key.mptcp, ..Wishes::default() };
         let (stream, _) = dialing.race(&addresses, wishes).await?;

@@ -56,6 +56,11 @@ pub struct File {
     /// Named sets of networks, used as "@name" wherever networks are listed.
     #[serde(default)]
     pub set: BTreeMap<String, List<String>>,
+    /// Networks or "@set"s that are not dialled for clients, whatever name leads there, unless a rule names them: its `match`
+    /// holds the network in `to`, or the exact host in `host`. Loopback in it counts only for clients of other hosts. "default"
+    /// stands for the default, "none" for no network. Default: this network (0.0.0.0/8, ::), loopback, link-local addresses,
+    /// and those at which clouds give machines their credentials.
+    pub never_dial: Option<List<String>>,
     /// The shunt: flows that the packet filter's marks move to a fast path.
     pub shunt: Option<At<Shunt>>,
     /// Which TLS is opened. Default: none.
@@ -456,19 +461,21 @@ pub enum Kernel {
 pub struct Match {
     /// The client is in these networks or "@set"s.
     pub from: Option<List<String>>,
-    /// The destination is in these networks or "@set"s. A destination known by name only is in none: use `host`.
+    /// The destination is in these networks or "@set"s. A destination known by name only is in none; a rule that denies is asked
+    /// again with each address that the name leads to.
     pub to: Option<List<String>>,
     /// The destination's port: numbers or "first-last".
     pub port: Option<List<Number>>,
-    /// The host name, or "*.example" for all names below. Looked for in the first bytes where it is not known.
+    /// The host name, or "*.example" for all names below; international names as people write them or in ASCII ("xn--…"). Looked for in the first bytes where it is not known.
     pub host: Option<List<String>>,
     /// The host name is in one of these files: one name a line, "*.name" for all below, ".name" for both; lines of hosts
     /// files ("0.0.0.0 name") and of Adblock lists ("||name^", "@@||name^"). Looked for as for `host`.
     pub host_file: Option<List<String>>,
     /// The host name holds one of these words. Looked for as for `host`.
     pub host_contains: Option<List<String>>,
-    /// The URL fits one of these patterns: "*" stands for anything, "?" for one character. Requests whose URL is seen only:
-    /// those of http listeners and of connections that are opened.
+    /// The URL fits one of these patterns: "*" stands for anything, "?" for one character. It is normalised first (RFC 3986 Sec.
+    /// 6.2.2); in a rule that denies, the URL as it was written counts as well. Requests whose URL is seen only: those of http
+    /// listeners and of connections that are opened.
     pub url: Option<List<String>>,
     /// Names of listeners.
     pub listener: Option<List<String>>,

@@ -6,7 +6,7 @@ use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Qu
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
-use sidetrack_core::flow::HostName;
+use sidetrack_core::flow::Host;
 use sidetrack_core::names::NameTable;
 use sidetrack_core::time::Instant;
 
@@ -93,14 +93,19 @@ fn resolve(query: &Query, names: &mut NameTable, now: Instant) -> Result<Option<
     if name.is_root() {
         return Ok(None);
     }
-    let host = host_name(name).ok_or(ResponseCode::NXDomain)?;
+    let host = match host(name).ok_or(ResponseCode::NXDomain)? {
+        Host::Name(host) => host,
+        // A name that means a fixed address: nothing has to stand for it.
+        Host::Ip(address) => return Ok(address_record(address, kind)),
+    };
     if is_below(host.as_str(), "arpa") {
         return reverse(name, kind, names);
     }
     if host.as_str() == DOH_CANARY {
         return Err(ResponseCode::NXDomain);
     }
-    if let Some(addresses) = literal(host.as_str()) {
+    if host.is_localhost() {
+        let addresses = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         return Ok(addresses.into_iter().find_map(|address| address_record(address, kind)));
     }
     if !matches!(kind, RecordType::A | RecordType::ANY) {
@@ -108,14 +113,6 @@ fn resolve(query: &Query, names: &mut NameTable, now: Instant) -> Result<Option<
     }
     let address = names.address_for(&host, now).ok_or(ResponseCode::ServFail)?;
     Ok(Some(RData::A(A(address))))
-}
-
-/// Names that mean fixed addresses: nothing has to stand for them.
-fn literal(host: &str) -> Option<Vec<IpAddr>> {
-    if is_below(host, "localhost") {
-        return Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
-    }
-    host.parse::<IpAddr>().ok().map(|address| vec![address])
 }
 
 fn address_record(address: IpAddr, kind: RecordType) -> Option<RData> {
@@ -142,13 +139,13 @@ fn reverse(name: &Name, kind: RecordType, names: &NameTable) -> Result<Option<RD
     Ok(Some(RData::PTR(PTR(target))))
 }
 
-/// The name as a host name: labels of one byte string each, which must hold no dot.
-fn host_name(name: &Name) -> Option<HostName> {
+/// The name as a host: labels of one byte string each, which must hold no dot.
+fn host(name: &Name) -> Option<Host> {
     let labels: Vec<&[u8]> = name.iter().collect();
     if labels.iter().any(|label| label.contains(&b'.')) {
         return None;
     }
-    HostName::from_bytes(&labels.join(&b'.')).ok()
+    Host::from_bytes(&labels.join(&b'.')).ok()
 }
 
 fn is_below(host: &str, zone: &str) -> bool {

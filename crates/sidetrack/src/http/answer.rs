@@ -160,6 +160,8 @@ pub fn refusal(proxy: &Proxy, what: &str, failure: &Failure) -> Vec<u8> {
 /// Status and Proxy-Status error (RFC 9209 Sec. 2.3) of a reason.
 const fn status_of(reason: EndReason) -> (u16, &'static str) {
     match reason {
+        // Of the address that the name leads to: rules had nothing against the name.
+        EndReason::PolicyDenied => (403, "destination_ip_prohibited"),
         EndReason::FunctionRefused => (403, "http_request_denied"),
         EndReason::FunctionFailed => (502, "proxy_internal_error"),
         EndReason::Certificate => (502, "tls_certificate_error"),

@@ -125,6 +125,8 @@ impl<'a> Turn<'a> {
             worker: self.worker,
             route: &self.asked.route,
             flow: &self.asked.flow,
+            resource: &self.asked.resource,
+            is_configured: self.asked.is_configured,
             progress: self.progress(),
             pseudonym: &self.proxy.pseudonym,
             bound: Some(self.bound),

@@ -6,16 +6,21 @@ use super::duplex::Duplex;
 use super::h2::ask::{self, Requests};
 use super::pool::{Route, Server};
 use super::relay::{Progress, write_all};
-use crate::carry::{self, Failure, FirstBytes, Order, Stream};
+use crate::carry::{self, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::worker::Worker;
-use sidetrack_core::flow::{EndReason, Flow};
+use sidetrack_core::carrier::Carrier;
+use sidetrack_core::flow::{EndReason, Flow, Host};
 use sidetrack_core::http::auth::response_binds;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
 use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
+use sidetrack_core::http::uri::Resource;
+use sidetrack_core::policy::Policy;
+use sidetrack_sys::sockopt;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -41,6 +46,10 @@ pub struct Way<'a> {
     pub route: &'a Route,
     /// The request's flow.
     pub flow: &'a Flow,
+    /// What it asks for.
+    pub resource: &'a Resource,
+    /// The configuration names the server, not the client.
+    pub is_configured: bool,
     /// Its place in the ledger, and the clock.
     pub progress: Progress<'a>,
     /// Our name in Via.
@@ -90,7 +99,7 @@ impl Way<'_> {
             return Ok(server);
         }
         if reuse != Reuse::Never
-            && let Some(server) = self.route.take(reuse == Reuse::Checked)
+            && let Some(server) = self.route.take(reuse == Reuse::Checked, |address| self.admits(address))
         {
             self.progress.mark();
             return Ok(server);
@@ -104,10 +113,25 @@ impl Way<'_> {
         Box::pin(self.dial()).await
     }
 
+    /// Whether policy lets this flow use a connection that another made: its name may have led to what is denied here.
+    fn admits(&self, address: SocketAddr) -> bool {
+        let name = match &self.route.destination.host {
+            Host::Name(name) => Some(name),
+            Host::Ip(_) => None,
+        };
+        self.gate(&self.worker.config().policy).admit(name, address).is_ok()
+    }
+
+    fn gate<'b>(&'b self, policy: &'b Policy) -> Gate<'b> {
+        let (flow, carry, resource) = (self.flow, &*self.route.carry, Some(self.resource));
+        Gate { policy, flow, carry, resource, peer: flow.client.ip(), is_configured: self.is_configured }
+    }
+
     /// A new connection to the server.
     async fn dial(&self) -> Result<Server, Failure> {
         let carry = &*self.route.carry;
-        let limit = carry.connect_timeout_ms.unwrap_or(self.worker.config().limits.connect_timeout_ms);
+        let config = self.worker.config();
+        let limit = carry.connect_timeout_ms.unwrap_or(config.limits.connect_timeout_ms);
         let deadline = self.progress.clock.now() + Duration::from_millis(limit);
         self.progress.live.set_deadline(Some(deadline), EndReason::ConnectTimeout);
         let order = Order {
@@ -117,12 +141,18 @@ impl Way<'_> {
             host: self.flow.host.as_ref(),
             stack: &[],
             metadata: Vec::new(),
+            gate: Some(self.gate(&config.policy)),
             dialing: &self.worker.dialing(),
             tunnels: &self.worker.tunnels,
             warm: &self.worker.warm,
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
         self.progress.live.carried_by(carried.taken);
+        // Others may take it later: they are asked about by where it leads.
+        let is_direct = carry.carrier == Carrier::Direct;
+        let address = is_direct
+            .then(|| carried.stream.tcp().ok().and_then(|tcp| sockopt::peer_address(tcp).ok()))
+            .flatten();
         let mut stream = Duplex::from(carried.stream);
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);
@@ -138,7 +168,7 @@ impl Way<'_> {
             let tls = secure.shake_hands(below, std::mem::take(&mut early), self.progress.clock).await?;
             stream = if tls.protocol() == Some(b"h2") {
                 let requests = ask::begin(Stream::Tls(Box::new(tls))).await?;
-                self.route.put_shared(Some(requests.clone()));
+                self.route.put_shared(Some((requests.clone(), address)));
                 ask::connection(requests)
             } else {
                 Duplex::from(Stream::Tls(Box::new(tls)))
@@ -147,12 +177,12 @@ impl Way<'_> {
         self.progress.live.connected(self.progress.live.age());
         self.progress.mark();
         let buffer = Buffer::holding(early);
-        Ok(Server { stream, buffer, is_reused: false, home: None, is_bound: false })
+        Ok(Server { stream, buffer, address, is_reused: false, home: None, is_bound: false })
     }
 
     /// One more request on a connection of HTTP/2 that stands.
     async fn stream_of_shared(&self) -> Option<Server> {
-        self.stream_of(self.route.shared()?).await
+        self.stream_of(self.route.shared(|address| self.admits(address))?).await
     }
 
     /// The same for a request that asks for a WebSocket, where the server has said that it takes these as streams.
@@ -161,7 +191,7 @@ impl Way<'_> {
         if !asks {
             return None;
         }
-        self.stream_of(self.route.shared_for_websocket()?).await
+        self.stream_of(self.route.shared_for_websocket(|address| self.admits(address))?).await
     }
 
     async fn stream_of(&self, requests: Requests) -> Option<Server> {
@@ -170,7 +200,7 @@ impl Way<'_> {
                 self.progress.mark();
                 let stream = ask::connection(requests);
                 let buffer = Buffer::default();
-                Some(Server { stream, buffer, is_reused: true, home: None, is_bound: false })
+                Some(Server { stream, buffer, address: None, is_reused: true, home: None, is_bound: false })
             }
             Err(_) => {
                 self.route.put_shared(None);

@@ -11,6 +11,7 @@ use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,8 @@ pub struct Server {
     pub stream: Duplex,
     /// Bytes that came and are not used.
     pub buffer: Buffer,
+    /// Where it leads, where we dialled the server itself.
+    pub address: Option<SocketAddr>,
     /// It has served a request before.
     pub is_reused: bool,
     /// The way it came by, where that is not the request's own: a sibling's.
@@ -71,6 +74,7 @@ struct Pool {
 /// A connection of HTTP/2.
 struct Shared {
     requests: Requests,
+    address: Option<SocketAddr>,
     used: Instant,
     /// As in [`Idle`].
     _carry: Arc<Carry>,
@@ -78,6 +82,7 @@ struct Shared {
 
 struct Idle {
     stream: Duplex,
+    address: Option<SocketAddr>,
     since: Instant,
     /// Keeps the address that is part of the key from being used for another rule.
     _carry: Arc<Carry>,
@@ -107,9 +112,9 @@ impl Route {
         !self.carry.keep_client_address && self.carry.proxy_protocol.is_none()
     }
 
-    /// An idle connection, if there is one that still stands. `is_checked`: as far as can be known at this moment, for a
-    /// request that cannot be repeated.
-    pub fn take(&self, is_checked: bool) -> Option<Server> {
+    /// An idle connection, if there is one that still stands and leads to an admitted address. `is_checked`: as far as can be
+    /// known at this moment, for a request that cannot be repeated.
+    pub fn take(&self, is_checked: bool, admits: impl Fn(SocketAddr) -> bool) -> Option<Server> {
         if !self.is_shared() {
             return None;
         }
@@ -117,13 +122,16 @@ impl Route {
         POOL.with_borrow_mut(|pool| {
             let list = pool.idle.get_mut(&key)?;
             let found = loop {
-                let Some(idle) = list.pop() else { break None };
+                let admitted = |idle: &Idle| idle.address.is_none_or(&admits);
+                let Some(at) = list.iter().rposition(admitted) else { break None };
+                let idle = list.remove(at);
                 pool.count -= 1;
                 let stands = if is_checked { idle.stream.is_quiet() } else { idle.stream.seems_quiet() };
                 if stands {
                     break Some(Server {
                         stream: idle.stream,
                         buffer: Buffer::default(),
+                        address: idle.address,
                         is_reused: true,
                         home: None,
                         is_bound: false,
@@ -136,12 +144,15 @@ impl Route {
     }
 
     /// What opens streams on a connection that stands, if there is one.
-    pub fn shared(&self) -> Option<Requests> {
+    pub fn shared(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         if !self.is_shared() {
             return None;
         }
         POOL.with_borrow_mut(|pool| {
             let shared = pool.shared.get_mut(&self.key())?;
+            if !shared.address.is_none_or(admits) {
+                return None;
+            }
             shared.used = Instant::now();
             Some(shared.requests.clone())
         })
@@ -149,17 +160,18 @@ impl Route {
 
     /// As [`Self::shared`], for a WebSocket: a stream of a connection on which others go by, where the server takes it so
     /// (RFC 8441 Sec. 3).
-    pub fn shared_for_websocket(&self) -> Option<Requests> {
+    pub fn shared_for_websocket(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         let secure = self.secure.clone().map(|secure| Secure { is_alone: false, ..secure });
         let others = Self { secure, ..self.clone() };
-        others.shared().filter(Requests::is_extended_connect_protocol_enabled)
+        others.shared(admits).filter(Requests::is_extended_connect_protocol_enabled)
     }
 
     /// Keeps a connection that serves any number of requests, or forgets the one there was.
-    pub fn put_shared(&self, requests: Option<Requests>) {
+    pub fn put_shared(&self, requests: Option<(Requests, Option<SocketAddr>)>) {
         POOL.with_borrow_mut(|pool| match requests {
-            Some(requests) if self.is_shared() && pool.shared.len() < IDLE_MAX => {
-                let shared = Shared { requests, used: Instant::now(), _carry: self.carry.clone() };
+            Some((requests, address)) if self.is_shared() && pool.shared.len() < IDLE_MAX => {
+                let (used, carry) = (Instant::now(), self.carry.clone());
+                let shared = Shared { requests, address, used, _carry: carry };
                 pool.shared.insert(self.key(), shared);
             }
             _ => drop(pool.shared.remove(&self.key())),
@@ -177,7 +189,7 @@ impl Route {
         if !self.is_shared() || server.is_bound || !server.buffer.is_empty() {
             return;
         }
-        let Server { stream, mut buffer, .. } = server;
+        let Server { stream, mut buffer, address, .. } = server;
         buffer.release();
         POOL.with_borrow_mut(|pool| {
             if pool.count >= IDLE_MAX {
@@ -185,7 +197,7 @@ impl Route {
             }
             let list = pool.idle.entry(self.key()).or_default();
             if list.len() < IDLE_PER_SERVER_MAX {
-                list.push(Idle { stream, since: now(), _carry: self.carry.clone() });
+                list.push(Idle { stream, address, since: now(), _carry: self.carry.clone() });
                 pool.count += 1;
             }
         });

@@ -33,6 +33,8 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
             worker: &worker,
             route: &asked.route,
             flow: &asked.flow,
+            resource: &asked.resource,
+            is_configured: asked.is_configured,
             progress,
             pseudonym: &proxy.pseudonym,
             bound: None,

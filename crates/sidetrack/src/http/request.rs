@@ -17,7 +17,7 @@ use sidetrack_core::http::forward::{self, RequestHop, Stop};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
-use sidetrack_core::policy::{Action, Carry, Decision, Seen, Verdict};
+use sidetrack_core::policy::{Action, Carry, Decision, Seen, Url, Verdict};
 use sidetrack_sys::sockopt;
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -42,6 +42,8 @@ pub struct Asked {
     pub route: Route,
     /// The server's address, where the client alone says that it is the host's.
     pub unproven: Option<Destination>,
+    /// The configuration names the server, not the client.
+    pub is_configured: bool,
     /// Functions that its content passes.
     pub meter: Option<Rc<Meter>>,
 }
@@ -58,6 +60,7 @@ impl Asked {
             flow: self.flow.clone(),
             route: self.route.clone(),
             unproven: self.unproven.clone(),
+            is_configured: self.is_configured,
             // Nobody waits for what is fetched once more.
             meter: None,
         }
@@ -254,7 +257,9 @@ impl Desk<'_> {
         let secure = secure.map(|secure| Secure { is_alone, ..secure });
         let unproven = self.unproven(&resource);
         let route = Route { carry, destination, secure };
-        let asked = Asked { request, length, hop, version, resource, flow, route, unproven, meter };
+        let is_configured = self.inside.is_none() && self.proxy.settings.to.is_some();
+        let asked =
+            Asked { request, length, hop, version, resource, flow, route, unproven, is_configured, meter };
         Ok(Wish::Resource(Box::new(asked)))
     }
 
@@ -304,7 +309,7 @@ impl Desk<'_> {
     pub fn decide(&self, flow: &mut Flow, resource: Option<&Resource>) -> Verdict {
         let config = self.worker.config();
         let name = flow.host.clone();
-        let url = resource.filter(|_| config.policy.asks_url()).map(Resource::url);
+        let url = resource.filter(|_| config.policy.asks_url()).map(Url::of);
         let seen = match &url {
             Some(url) => Seen::Request { host: name.as_ref(), url },
             None => Seen::FirstBytes(name.as_ref()),
@@ -312,7 +317,8 @@ impl Desk<'_> {
         loop {
             match config.policy.decide(flow, seen) {
                 Decision::Verdict(verdict) => {
-                    if self.listening.names_programs() && flow.process.is_none() {
+                    let asks = self.listening.names_programs() || config.policy.asks_process_of_addresses();
+                    if asks && flow.process.is_none() {
                         flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
                     }
                     return verdict;

@@ -192,7 +192,7 @@ async fn exchange(
     text: &[u8],
     told: &[&str],
 ) -> io::Result<Answered> {
-    let mut server = match route.take(false) {
+    let mut server = match route.take(false, |_| true) {
         Some(server) => server,
         None => dial(question.worker, question.flow, route).await?,
     };
@@ -218,13 +218,21 @@ async fn dial(worker: &Worker, flow: &Flow, route: &Route) -> io::Result<Server>
         host: None,
         stack: &[],
         metadata: Vec::new(),
+        gate: None,
         dialing: &worker.dialing(),
         tunnels: &worker.tunnels,
         warm: &worker.warm,
     };
     let carried = carry::carry(&order, &mut NoBytes).await.map_err(io::Error::other)?;
     let buffer = Buffer::holding(carried.early);
-    Ok(Server { stream: Duplex::from(carried.stream), buffer, is_reused: false, home: None, is_bound: false })
+    Ok(Server {
+        stream: Duplex::from(carried.stream),
+        buffer,
+        address: None,
+        is_reused: false,
+        home: None,
+        is_bound: false,
+    })
 }
 
 async fn head(server: &mut Server) -> io::Result<Response> {

@@ -9,7 +9,7 @@ use super::sessions::Sessions;
 use super::shape::Shapers;
 use super::stream::Stream;
 use super::tls::Tls;
-use crate::carry::Dialing;
+use crate::carry::{Admitted, Dialing, gate};
 use crate::config;
 use crate::live::Clock;
 use anyhow::Context as _;
@@ -19,7 +19,7 @@ use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_sys::sockopt;
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -192,7 +192,8 @@ impl Shared {
             self.identity.member(to).and_then(|member| member.address).context("it has no address")?;
         let tls = self.tls.dial(to)?;
         let dialled = timeout(HANDSHAKE_TIMEOUT, async {
-            let tcp = self.connect(address, true).await.with_context(|| format!("connect to {address}"))?;
+            let neighbour = Admitted::configured(address);
+            let tcp = self.connect(neighbour, true).await.with_context(|| format!("connect to {address}"))?;
             let (mut stream, _) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             let greeting = Greeting { version: VERSION, kind: LinkKind::Reliable, purpose };
             stream.send(&Frame::Greeting(greeting)).await.context("greeting")?;
@@ -209,12 +210,12 @@ impl Shared {
         }
     }
 
-    /// Connects to a neighbour (`is_link`) or to the destination of a flow.
+    /// Connects to a neighbour (`is_link`) or to an allowed destination of a flow.
     ///
     /// # Errors
     /// As `connect(2)`.
-    pub async fn connect(&self, address: SocketAddr, is_link: bool) -> std::io::Result<TcpStream> {
-        let socket = sockopt::stream_socket(&address)?;
+    pub async fn connect(&self, to: Admitted, is_link: bool) -> std::io::Result<TcpStream> {
+        let socket = sockopt::stream_socket(&to.address())?;
         if let Some(mark) = self.dialing.load().mark {
             sockopt::set_mark(&socket, mark)?;
         }
@@ -223,7 +224,7 @@ impl Shared {
         } else {
             sockopt::set_tcp_nodelay(&socket, true)?;
         }
-        sockopt::start_connect(&socket, address)?;
+        gate::start(&socket, to)?;
         let tcp = TcpStream::from_std(socket.into())?;
         tcp.writable().await?;
         match tcp.take_error()? {

@@ -3,7 +3,7 @@
 use super::Client;
 use super::containers::Way;
 use super::watch::Watched;
-use crate::carry::{Carried, Failure, Order, Stream, stack};
+use crate::carry::{Carried, Failure, Gate, Order, Stream, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
 use crate::http;
@@ -333,7 +333,14 @@ impl<'a> Setup<'a> {
                 Some(name) => Seen::FirstBytes(name.as_ref()),
             };
             match self.config.policy.decide(&caught.flow, seen) {
-                Decision::Verdict(verdict) => return verdict,
+                Decision::Verdict(verdict) => {
+                    let policy = &self.config.policy;
+                    if policy.asks_process_of_addresses() && caught.flow.process.is_none() {
+                        // A name may lead to an address about which a rule asks for the process.
+                        caught.flow.process = Some(self.owner(&caught.flow, client));
+                    }
+                    return verdict;
+                }
                 Decision::NeedFirstBytes { wait_ms, .. } => {
                     let before = Instant::now();
                     let name = client.sniff(Duration::from_millis(wait_ms)).await.name();
@@ -348,6 +355,13 @@ impl<'a> Setup<'a> {
                 }
             }
         }
+    }
+
+    /// Who is asked about the addresses that the flow's destination leads to.
+    fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
+        let is_configured = matches!(self.listening.catches, Catches::Reverse(_));
+        let (policy, peer) = (&*self.config.policy, self.peer.ip());
+        Gate { policy, flow, carry, resource: None, peer, is_configured }
     }
 
     async fn carry(
@@ -378,6 +392,7 @@ impl<'a> Setup<'a> {
             tunnels: &self.worker.tunnels,
             warm: &self.worker.warm,
             metadata,
+            gate: Some(self.gate(flow, carry)),
             dialing: &self.worker.dialing(),
         };
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;

@@ -266,7 +266,10 @@ fn write_config(folder: &tempfile::TempDir, top: &str, tables: &str) {
     let path = folder.path().display().to_string();
     // A test of several workers says so itself.
     let preamble = if top.starts_with("workers") { "version = 1\n" } else { PREAMBLE };
-    let text = format!("{preamble}{top}{TABLES}{tables}").replace('@', &path);
+    // The table [admin] is the harness's own: a comment `#admin KEY = VALUE` adds a key to it.
+    let admin: String = top.lines().filter_map(|line| line.strip_prefix("#admin ")).collect();
+    let own = TABLES.replacen("[admin]\n", &format!("[admin]\n{admin}\n"), 1);
+    let text = format!("{preamble}{top}{own}{tables}").replace('@', &path);
     // At once: whoever watches the file must not see half of it.
     let fresh = folder.path().join("fresh");
     std::fs::write(&fresh, text).expect("written");

@@ -6,7 +6,7 @@
 use super::{AskDialing, Settings};
 use crate::carry::direct::Wishes;
 use crate::carry::tunnel::Stream;
-use crate::carry::{Dialing, Failure};
+use crate::carry::{Admitted, Dialing, Failure};
 use crate::reactor::{TcpStream, timeout};
 use crate::tls::peer_name;
 use rustls::pki_types::ServerName;
@@ -154,7 +154,7 @@ impl Dial {
 
     async fn shake(&self, dialing: &Dialing) -> Result<Stream, Failure> {
         let wishes = Wishes { speaks_first: true, ..Wishes::default() };
-        let (socket, _) = dialing.connect(self.to, wishes).await?;
+        let (socket, _) = dialing.connect(Admitted::configured(self.to), wishes).await?;
         let failed = |error: io::Error| failure(self.to, &error);
         watch(&socket, self.settings.keepalive_ms, self.settings.lost_after_ms).map_err(failed)?;
         let connector = TlsConnector::from(self.settings.mutual.client());

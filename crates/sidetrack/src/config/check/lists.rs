@@ -2,7 +2,8 @@
 
 use super::super::{At, List};
 use super::Check;
-use sidetrack_core::policy::{HostFile, HostList};
+use sidetrack_core::host_name::folded_part;
+use sidetrack_core::policy::{HostFile, HostList, UrlPattern};
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -46,11 +47,22 @@ impl Check<'_> {
                 self.error(word.span(), format!("no host name holds '{}'", word.as_str()), help);
             }
         }
-        words.items().iter().map(|word| word.to_lowercase().into()).collect()
+        words.items().iter().filter_map(|word| self.host_word(word)).collect()
+    }
+
+    fn host_word(&mut self, word: &At<String>) -> Option<Box<str>> {
+        match folded_part(word) {
+            Ok(folded) => Some(folded.into()),
+            Err(error) => {
+                let help = "write the part of the name as it is written in an address bar, or its ASCII form (xn--…)";
+                self.error(word.span(), format!("no host name holds '{}': {error}", word.as_str()), help);
+                None
+            }
+        }
     }
 
     /// Patterns of URLs.
-    pub(super) fn url_patterns(&mut self, patterns: &List<String>) -> Vec<Box<str>> {
+    pub(super) fn url_patterns(&mut self, patterns: &List<String>) -> Vec<UrlPattern> {
         self.not_empty(patterns);
         for pattern in patterns.items() {
             if !pattern.starts_with('*') && !pattern.contains("://") {
@@ -59,7 +71,7 @@ impl Check<'_> {
                 self.error(pattern.span(), format!("no URL fits '{}'", pattern.as_str()), help);
             }
         }
-        patterns.items().iter().map(|pattern| pattern.as_str().into()).collect()
+        patterns.items().iter().map(|pattern| UrlPattern::new(pattern)).collect()
     }
 }
 

@@ -4,6 +4,7 @@
 mod containers;
 mod engine;
 mod functions;
+mod gate;
 mod http;
 mod listen;
 mod lists;
@@ -34,6 +35,8 @@ struct Check<'a> {
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
+    /// What is not dialled unless a rule names it.
+    never: IpSet,
     /// Functions, by name; `None` for one that is wrong.
     functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
     /// The names of the overlay's nodes; none: there is no overlay.
@@ -90,6 +93,7 @@ pub(super) fn check(
         surroundings,
         problems,
         sets,
+        never: IpSet::default(),
         functions,
         overlay_names,
         has_agreement,
@@ -98,7 +102,7 @@ pub(super) fn check(
         tap,
     };
     let version = check.version(file.version.as_ref())?;
-    check.read_sets(&file.set);
+    check.read_networks(file);
     check.read_functions(&file.function);
     let engine = check.container_engine(&file.containers);
     let admin = check.admin(&file.admin);
@@ -119,6 +123,7 @@ pub(super) fn check(
     let default = check.default_action(file);
     check.relations(&file.listen, &listeners, &file.rule, &rules);
     let policy = Policy::new(rules.into_iter().flatten().collect(), default)
+        .with_never_dial(check.never.clone())
         .with_first_bytes_ms(limits.first_bytes_ms);
     check.shunt_rules(&file.rule, &policy, shunt.as_mut());
     let tests = if check.problems.iter().any(Problem::is_error) {
@@ -171,6 +176,12 @@ impl Check<'_> {
             ),
         }
         None
+    }
+
+    /// Named sets, and what is not dialled.
+    fn read_networks(&mut self, file: &raw::File) {
+        self.read_sets(&file.set);
+        self.never = self.never_dial(file.never_dial.as_ref());
     }
 
     fn read_sets(&mut self, sets: &BTreeMap<String, super::List<String>>) {

@@ -121,6 +121,7 @@ impl Check<'_> {
             return None;
         };
         let to = self.networks(to);
+        let to = self.deliverable(&to);
         let port: Option<PortSet> = deliver.port.as_ref().map(|ports| self.ports(ports));
         Some(Deliver { from, to, port })
     }

@@ -22,6 +22,7 @@ impl Check<'_> {
         self.rules_never_reached(raw_rules, rules);
         self.loops(raw_listeners, listeners, raw_rules, rules);
         self.containers_of_engines(raw_listeners, listeners, raw_rules, rules);
+        self.names_that_go_on(raw_rules, rules);
     }
 
     /// A packet engine has no sockets, and only over sockets does a flow get into a container and back.

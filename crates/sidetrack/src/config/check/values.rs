@@ -3,9 +3,9 @@
 use super::super::problem::{Problem, nearest};
 use super::super::{At, List, raw};
 use super::Check;
-use sidetrack_core::flow::{Destination, Host};
+use sidetrack_core::flow::{Destination, Host, HostNameError};
 use sidetrack_core::net::{IpNet, IpNetError, IpSet, PortSet};
-use sidetrack_core::policy::HostPattern;
+use sidetrack_core::policy::{HostPattern, HostPatternError};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
@@ -15,15 +15,19 @@ impl Check<'_> {
         self.not_empty(list);
         let mut nets = Vec::new();
         for item in list.items() {
-            match item.strip_prefix('@') {
-                Some(name) => match self.sets.get(name) {
-                    Some(set) => nets.extend_from_slice(set.nets()),
-                    None => self.unknown_set(name, item.span()),
-                },
-                None => nets.extend(self.network(item)),
-            }
+            nets.extend(self.network_or_set(item));
         }
         nets.into_iter().collect()
+    }
+
+    /// One network, or those of a `@set`.
+    pub(super) fn network_or_set(&mut self, item: &At<String>) -> Vec<IpNet> {
+        let Some(name) = item.strip_prefix('@') else { return self.network(item).into_iter().collect() };
+        if let Some(set) = self.sets.get(name) {
+            return set.nets().to_vec();
+        }
+        self.unknown_set(name, item.span());
+        Vec::new()
     }
 
     /// Networks only: what a named set is made of.
@@ -181,7 +185,7 @@ impl Check<'_> {
     /// A host pattern.
     pub(super) fn host_pattern(&mut self, text: &str, span: Range<usize>) -> Option<HostPattern> {
         match text.parse::<HostPattern>() {
-            Ok(HostPattern::Exact(name)) if name.as_str().parse::<std::net::IpAddr>().is_ok() => {
+            Err(HostPatternError::Name(_, HostNameError::Address)) => {
                 let help = "an address goes into `match = { to = … }`";
                 self.error(span, format!("'{text}' is an address, not a host name"), help);
                 None

@@ -3,7 +3,7 @@
 use super::door::{Door, Place};
 use super::instance::{Guest, Instance};
 use crate::carry::hops::{self, Request};
-use crate::carry::{Failure, Wire};
+use crate::carry::{Admitted, Failure, Wire, gate};
 use crate::live::Clock;
 use crate::reactor::{TcpStream, timeout};
 use sidetrack_core::carrier::{Hop, HopProtocol, Socks6Dialect};
@@ -137,7 +137,8 @@ async fn dial(instance: &Instance) -> Result<TcpStream, Trouble> {
     sockopt::set_tcp_nodelay(&socket, true).map_err(down)?;
     // We speak first, whatever it speaks: the acknowledgement of its answer travels with that. A wish.
     let _ = sockopt::set_tcp_ack_with_data(&socket);
-    let done = sockopt::start_connect(&socket, instance.address()).map_err(down)?;
+    let to = Admitted::configured(instance.address());
+    let done = gate::start(&socket, to).map_err(down)?;
     let stream = TcpStream::new(socket.into()).map_err(down)?;
     // Within one host it mostly stands when the call returns: one turn of the loop less.
     if !done && !stream.has_connected().map_err(down)? {

@@ -1,0 +1,267 @@
+//! Policy about addresses that are to be dialled: what a name led to, and what nobody is to reach through us.
+//!
+//! Rules see names, the kernel dials addresses. Without this second question a rule `deny to = "10.0.0.0/8"` holds for
+//! clients that write an address, and for nobody who writes a name that resolves to one.
+
+use super::condition::{Condition, HostPattern, Truth};
+use super::{Action, Carry, Policy, Rule, Seen};
+use crate::carrier::Carrier;
+use crate::flow::{Destination, Flow, HostName};
+use crate::net::{IpNet, IpSet, embedded_v4};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Networks that are not dialled unless a rule names them: this network and host, link-local addresses, the addresses at
+/// which clouds give machines their credentials, and loopback, which counts for clients of other hosts only.
+pub const NEVER_DIAL: [&str; 12] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    // Alibaba Cloud, Azure, Oracle Cloud; most others use 169.254.169.254.
+    "100.100.100.200",
+    "168.63.129.16",
+    "192.0.0.192",
+    "::",
+    "::1",
+    "fe80::/10",
+    // Amazon, Google, Scaleway.
+    "fd00:ec2::254",
+    "fd20:ce::254",
+    "fd00:42::42",
+];
+
+/// The networks of [`NEVER_DIAL`].
+pub fn never_dial() -> IpSet {
+    NEVER_DIAL.iter().filter_map(|net| net.parse().ok()).collect()
+}
+
+/// What policy has to say about addresses beside its rules, made once for each policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Addresses {
+    /// What is not dialled unless a rule names it.
+    never: IpSet,
+    /// Every address that some rule denies by network: all others need no second look at the rules.
+    denied: IpSet,
+    /// A rule that denies by network asks for the process, too.
+    asks_process: bool,
+}
+
+/// An address that is to be dialled for a flow, and what is known of the two.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialled<'a> {
+    /// The flow. Its process is filled in where [`Policy::asks_process_of_addresses`].
+    pub flow: &'a Flow,
+    /// What is known of its bytes.
+    pub seen: Seen<'a>,
+    /// What the rule that carries it says: the rule's own object.
+    pub carry: &'a Carry,
+    /// The address.
+    pub ip: IpAddr,
+    /// The name that was resolved to it; none: policy has seen the address already. What a client says about itself (a Host
+    /// field, SNI) is no such name.
+    pub name: Option<&'a HostName>,
+    /// The configuration names the destination, not the client.
+    pub is_configured: bool,
+}
+
+/// Why an address is not dialled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// A rule that denies holds for it.
+    Rule {
+        /// The address.
+        ip: IpAddr,
+        /// The reason in words: `rule 'x'`.
+        why: Arc<str>,
+    },
+    /// It is in this network of `never_dial`, and no rule names it.
+    Never {
+        /// The address.
+        ip: IpAddr,
+        /// The network.
+        net: IpNet,
+    },
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule { ip, why } => write!(f, "the address {ip}: {why}"),
+            Self::Never { ip, net } => write!(
+                f,
+                "the address {ip} is in {net} of `never_dial`; a rule whose `match` names the network (`to`) or the exact \
+                 host (`host`) allows it"
+            ),
+        }
+    }
+}
+
+impl Addresses {
+    pub(super) fn new(rules: &[Rule], never: IpSet) -> Self {
+        let by_network = |rule: &&Rule| rule.action == Action::Deny && rule.networks().is_some();
+        let denied = rules.iter().filter(by_network).filter_map(Rule::networks);
+        let denied = denied.flat_map(|set| set.nets()).copied().collect();
+        let of_process =
+            |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
+        let asks_process =
+            rules.iter().filter(by_network).any(|rule| rule.matcher.conditions().iter().any(of_process));
+        Self { never, denied, asks_process }
+    }
+
+    fn may_be_denied(&self, ip: IpAddr) -> bool {
+        forms(ip).any(|ip| self.never.contains(ip) || self.denied.contains(ip))
+    }
+}
+
+/// The address, and the IPv4 address that a translator would make of it.
+fn forms(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
+    std::iter::once(ip).chain(embedded_v4(ip).map(IpAddr::V4))
+}
+
+impl Rule {
+    /// The first thing that keeps it from matching.
+    pub(super) fn obstacle(&self, flow: &Flow, seen: Seen<'_>) -> Option<(&Condition, Truth)> {
+        self.matcher.first_obstacle(flow, seen, self.action == Action::Deny)
+    }
+
+    /// The networks of destinations that it is for, if it says any.
+    fn networks(&self) -> Option<&IpSet> {
+        self.matcher.conditions().iter().find_map(|condition| match condition {
+            Condition::To(set) => Some(set),
+            _ => None,
+        })
+    }
+
+    /// Whether it is for this very host, by its whole name.
+    fn names_host(&self, host: &HostName) -> bool {
+        let is_it = |pattern: &HostPattern| matches!(pattern, HostPattern::Exact(name) if name == host);
+        self.matcher.conditions().iter().any(|condition| match condition {
+            Condition::Host(patterns) => patterns.iter().any(is_it),
+            _ => false,
+        })
+    }
+
+    /// Whether it is for one of the networks of `never` that holds the address: a rule for all addresses names none.
+    fn names_network(&self, never: &IpSet, ip: IpAddr) -> bool {
+        self.networks()
+            .is_some_and(|to| to.nets().iter().any(|net| net.contains(ip) && never.covers_net(*net)))
+    }
+}
+
+impl Policy {
+    /// The same policy with other networks that are not dialled unless a rule names them; [`never_dial`] by default.
+    #[must_use]
+    pub fn with_never_dial(mut self, never: IpSet) -> Self {
+        self.addresses = Addresses::new(&self.rules, never);
+        self
+    }
+
+    /// Networks that are not dialled unless a rule names them.
+    pub const fn never_dial(&self) -> &IpSet {
+        &self.addresses.never
+    }
+
+    /// Whether a rule that denies by network asks for the process behind a flow: [`Policy::admits`] has to know it.
+    pub const fn asks_process_of_addresses(&self) -> bool {
+        self.addresses.asks_process
+    }
+
+    /// Whether a rule denies destinations by their network.
+    pub fn denies_networks(&self) -> bool {
+        !self.addresses.denied.is_empty()
+    }
+
+    /// Whether [`Policy::admits`] could deny this address to any flow.
+    pub fn may_be_denied(&self, ip: IpAddr) -> bool {
+        self.addresses.may_be_denied(ip.to_canonical())
+    }
+
+    /// Whether an address may be dialled for a flow that policy has let pass. Allocates nothing for an address in which no
+    /// network of a rule that denies, nor of `never_dial`, is interested.
+    ///
+    /// Rules that deny by network are asked first, whatever their place. Only an earlier rule that carries and names the
+    /// address (by `to`) or the exact host (by `host`) goes before them. `is_local` says whether the client is on this host;
+    /// it is asked for loopback addresses only.
+    ///
+    /// # Errors
+    /// The address may not be dialled.
+    pub fn admits(&self, dialled: &Dialled<'_>, is_local: impl Fn() -> bool) -> Result<(), Denied> {
+        let ip = dialled.ip.to_canonical();
+        if !self.addresses.may_be_denied(ip) {
+            return Ok(());
+        }
+        for form in forms(ip) {
+            self.ask_never(dialled, form, &is_local)?;
+            if dialled.name.is_some() || form != ip {
+                self.ask_rules(dialled, form)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_never(
+        &self,
+        dialled: &Dialled<'_>,
+        ip: IpAddr,
+        is_local: &impl Fn() -> bool,
+    ) -> Result<(), Denied> {
+        let never = &self.addresses.never;
+        if dialled.is_configured || !never.contains(ip) || ip.is_loopback() && is_local() {
+            return Ok(());
+        }
+        let names = |rule: &Rule| {
+            rule.names_network(never, ip) || dialled.name.is_some_and(|host| rule.names_host(host))
+        };
+        let at = Flow { orig_dst: at(dialled.flow, ip), ..dialled.flow.clone() };
+        // The rule that carries it, or one before that is for this address when it is asked about as one.
+        let is_deciding = |rule: &&Rule| matches!(&rule.action, Action::Carry(carry) if std::ptr::eq(&**carry, dialled.carry));
+        let deciding = self.rules.iter().position(|rule| is_deciding(&rule));
+        let before = deciding.map_or(self.rules.len(), |index| index + 1);
+        let allows = self.rules.iter().take(before).any(|rule| {
+            let carries = matches!(rule.action, Action::Carry(_)) && names(rule);
+            carries && (is_deciding(&rule) || rule.obstacle(&at, dialled.seen).is_none())
+        });
+        if allows {
+            return Ok(());
+        }
+        let net = never.nets().iter().copied().find(|net| net.contains(ip));
+        Err(Denied::Never { ip, net: net.unwrap_or_else(|| ip.into()) })
+    }
+
+    fn ask_rules(&self, dialled: &Dialled<'_>, ip: IpAddr) -> Result<(), Denied> {
+        if !self.addresses.denied.contains(ip) {
+            return Ok(());
+        }
+        let at = Flow { orig_dst: at(dialled.flow, ip), ..dialled.flow.clone() };
+        for (rule, why) in self.rules.iter().zip(&self.whys) {
+            let obstacle = rule.obstacle(&at, dialled.seen).map(|(_, truth)| truth);
+            match &rule.action {
+                // What is not known cannot let it pass.
+                Action::Deny if rule.networks().is_some() && obstacle != Some(Truth::Fails) => {
+                    return Err(Denied::Rule { ip, why: why.clone() });
+                }
+                Action::Carry(_) if obstacle.is_none() => {
+                    let by_host = || dialled.name.is_some_and(|host| rule.names_host(host));
+                    if rule.networks().is_some() || by_host() {
+                        return Ok(());
+                    }
+                }
+                Action::Deny | Action::Carry(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The flow's destination with the address that its name led to.
+fn at(flow: &Flow, ip: IpAddr) -> Destination {
+    Destination { host: ip.into(), port: flow.orig_dst.port }
+}
+
+impl Carry {
+    /// Whether names of destinations go on to the last hop, which resolves them: only its rules see their addresses.
+    pub fn passes_names_on(&self) -> bool {
+        self.carrier != Carrier::Direct && self.resolve == super::Resolve::Proxy && self.to.is_none()
+    }
+}

@@ -1,0 +1,14 @@
+//! What the real binary dials on behalf of clients of other hosts, whatever names and addresses they write.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
+#[path = "../node/mod.rs"]
+mod node;
+
+mod addresses;
+mod configuration;
+mod dns;
+mod names;
+mod scene;
