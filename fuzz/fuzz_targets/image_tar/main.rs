@@ -28,12 +28,18 @@ fn malformed(why: impl Into<String>) -> ArchiveError {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let files = match tar::files(&mut Cursor::new(data)) {
+    let table = match tar::table(&mut Cursor::new(data)) {
         Ok(files) => files,
         Err(ArchiveError::Io(error)) => panic!("memory can be read: {error}"),
         Err(_) => return,
     };
-    let mut places: Vec<_> = files.values().cloned().collect();
+    let mut places: Vec<_> = table
+        .values()
+        .filter_map(|entry| match entry {
+            tar::Entry::File(place) => Some(place.clone()),
+            tar::Entry::Link(_) | tar::Entry::Folder => None,
+        })
+        .collect();
     places.sort_unstable_by_key(|place| place.start);
     let mut free = 0;
     for place in places {
@@ -42,5 +48,11 @@ fuzz_target!(|data: &[u8]| {
     }
     // Two empty blocks are behind the last.
     assert!(free + 1024 <= data.len() as u64);
-    assert!(files.keys().all(|name| name.split('/').all(|part| !matches!(part, "" | "." | ".."))));
+    let is_plain = |name: &str| name.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    for (name, entry) in &table {
+        assert!(is_plain(name) || *entry == tar::Entry::Folder && name == ".");
+        if let tar::Entry::Link(target) = entry {
+            assert!(is_plain(target));
+        }
+    }
 });

@@ -9,6 +9,7 @@ use crate::steps::{function, is_carried};
 use sidetrack::control::api::{Progress, Step};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const NAME: &str = "localhost/function:1";
 
@@ -28,10 +29,15 @@ fn said(engine: &Engine, arguments: &[&str]) -> String {
 
 impl Lost {
     fn new() -> Self {
+        Self::saved_as("docker-archive")
+    }
+
+    /// `form`: of what `podman save` writes.
+    fn saved_as(form: &str) -> Self {
         let (engine, folder) = (Engine::alone(), tempfile::tempdir().expect("a folder"));
         let archive = folder.path().join("function.tar");
         let file = archive.display().to_string();
-        said(&engine, &["save", "--quiet", "--format", "docker-archive", "--output", &file, NAME]);
+        said(&engine, &["save", "--quiet", "--format", form, "--output", &file, NAME]);
         let id = format!("sha256:{}", said(&engine, &["image", "inspect", "--format", "{{.Id}}", NAME]));
         said(&engine, &["rmi", "--force", NAME]);
         Self { engine, folder, archive, id }
@@ -97,12 +103,35 @@ fn an_image_that_a_domain_lacks_is_shipped_once_and_flows_pass_it() {
 }
 
 #[test]
+fn an_archive_in_the_layout_of_oci_is_taken_too() {
+    in_namespace(|| {
+        let lost = Lost::saved_as("oci-archive");
+        let mut plane = lost.plane(25, &lost.images(&lost.archive, &lost.id));
+        let lines = plane.submit("first", 0, |_| {});
+        assert!(is_ready(&lines) && !underway(&lines).is_empty(), "{lines:?}");
+        eventually("flows pass the function", || is_carried(plane.entry()));
+        plane.end("first");
+    });
+}
+
+/// The header of a symbolic link, as the first entry of an archive.
+fn link(folder: &Path, name: &str, target: &str) -> Vec<u8> {
+    std::os::unix::fs::symlink(target, folder.join(name)).expect("a link");
+    let tar =
+        Command::new("tar").args(["--format=ustar", "-c", "-f", "-", "-C"]).arg(folder).arg(name).output();
+    tar.expect("tar").stdout[..512].to_vec()
+}
+
+#[test]
 fn what_is_not_the_image_that_a_domain_takes_never_gets_to_its_engine() {
     in_namespace(|| {
         let lost = Lost::new();
         let whole = fs::read(&lost.archive).expect("the archive");
         let cut = lost.folder.path().join("cut.tar");
         fs::write(&cut, &whole[..whole.len() / 2]).expect("written");
+        let twofold = lost.folder.path().join("twofold.tar");
+        let link = link(lost.folder.path(), "manifest.json", "evil.json");
+        fs::write(&twofold, [link, whole].concat()).expect("written");
         let other = format!("sha256:{}", "0".repeat(64));
         let right = || lost.images(&lost.archive, &lost.id);
         let small =
@@ -117,6 +146,7 @@ fn what_is_not_the_image_that_a_domain_takes_never_gets_to_its_engine() {
                 "the orchestrator's file has no [image.\"localhost/function:1\"]",
             ),
             (lost.images(&cut, &lost.id), "the archive of the image is truncated"),
+            (lost.images(&twofold, &lost.id), "two entries 'manifest.json'"),
             (lost.images(&lost.archive, &other), "and not sha256:0000"),
             (small, "more than the 100000 bytes that `image_bytes_max` allows"),
         ];

@@ -11,7 +11,7 @@ use axum::body::Body;
 use hyper::Method;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{BufWriter, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -136,7 +136,8 @@ impl Domain {
             not_taken(format!("no file for the archive in {}: {error}", images.folder.display()))
         })?;
         let file = stream::receive(archive, file, images.bytes_max, STALLED).await.map_err(not_taken)?;
-        blocking(move || load(file, &name, &id, &socket)).await
+        let folder = images.folder.clone();
+        blocking(move || load(file, &folder, &name, &id, &socket)).await
     }
 
     /// Containers of this image that wait are started now.
@@ -155,14 +156,37 @@ impl Domain {
     }
 }
 
-/// Gives the engine an archive that is what it should be, and looks whether it has the image then.
-fn load(mut file: File, name: &str, id: &str, socket: &std::path::Path) -> Result<(), DomainError> {
-    image::check(&file, name, id).map_err(not_taken)?;
-    file.seek(SeekFrom::Start(0)).map_err(not_taken)?;
+/// Gives the engine a new archive of what was checked, and looks whether it has the image then. If it has not, what it loaded
+/// is removed.
+fn load(
+    mut file: File,
+    folder: &std::path::Path,
+    name: &str,
+    id: &str,
+    socket: &std::path::Path,
+) -> Result<(), DomainError> {
+    let checked = image::check(&file, name, id).map_err(not_taken)?;
+    let mut fresh = stream::nameless(folder).map_err(not_taken)?;
+    checked.write(&mut file, BufWriter::new(&fresh)).map_err(not_taken)?;
+    drop(file);
+    fresh.seek(SeekFrom::Start(0)).map_err(not_taken)?;
     let engine = Engine::find(Some(socket)).map_err(not_taken)?;
-    engine.load(|| stream::body(file, Arc::default())).map_err(not_taken)?;
+    let was_there = engine.image(id).map_err(not_taken)?.is_some();
+    let loaded = load_and_name(&engine, fresh, name, id);
+    if loaded.is_err()
+        && !was_there
+        && let Ok(Some(left)) = engine.image(id)
+        && let Err(error) = engine.remove_image(&left)
+    {
+        tracing::warn!(image = %name, %id, %error, "the image was refused after it was loaded, and cannot be removed");
+    }
+    loaded
+}
+
+fn load_and_name(engine: &Engine, archive: File, name: &str, id: &str) -> Result<(), DomainError> {
+    engine.load(|| stream::body(archive, Arc::default())).map_err(not_taken)?;
     if engine.image(name).map_err(not_taken)?.is_none() {
-        // The archive names no image: the file of this domain does.
+        // The archive does not name its image; the file of this domain does.
         engine.name_image(id, name).map_err(not_taken)?;
     }
     match engine.image(name).map_err(not_taken)? {
@@ -171,5 +195,70 @@ fn load(mut file: File, name: &str, id: &str, socket: &std::path::Path) -> Resul
             "the container engine has {} under '{name}' after it took {id}",
             found.as_deref().unwrap_or("nothing")
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::sync::Mutex;
+
+    /// A container engine that takes the image and then has another one under its name: what it is asked goes to `asked`.
+    fn engine_that_takes_it_for_another(
+        socket: &std::path::Path,
+        id: String,
+        asked: Arc<Mutex<Vec<String>>>,
+    ) {
+        let listener = UnixListener::bind(socket).expect("a socket");
+        std::thread::spawn(move || {
+            let mut loaded = false;
+            for stream in listener.incoming().map_while(Result::ok) {
+                let mut reader = BufReader::new(stream);
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head).is_ok_and(|n| n > 0)
+                {
+                }
+                let head = String::from_utf8_lossy(&head).into_owned();
+                let Some(request) = head.lines().next() else { continue };
+                if request.starts_with("POST /v1.40/images/load") {
+                    loaded = true;
+                    // Its body is chunked, and ends with an empty chunk.
+                    let mut body = Vec::new();
+                    while !body.ends_with(b"\r\n0\r\n\r\n")
+                        && reader.by_ref().take(1).read_to_end(&mut body).is_ok()
+                    {}
+                }
+                let answer = match request {
+                    _ if !loaded => "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}".to_owned(),
+                    get if get.starts_with("GET") => {
+                        let has =
+                            if get.contains(&id) { id.clone() } else { format!("sha256:{}", "5".repeat(64)) };
+                        let body = format!(r#"{{"Id":"{has}"}}"#);
+                        format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+                    }
+                    _ => "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}".to_owned(),
+                };
+                asked.lock().expect("no panic").push(request.to_owned());
+                let _ = reader.get_mut().write_all(answer.as_bytes());
+            }
+        });
+    }
+
+    #[test]
+    fn what_was_loaded_is_removed_when_it_turns_out_to_be_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("engine.sock");
+        let (archive, id) = image::tests::whole();
+        let file = stream::nameless(folder.path()).expect("a file");
+        (&file).write_all(&archive).expect("written");
+        let asked = Arc::default();
+        engine_that_takes_it_for_another(&socket, id.clone(), Arc::clone(&asked));
+        let error = load(file, folder.path(), image::tests::NAME, &id, &socket).expect_err("another image");
+        assert!(error.to_string().contains("555"), "{error}");
+        let asked = asked.lock().expect("no panic");
+        let removed = format!("DELETE /v1.40/images/{id}?force=true HTTP/1.1");
+        assert_eq!(asked.last(), Some(&removed), "{asked:?}");
     }
 }

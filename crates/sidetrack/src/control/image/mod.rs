@@ -1,22 +1,33 @@
-//! Images as archives (`podman save --format docker-archive`, `docker save`): whether one is the image that it is said to be, and
-//! nothing else, before a container engine is given it.
+//! Images as archives: whether one is the image that it is said to be, and a new archive of just that, which a container
+//! engine is given.
 //!
-//! Engines read archives in more than one way. What could be read differently here and there is therefore refused: long names,
-//! two files of one name, an OCI index beside the manifest.
+//! Container engines read archives in more than one way: which of two files of one name counts, whether a link is followed,
+//! whether `manifest.json` or `index.json` is the table of contents. An engine that reads an archive differently than this
+//! check would load another image than was checked. So what could be read in two ways is refused, and an engine never sees the
+//! archive that came: it gets a new one that [`Checked::write`] makes of the checked parts.
+//!
+//! Three forms are read: that of `podman save --format docker-archive` and of `docker save` up to version 24; that of `docker
+//! save` since version 25, with an OCI layout beside the manifest; and the OCI layout alone, of `podman save --format
+//! oci-archive` (OCI Image Layout Specification 1.0).
 
+mod layout;
 pub mod stream;
 mod tar;
+mod write;
 
+use layout::Layer;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
+use tar::{Entry, Table};
 
 /// Longest manifest or configuration that is read, bytes.
 const TEXT_MAX: u64 = 1 << 20;
 /// Most layers of an image; engines have a bound of about this.
 const LAYERS_MAX: usize = 256;
+/// Longest layer after decompression, bytes: what a compressed one may cost a reader has a bound.
+const LAYER_MAX: u64 = 64 << 30;
 /// Bytes that are read at a time.
 const PIECE: usize = 64 << 10;
 
@@ -51,16 +62,6 @@ fn malformed(why: impl Into<String>) -> ArchiveError {
     ArchiveError::Malformed(why.into())
 }
 
-/// One image of `manifest.json` (moby, `image/spec/v1.2.md`).
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Described {
-    config: String,
-    #[serde(default)]
-    repo_tags: Option<Vec<String>>,
-    layers: Vec<String>,
-}
-
 #[derive(Deserialize)]
 struct Configured {
     rootfs: RootFs,
@@ -71,61 +72,73 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// Whether the archive holds the image whose configuration has the digest `id` (`sha256:` and 64 digits), names it `name` or not
-/// at all, and holds all its layers unharmed. Reads it twice.
+/// An image whose parts were all found to be what its digest says.
+#[derive(Debug)]
+pub struct Checked {
+    /// What it names the image, if it names it.
+    name: Option<String>,
+    configuration: Vec<u8>,
+    layers: Vec<CheckedLayer>,
+}
+
+/// A layer in the archive that came, whose uncompressed content has its digest.
+#[derive(Debug)]
+struct CheckedLayer {
+    layer: Layer,
+    /// Digest of the uncompressed content.
+    diff_id: String,
+    /// Length of the uncompressed content, bytes.
+    len: u64,
+}
+
+/// Checks that the archive holds the image whose configuration has the digest `id` (`sha256:` and 64 digits), names it `name`
+/// or not at all, holds all its layers unharmed, and holds nothing else that an engine could take for an image.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn check(mut archive: impl Read + Seek, name: &str, id: &str) -> Result<(), ArchiveError> {
-    let files = tar::files(&mut archive)?;
-    for index in ["index.json", "oci-layout"] {
-        if files.contains_key(index) {
-            return Err(malformed(format!(
-                "it has '{index}': save it with `podman save --format docker-archive`"
-            )));
-        }
-    }
-    let manifest = text(&mut archive, &files, "manifest.json")?;
-    let manifest: Vec<Described> =
-        serde_json::from_slice(&manifest).map_err(|error| malformed(format!("manifest.json: {error}")))?;
-    let [image] = &manifest[..] else {
-        return Err(malformed(format!("it has {} images in place of one", manifest.len())));
-    };
-    if let Some(other) = image.repo_tags.iter().flatten().find(|tag| *tag != name) {
+pub fn check(mut archive: impl Read + Seek, name: &str, id: &str) -> Result<Checked, ArchiveError> {
+    let table = tar::table(&mut archive)?;
+    let image = layout::read(&mut archive, &table)?;
+    if let Some(other) = image.names.iter().find(|tag| *tag != name) {
         return Err(ArchiveError::Name(other.clone(), name.to_owned()));
     }
-    let configuration = text(&mut archive, &files, &image.config)?;
-    expect("the configuration of the image", digest(&mut &configuration[..])?, id)?;
+    let configuration = text(&mut archive, &table, &image.configuration)?;
+    expect("the configuration of the image", digest(&mut &configuration[..])?.0, id)?;
     let configured: Configured = serde_json::from_slice(&configuration)
-        .map_err(|error| malformed(format!("{}: {error}", image.config)))?;
-    let expected = configured.rootfs.diff_ids;
-    if expected.len() != image.layers.len() || expected.len() > LAYERS_MAX {
-        return Err(malformed(format!("{} layers for {} digests", image.layers.len(), expected.len())));
+        .map_err(|error| malformed(format!("{}: {error}", image.configuration)))?;
+    let diff_ids = configured.rootfs.diff_ids;
+    if diff_ids.len() != image.layers.len() || diff_ids.len() > LAYERS_MAX {
+        return Err(malformed(format!("{} layers for {} digests", image.layers.len(), diff_ids.len())));
     }
-    for (layer, expected) in image.layers.iter().zip(&expected) {
-        let mut content = open(&mut archive, &files, layer)?;
-        expect(&format!("the layer '{layer}'"), digest(&mut content)?, expected)?;
+    let mut layers = Vec::new();
+    for (layer, diff_id) in image.layers.into_iter().zip(diff_ids) {
+        let (found, len) = digest(&mut layer.open(&mut archive)?.take(LAYER_MAX + 1))?;
+        if len > LAYER_MAX {
+            return Err(malformed(format!("the layer '{}' has more than {LAYER_MAX} bytes", layer.name)));
+        }
+        expect(&format!("the layer '{}'", layer.name), found, &diff_id)?;
+        layers.push(CheckedLayer { layer, diff_id, len });
     }
-    Ok(())
+    Ok(Checked { name: image.names.into_iter().next(), configuration, layers })
 }
 
-/// A file's content, which is there in full.
-fn open<'a, R: Read + Seek>(
-    archive: &'a mut R,
-    files: &BTreeMap<String, Range<u64>>,
-    name: &str,
-) -> Result<io::Take<&'a mut R>, ArchiveError> {
-    let range = files.get(name).ok_or_else(|| malformed(format!("it lacks the file '{name}'")))?;
+/// A file's content.
+fn open<'a, R: Read + Seek>(archive: &'a mut R, range: &Range<u64>) -> io::Result<io::Take<&'a mut R>> {
     archive.seek(SeekFrom::Start(range.start))?;
     Ok(archive.take(range.end - range.start))
 }
 
-fn text<R: Read + Seek>(
-    archive: &mut R,
-    files: &BTreeMap<String, Range<u64>>,
-    name: &str,
-) -> Result<Vec<u8>, ArchiveError> {
-    let mut content = open(archive, files, name)?;
+/// The place of a file that has to be there.
+fn file<'t>(table: &'t Table, name: &str) -> Result<&'t Range<u64>, ArchiveError> {
+    match table.get(name) {
+        Some(Entry::File(range)) => Ok(range),
+        Some(_) => Err(malformed(format!("'{name}' in it is not a regular file"))),
+        None => Err(malformed(format!("it lacks the file '{name}'"))),
+    }
+}
+
+fn text<R: Read + Seek>(archive: &mut R, table: &Table, name: &str) -> Result<Vec<u8>, ArchiveError> {
+    let mut content = open(archive, file(table, name)?)?;
     if content.limit() > TEXT_MAX {
         return Err(malformed(format!("'{name}' has more than {TEXT_MAX} bytes")));
     }
@@ -141,18 +154,21 @@ fn expect(what: &str, found: String, expected: &str) -> Result<(), ArchiveError>
     Err(ArchiveError::Digest { what: what.to_owned(), found, expected: expected.to_owned() })
 }
 
-/// The digest as images name it.
-fn digest(content: &mut impl Read) -> io::Result<String> {
+/// The digest as images name it, and the number of bytes.
+fn digest(content: &mut impl Read) -> io::Result<(String, u64)> {
     let mut context = Context::new(&SHA256);
-    let mut piece = vec![0; PIECE];
+    let (mut piece, mut len) = (vec![0; PIECE], 0);
     loop {
         match content.read(&mut piece)? {
             0 => break,
-            read => context.update(&piece[..read]),
+            read => {
+                context.update(&piece[..read]);
+                len += read as u64;
+            }
         }
     }
-    Ok(format!("sha256:{}", data_encoding::HEXLOWER.encode(context.finish().as_ref())))
+    Ok((format!("sha256:{}", data_encoding::HEXLOWER.encode(context.finish().as_ref())), len))
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -1,4 +1,7 @@
-//! The table of a tar archive (POSIX.1-1988 ustar, and GNU's numbers): which files are where. Nothing is unpacked.
+//! The table of a tar archive (POSIX.1-1988 ustar, and GNU's numbers): which entries are where. Nothing is unpacked.
+//!
+//! Readers differ in which of two entries of one name they take, and in whether they follow links. So a name occurs once, of
+//! whatever kind, and the caller sees every link with its target.
 
 use super::{ArchiveError, malformed};
 use std::collections::BTreeMap;
@@ -14,13 +17,27 @@ const EXTENDED_MAX: u64 = 64 << 10;
 /// Extended headers that would have others read another file than we do (POSIX.1-2001, pax).
 const TELLING: [&str; 4] = ["path", "linkpath", "size", "GNU."];
 
-/// The regular files by name, with the places of their content; all of it is there.
+/// One entry of an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A regular file, and the place of its content, all of which is there.
+    File(Range<u64>),
+    /// A hard or symbolic link, and the name of the entry that it leads to.
+    Link(String),
+    /// A folder.
+    Folder,
+}
+
+/// The entries by name.
+pub type Table = BTreeMap<String, Entry>;
+
+/// Reads the table of an archive.
 ///
 /// # Errors
-/// It is no tar archive, is cut, or could be read in two ways.
-pub fn files(archive: &mut (impl Read + Seek)) -> Result<BTreeMap<String, Range<u64>>, ArchiveError> {
+/// It is not a tar archive, is cut, or could be read in two ways.
+pub fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
     let end = archive.seek(SeekFrom::End(0))?;
-    let (mut at, mut files) = (0, BTreeMap::new());
+    let (mut at, mut table) = (0, Table::new());
     for _ in 0..=ENTRIES_MAX {
         let mut header = [0; BLOCK as usize];
         archive.seek(SeekFrom::Start(at))?;
@@ -29,7 +46,7 @@ pub fn files(archive: &mut (impl Read + Seek)) -> Result<BTreeMap<String, Range<
             // One alone is the end for some readers and not for others.
             archive.read_exact(&mut header).map_err(cut)?;
             let ended = header == [0; BLOCK as usize];
-            return if ended { Ok(files) } else { Err(malformed("something is behind its end")) };
+            return if ended { Ok(table) } else { Err(malformed("something is behind its end")) };
         }
         if number(&header[148..156]) != Some(sum(&header)) {
             return Err(malformed("it is not in the format of tar"));
@@ -42,17 +59,21 @@ pub fn files(archive: &mut (impl Read + Seek)) -> Result<BTreeMap<String, Range<
         if stop > end {
             return Err(ArchiveError::Truncated);
         }
-        match header[156] {
-            b'0' | 0 => {
-                let name = name(&header)?;
-                if files.insert(name.clone(), start..stop).is_some() {
-                    return Err(malformed(format!("it has two files '{name}'")));
-                }
+        let entry = match header[156] {
+            b'0' | 0 => Entry::File(start..stop),
+            b'1' if size == 0 => Entry::Link(link_target(&header, "")?),
+            b'2' if size == 0 => Entry::Link(link_target(&header, &name(&header)?)?),
+            b'5' if size == 0 => Entry::Folder,
+            b'x' | b'g' => {
+                extended(archive, size)?;
+                at = start.saturating_add(next);
+                continue;
             }
-            b'x' | b'g' => extended(archive, size)?,
-            // Links (older archives have them where layers are the same) and folders have no content.
-            b'1' | b'2' | b'5' if size == 0 => {}
             other => return Err(malformed(format!("an entry of kind '{}'", other.escape_ascii()))),
+        };
+        let name = name(&header)?;
+        if table.insert(name.clone(), entry).is_some() {
+            return Err(malformed(format!("it has two entries '{name}'")));
         }
         at = start.saturating_add(next);
     }
@@ -73,6 +94,10 @@ fn number(field: &[u8]) -> Option<u64> {
             .then(|| u64::from_be_bytes(low.try_into().unwrap_or_default()));
     }
     let text = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
+    // `from_str_radix` takes a sign, too.
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
     u64::from_str_radix(text, 8).ok()
 }
 
@@ -82,19 +107,50 @@ fn sum(header: &[u8]) -> u64 {
     header.iter().enumerate().map(byte).sum()
 }
 
+fn until_nul(field: &[u8]) -> Vec<u8> {
+    field.split(|byte| *byte == 0).next().unwrap_or_default().to_vec()
+}
+
+fn text(bytes: Vec<u8>) -> Result<String, ArchiveError> {
+    String::from_utf8(bytes).map_err(|_| malformed("a name in it is not UTF-8"))
+}
+
+/// The name of an entry; that of a folder without its last slash.
 fn name(header: &[u8]) -> Result<String, ArchiveError> {
-    let until_nul = |field: &[u8]| field.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
     let mut name = until_nul(&header[..100]);
-    // GNU's header, whose magic ends with a blank, has other things in the place of the prefix.
+    // GNU's header, whose magic ends with a blank, has other fields where the prefix is.
     if header[257..263] == *b"ustar\0" && header[345] != 0 {
         name = [&until_nul(&header[345..500])[..], b"/", &name].concat();
     }
-    let name = String::from_utf8(name).map_err(|_| malformed("a name in it is not UTF-8"))?;
-    let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
-    if name.is_empty() || name.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(malformed(format!("it has a file '{name}'")));
+    let mut name = text(name)?;
+    if header[156] == b'5' && name.ends_with('/') {
+        name.pop();
     }
-    Ok(name)
+    let plain = name.strip_prefix("./").unwrap_or(&name);
+    // The folder that everything is in.
+    if header[156] == b'5' && name == "." {
+        return Ok(name);
+    }
+    if plain.is_empty() || plain.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(malformed(format!("it has an entry '{name}'")));
+    }
+    Ok(plain.to_owned())
+}
+
+/// The name of the entry that a link leads to. A symbolic link is read from the folder of `from`, its own name.
+fn link_target(header: &[u8], from: &str) -> Result<String, ArchiveError> {
+    let target = text(until_nul(&header[157..257]))?;
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            ".." if !parts.is_empty() => drop(parts.pop()),
+            "" | ".." => return Err(malformed(format!("it has a link to '{target}'"))),
+            "." => {}
+            part => parts.push(part),
+        }
+    }
+    Ok(parts.join("/"))
 }
 
 /// Records of `length key=value\n` (pax); those that are about times and owners do no harm.

@@ -39,7 +39,7 @@ pub(super) async fn send(
     let open = || File::open(archive).map_err(|error| wrong(&error));
     let (file, WantedImage { name, id }) = (open()?, image.clone());
     let checked = spawn_blocking(move || image::check(&file, &name, &id)).await;
-    checked.map_err(|error| wrong(&error))?.map_err(|error| wrong(&error))?;
+    drop(checked.map_err(|error| wrong(&error))?.map_err(|error| wrong(&error))?);
     let path = format!("/v1/applications/{application}/images/{}", image.id);
     for _ in 1..TRIES {
         match try_once(link, domain, &path, image, open()?, told).await {

@@ -254,12 +254,21 @@ impl Engine {
         self.ask(Method::POST, &format!("/images/{id}/tag?repo={repository}&tag={tag}"), None).map(drop)
     }
 
+    /// Removes the image with this name or digest, under all its names.
+    ///
+    /// # Errors
+    /// The engine says no.
+    pub fn remove_image(&self, id: &str) -> Result<(), EngineError> {
+        self.ask(Method::DELETE, &format!("/images/{id}?force=true"), None).map(drop)
+    }
+
     fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, EngineError> {
         let (status, body) = self.request(&method, path, body)?;
         if !status.is_success() {
             return Err(self.refused(status, &body));
         }
-        if body.is_empty() {
+        // Podman answers some requests with an empty line.
+        if body.trim_ascii().is_empty() {
             return Ok(Value::Null);
         }
         serde_json::from_slice(&body).map_err(|error| self.broken(error))
