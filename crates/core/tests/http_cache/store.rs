@@ -83,6 +83,11 @@ fn the_lifetime_is_the_first_that_applies() {
         (200, "Expires: {+60}|Date: {+20}", 40),
         (200, "Expires: {+60}", 60),
         (200, "Expires: 0", 0),
+        (200, "Expires: Wed, 15 Jan 2031 08:00:00 gmt|Date: Wed, 15 Jan 2031 07:59:00 GMT", 60),
+        (200, "Expires: Wed, 15 Jan 2031 08:00:00 UTC|Date: Wed, 15 Jan 2031 07:59:00 GMT", 0),
+        (200, "Expires: Wed, 15 Jan 2031 08:00:00 AEST|Date: Wed, 15 Jan 2031 07:59:00 GMT", 0),
+        (200, "Expires: Wed, 15  Jan 2031 08:00:00 GMT|Date: Wed, 15 Jan 2031 07:59:00 GMT", 0),
+        (200, "Last-Modified: {-1000}|Expires: Wed, 15 Jan 2031 08:00:00 UTC", 0),
         (200, "Expires: {-60}", 0),
         (200, "Last-Modified: {-1000}", 100),
         (200, "Cache-Control: public|Last-Modified: {-1000}|Set-Cookie: a=b", 0),
@@ -126,6 +131,14 @@ fn fields_of_one_user_and_of_the_framing_are_not_stored() {
         stored("Cache-Control: max-age=9, private=\"X-User\"|X-User: me|Content-Length: 5|Age: 1|X: y");
     assert!(!stored.fields.has("x-user") && !stored.fields.has("content-length"));
     assert!(stored.fields.has("x") && stored.fields.has("date"));
+}
+
+#[test]
+fn a_range_on_a_response_that_is_no_part_is_a_field_like_any() {
+    let whole = stored("Cache-Control: max-age=9|Content-Range: bytes 0-4/10");
+    assert_eq!(whole.fields.first("content-range"), Some(&b"bytes 0-4/10"[..]));
+    let part = stored_for("", 206, "Cache-Control: max-age=9|Content-Range: bytes 0-4/10").unwrap();
+    assert!(!part.fields.has("content-range"), "the extent says it");
 }
 
 #[test]

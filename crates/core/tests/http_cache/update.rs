@@ -1,7 +1,8 @@
 //! What a 304, an answer to HEAD and a second part change.
 
 use crate::{T, fields, response, stored, stored_for};
-use sidetrack_core::http::cache::{Refreshed, Rules, Stored, combine, freshen_by_head, refresh};
+use sidetrack_core::http::cache::{Refreshed, Rules, Stored, combine, freshen_by_head, refresh, reply};
+use sidetrack_core::http::message::Method;
 
 fn after_304(text: &str, of: &[&str]) -> (Refreshed, Vec<Stored>) {
     let mut held: Vec<Stored> = of.iter().map(|text| stored(text)).collect();
@@ -44,6 +45,30 @@ fn an_update_replaces_all_but_what_the_bytes_depend_on() {
     let mut found = after.fields.clone();
     found.remove("date");
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_range_on_a_whole_response_is_updated_and_answers_have_their_own() {
+    let (_, held) =
+        after_304("ETag: \"a\"|Content-Range: bytes 5-9/10", &["ETag: \"a\"|Content-Range: bytes 0-4/10"]);
+    let whole = &held[0];
+    assert_eq!(whole.fields.first("content-range"), Some(&b"bytes 5-9/10"[..]));
+    let said = |range: &str| {
+        let request = fields(range);
+        let answer = reply(whole, (&Method::Get, &request), Some(10), "b", T + 100);
+        let ranges: Vec<_> = answer
+            .head
+            .fields
+            .all("content-range")
+            .map(|one| String::from_utf8_lossy(one).into_owned())
+            .collect();
+        (answer.head.status, ranges.join("; "))
+    };
+    assert_eq!(said(""), (200, "bytes 5-9/10".to_owned()));
+    assert_eq!(said("Range: bytes=1-2"), (206, "bytes 1-2/10".to_owned()));
+    assert_eq!(said("Range: bytes=1-2, 5-6"), (206, String::new()));
+    assert_eq!(said("Range: bytes=10-"), (416, "bytes */10".to_owned()));
+    assert_eq!(said("If-None-Match: \"a\""), (304, String::new()));
 }
 
 #[test]

@@ -9,29 +9,59 @@ const DAY_S: u64 = 86_400;
 
 /// Reads a date in the preferred form or one of the two old ones; `None` if it is none, or before 1970.
 ///
-/// A year of two digits is the one nearest to `now_s`, at most 50 years ahead.
+/// The grammar counts to the space (RFC 9110 Sec. 5.6.7): a date with another zone or with more spaces is none, and what
+/// it was to limit has ended. Only the case of letters is passed over (RFC 9111 Sec. 4.2). A year of two digits is the
+/// one nearest to `now_s`, at most 50 years ahead.
 pub fn parse_date(text: &[u8], now_s: UnixSeconds) -> Option<UnixSeconds> {
     let text = std::str::from_utf8(text).ok()?;
-    let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
-    match words[..] {
-        // Sun, 06 Nov 1994 08:49:37 GMT
-        [day_name, day, month, year, time, "GMT" | "UTC"] if day_name.ends_with(',') => {
-            seconds(number(year, 4)?, month, number(day, day.len().min(2))?, time)
-        }
+    match text.split_once(", ") {
         // Sunday, 06-Nov-94 08:49:37 GMT
-        [day_name, date, time, "GMT"] if day_name.ends_with(',') => {
-            let mut parts = date.split('-');
-            let (day, month, year) = (parts.next()?, parts.next()?, parts.next()?);
-            let year = number(year, 2)?;
+        Some((day_name, rest)) if rest.as_bytes().get(2) == Some(&b'-') => {
+            let [date, time, zone] = words(rest, ' ')?;
+            let [day, month, year] = words(date, '-')?;
+            let year = number(year, 2).filter(|_| is_day(day_name) && is_gmt(zone))?;
             let (this, _, _) = civil(now_s / DAY_S);
             let century = this - this % 100;
             let year = if century + year > this + 50 { century + year - 100 } else { century + year };
             seconds(year, month, number(day, 2)?, time)
         }
+        // Sun, 06 Nov 1994 08:49:37 GMT
+        Some((day_name, rest)) => {
+            let [day, month, year, time, zone] = words(rest, ' ')?;
+            let year = number(year, 4).filter(|_| is_day(day_name) && is_gmt(zone))?;
+            seconds(year, month, number(day, 2)?, time)
+        }
         // Sun Nov  6 08:49:37 1994
-        [_, month, day, time, year] => seconds(number(year, 4)?, month, number(day, day.len())?, time),
-        _ => None,
+        None => {
+            let (day_name, rest) = text.split_once(' ').filter(|(name, _)| is_day(name))?;
+            let (month, rest) = rest.split_once(' ').filter(|_| day_name.len() == 3)?;
+            // A day of one digit has a space before it.
+            let (rest, digits) = rest.strip_prefix(' ').map_or((rest, 2), |rest| (rest, 1));
+            let [day, time, year] = words(rest, ' ')?;
+            seconds(number(year, 4)?, month, number(day, digits)?, time)
+        }
     }
+}
+
+/// The words of a text, each separated from the next by one of these; `None` if they are not so many.
+fn words<const N: usize>(text: &str, separator: char) -> Option<[&str; N]> {
+    let mut split = text.split(separator);
+    let mut found = [""; N];
+    for place in &mut found {
+        *place = split.next()?;
+    }
+    split.next().is_none().then_some(found)
+}
+
+/// Whether this is the name of a day, short or long. Which day it is counts for nothing.
+fn is_day(name: &str) -> bool {
+    let short = name.get(..3).unwrap_or_default();
+    let is_known = DAYS.iter().any(|day| day.eq_ignore_ascii_case(short));
+    is_known && name.len() <= "Wednesday".len() && name.bytes().all(|byte| byte.is_ascii_alphabetic())
+}
+
+fn is_gmt(zone: &str) -> bool {
+    zone.eq_ignore_ascii_case("GMT")
 }
 
 fn number(text: &str, digits: usize) -> Option<u64> {
@@ -95,7 +125,10 @@ mod tests {
         for text in
             ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
         {
-            assert_eq!(parse_date(text.as_bytes(), 1_700_000_000), Some(784_111_777), "{text}");
+            let other_case = [text.to_ascii_lowercase(), text.to_ascii_uppercase()];
+            for text in other_case.iter().map(String::as_str).chain([text]) {
+                assert_eq!(parse_date(text.as_bytes(), 1_700_000_000), Some(784_111_777), "{text}");
+            }
         }
         assert_eq!(format_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(format_date(951_782_400), "Tue, 29 Feb 2000 00:00:00 GMT");
@@ -106,6 +139,32 @@ mod tests {
             "Sun, 06 Nov 1994 08:49:37 PST",
             "Sun, 06 Nov 1994 8:49:37 GMT",
             "Sun, 06 Nov 1960 08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:49:37 UTC",
+            "Sun, 06 Nov 1994 08:49:37 EST",
+            "Sun, 06 Nov 1994 08:49:37 +0000",
+            "Sun, 06 Nov 1994 08:49:37",
+            "Sun,  06 Nov 1994 08:49:37 GMT",
+            "Sun, 06  Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994  08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:49:37  GMT",
+            "Sun, 06 Nov 1994 08:49:37 GMT GMT",
+            "Sun,06 Nov 1994 08:49:37 GMT",
+            "Sun 06 Nov 1994 08:49:37 GMT",
+            "Sun, 6 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 94 08:49:37 GMT",
+            "Sun, 06-Nov-1994 08:49:37 GMT",
+            "Sunday, 06-Nov-94 08:49:37 UTC",
+            "Sunday, 06-Nov-94  08:49:37 GMT",
+            "Sunday, 06 - Nov - 94 08:49:37 GMT",
+            "Sun Nov 6 08:49:37 1994",
+            "Sun Nov   6 08:49:37 1994",
+            "Sun Nov  06 08:49:37 1994",
+            "Sun Nov  6 08:49:37  1994",
+            "Sun Nov  6 08:49:37 1994 GMT",
+            "Sun  Nov  6 08:49:37 1994",
+            "Sunday Nov  6 08:49:37 1994",
+            "Xxx, 06 Nov 1994 08:49:37 GMT",
+            ", 06 Nov 1994 08:49:37 GMT",
         ] {
             assert_eq!(parse_date(bad.as_bytes(), 1_700_000_000), None, "{bad}");
         }

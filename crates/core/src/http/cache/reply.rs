@@ -145,6 +145,8 @@ fn ranged(
                 parts.push((text, first, last));
             }
             let end = format!("\r\n--{boundary}--\r\n").into_bytes();
+            // Each part has its own.
+            fields.remove("content-range");
             fields.set("Content-Type", format!("multipart/byteranges; boundary={boundary}"));
             fields.set("Content-Length", (length + end.len() as u64).to_string());
             Some(Reply { head: Response::new(206, fields), body: Body::Multipart(parts, end) })

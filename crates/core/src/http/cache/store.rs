@@ -167,8 +167,11 @@ impl Stored {
             // A 304 may bring one, for the client that asked.
             self.fields.remove("set-cookie");
         }
+        // Of a part it is said by the extent; of anything else it has no meaning, and is a field like any other
+        // (RFC 9110 Sec. 14.4, RFC 9111 Sec. 3.1).
+        let of_a_part = if self.extent == Extent::Whole { "" } else { "content-range" };
         self.fields.retain(|name, _| {
-            let framing = ["content-length", "transfer-encoding", "content-range", "trailer"];
+            let framing = ["content-length", "transfer-encoding", "trailer", of_a_part];
             !framing.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())) && !private.names(name)
         });
         if !self.fields.has("date") {

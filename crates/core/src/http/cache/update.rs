@@ -63,7 +63,7 @@ fn subjects(stored: &[&mut Stored], fields: &Fields) -> Vec<usize> {
 }
 
 /// Fields that say how the stored bytes are to be read, which a 304 does not bring.
-const OF_THE_BYTES: [&str; 4] = ["content-encoding", "content-length", "content-range", "transfer-encoding"];
+const OF_THE_BYTES: [&str; 3] = ["content-encoding", "content-length", "transfer-encoding"];
 
 fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) {
     let kept = |name: &[u8]| OF_THE_BYTES.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
