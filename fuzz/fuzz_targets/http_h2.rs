@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
         .map(|line| line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len())))
         .map(|(name, value)| (name, value.get(1..).unwrap_or_default()))
         .collect();
-    let pseudo = Pseudo { method, authority: (!authority.is_empty()).then_some(authority), path };
+    let pseudo = Pseudo { method, scheme: None, authority: (!authority.is_empty()).then_some(authority), path };
     let Ok(made) = request(pseudo, fields.iter().copied(), data.len() % 2 == 0) else { return };
     let mut bytes = Vec::new();
     made.write_to(&mut bytes);

@@ -41,6 +41,22 @@ pub struct RequestHop {
     pub needs_own_connection: bool,
 }
 
+/// What is added to Via.
+#[derive(Clone, Copy, Debug)]
+pub struct Via<'a> {
+    /// Our name.
+    pub pseudonym: &'a str,
+    /// The message came by HTTP/2 (RFC 9110 Sec. 7.6.3: the version received).
+    pub is_http2: bool,
+}
+
+impl Via<'_> {
+    fn add_to(self, fields: &mut Fields, version: Version) {
+        let version = if self.is_http2 { "2.0" } else { version.number() };
+        fields.push_pieces("Via", &[version.as_bytes(), b" ", self.pseudonym.as_bytes()]);
+    }
+}
+
 /// Why a request is answered by us instead of being passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -63,7 +79,7 @@ pub fn keeps_alive(version: Version, fields: &Fields) -> bool {
         || fields.has_member("proxy-connection", "keep-alive")
 }
 
-/// Makes the head that goes to the server out of the one that came. `pseudonym` is our name in Via.
+/// Makes the head that goes to the server out of the one that came.
 ///
 /// # Errors
 /// It does not go there.
@@ -71,7 +87,7 @@ pub fn request(
     request: &mut Request,
     resource: &Resource,
     length: Length,
-    pseudonym: &str,
+    via: Via<'_>,
 ) -> Result<RequestHop, Stop> {
     let mut hop = RequestHop {
         keeps_alive: keeps_alive(request.version, &request.fields),
@@ -80,7 +96,7 @@ pub fn request(
         needs_own_connection: auth::request_needs_own_connection(&request.fields),
         ..RequestHop::default()
     };
-    if is_loop(&request.fields, pseudonym) {
+    if is_loop(&request.fields, via.pseudonym) {
         return Err(Stop::Loop);
     }
     for expectation in request.fields.members("expect") {
@@ -99,7 +115,7 @@ pub fn request(
     }
     request.target.clone_from(&resource.path);
     put_host(&mut request.fields, &resource.host_field());
-    add_via(&mut request.fields, request.version, pseudonym);
+    via.add_to(&mut request.fields, request.version);
     put_length(&mut request.fields, length);
     if let Some(upgrade) = &hop.upgrade {
         request.fields.push("Connection", "Upgrade");
@@ -113,14 +129,14 @@ pub fn request(
 
 /// Takes out of a response what concerned the connection it came on, and adds us to Via. The length fields of the
 /// body are the sender's business: see [`put_length`].
-pub fn response(response: &mut Response, pseudonym: &str) {
+pub fn response(response: &mut Response, via: Via<'_>) {
     if auth::challenges(&response.fields) {
         // Connections are kept apart: the client may use the scheme through us (RFC 4559 Sec. 6).
         let (name, value) = auth::PROXY_SUPPORT;
         response.fields.set(name, value);
     }
     strip(&mut response.fields);
-    add_via(&mut response.fields, response.version, pseudonym);
+    via.add_to(&mut response.fields, response.version);
 }
 
 /// Makes this the one Host field, before all others, unless it is that already.
@@ -215,10 +231,6 @@ fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
     })
 }
 
-fn add_via(fields: &mut Fields, version: Version, pseudonym: &str) {
-    fields.push_pieces("Via", &[version.number().as_bytes(), b" ", pseudonym.as_bytes()]);
-}
-
 /// Max-Forwards of TRACE and OPTIONS (RFC 9110 Sec. 7.6.2).
 fn count_forward(request: &mut Request) -> Result<(), Stop> {
     if !matches!(request.method, Method::Trace | Method::Options) {
@@ -253,11 +265,13 @@ mod tests {
         "upgrade",
     ];
 
+    const EDGE: Via<'_> = Via { pseudonym: "edge", is_http2: false };
+
     fn pass(text: &str) -> Result<(String, RequestHop), Stop> {
         let mut head = Request::parse(text.as_bytes()).unwrap();
         let length = super::super::framing::request_length(&head).unwrap();
         let resource = Resource::parse(b"http://web.example:8080/p?q", &Method::Get).unwrap();
-        let hop = request(&mut head, &resource, length, "edge")?;
+        let hop = request(&mut head, &resource, length, EDGE)?;
         let mut out = Vec::new();
         head.write_to(&mut out);
         Ok((String::from_utf8(out).unwrap(), hop))

@@ -14,9 +14,12 @@ pub enum Malformed {
     /// The method is no token.
     #[error("the method is no token")]
     Method,
-    /// The path is neither `*` nor begins with a slash, or holds white space or controls.
+    /// The path is neither `*` nor begins with a slash, has a fragment, or holds white space or controls.
     #[error("the path is malformed")]
     Path,
+    /// The scheme is another than that of the connection.
+    #[error("the scheme is another than that of the connection")]
+    Scheme,
     /// There is no authority, or Host says another.
     #[error("the authority is missing, or Host contradicts it")]
     Authority,
@@ -30,6 +33,8 @@ pub enum Malformed {
 pub struct Pseudo<'a> {
     /// `:method`
     pub method: &'a [u8],
+    /// `:scheme`, where it is known.
+    pub scheme: Option<&'a [u8]>,
     /// `:authority`
     pub authority: Option<&'a [u8]>,
     /// `:path`
@@ -46,7 +51,11 @@ pub fn request<'a>(
     has_body: bool,
 ) -> Result<Request, Malformed> {
     let method = Method::parse(pseudo.method).map_err(|_| Malformed::Method)?;
-    let is_clean = pseudo.path.iter().all(|byte| !matches!(byte, 0..=b' ' | 0x7f));
+    if pseudo.scheme.is_some_and(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
+        return Err(Malformed::Scheme);
+    }
+    // A fragment is never sent (RFC 9113 Sec. 8.3.1).
+    let is_clean = pseudo.path.iter().all(|byte| !matches!(byte, 0..=b' ' | b'#' | 0x7f));
     if method == Method::Connect || !is_clean || !(pseudo.path.first() == Some(&b'/') || pseudo.path == b"*")
     {
         return Err(Malformed::Path);
@@ -130,8 +139,12 @@ mod tests {
         fields: &[(&str, &str)],
         has_body: bool,
     ) -> Result<String, Malformed> {
-        let pseudo =
-            Pseudo { method: b"GET", authority: authority.map(str::as_bytes), path: path.as_bytes() };
+        let pseudo = Pseudo {
+            method: b"GET",
+            scheme: None,
+            authority: authority.map(str::as_bytes),
+            path: path.as_bytes(),
+        };
         let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         let mut out = Vec::new();
         request(pseudo, fields, has_body)?.write_to(&mut out);
@@ -156,7 +169,9 @@ mod tests {
 
     #[test]
     fn what_would_be_read_differently_is_malformed() {
-        for path in ["", "x", "http://h/", "/ HTTP/1.1\r\nX: ", "/\0", "/a b", "/\x7f"] {
+        for path in
+            ["", "x", "http://h/", "/ HTTP/1.1\r\nX: ", "/\0", "/a b", "/\x7f", "/a#b", "/#", "#", "/?a#b"]
+        {
             assert_eq!(pass(path, Some("h"), &[], false), Err(Malformed::Path), "{path:?}");
         }
         assert_eq!(pass("/", None, &[], false), Err(Malformed::Authority));
@@ -178,9 +193,18 @@ mod tests {
         ] {
             assert_eq!(pass("/", Some("h"), &[field], false), Err(Malformed::Field), "{field:?}");
         }
-        let pseudo = Pseudo { method: b"CONNECT", authority: Some(b"h:1"), path: b"/" };
+        for (scheme, is_good) in
+            [("https", true), ("HTTPS", true), ("http", false), ("", false), ("ftp", false)]
+        {
+            let scheme = Some(scheme.as_bytes());
+            let pseudo = Pseudo { method: b"GET", scheme, authority: Some(b"h"), path: b"/" };
+            let read = request(pseudo, std::iter::empty(), false);
+            assert_eq!(read.is_ok(), is_good, "{scheme:?}");
+            assert!(is_good || read == Err(Malformed::Scheme));
+        }
+        let pseudo = Pseudo { method: b"CONNECT", scheme: None, authority: Some(b"h:1"), path: b"/" };
         assert_eq!(request(pseudo, std::iter::empty(), false), Err(Malformed::Path));
-        let pseudo = Pseudo { method: b"GE T", authority: Some(b"h"), path: b"/" };
+        let pseudo = Pseudo { method: b"GE T", scheme: None, authority: Some(b"h"), path: b"/" };
         assert_eq!(request(pseudo, std::iter::empty(), false), Err(Malformed::Method));
     }
 
@@ -199,7 +223,8 @@ mod tests {
 
     #[test]
     fn a_websocket_is_an_upgrade_with_a_key_of_ours() {
-        let pseudo = Pseudo { method: b"CONNECT", authority: Some(b"web.example"), path: b"/chat" };
+        let pseudo =
+            Pseudo { method: b"CONNECT", scheme: None, authority: Some(b"web.example"), path: b"/chat" };
         let fields: [(&[u8], &[u8]); 2] =
             [(b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"theirs")];
         let mut out = Vec::new();

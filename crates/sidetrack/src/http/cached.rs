@@ -332,7 +332,7 @@ impl Cached<'_, '_> {
             }
             let note = [&self.turn.proxy.pseudonym, "; ", &from, "; fwd-status=", &came];
             fetched.response.fields.push_pieces("Cache-Status", &note.map(str::as_bytes));
-            return Ok(self.turn.send(server, fetched, None).await);
+            return self.turn.send(server, fetched, None).await;
         };
         let note = [&from, "; fwd-status=", &came].concat();
         let times = (requested_s, super::now_s());
@@ -369,7 +369,8 @@ impl Cached<'_, '_> {
         let spill: Spill = Box::new(move || store.fill(&key, &copied, most));
         let mut tee = Tee::new(self.cache.in_memory_max, Some(spill));
         let outcome = self.turn.send(server, fetched, Some(&mut tee)).await;
-        let is_whole = outcome.reason == EndReason::Ok && !tee.is_over;
+        let is_ok = outcome.as_ref().is_ok_and(|outcome| outcome.reason == EndReason::Ok);
+        let is_whole = is_ok && !tee.is_over;
         match (tee.fill, fetching) {
             (Some(fill), _) if is_whole => fill.finish(),
             (None, _) if is_whole => {
@@ -379,7 +380,7 @@ impl Cached<'_, '_> {
             (_, Some(fetching)) => fetching.not_shared(),
             _ => {}
         }
-        Ok(outcome)
+        outcome
     }
 
     /// Of known length: others read along while it comes in.
@@ -437,10 +438,9 @@ impl Cached<'_, '_> {
         self.turn.told.begin(&head);
         let progress = self.turn.progress();
         progress.mark();
-        let out = Outgoing::new(self.turn.stream, bytes, length);
+        let out = Outgoing::new(self.turn.stream, bytes, length).counted(progress.live, Side::Server);
         let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
         let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
-        progress.live.count(0, out.written);
         let said = name_of(asked, &[&head.status.to_string(), note]);
         match stopped {
             None => Outcome::new(EndReason::Ok, Some(said), if again { Next::Again } else { Next::Close }),

@@ -60,8 +60,10 @@ pub struct Connection {
 enum Came {
     Request(Request),
     Broken(MessageError),
-    /// The client closed, or reset.
+    /// The client reset, or closed without a byte of a request.
     Gone,
+    /// The client said its last within a request head.
+    Ended,
     /// Nothing came, or not all of it.
     Late,
 }
@@ -210,6 +212,7 @@ impl Connection {
             }
             match timeout_at(deadline, self.buffer.fill(&self.stream)).await {
                 Ok(Ok(1..)) => {}
+                Ok(Ok(0)) if !self.buffer.is_empty() => return Came::Ended,
                 Ok(_) => return Came::Gone,
                 Err(_) => return Came::Late,
             }
@@ -225,7 +228,7 @@ impl Connection {
         }
         let mut entry = Entry::new(&self.worker);
         let live = entry.live().clone();
-        self.told = Told::default();
+        self.told = Told::of(self.stream.is_memory());
         let clock = self.worker.clock;
         let outcome = {
             let work = pin!(self.respond(came, &live));
@@ -295,6 +298,12 @@ impl Connection {
                 let detail = "the client left before its request was complete".to_owned();
                 return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
             }
+            Came::Ended => {
+                // It may read still (RFC 9112 Sec. 8).
+                let why = "the client left before its request was complete";
+                let answer = Answer::refused(&self.proxy, 400, EndReason::ClientGone, why);
+                return self.answer(answer, Length::None, broken).await;
+            }
             Came::Late => {
                 let why = "the request did not come in time";
                 let answer = Answer::refused(&self.proxy, 408, EndReason::HandshakeTimeout, why);
@@ -340,8 +349,10 @@ impl Connection {
                 match result {
                     Ok(outcome) => outcome,
                     Err(answer) => {
-                        let body =
-                            if asked.length == Length::None { Length::None } else { Length::UntilClose };
+                        let body = match asked.length {
+                            Length::None | Length::Exact(0) => Length::None,
+                            _ => Length::UntilClose,
+                        };
                         self.answer(*answer, body, asker).await
                     }
                 }

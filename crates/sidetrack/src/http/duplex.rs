@@ -58,6 +58,11 @@ impl Duplex {
         }
     }
 
+    /// Whether it is a connection in memory: at its other end is a stream of HTTP/2.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Other(peeked) if matches!(peeked.borrow().stream, Stream::Memory(_)))
+    }
+
     /// The local address, where it has one of its own.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use super::answer::Answer;
 use super::bound::Bound;
 use super::buffer::Buffer;
 use super::duplex::Duplex;
-use super::fetch::{Fetched, Interim, Reuse, Way, add_date, knows_interim};
+use super::fetch::{Fetched, Interim, Reuse, Way, add_date, bad, knows_interim};
 use super::har::Told;
 use super::pool::Server;
 use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
@@ -90,6 +90,8 @@ pub struct Sent {
     pub until_close: bool,
     /// The status that was sent.
     pub status: u16,
+    /// Bytes that left for the client.
+    pub written: u64,
 }
 
 /// Completes a head for a client: its framing, and what becomes of the connection. Gives the framing and whether
@@ -168,22 +170,47 @@ impl<'a> Turn<'a> {
         let (server, mut fetched) = fetched.map_err(|failure| self.failed(&failure))?;
         on_head(&fetched.response);
         push_status(&mut fetched.response, status);
-        Ok(self.send(server, fetched, None).await)
+        self.send(server, fetched, None).await
     }
 
     /// Sends what comes from the server, and puts its connection back.
-    pub async fn send(&mut self, mut server: Server, mut fetched: Fetched, tee: Option<&mut Tee>) -> Outcome {
+    ///
+    /// # Errors
+    /// As [`Self::after`].
+    pub async fn send(
+        &mut self,
+        mut server: Server,
+        mut fetched: Fetched,
+        tee: Option<&mut Tee>,
+    ) -> Result<Outcome, Box<Answer>> {
         let progress = self.progress();
         let sent = {
             let Server { stream, buffer, .. } = &mut server;
-            self.told.begin(&fetched.response);
+            self.told.pass(&fetched);
             deliver(self.asked, progress, &mut fetched, (stream, buffer), self.stream, tee).await
         };
         self.after(server, &fetched, sent, true)
     }
 
     /// What becomes of both connections.
-    pub fn after(&self, server: Server, fetched: &Fetched, sent: Sent, uploaded: bool) -> Outcome {
+    ///
+    /// # Errors
+    /// The answer of ours, if the server's content has no meaning and nothing of its answer has left yet.
+    pub fn after(
+        &mut self,
+        server: Server,
+        fetched: &Fetched,
+        sent: Sent,
+        uploaded: bool,
+    ) -> Result<Outcome, Box<Answer>> {
+        if let (Some(Stopped::Broken(error)), 0) = (&sent.stopped, sent.written) {
+            self.told.take_back();
+            return Err(self.failed(&bad(&error.to_string())));
+        }
+        Ok(self.outcome(server, fetched, sent, uploaded))
+    }
+
+    fn outcome(&self, server: Server, fetched: &Fetched, sent: Sent, uploaded: bool) -> Outcome {
         let said = name_of(self.asked, &[&sent.status.to_string()]);
         let is_upgrade = fetched.response.status == 101;
         match sent.stopped {
@@ -225,12 +252,19 @@ impl<'a> Turn<'a> {
         match both {
             Ok((fetched, sent, uploaded)) => {
                 server.is_bound |= way.binds || fetched.binds;
-                Ok(self.after(server, &fetched, sent, uploaded))
+                self.after(server, &fetched, sent, uploaded)
             }
             Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
             Err(Unanswered::Client(why)) => {
                 let next = if self.told.is_begun { Next::Reset } else { Next::Close };
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), next))
+            }
+            Err(Unanswered::Ended(why)) if self.told.is_begun => {
+                Ok(Outcome::new(EndReason::ClientGone, Some(why), Next::Reset))
+            }
+            // It may read still, and then is told what was wrong (RFC 9112 Sec. 8).
+            Err(Unanswered::Ended(why)) => {
+                Err(Box::new(Answer::refused(self.proxy, 400, EndReason::ClientGone, &why)))
             }
             Err(Unanswered::Broken(error)) if self.told.is_begun => {
                 Ok(Outcome::new(EndReason::BadRequest, Some(error.to_string()), Next::Reset))
@@ -245,6 +279,8 @@ enum Unanswered {
     Server(Failure),
     /// The client left.
     Client(String),
+    /// It said its last before the body was whole.
+    Ended(String),
     /// Its body has no meaning.
     Broken(MessageError),
 }
@@ -265,18 +301,16 @@ async fn both(
     asked.request.write_to(&mut head);
     let mut upload = pin!(async {
         let mut decoder = Decoder::new(asked.length);
-        let out = Outgoing::new(stream, head, asked.length);
+        let out = Outgoing::new(stream, head, asked.length).counted(progress.live, Side::Client);
         let mut out = out.metered(asked.meter.as_deref(), Side::Client, progress.clock);
-        let result = relay((client, held), &mut decoder, &mut out, None, progress).await;
-        progress.live.count(out.written, 0);
-        result
+        relay((client, held), &mut decoder, &mut out, None, progress).await
     });
     let mut download = pin!(async {
         let interim = Interim { client: knows_interim(asked.version).then_some(client) };
         let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
         on_head(&fetched.response);
         push_status(&mut fetched.response, status);
-        told.begin(&fetched.response);
+        told.pass(&fetched);
         let from = (stream, &mut *buffer);
         let sent = deliver(asked, progress, &mut fetched, from, client, None).await;
         Ok((fetched, sent))
@@ -289,6 +323,9 @@ async fn both(
                 Ok(()) => uploaded = Some(true),
                 Err(Stopped::Source(why)) => {
                     return Err(Unanswered::Client(format!("the request's body broke off: {why}")));
+                }
+                Err(Stopped::Ended(error)) => {
+                    return Err(Unanswered::Ended(format!("the request's body broke off: {error}")));
                 }
                 Err(Stopped::Broken(error)) => return Err(Unanswered::Broken(error)),
                 // The server may have answered before it stopped reading.
@@ -315,12 +352,12 @@ async fn deliver(
 ) -> Sent {
     let status = fetched.response.status;
     let (length, again, bytes) = head_for(asked, fetched);
-    let out = Outgoing::new(to, bytes, length);
+    let out = Outgoing::new(to, bytes, length).counted(progress.live, Side::Server);
     let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
     let stopped = relay(from, &mut decoder, &mut out, tee, progress).await.err();
-    progress.live.count(0, out.written);
-    Sent { stopped, again, until_close: length == Length::UntilClose, status }
+    let written = out.written;
+    Sent { stopped, again, until_close: length == Length::UntilClose, status, written }
 }
 
 /// The head of an answer as this client gets it, the framing that goes with it, and whether another request can follow.

@@ -13,7 +13,7 @@ use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{EndReason, Flow, Host};
 use sidetrack_core::http::auth::response_binds;
 use sidetrack_core::http::fields::Fields;
-use sidetrack_core::http::forward::{self, keeps_alive};
+use sidetrack_core::http::forward::{self, Via, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
 use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
 use sidetrack_core::http::uri::Resource;
@@ -71,6 +71,8 @@ pub struct Fetched {
     pub keeps_alive: bool,
     /// It is part of the authentication of its connection.
     pub binds: bool,
+    /// It came by HTTP/2.
+    pub is_http2: bool,
 }
 
 /// Nobody's first bytes: a request is written when the path stands.
@@ -266,6 +268,8 @@ impl Way<'_> {
         request: &Request,
         client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
+        let is_http2 = from.is_memory();
+        let via = Via { pseudonym: self.pseudonym, is_http2 };
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
             self.progress.mark();
@@ -274,7 +278,7 @@ impl Way<'_> {
             let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
             let binds = response_binds(&response.fields);
             if response.is_interim() {
-                forward::response(&mut response, self.pseudonym);
+                forward::response(&mut response, via);
                 client.pass(&response).await?;
                 continue;
             }
@@ -283,13 +287,13 @@ impl Way<'_> {
                 return Err(bad("it switches protocols, which nobody asked for"));
             }
             let protocol = response.fields.joined("upgrade").map(|value| value.into_owned());
-            forward::response(&mut response, self.pseudonym);
+            forward::response(&mut response, via);
             if switches {
                 response.fields.push("Connection", "Upgrade");
                 response.fields.push("Upgrade", protocol.unwrap_or_default());
             }
             self.progress.live.first_byte(self.progress.live.age());
-            return Ok(Fetched { response, length, keeps_alive, binds });
+            return Ok(Fetched { response, length, keeps_alive, binds, is_http2 });
         }
         Err(bad("it sends interim responses without end"))
     }
@@ -344,7 +348,7 @@ pub fn broken(what: &str) -> Failure {
 }
 
 /// The server does not speak HTTP as it should.
-fn bad(what: &str) -> Failure {
+pub fn bad(what: &str) -> Failure {
     Failure::new(EndReason::HopFailed, format!("the server's answer is no HTTP: {what}"))
 }
 

@@ -1,6 +1,7 @@
 //! Requests of opened connections as an HTTP Archive (HAR 1.2), for browsers' developer tools and whoever looks into what a
 //! program asked. Heads, times and sizes; no content, and what could be a secret is masked.
 
+use super::fetch::Fetched;
 use crate::live::LiveFlow;
 use serde_json::{Value, json};
 use sidetrack_core::http::fields::Fields;
@@ -38,17 +39,37 @@ pub struct Told {
     pub is_begun: bool,
     /// The request, if it is wanted.
     pub request: Option<Request>,
+    /// The client's connection is a stream of HTTP/2.
+    pub is_http2: bool,
     /// The head of the answer to it.
     head: Option<Response>,
+    /// The version in which that came from the server; none = it is ours, or stored.
+    received: Option<&'static str>,
 }
 
 impl Told {
-    /// The head of an answer goes out.
+    /// Nothing yet; the client's connection may be a stream of HTTP/2.
+    pub fn of(is_http2: bool) -> Self {
+        Self { is_http2, ..Self::default() }
+    }
+
+    /// The head of an answer of ours, or of a stored one, goes out.
     pub fn begin(&mut self, head: &Response) {
         self.is_begun = true;
         if self.request.is_some() {
             self.head = Some(head.clone());
         }
+    }
+
+    /// The head of an answer goes out that came from the server.
+    pub fn pass(&mut self, fetched: &Fetched) {
+        self.received = Some(version(fetched.response.version, fetched.is_http2));
+        self.begin(&fetched.response);
+    }
+
+    /// Nothing of that answer went out after all.
+    pub fn take_back(&mut self) {
+        (self.is_begun, self.head, self.received) = (false, None, None);
     }
 }
 
@@ -68,7 +89,7 @@ impl Har {
     /// Adds a request and the answer to it.
     pub fn add(&self, scheme: Scheme, told: &mut Told, live: &LiveFlow) {
         let Some(request) = told.request.take() else { return };
-        let entry = entry(scheme, &request, told.head.take().as_ref(), live);
+        let entry = entry(scheme, &request, told, live);
         let mut archive = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = archive.append(&entry) {
             tracing::warn!(%error, "cannot write the archive of requests");
@@ -88,18 +109,20 @@ impl Archive {
     }
 }
 
-fn entry(scheme: Scheme, request: &Request, head: Option<&Response>, live: &LiveFlow) -> Value {
+fn entry(scheme: Scheme, request: &Request, told: &mut Told, live: &LiveFlow) -> Value {
     let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let age = live.age();
     let connect = live.connect_time();
     let first_byte = live.first_byte_time().unwrap_or(age).min(age);
     let wait = first_byte.saturating_sub(connect.unwrap_or_default());
+    let asked_in = version(request.version, told.is_http2);
+    let answered_in = told.received.take().unwrap_or(asked_in);
     let peer = live.decided().map(|decided| decided.flow.client);
     json!({
         "startedDateTime": humantime::format_rfc3339_millis(live.since).to_string(),
         "time": millis(age),
-        "request": request_of(scheme, request, live.bytes().0),
-        "response": response_of(head, live.bytes().1),
+        "request": request_of(scheme, (request, asked_in), live.bytes().0),
+        "response": response_of((told.head.take().as_ref(), answered_in), live.bytes().1),
         "cache": {},
         "timings": {
             "send": 0,
@@ -113,7 +136,7 @@ fn entry(scheme: Scheme, request: &Request, head: Option<&Response>, live: &Live
     })
 }
 
-fn request_of(scheme: Scheme, request: &Request, bytes: u64) -> Value {
+fn request_of(scheme: Scheme, (request, version): (&Request, &str), bytes: u64) -> Value {
     let url = match Target::within(request, scheme) {
         Ok((Target::Resource(resource), _)) => resource.url(),
         _ => String::from_utf8_lossy(&request.target).into_owned(),
@@ -129,7 +152,7 @@ fn request_of(scheme: Scheme, request: &Request, bytes: u64) -> Value {
     json!({
         "method": String::from_utf8_lossy(request.method.as_bytes()),
         "url": url,
-        "httpVersion": version(request.version),
+        "httpVersion": version,
         "cookies": [],
         "headers": fields(&request.fields),
         "queryString": pairs,
@@ -139,7 +162,7 @@ fn request_of(scheme: Scheme, request: &Request, bytes: u64) -> Value {
     })
 }
 
-fn response_of(head: Option<&Response>, bytes: u64) -> Value {
+fn response_of((head, version): (Option<&Response>, &str), bytes: u64) -> Value {
     let text = |name: &str| {
         let value = head.and_then(|head| head.fields.first(name));
         value.map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
@@ -149,7 +172,7 @@ fn response_of(head: Option<&Response>, bytes: u64) -> Value {
         // 0: there was none, as browsers write it.
         "status": head.map_or(0, |head| head.status),
         "statusText": head.map(|head| String::from_utf8_lossy(head.reason.as_ref()).into_owned()).unwrap_or_default(),
-        "httpVersion": "HTTP/1.1",
+        "httpVersion": version,
         "cookies": [],
         "headers": head.map(|head| fields(&head.fields)).unwrap_or_default(),
         "content": {"size": size, "mimeType": text("content-type")},
@@ -160,8 +183,9 @@ fn response_of(head: Option<&Response>, bytes: u64) -> Value {
     })
 }
 
-const fn version(version: Version) -> &'static str {
+const fn version(version: Version, is_http2: bool) -> &'static str {
     match version {
+        _ if is_http2 => "HTTP/2.0",
         Version::Http10 => "HTTP/1.0",
         Version::Http11 => "HTTP/1.1",
     }

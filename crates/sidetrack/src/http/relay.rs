@@ -33,6 +33,9 @@ pub enum Stopped {
     /// The side it comes from: gone, or it ended early.
     #[error("{0}")]
     Source(String),
+    /// The side it comes from: it said its last before the content was whole.
+    #[error("{0}")]
+    Ended(MessageError),
     /// The side it comes from: what it sends has no meaning.
     #[error("{0}")]
     Broken(MessageError),
@@ -99,6 +102,8 @@ pub struct Outgoing<'a> {
     is_chunked: bool,
     /// Functions that content passes, with the side it comes from.
     meter: Option<(&'a Meter, Side, Clock)>,
+    /// The flow in which bytes are counted as they leave, with the side they come from.
+    counted: Option<(&'a LiveFlow, Side)>,
     /// Bytes written so far.
     pub written: u64,
 }
@@ -106,12 +111,29 @@ pub struct Outgoing<'a> {
 impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head, which leaves with the first of it.
     pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
-        Self { to: Some(to), pending: head, is_chunked: length == Length::Chunked, meter: None, written: 0 }
+        let is_chunked = length == Length::Chunked;
+        Self { to: Some(to), pending: head, is_chunked, meter: None, counted: None, written: 0 }
     }
 
     /// Content that goes nowhere.
     pub const fn nowhere() -> Self {
-        Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, written: 0 }
+        Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, counted: None, written: 0 }
+    }
+
+    /// The same, counted in a flow as it leaves; the content is that of this side.
+    #[must_use]
+    pub fn counted(self, live: &'a LiveFlow, from: Side) -> Self {
+        Self { counted: Some((live, from)), ..self }
+    }
+
+    /// So many bytes have left.
+    fn wrote(&mut self, bytes: u64) {
+        self.written += bytes;
+        match self.counted {
+            Some((live, Side::Client)) => live.count(bytes, 0),
+            Some((live, Side::Server)) => live.count(0, bytes),
+            None => {}
+        }
     }
 
     /// The same, through functions that count; the content is that of this side.
@@ -153,10 +175,10 @@ impl<'a> Outgoing<'a> {
             }
             return Ok(());
         };
-        self.written += (self.pending.len() + length) as u64;
         let all = std::iter::once(self.pending.as_slice()).chain(pieces.iter().copied());
         let mut slices: Vec<IoSlice<'_>> = all.map(IoSlice::new).collect();
         write_all(to, &mut slices).await?;
+        self.wrote((self.pending.len() + length) as u64);
         self.pending.clear();
         Ok(())
     }
@@ -194,7 +216,7 @@ impl<'a> Outgoing<'a> {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             range.start += n;
-            self.written += n;
+            self.wrote(n);
             progress.mark();
         }
         Ok(())
@@ -216,9 +238,9 @@ impl<'a> Outgoing<'a> {
             return Ok(());
         }
         let end: &[u8] = if self.is_chunked { b"\r\n" } else { b"" };
-        self.written += (self.pending.len() + data.len() + end.len()) as u64;
         let slices = &mut [IoSlice::new(&self.pending), IoSlice::new(data), IoSlice::new(end)];
         write_all(to, slices).await?;
+        self.wrote((self.pending.len() + data.len() + end.len()) as u64);
         self.pending.clear();
         Ok(())
     }
@@ -230,7 +252,7 @@ impl<'a> Outgoing<'a> {
     pub async fn flush(&mut self) -> io::Result<()> {
         if let Some(to) = self.to.filter(|_| !self.pending.is_empty()) {
             write_all(to, &mut [IoSlice::new(&self.pending)]).await?;
-            self.written += self.pending.len() as u64;
+            self.wrote(self.pending.len() as u64);
             self.pending.clear();
         }
         Ok(())
@@ -322,7 +344,7 @@ pub async fn relay(
         out.flush().await.map_err(Stopped::Sink)?;
         let n = buffer.fill(from).await.map_err(|error| Stopped::Source(error.to_string()))?;
         if n == 0 {
-            decoder.end().map_err(|error| Stopped::Source(error.to_string()))?;
+            decoder.end().map_err(Stopped::Ended)?;
         }
     }
 }

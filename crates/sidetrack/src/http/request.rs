@@ -13,7 +13,7 @@ use crate::live::LiveFlow;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
 use sidetrack_core::http::basic::{credentials, same};
-use sidetrack_core::http::forward::{self, RequestHop, Stop};
+use sidetrack_core::http::forward::{self, RequestHop, Stop, Via};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
@@ -239,17 +239,15 @@ impl Desk<'_> {
         let meter = self.meter(&carry, &flow)?;
         let version = request.version;
         let before = matches!(request.method, Method::Trace | Method::Options).then(|| request.clone());
-        let hop =
-            forward::request(&mut request, &resource, length, &self.proxy.pseudonym).map_err(|stop| {
-                match stop {
-                    Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
-                    Stop::Loop => {
-                        let why = "the request came through this proxy before";
-                        Box::new(Answer::refused(self.proxy, 502, EndReason::Loop, why))
-                    }
-                    Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
-                }
-            })?;
+        let via = Via { pseudonym: &self.proxy.pseudonym, is_http2: self.stream.is_memory() };
+        let hop = forward::request(&mut request, &resource, length, via).map_err(|stop| match stop {
+            Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
+            Stop::Loop => {
+                let why = "the request came through this proxy before";
+                Box::new(Answer::refused(self.proxy, 502, EndReason::Loop, why))
+            }
+            Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
+        })?;
         let destination = carry.destination(&flow);
         // HTTP/2 shares a connection: neither a change of protocol nor one client's authentication is for it.
         let is_alone = hop.upgrade.is_some() || hop.needs_own_connection;

@@ -12,7 +12,7 @@ use crate::reactor::timeout;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, Flow};
 use sidetrack_core::http::fields::{Fields, write_field};
-use sidetrack_core::http::forward::{self, keeps_alive};
+use sidetrack_core::http::forward::{self, Via, keeps_alive};
 use sidetrack_core::http::framing::{Decoder, Length, response_length};
 use sidetrack_core::http::message::{Method, Response, Scan, Sender};
 use sidetrack_core::http::sibling::{Patience, write_question};
@@ -93,7 +93,7 @@ impl Siblings {
             asked.push(Box::pin(ask_one(question, route, by_htcp(question, route, *at, &told))));
         }
         let (server, mut fetched) = first(&mut asked).await?;
-        forward::response(&mut fetched.response, pseudonym);
+        forward::response(&mut fetched.response, Via { pseudonym, is_http2: false });
         Some((server, fetched))
     }
 }
@@ -202,7 +202,7 @@ async fn exchange(
     let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
     server.home = Some(route.clone());
     if response.status == 200 && length.is_certain && question.is_answered_by(&response, told) {
-        return Ok(Some((server, Fetched { response, length, keeps_alive, binds: false })));
+        return Ok(Some((server, Fetched { response, length, keeps_alive, binds: false, is_http2: false })));
     }
     if keeps_alive && skip(&mut server, length.length).await? {
         route.put(server);

@@ -149,6 +149,60 @@ fn each_side_speaks_the_version_it_can() {
 }
 
 #[test]
+fn via_and_the_archive_name_the_version_that_was_received() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let old = TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, |request| {
+        ok("", request.field("via").unwrap_or("none"))
+    });
+    let (modern, _) = h2_origin(&world.identity(NAME, 30));
+    let har = authority.path("requests.har");
+    for (server, answered) in [(old.address, "1.1"), (modern, "2.0")] {
+        let node = node(&authority, server, "", &format!("har = '{}'", har.display()));
+        for (version, asked) in [("--http2", "2.0"), ("--http1.1", "1.1")] {
+            let got = curl(&node, &authority, &[version, "-i", &format!("https://{NAME}/page")]);
+            let via = got.lines().find(|line| line.to_ascii_lowercase().starts_with("via:")).unwrap();
+            assert!(via[4..].trim().starts_with(&format!("{answered} sidetrack-")), "{got}");
+            if answered == "1.1" {
+                assert!(got.contains(&format!("\n{asked} sidetrack-")), "what the server was told: {got}");
+            }
+        }
+        node.stop();
+        let text = std::fs::read_to_string(&har).unwrap();
+        let archive: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let said = |at: &str| -> Vec<String> {
+            let entries = archive["log"]["entries"].as_array().unwrap().iter();
+            entries.map(|entry| entry[at]["httpVersion"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(said("request"), ["HTTP/2.0", "HTTP/1.1"]);
+        assert_eq!(said("response"), [format!("HTTP/{answered}"), format!("HTTP/{answered}")]);
+    }
+}
+
+#[test]
+fn a_scheme_other_than_that_of_the_connection_is_malformed() {
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let (server, _) = h2_origin(&world.identity(NAME, 30));
+    let node = node(&authority, server, "", "");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let requests = h2_client(&node, &authority).await;
+        for (scheme, is_good) in [("http", false), ("ftp", false), ("https", true)] {
+            let request = http::Request::get(format!("{scheme}://{NAME}/page")).body(()).unwrap();
+            let mut requests = requests.clone().ready().await.unwrap();
+            let (answer, _) = requests.send_request(request, true).unwrap();
+            match answer.await {
+                Ok(answer) => assert!(is_good && answer.status() == 200, "{scheme}"),
+                Err(error) => {
+                    assert!(!is_good && error.reason() == Some(h2::Reason::PROTOCOL_ERROR), "{error}")
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn a_scheme_that_authenticates_connections_is_asked_for_by_http_1() {
     let world = World::new();
     let authority = Authority::new(&world);

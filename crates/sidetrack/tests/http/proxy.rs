@@ -323,6 +323,91 @@ fn a_listener_can_stand_for_a_server() {
 }
 
 #[test]
+fn half_a_request_and_a_fin_is_a_bad_request() {
+    let origin = Origin::start(|request| ok("", &request.content.len().to_string()));
+    let node = node("", "");
+    let url = origin.url("/");
+    let whole = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody");
+    let chunked =
+        format!("POST {url} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n");
+    let mut halves: Vec<String> = (1..whole.len()).map(|end| whole[..end].to_owned()).collect();
+    halves.extend([5, 4, 2, 0].map(|less| chunked[..chunked.len() - less].to_owned()));
+    let count = halves.len();
+    for half in halves {
+        let mut stream = std::net::TcpStream::connect(node.entry()).unwrap();
+        stream.write_all(half.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{half:?}: {answer:?}");
+    }
+    assert!(node.ended(count).iter().all(|ended| ended.reason == EndReason::ClientGone));
+    assert_eq!(Client::new(node.entry()).fetch(&url).text(), "0", "it goes on");
+}
+
+#[test]
+fn a_first_chunk_that_is_none_is_a_bad_gateway() {
+    let origin = Origin::start(|request| {
+        let chunk = request.path().trim_start_matches('/').replace("%0d%0a", "\r\n");
+        let fields = "Transfer-Encoding: chunked\r\nCache-Control: max-age=60";
+        Act::SendAndClose(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{chunk}").into_bytes())
+    });
+    for more in ["", "cache = {}"] {
+        let node = node(more, "");
+        for chunk in
+            ["xyz%0d%0aabc", "-1%0d%0aa", "3%0d%0aabcdef", "0x3%0d%0aabc", "ffffffffffffffffff%0d%0aa"]
+        {
+            for method in ["GET", "POST"] {
+                let mut client = Client::new(node.entry());
+                let fields = if method == "POST" { "Content-Length: 0" } else { "" };
+                let answered = client.ask(method, &origin.url(&format!("/{chunk}")), fields);
+                assert_eq!(answered.status, 502, "{method} {chunk} {more}: {answered:?}");
+                let body = client.ask("PUT", &origin.url("/0%0d%0a%0d%0a"), "Content-Length: 0");
+                assert_eq!(body.status, 200, "the client's connection goes on");
+            }
+        }
+        let ended = node.all_ended(20);
+        let failed = ended.iter().filter(|ended| ended.reason == EndReason::HopFailed).count();
+        assert_eq!(failed, 10, "{ended:?}");
+    }
+}
+
+#[test]
+fn bytes_of_a_request_in_flight_are_counted_and_those_of_a_killed_one_recorded() {
+    const PART: usize = 300_000;
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = vec![0; 200 + PART];
+        let mut read = 0;
+        while read < PART {
+            read += stream.read(&mut request[read..]).unwrap();
+        }
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 2 * PART);
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b'x'; PART])).unwrap();
+        // The rest never comes.
+        let _ = gate.recv();
+    });
+    let node = node("", "");
+    let mut client = Client::new(node.entry());
+    client
+        .send(format!("POST http://{address}/ HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", 2 * PART));
+    client.send(vec![b'y'; PART]);
+    let live = node.await_live("both ways are counted while they move", |live| {
+        let (up, down) = live.bytes();
+        up >= PART as u64 && down >= PART as u64
+    });
+    assert!(live.end(EndReason::Killed));
+    let ended = node.only_end();
+    let (up, down) = ended.flow.bytes();
+    assert_eq!(ended.reason, EndReason::Killed);
+    assert!(up >= PART as u64 && up < 2 * PART as u64 && down >= PART as u64, "{up} {down}");
+    drop(go);
+}
+
+#[test]
 fn a_client_that_leaves_ends_its_own_request_only() {
     let origin = Origin::start(|_| ok("", &"x".repeat(4 << 20)));
     let node = node("", "");

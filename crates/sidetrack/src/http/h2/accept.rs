@@ -113,7 +113,7 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
                 sent = &mut upload, if !uploaded => match sent {
                     // An answer may come before all of the body was read.
                     Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
-                    Err(Stopped::Source(_) | Stopped::Broken(_)) => break Some(Reason::CANCEL),
+                    Err(Stopped::Source(_) | Stopped::Ended(_) | Stopped::Broken(_)) => break Some(Reason::CANCEL),
                 },
                 answered = &mut download => break match answered {
                     Ok(_) if uploaded => None,
@@ -144,7 +144,8 @@ impl Place {
 pub(super) fn pseudo(parts: &http::request::Parts) -> Pseudo<'_> {
     let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let path = parts.uri.path_and_query().map_or(&b"/"[..], |path| path.as_str().as_bytes());
-    Pseudo { method: parts.method.as_str().as_bytes(), authority, path }
+    let scheme = parts.uri.scheme_str().map(str::as_bytes);
+    Pseudo { method: parts.method.as_str().as_bytes(), scheme, authority, path }
 }
 
 /// The fields of a request.
