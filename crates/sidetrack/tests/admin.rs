@@ -212,7 +212,7 @@ fn http(mut stream: impl Read + Write, request: &str) -> String {
     answer
 }
 
-const SCRAPE: &str = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+const SCRAPE: &str = "GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
 async fn metrics_are_on_the_socket_and_alone_on_tcp() {
@@ -225,10 +225,26 @@ async fn metrics_are_on_the_socket_and_alone_on_tcp() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (_stop, stopped) = watch::channel(false);
-    tokio::spawn(serve_metrics(rig.state.clone(), listener, stopped));
+    let names = Arc::from(["node.example".to_owned()]);
+    tokio::spawn(serve_metrics(rig.state.clone(), listener, names, stopped));
     let on_tcp = tokio::task::spawn_blocking(move || {
         let connect = || std::net::TcpStream::connect(address).expect("a connection");
         let flows = SCRAPE.replace("/metrics", "/v1/flows");
+        // What a page of evil.example can send, whose name leads to us for the moment (DNS rebinding).
+        for (request, is_good) in [
+            (SCRAPE.replace("127.0.0.1", "evil.example"), false),
+            (SCRAPE.replace("127.0.0.1", &format!("evil.example:{}", address.port())), false),
+            (SCRAPE.replace("host: 127.0.0.1\r\n", ""), false),
+            (SCRAPE.replace("/metrics", "http://evil.example/metrics"), false),
+            (flows.replace("127.0.0.1", "evil.example"), false),
+            (SCRAPE.replace("127.0.0.1", "localhost:1"), true),
+            (SCRAPE.replace("127.0.0.1", "Node.example"), true),
+            ("GET /metrics HTTP/1.0\r\n\r\n".to_owned(), true),
+        ] {
+            let answer = http(connect(), &request);
+            let expected = if is_good { " 200 " } else { " 421 " };
+            assert!(answer[..answer.len().min(20)].contains(expected), "{request}: {answer}");
+        }
         (http(connect(), SCRAPE), http(connect(), &flows))
     });
     let (on_tcp, flows) = on_tcp.await.unwrap();

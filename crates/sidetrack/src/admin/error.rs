@@ -39,6 +39,11 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method", help)
     }
 
+    /// It is asked for under a name that is not ours.
+    pub(super) fn misdirected(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::MISDIRECTED_REQUEST, error, help)
+    }
+
     pub(super) fn busy(error: impl Into<String>, help: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error, help)
     }

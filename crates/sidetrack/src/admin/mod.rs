@@ -36,6 +36,7 @@ mod flows;
 mod overlay;
 mod places;
 mod policy;
+mod rebinding;
 mod shunt;
 mod socket;
 mod status;
@@ -230,13 +231,15 @@ pub async fn serve(state: AdminState, socket: AdminSocket, stop: watch::Receiver
     serve_on(listener, router(state), stop).await
 }
 
-/// Serves `/metrics` alone on a TCP address, to a bounded number of clients that each have a bounded time.
+/// Serves `/metrics` alone on a TCP address, to a bounded number of clients that each have a bounded time. Requests may
+/// call it by an address, by `localhost`, or by one of `names`.
 ///
 /// # Errors
 /// When the listener cannot be registered with this runtime.
 pub async fn serve_metrics(
     state: AdminState,
     listener: std::net::TcpListener,
+    names: Arc<[String]>,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -244,6 +247,7 @@ pub async fn serve_metrics(
     let router = Router::new()
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::not_found("there is no such path", "this address has /metrics only") })
+        .layer(axum::middleware::from_fn_with_state(names, rebinding::guard))
         .with_state(state);
     serve_on(listener, router, stop).await
 }

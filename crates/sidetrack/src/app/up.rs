@@ -78,7 +78,7 @@ fn reloader(path: &Path, config: Arc<Config>, node: Arc<OnceLock<Arc<Node>>>) ->
 /// Where people look in.
 struct Windows {
     admin: Option<AdminSocket>,
-    metrics: Option<std::net::TcpListener>,
+    metrics: Option<(std::net::TcpListener, Arc<[String]>)>,
     /// Where services ask for paths.
     outgoing: Option<std::net::TcpListener>,
 }
@@ -99,6 +99,7 @@ impl Windows {
             })
             .transpose()?;
         let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
+        let metrics = metrics.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
         Ok(Self { admin, metrics, outgoing })
     }
 
@@ -114,8 +115,9 @@ impl Windows {
         stop: &watch::Receiver<bool>,
     ) -> Vec<JoinHandle<std::io::Result<()>>> {
         let admin = self.admin.map(|socket| tokio::spawn(admin::serve(state.clone(), socket, stop.clone())));
-        let metrics =
-            self.metrics.map(|listener| tokio::spawn(admin::serve_metrics(state, listener, stop.clone())));
+        let metrics = self.metrics.map(|(listener, names)| {
+            tokio::spawn(admin::serve_metrics(state, listener, names, stop.clone()))
+        });
         let outgoing = self.outgoing.zip(paths);
         let outgoing =
             outgoing.map(|(listener, paths)| tokio::spawn(outgoing::serve(paths, listener, stop.clone())));

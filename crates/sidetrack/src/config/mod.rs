@@ -104,6 +104,8 @@ pub struct Admin {
     pub socket: AdminAt,
     /// An extra TCP address that serves `/metrics` and nothing else.
     pub metrics: Option<SocketAddr>,
+    /// Names by which that address may be called, beside addresses and `localhost`.
+    pub metrics_hosts: Vec<String>,
 }
 
 /// Where the admin socket is.

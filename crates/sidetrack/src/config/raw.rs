@@ -120,6 +120,9 @@ pub struct Admin {
     pub socket: Option<At<String>>,
     /// A TCP address that serves /metrics and nothing else, such as "127.0.0.1:9465". Default: none.
     pub metrics: Option<At<String>>,
+    /// Names in Host under which `metrics` is served, beside IP addresses and localhost; others are refused (421), so
+    /// that no page in a browser reads them by DNS rebinding. Default: none.
+    pub metrics_hosts: Option<List<String>>,
 }
 
 /// Where records of flows go.

@@ -12,8 +12,7 @@ use sidetrack_core::http::uri::{Resource, Scheme};
 use sidetrack_core::net::IpSet;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -34,7 +33,6 @@ pub struct Htcp {
     /// Those that are asked, and may ask, too.
     siblings: Vec<SocketAddr>,
     waiting: Mutex<HashMap<(SocketAddr, u32), oneshot::Sender<bool>>>,
-    next: AtomicU32,
 }
 
 /// A question that is taken back when nobody waits for it any more.
@@ -73,8 +71,8 @@ impl Htcp {
             }
         }
         let siblings = found.iter().map(|(_, at)| *at).collect();
-        let (waiting, next) = (Mutex::default(), AtomicU32::new(1));
-        Ok((Arc::new(Self { socket, from: settings.from.clone(), siblings, waiting, next }), found))
+        let (from, waiting) = (settings.from.clone(), Mutex::default());
+        Ok((Arc::new(Self { socket, from, siblings, waiting }), found))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(SocketAddr, u32), oneshot::Sender<bool>>> {
@@ -102,9 +100,8 @@ impl Htcp {
     }
 
     fn answer(&self, bytes: &[u8], peer: SocketAddr, proxy: &Weak<Proxy>) -> Option<Vec<u8>> {
-        let ip: IpAddr = peer.ip();
-        let is_sibling = self.siblings.iter().any(|sibling| sibling.ip() == ip);
-        if !is_sibling && !self.from.contains(ip) {
+        // Its port, too: any program of that host could ask otherwise.
+        if !self.siblings.contains(&peer) && !self.from.contains(peer.ip()) {
             return None;
         }
         match parse(bytes)? {
@@ -128,12 +125,13 @@ impl Htcp {
 
     /// Asks a sibling; whether it has it. The caller says how long it waits.
     pub async fn ask(&self, to: SocketAddr, uri: &[u8], fields: &[u8]) -> io::Result<bool> {
-        let id = self.next.fetch_add(1, Relaxed);
+        // Nobody who does not see the question can answer it.
+        let id = u32::from_be_bytes(sidetrack_sys::random::bytes());
         let Some(question) = write_test(id, uri, fields) else { return Ok(false) };
         let (sender, answered) = oneshot::channel();
         {
             let mut waiting = self.lock();
-            if waiting.len() >= WAITING_MAX {
+            if waiting.len() >= WAITING_MAX || waiting.contains_key(&(to, id)) {
                 return Ok(false);
             }
             waiting.insert((to, id), sender);

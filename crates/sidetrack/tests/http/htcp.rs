@@ -81,6 +81,46 @@ fn a_sibling_that_is_silent_costs_its_part_of_a_wait() {
     assert_eq!(origin.asked().len(), 10);
 }
 
+#[test]
+fn numbers_of_questions_are_random_and_only_the_siblings_own_port_counts() {
+    let origin = origin();
+    let (sibling, other) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let ours: SocketAddr = ([127, 0, 0, 1], port()).into();
+    let at = sibling.local_addr().unwrap();
+    let node = node(
+        &format!(
+            "cache = {{ htcp = {{ address = '{ours}', siblings = [{{ http = '127.0.0.1:9', htcp = '{at}' }}] }} }}"
+        ),
+        "",
+    );
+    let mut client = Client::new(node.entry());
+    let mut bytes = [0; 2000];
+    let mut ids: Vec<u32> = (0..8)
+        .map(|number| {
+            let path = format!("/{number}");
+            assert_eq!(client.fetch(&origin.url(&path)).text(), path);
+            let length = sibling.recv(&mut bytes).unwrap();
+            let Some(Message::Test(test)) = parse(&bytes[..length]) else { panic!("no question") };
+            test.id
+        })
+        .collect();
+    let is_counted = ids.windows(2).any(|pair| pair[1].wrapping_sub(pair[0]) <= 16);
+    assert!(!is_counted, "numbers can be guessed: {ids:?}");
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 8);
+    // A question from the sibling's port is answered; one of another program on its host is not.
+    let question = |id| write_test(id, origin.url("/0").as_bytes(), b"").unwrap();
+    other.send_to(&question(1), ours).unwrap();
+    sibling.send_to(&question(2), ours).unwrap();
+    sibling.set_read_timeout(Some(PATIENCE)).unwrap();
+    let length = sibling.recv(&mut bytes).unwrap();
+    assert_eq!(parse(&bytes[..length]), Some(Message::Answer { id: 2, has: true }));
+    // Questions are answered in turn: had the other one been, its answer would be here.
+    other.set_nonblocking(true).unwrap();
+    assert!(other.recv(&mut bytes).is_err());
+}
+
 /// A Squid whose only sibling is a node. Ended when it goes.
 struct Squid {
     child: Child,

@@ -22,6 +22,7 @@ mod values;
 use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
 use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, Tap, raw};
+use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Policy};
@@ -202,7 +203,17 @@ impl Check<'_> {
             Some(path) => AdminAt::Path(self.path(path, &["none"])),
         };
         let metrics = admin.metrics.as_ref().and_then(|at| self.address(at));
-        Admin { socket, metrics }
+        let mut metrics_hosts = Vec::new();
+        for name in admin.metrics_hosts.iter().flat_map(|names| names.items()) {
+            match name.parse::<HostName>() {
+                Ok(host) => metrics_hosts.push(host.as_str().to_owned()),
+                Err(error) => {
+                    let help = "write a host name without port, such as \"node1.example\"";
+                    self.error(name.span(), format!("`metrics_hosts`: {error}"), help);
+                }
+            }
+        }
+        Admin { socket, metrics, metrics_hosts }
     }
 
     fn record(&mut self, record: &raw::Record) -> Record {
