@@ -105,7 +105,12 @@ impl Windows {
 
     /// The TCP ports.
     fn addresses(&self) -> Vec<SocketAddr> {
-        self.metrics.iter().chain(&self.outgoing).filter_map(|listener| listener.local_addr().ok()).collect()
+        self.metrics
+            .iter()
+            .map(|(listener, _)| listener)
+            .chain(&self.outgoing)
+            .filter_map(|listener| listener.local_addr().ok())
+            .collect()
     }
 
     fn serve(
