@@ -32,6 +32,9 @@ use std::time::Duration;
 /// How long a connection may be idle between requests.
 const IDLE: Duration = Duration::from_secs(75);
 
+/// What is said of a request whose end never came.
+const HALF: &str = "the client left before its request was complete";
+
 /// See the module.
 pub struct Connection {
     /// The worker.
@@ -295,13 +298,11 @@ impl Connection {
                 return self.answer(Answer::broken(&self.proxy, error), Length::None, broken).await;
             }
             Came::Gone => {
-                let detail = "the client left before its request was complete".to_owned();
-                return Outcome::new(EndReason::ClientGone, Some(detail), Next::Close);
+                return Outcome::new(EndReason::ClientGone, Some(HALF.to_owned()), Next::Close);
             }
             Came::Ended => {
                 // It may read still (RFC 9112 Sec. 8).
-                let why = "the client left before its request was complete";
-                let answer = Answer::refused(&self.proxy, 400, EndReason::ClientGone, why);
+                let answer = Answer::refused(&self.proxy, 400, EndReason::ClientGone, HALF);
                 return self.answer(answer, Length::None, broken).await;
             }
             Came::Late => {
@@ -349,10 +350,8 @@ impl Connection {
                 match result {
                     Ok(outcome) => outcome,
                     Err(answer) => {
-                        let body = match asked.length {
-                            Length::None | Length::Exact(0) => Length::None,
-                            _ => Length::UntilClose,
-                        };
+                        let is_empty = matches!(asked.length, Length::None | Length::Exact(0));
+                        let body = if is_empty { Length::None } else { Length::UntilClose };
                         self.answer(*answer, body, asker).await
                     }
                 }
