@@ -11,7 +11,7 @@ pub use tally::Tally;
 
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;
-use sidetrack_core::flow::{EndReason, Flow, FlowId};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName};
 use sidetrack_core::policy::{Action, Verdict};
 use std::fmt;
 use std::net::SocketAddr;
@@ -124,6 +124,8 @@ pub struct LiveFlow {
     sniff_us: AtomicU64,
     /// Set once.
     taken: OnceLock<Taken>,
+    /// Set once.
+    greeted: OnceLock<HostName>,
     shunted: AtomicBool,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
@@ -177,6 +179,7 @@ impl LiveFlow {
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
             taken: OnceLock::new(),
+            greeted: OnceLock::new(),
             shunted: AtomicBool::new(false),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
@@ -186,6 +189,17 @@ impl LiveFlow {
             ending: AtomicU8::new(0),
             waker: Mutex::new(None),
         }
+    }
+
+    /// The name in the client's TLS hello is another than the one it was asked for by.
+    pub fn greeted(&self, name: HostName) {
+        // The first hello counts; it is looked at more than once.
+        let _ = self.greeted.set(name);
+    }
+
+    /// The name in the client's TLS hello, where it is another than the one it was asked for by.
+    pub fn tls_name(&self) -> Option<&HostName> {
+        self.greeted.get()
     }
 
     /// What is known of it, once policy has spoken.

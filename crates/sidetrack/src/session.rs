@@ -6,6 +6,7 @@ mod carrying;
 mod client;
 mod containers;
 mod farewell;
+mod hello;
 mod lane;
 mod outgoing;
 mod probe;

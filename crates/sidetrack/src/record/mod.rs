@@ -80,6 +80,9 @@ pub struct FlowRecord<'a> {
     /// `revoked: why`.
     #[serde(default)]
     pub agreement: Option<Cow<'a, str>>,
+    /// The name in the client's TLS hello, where it is another than `host`: policy was asked for both.
+    #[serde(default)]
+    pub tls_name: Option<Cow<'a, str>>,
 }
 
 /// Seconds, exact to the microsecond and no longer than that when written.
@@ -128,6 +131,7 @@ impl<'a> FlowRecord<'a> {
             reason: None,
             detail: None,
             agreement: decided.and_then(Decided::agreement).map(Cow::Borrowed),
+            tls_name: flow.tls_name().map(|name| Cow::Owned(name.to_string())),
             path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
         }
     }

@@ -84,6 +84,16 @@ impl Client {
         self.held.extend_from_slice(bytes);
     }
 
+    /// Bytes that came and were not taken.
+    pub fn held(&self) -> &[u8] {
+        &self.held
+    }
+
+    /// Whether no more is read before some of it is taken.
+    pub fn is_full(&self) -> bool {
+        self.held.len() >= HELD_MAX
+    }
+
     /// Takes what is held.
     pub fn take_held(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)

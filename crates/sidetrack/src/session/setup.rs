@@ -1,9 +1,9 @@
 //! The making of a path: interceptor, policy, carrier, in this order, and the answer to the client.
 
-use super::Client;
 use super::containers::Way;
 use super::watch::Watched;
-use crate::carry::{Carried, Failure, Gate, Order, Stream, stack};
+use super::{Client, hello};
+use crate::carry::{Carried, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
 use crate::http;
@@ -13,12 +13,13 @@ use crate::live::{Decided, LiveFlow};
 use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
-use sidetrack_core::policy::{Action, Carry, Decision, Seen, Verdict};
+use sidetrack_core::policy::{Action, Carry, Decision, ProxyVersion, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, Metadata};
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
+use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -170,6 +171,12 @@ impl<'a> Setup<'a> {
         let (mut caught, verdict) = self.watched(pin!(self.catch(client))).await??;
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
+        let guard = self.guards(&mut caught, &verdict, client).then(|| hello::Guard {
+            policy: &self.config.policy,
+            flow: &caught.flow,
+            live: self.live,
+            preface: Cell::new(0),
+        });
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
             Action::Carry(carry) => {
@@ -177,7 +184,7 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                match self.watched(pin!(self.carry(carry, &caught, client, &mut way))).await {
+                match self.watched(pin!(self.carry(carry, &caught, client, &mut way, guard.as_ref()))).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // A client with a protocol of its own is told so in it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -186,7 +193,7 @@ impl<'a> Setup<'a> {
             }
         };
         let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut way)?)));
-        let (carry, carried) = match carried {
+        let (carry, mut carried) = match carried {
             Ok(done) => done,
             Err(failure) => return Err(refuse(caught.asker, client, failure).await),
         };
@@ -214,6 +221,17 @@ impl<'a> Setup<'a> {
             Asker::Tunnel(_) => tunnel::connected(client, bound()).await?,
         }
         let config = bounds(&self.config.limits, carry);
+        if let Some(guard) = &guard {
+            self.due(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms), EndReason::Idle);
+            // Boxed: a flow that rules ask no name of need not have room for it.
+            let mut waits = Box::pin(guard.wait(client, &mut carried));
+            let greeted = self.watched(waits.as_mut()).await;
+            drop(waits);
+            if let Err(failure) = greeted.and_then(|greeted| greeted) {
+                carried.stream.close(true);
+                return Err(Stop::Failed(failure));
+            }
+        }
         Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
     }
 
@@ -357,6 +375,23 @@ impl<'a> Setup<'a> {
         }
     }
 
+    /// Whether the client's TLS hello is looked at: it has asked by a name, and rules ask for names. What passes functions, or
+    /// goes into TLS of our own, is not looked at; nor are clients of a server that the configuration names.
+    fn guards(&self, caught: &mut Caught, verdict: &Verdict, client: &Client) -> bool {
+        let policy = &self.config.policy;
+        let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
+        let by_name = caught.flow.host.is_some() && caught.sniffed.is_none();
+        let guards = policy.asks_host()
+            && is_plain
+            && by_name
+            && !self.has_tls()
+            && !matches!(self.listening.catches, Catches::Reverse(_));
+        if guards && policy.asks_process() && caught.flow.process.is_none() {
+            caught.flow.process = Some(self.owner(&caught.flow, client));
+        }
+        guards
+    }
+
     /// Who is asked about the addresses that the flow's destination leads to.
     fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
         let is_configured = matches!(self.listening.catches, Catches::Reverse(_));
@@ -370,6 +405,7 @@ impl<'a> Setup<'a> {
         caught: &Caught,
         client: &mut Client,
         way: &mut Way,
+        guard: Option<&hello::Guard<'_>>,
     ) -> Result<Carried, Failure> {
         let flow = &caught.flow;
         let mut legs = Vec::new();
@@ -411,17 +447,16 @@ impl<'a> Setup<'a> {
             Box::pin(self.pass_containers(legs, flow, (client, way), &mut order)).await?;
         }
         if let Some(version) = carry.proxy_protocol {
-            let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
-            let header = proxy_header::write(version, flow, server, self.live.id);
-            self.live.put_preface(header.len() as u64);
-            client.put_first(header);
+            let length = self.put_proxy_header(version, flow, client);
+            guard.inspect(|guard| guard.preface.set(length));
         }
         // What goes into TLS does not travel with a request.
         let inside = self.has_tls().then(|| client.take_held());
-        let (presence, mut first) = client.split();
+        let (presence, incoming) = client.split();
+        let mut first = hello::Guarded { incoming, guard };
         if way.has_functions() || inside.is_some() {
             // What comes from now on has to pass the functions first, or goes into TLS.
-            first.settle();
+            first.incoming.settle();
         }
         let carried = tokio::select! {
             biased;
@@ -433,6 +468,16 @@ impl<'a> Setup<'a> {
             return Err(gone());
         }
         Ok(self.stands(carried, client, way))
+    }
+
+    /// The header that tells the server who the client is goes before all else; its length.
+    fn put_proxy_header(&self, version: ProxyVersion, flow: &Flow, client: &mut Client) -> usize {
+        let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
+        let header = proxy_header::write(version, flow, server, self.live.id);
+        let length = header.len();
+        self.live.put_preface(length as u64);
+        client.put_first(header);
+        length
     }
 
     /// The path stands: what the client has said and the carrier has not sent goes first on it.

@@ -10,6 +10,7 @@ mod functions;
 mod gate;
 mod half_close;
 mod handshakes;
+mod hello;
 mod hops;
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
