@@ -1,21 +1,28 @@
 //! The resolver of `sidetrack run`: every name gets an address of 198.18.0.0/15 that stands for it, so that the
-//! connection which follows brings the name back and a proxy, not this host, resolves it.
+//! connection which follows brings the name back and a proxy, not this host, resolves it. Names that this host resolves
+//! itself when a connection comes are looked up at once, so that those which do not exist are known.
 //!
-//! [`answer`] is the whole of it, a function of bytes; [`serve_udp`] and [`serve_tcp`] move them.
+//! [`answer`] is the table's part, a function of bytes; [`Resolver`] decides who else is asked; [`serve_udp`] and
+//! [`serve_tcp`] move the bytes.
 
 mod answer;
+mod forward;
+mod resolver;
 
-pub use answer::{Transport, answer};
+pub use answer::{Known, Transport, answer};
+pub use forward::servers;
+pub use resolver::{Mode, Resolver, ResolvesHere};
 
 use std::io;
 use std::net::UdpSocket;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sidetrack_core::names::NameTable;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::udp;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// The port of DNS (RFC 1035 section 4.2).
@@ -28,6 +35,8 @@ pub type SharedNames = Arc<Mutex<NameTable>>;
 const MAX_DATAGRAM: usize = 4096;
 /// Questions answered over one TCP connection.
 const MAX_QUESTIONS: usize = 1000;
+/// Questions that are answered at a time; more wait in the socket.
+const MAX_WAITING: usize = 512;
 /// How long a TCP connection may stay silent (RFC 7766 section 6.2.3 wants seconds).
 const TCP_IDLE: Duration = Duration::from_secs(10);
 /// Socket errors in a row that make the socket count as broken. Single ones are refusals of earlier answers.
@@ -38,11 +47,21 @@ const MAX_ERRORS: u32 = 100;
 ///
 /// # Errors
 /// If the socket cannot be watched, or fails a hundred times in a row.
-pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> Instant) -> io::Result<()> {
-    let socket = tokio::net::UdpSocket::from_std(socket)?;
+pub async fn serve_udp(
+    socket: UdpSocket,
+    resolver: Arc<Resolver>,
+    now: impl Fn() -> Instant,
+) -> io::Result<()> {
+    let socket = Arc::new(tokio::net::UdpSocket::from_std(socket)?);
     let mut buffer = vec![0; MAX_DATAGRAM];
     let mut errors = 0;
+    let mut waiting = JoinSet::new();
     loop {
+        while waiting.len() >= MAX_WAITING || waiting.try_join_next().is_some() {
+            if waiting.len() >= MAX_WAITING {
+                waiting.join_next().await;
+            }
+        }
         let received = socket.async_io(Interest::READABLE, || udp::receive(&socket, &mut buffer)).await;
         let datagram = match received {
             Ok(datagram) => datagram,
@@ -53,11 +72,14 @@ pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> 
             }
         };
         errors = 0;
-        let question = buffer.get(..datagram.len).unwrap_or_default();
-        if let Some(reply) = locked_answer(question, Transport::Udp, &names, now()) {
-            // A full send buffer or an asker that is gone: it asks again, as it does after any loss.
-            let _ = udp::send(&socket, &reply, datagram.from, datagram.to);
-        }
+        let question = buffer.get(..datagram.len).unwrap_or_default().to_vec();
+        let (socket, resolver, now) = (Arc::clone(&socket), Arc::clone(&resolver), now());
+        waiting.spawn(async move {
+            if let Some(reply) = resolver.answer(&question, Transport::Udp, now).await {
+                // A full send buffer or an asker that is gone: it asks again, as it does after any loss.
+                let _ = udp::send(&socket, &reply, datagram.from, datagram.to);
+            }
+        });
     }
 }
 
@@ -68,7 +90,7 @@ pub async fn serve_udp(socket: UdpSocket, names: SharedNames, now: impl Fn() -> 
 /// If the connection breaks; a peer that sends nonsense is no error.
 pub async fn serve_tcp(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    names: SharedNames,
+    resolver: &Resolver,
     now: impl Fn() -> Instant,
 ) -> io::Result<()> {
     let mut question = Vec::new();
@@ -78,7 +100,7 @@ pub async fn serve_tcp(
             Ok(Ok(false)) | Err(_) => break,
             Ok(Err(error)) => return Err(error),
         }
-        let Some(reply) = locked_answer(&question, Transport::Tcp, &names, now()) else { break };
+        let Some(reply) = resolver.answer(&question, Transport::Tcp, now()).await else { break };
         let Ok(len) = u16::try_from(reply.len()) else { break };
         // Length and message in one segment (RFC 7766 section 8).
         let framed = [&len.to_be_bytes()[..], &reply].concat();
@@ -104,17 +126,6 @@ async fn read_question(stream: &mut (impl AsyncRead + Unpin), question: &mut Vec
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn locked_answer(
-    question: &[u8],
-    transport: Transport,
-    names: &SharedNames,
-    now: Instant,
-) -> Option<Vec<u8>> {
-    // The table holds no invariant across calls that a panic elsewhere could have broken.
-    let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
-    answer(question, transport, &mut names, now)
 }
 
 #[cfg(test)]

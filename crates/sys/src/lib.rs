@@ -25,6 +25,7 @@ pub mod cgroup;
 pub mod conntrack;
 pub mod exec;
 pub mod link;
+pub mod lookup;
 pub mod napi;
 pub mod netlink;
 pub mod netns;

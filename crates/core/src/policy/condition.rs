@@ -169,7 +169,7 @@ impl Condition {
     }
 
     /// Whether a host is one of those that a condition on host names means.
-    fn names(&self, host: &HostName) -> bool {
+    pub(super) fn names(&self, host: &HostName) -> bool {
         match self {
             Self::Host(patterns) => patterns.iter().any(|pattern| pattern.matches(host)),
             Self::HostFile(files) => files.iter().any(|file| file.list.contains(host)),

@@ -6,6 +6,7 @@ mod decide;
 mod gate;
 mod host_list;
 mod kernel;
+mod naming;
 mod url;
 
 pub use condition::{Condition, HostFile, HostPattern, HostPatternError, Match};

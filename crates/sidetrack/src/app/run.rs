@@ -9,7 +9,8 @@ use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::tap::{ROOT_FILE, authority};
-use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, Tap};
+use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunDns, Tap};
+use crate::dns;
 use crate::http::Proxy;
 use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
@@ -22,7 +23,7 @@ use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, HostName, Intercept};
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
@@ -57,6 +58,8 @@ pub struct RunCommand {
     pub via: Vec<Hop>,
     /// A file with rules.
     pub config: Option<PathBuf>,
+    /// Who answers questions about names; none: as the configuration says.
+    pub dns: Option<RunDns>,
     /// How its TLS connections are opened; none = they pass untouched.
     pub tap: Option<TapCommand>,
     /// Where records go.
@@ -159,6 +162,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             limits: Limits::default(),
+            run_dns: RunDns::Name,
             shunt: None,
             tap: None,
             listeners: Vec::new(),
@@ -177,6 +181,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
         let carry = Carry { carrier: Carrier::Hops(command.via.clone()), ..Carry::default() };
         config.policy = Arc::new(Policy::new(Vec::new(), Action::Carry(Arc::new(carry))));
     }
+    config.run_dns = command.dns.unwrap_or(config.run_dns);
     config.record.to = command.records.clone().map_or(RecordTo::None, RecordTo::File);
     Ok(config)
 }
@@ -215,7 +220,8 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     shared.functions.keep(&shared.config.load().functions);
     shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
-    let serving = catch(&mut launched, &fleet, watch.http)?;
+    let resolver = resolver(&launched, &config);
+    let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let metrics = Arc::new(Metrics::new());
     let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, metrics.clone());
@@ -227,7 +233,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         let state = AdminState::new(fleet.ledgers().to_vec(), feed.clone(), metrics, Arc::new(control));
         tokio::spawn(admin::serve(state, socket, window_stopped))
     });
-    let dns = tokio::spawn(launched.serve_dns(move || clock.now()));
+    let dns = tokio::spawn(launched.serve_dns(resolver, move || clock.now()));
     let code = launched.wait().await.context("cannot watch the command")?;
     drop(serving);
     last_bytes(fleet.ledgers()).await;
@@ -257,8 +263,25 @@ fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {
     rows.map(row).collect()
 }
 
+/// What answers the command's questions about names. It asks the rules in force whose a name is.
+fn resolver(launched: &Launched, config: &Arc<ArcSwap<Config>>) -> Arc<dns::Resolver> {
+    let mode = match config.load().run_dns {
+        RunDns::Name => dns::Mode::Name,
+        RunDns::Resolve => dns::Mode::Resolve,
+    };
+    let rules = config.clone();
+    let here = move |name: &HostName| rules.load().policy.resolves_here(name, Intercept::Run);
+    let servers = dns::servers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
+    Arc::new(dns::Resolver::new(launched.names.clone(), mode, Arc::new(here), servers))
+}
+
 /// Serves the command's connections.
-fn catch(launched: &mut Launched, fleet: &Fleet, http: Option<Arc<Proxy>>) -> anyhow::Result<Vec<Serving>> {
+fn catch(
+    launched: &mut Launched,
+    fleet: &Fleet,
+    http: Option<Arc<Proxy>>,
+    answers: &Arc<dns::Resolver>,
+) -> anyhow::Result<Vec<Serving>> {
     let resolver = launched.resolver();
     let names = launched.names.clone();
     std::mem::take(&mut launched.listeners)
@@ -269,6 +292,7 @@ fn catch(launched: &mut Launched, fleet: &Fleet, http: Option<Arc<Proxy>>) -> an
                 catches: Catches::Run(RunCatch {
                     names: names.clone(),
                     resolver,
+                    answers: answers.clone(),
                     alone: launched.is_isolated(),
                 }),
                 address: socket.local_addr()?,

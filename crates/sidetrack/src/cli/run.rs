@@ -2,6 +2,7 @@
 
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
+use crate::config::RunDns;
 use crate::intercept::run::{Mode, RunOptions};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -28,6 +29,9 @@ pub struct RunArgs {
     /// A configuration whose rules decide (its listeners are not started)
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["via", "via_file"])]
     pub config: Option<PathBuf>,
+    /// Who answers the command's questions about names [default: that of [run] in the configuration, or name]
+    #[arg(long, value_enum)]
+    pub dns: Option<DnsArg>,
     /// How the command's connections are caught
     #[arg(long, value_enum, default_value_t)]
     pub mode: ModeArg,
@@ -62,6 +66,15 @@ pub enum ModeArg {
     Isolated,
     /// By control group in the host's network: needs root
     Cgroup,
+}
+
+/// Who answers the command's questions about names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DnsArg {
+    /// Names travel to the proxy; this host's resolver is asked only about names that this host resolves anyway
+    Name,
+    /// This host's resolver, for every name
+    Resolve,
 }
 
 /// How the command's TLS connections are opened, if they are.
@@ -152,6 +165,10 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         },
         via: hops(args)?,
         config: args.config.clone(),
+        dns: args.dns.map(|dns| match dns {
+            DnsArg::Name => RunDns::Name,
+            DnsArg::Resolve => RunDns::Resolve,
+        }),
         records: args.records.clone(),
         tap: tap(args)?,
         verbose: args.verbose,

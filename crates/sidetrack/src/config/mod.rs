@@ -31,6 +31,7 @@ pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
 pub use problem::{ConfigError, Problem};
 pub use question::Question;
+pub use raw::RunDns;
 pub use shape::Secret;
 pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
 pub use surroundings::{SecretFile, Surroundings, System};
@@ -61,6 +62,8 @@ pub struct Config {
     pub record: Record,
     /// Time-outs and bounds.
     pub limits: Limits,
+    /// Who answers questions about names under `sidetrack run`.
+    pub run_dns: RunDns,
     /// The shunt, if there is to be one.
     pub shunt: Option<Shunt>,
     /// Which TLS connections are opened, where a listener asks for it.

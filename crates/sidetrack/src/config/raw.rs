@@ -7,6 +7,7 @@ mod htcp;
 mod outgoing;
 mod overlay;
 mod policy;
+mod run;
 mod shunt;
 mod tap;
 mod tunnel;
@@ -17,6 +18,7 @@ pub use htcp::{Htcp, HtcpSibling};
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
+pub use run::{Run, RunDns};
 pub use shunt::{
     FastPath, Forwarding, OnStall, OpenFlow, OpenFlowVersion, RuleShunt, Shunt, ShuntAction, ShuntPort,
 };
@@ -53,6 +55,9 @@ pub struct File {
     /// Time-outs and bounds.
     #[serde(default)]
     pub limits: Limits,
+    /// What holds for `sidetrack run` with this configuration.
+    #[serde(default)]
+    pub run: Run,
     /// Named sets of networks, used as "@name" wherever networks are listed.
     #[serde(default)]
     pub set: BTreeMap<String, List<String>>,

@@ -6,7 +6,7 @@ use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Qu
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
-use sidetrack_core::flow::Host;
+use sidetrack_core::flow::{Host, HostName};
 use sidetrack_core::names::NameTable;
 use sidetrack_core::time::Instant;
 
@@ -29,18 +29,97 @@ pub enum Transport {
     Tcp,
 }
 
+/// What a question is about that may concern the host's resolver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The name.
+    pub host: HostName,
+    /// What is asked about it.
+    pub kind: Kind,
+}
+
+/// What is asked about a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its addresses.
+    Address,
+    /// HTTPS and SVCB: they hold addresses, and keys for names that nobody on the way could read any more.
+    Service,
+    /// MX, SRV, TXT and all others.
+    Other,
+}
+
+/// What the host's resolver said of a name's addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It was not asked, or could not say.
+    Nothing,
+    /// There is no such name.
+    NoName,
+    /// It has these, perhaps none.
+    Addresses(Vec<IpAddr>),
+    /// It was asked and failed.
+    Failed,
+}
+
+/// What a question is about; `None` where only [`answer`] has an answer.
+pub fn asked(question: &[u8]) -> Option<Asked> {
+    let request = Message::from_vec(question).ok()?;
+    let plain = request.metadata.message_type == MessageType::Query
+        && request.metadata.op_code == OpCode::Query
+        && request.edns.as_ref().is_none_or(|edns| edns.version() == 0);
+    let [query] = request.queries.as_slice() else { return None };
+    if !plain || !matches!(query.query_class(), DNSClass::IN | DNSClass::ANY) || query.name().is_root() {
+        return None;
+    }
+    let Host::Name(host) = host(query.name())? else { return None };
+    let ours = is_below(host.as_str(), "arpa") || host.as_str() == DOH_CANARY || host.is_localhost();
+    let kind = match query.query_type() {
+        RecordType::A | RecordType::AAAA | RecordType::ANY => Kind::Address,
+        RecordType::HTTPS | RecordType::SVCB => Kind::Service,
+        _ => Kind::Other,
+    };
+    (!ours).then_some(Asked { host, kind })
+}
+
 /// The answer to one message, or `None` if it deserves none: too short, or itself an answer.
 ///
 /// | question | answer |
 /// |---|---|
 /// | A, ANY | an address of 198.18.0.0/15 that stands for the name; SERVFAIL if the table is full |
+/// | A, AAAA, ANY of a name of which something is `known` | that |
 /// | AAAA, HTTPS, SVCB, any other type | no data: the name exists |
 /// | A, AAAA of `localhost` and below | the loopback address (RFC 6761 section 6.3) |
 /// | A, AAAA of an address written as a name | that address |
 /// | PTR of an address that stands for a name | the name |
 /// | PTR of any other address | NXDOMAIN: asking the world would go past the proxy |
 /// | names with bytes no host name has | NXDOMAIN |
-pub fn answer(question: &[u8], transport: Transport, names: &mut NameTable, now: Instant) -> Option<Vec<u8>> {
+pub fn answer(
+    question: &[u8],
+    transport: Transport,
+    names: &mut NameTable,
+    now: Instant,
+    known: &Known,
+) -> Option<Vec<u8>> {
+    let mut reply = reply_to(question)?;
+    reply.metadata.response_code = match Message::from_vec(question) {
+        Err(_) => ResponseCode::FormErr,
+        Ok(request) => respond(&request, &mut reply, |query| resolve(query, names, now, known)),
+    };
+    let bytes = reply.to_vec().ok()?;
+    let fits = transport == Transport::Tcp || bytes.len() <= usize::from(UDP_PAYLOAD_BYTES);
+    if fits { Some(bytes) } else { reply.truncate().to_vec().ok() }
+}
+
+/// SERVFAIL to one message, which is a question.
+pub fn failed(question: &[u8]) -> Option<Vec<u8>> {
+    let mut reply = reply_to(question)?;
+    let request = Message::from_vec(question).ok()?;
+    reply.metadata.response_code = respond(&request, &mut reply, |_| Err(ResponseCode::ServFail));
+    reply.to_vec().ok()
+}
+
+fn reply_to(question: &[u8]) -> Option<Message> {
     let header = question.get(..HEADER_BYTES)?;
     let metadata = Header::read(&mut BinDecoder::new(header)).ok()?.metadata;
     if metadata.message_type == MessageType::Response {
@@ -49,16 +128,14 @@ pub fn answer(question: &[u8], transport: Transport, names: &mut NameTable, now:
     let mut reply = Message::response(metadata.id, metadata.op_code);
     reply.metadata = Metadata::response_from_request(&metadata);
     reply.metadata.recursion_available = true;
-    reply.metadata.response_code = match Message::from_vec(question) {
-        Err(_) => ResponseCode::FormErr,
-        Ok(request) => respond(&request, &mut reply, names, now),
-    };
-    let bytes = reply.to_vec().ok()?;
-    let fits = transport == Transport::Tcp || bytes.len() <= usize::from(UDP_PAYLOAD_BYTES);
-    if fits { Some(bytes) } else { reply.truncate().to_vec().ok() }
+    Some(reply)
 }
 
-fn respond(request: &Message, reply: &mut Message, names: &mut NameTable, now: Instant) -> ResponseCode {
+fn respond(
+    request: &Message,
+    reply: &mut Message,
+    resolve: impl FnOnce(&Query) -> Result<Vec<RData>, ResponseCode>,
+) -> ResponseCode {
     if let Some(edns) = &request.edns {
         let mut ours = Edns::new();
         ours.set_max_payload(UDP_PAYLOAD_BYTES).set_dnssec_ok(edns.flags().dnssec_ok);
@@ -78,41 +155,59 @@ fn respond(request: &Message, reply: &mut Message, names: &mut NameTable, now: I
     if !matches!(query.query_class(), DNSClass::IN | DNSClass::ANY) {
         return ResponseCode::Refused;
     }
-    match resolve(query, names, now) {
-        Ok(Some(data)) => {
-            reply.add_answer(Record::from_rdata(query.name().clone(), TTL_SECONDS, data));
+    match resolve(query) {
+        Ok(found) => {
+            for data in found {
+                reply.add_answer(Record::from_rdata(query.name().clone(), TTL_SECONDS, data));
+            }
             ResponseCode::NoError
         }
-        Ok(None) => ResponseCode::NoError,
         Err(code) => code,
     }
 }
 
-fn resolve(query: &Query, names: &mut NameTable, now: Instant) -> Result<Option<RData>, ResponseCode> {
+fn resolve(
+    query: &Query,
+    names: &mut NameTable,
+    now: Instant,
+    known: &Known,
+) -> Result<Vec<RData>, ResponseCode> {
     let (name, kind) = (query.name(), query.query_type());
     if name.is_root() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let host = match host(name).ok_or(ResponseCode::NXDomain)? {
         Host::Name(host) => host,
         // A name that means a fixed address: nothing has to stand for it.
-        Host::Ip(address) => return Ok(address_record(address, kind)),
+        Host::Ip(address) => return Ok(address_record(address, kind).into_iter().collect()),
     };
     if is_below(host.as_str(), "arpa") {
-        return reverse(name, kind, names);
+        return Ok(reverse(name, kind, names)?.into_iter().collect());
     }
     if host.as_str() == DOH_CANARY {
         return Err(ResponseCode::NXDomain);
     }
     if host.is_localhost() {
         let addresses = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        return Ok(addresses.into_iter().find_map(|address| address_record(address, kind)));
+        return Ok(addresses
+            .into_iter()
+            .find_map(|address| address_record(address, kind))
+            .into_iter()
+            .collect());
+    }
+    match known {
+        Known::Nothing => {}
+        Known::NoName => return Err(ResponseCode::NXDomain),
+        Known::Failed => return Err(ResponseCode::ServFail),
+        Known::Addresses(found) => {
+            return Ok(found.iter().filter_map(|address| address_record(*address, kind)).collect());
+        }
     }
     if !matches!(kind, RecordType::A | RecordType::ANY) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let address = names.address_for(&host, now).ok_or(ResponseCode::ServFail)?;
-    Ok(Some(RData::A(A(address))))
+    Ok(vec![RData::A(A(address))])
 }
 
 fn address_record(address: IpAddr, kind: RecordType) -> Option<RData> {

@@ -4,6 +4,8 @@ use super::*;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use proptest::prelude::*;
+use sidetrack_sys::lookup::NoAddress;
+use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use tokio::net::UdpSocket as TokioUdpSocket;
 
@@ -19,7 +21,8 @@ fn question(name: &str, kind: RecordType) -> Message {
 }
 
 fn ask_in(names: &mut NameTable, message: &Message) -> Message {
-    let bytes = answer(&message.to_vec().unwrap(), Transport::Udp, names, Instant::ZERO).unwrap();
+    let bytes =
+        answer(&message.to_vec().unwrap(), Transport::Udp, names, Instant::ZERO, &Known::Nothing).unwrap();
     Message::from_vec(&bytes).unwrap()
 }
 
@@ -121,8 +124,10 @@ fn what_is_no_plain_question_is_refused_by_its_code() {
     assert!(names.is_empty());
     let mut bytes = question("a.example", RecordType::A).to_vec().unwrap();
     bytes.truncate(16);
-    let reply =
-        Message::from_vec(&answer(&bytes, Transport::Udp, &mut names, Instant::ZERO).unwrap()).unwrap();
+    let reply = Message::from_vec(
+        &answer(&bytes, Transport::Udp, &mut names, Instant::ZERO, &Known::Nothing).unwrap(),
+    )
+    .unwrap();
     assert_eq!((reply.metadata.response_code, reply.metadata.id), (ResponseCode::FormErr, 0x1234));
 }
 
@@ -131,8 +136,11 @@ fn answers_are_not_answered() {
     let mut names = NameTable::new(16);
     let mut reply = question("a.example", RecordType::A);
     reply.metadata.message_type = MessageType::Response;
-    assert_eq!(answer(&reply.to_vec().unwrap(), Transport::Udp, &mut names, Instant::ZERO), None);
-    assert_eq!(answer(&[0; 11], Transport::Udp, &mut names, Instant::ZERO), None);
+    assert_eq!(
+        answer(&reply.to_vec().unwrap(), Transport::Udp, &mut names, Instant::ZERO, &Known::Nothing),
+        None
+    );
+    assert_eq!(answer(&[0; 11], Transport::Udp, &mut names, Instant::ZERO, &Known::Nothing), None);
 }
 
 #[test]
@@ -154,7 +162,7 @@ fn edns_is_answered_with_edns() {
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        answer(&bytes, Transport::Udp, &mut NameTable::new(4), Instant::ZERO);
+        answer(&bytes, Transport::Udp, &mut NameTable::new(4), Instant::ZERO, &Known::Nothing);
     }
 
     #[test]
@@ -164,7 +172,7 @@ proptest! {
             *place = byte;
         }
         bytes.truncate(bytes.len().min(cut.max(12)));
-        if let Some(reply) = answer(&bytes, Transport::Tcp, &mut NameTable::new(4), Instant::ZERO) {
+        if let Some(reply) = answer(&bytes, Transport::Tcp, &mut NameTable::new(4), Instant::ZERO, &Known::Nothing) {
             prop_assert_eq!(reply.get(..2), bytes.get(..2), "the id is the question's");
         }
     }
@@ -174,11 +182,15 @@ fn shared() -> SharedNames {
     Arc::new(Mutex::new(NameTable::new(16)))
 }
 
+fn of_names() -> Arc<Resolver> {
+    Arc::new(Resolver::of_names(shared()))
+}
+
 #[tokio::test]
 async fn datagrams_are_answered_and_nonsense_is_survived() {
     let socket = udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = socket.local_addr().unwrap();
-    let task = tokio::spawn(serve_udp(socket, shared(), || Instant::ZERO));
+    let task = tokio::spawn(serve_udp(socket, of_names(), || Instant::ZERO));
     {
         // Gone before its answer comes: the refusal must not end the server.
         let gone = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -198,7 +210,8 @@ async fn datagrams_are_answered_and_nonsense_is_survived() {
 async fn a_stream_carries_several_questions_split_anyhow() {
     let (mut client, server) = tokio::io::duplex(64);
     let names = shared();
-    let task = tokio::spawn(serve_tcp(server, Arc::clone(&names), || Instant::ZERO));
+    let resolver = Resolver::of_names(Arc::clone(&names));
+    let task = tokio::spawn(async move { serve_tcp(server, &resolver, || Instant::ZERO).await });
     for name in ["a.example", "b.example"] {
         let bytes = question(name, RecordType::A).to_vec().unwrap();
         let framed = [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
@@ -219,8 +232,110 @@ async fn a_stream_carries_several_questions_split_anyhow() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_stream_is_closed() {
     let (mut client, server) = tokio::io::duplex(64);
-    let task = tokio::spawn(serve_tcp(server, shared(), || Instant::ZERO));
+    let task = tokio::spawn(async move { serve_tcp(server, &of_names(), || Instant::ZERO).await });
     client.write_all(&[0]).await.unwrap();
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
     task.await.unwrap().unwrap();
+}
+
+/// A resolver with a world of its own: `there.example` has addresses, `mail.example` exists without, `down.example` is
+/// unknown, and nothing else is there.
+fn resolver(mode: Mode, servers: Vec<std::net::SocketAddr>) -> Resolver {
+    let here: ResolvesHere = Arc::new(|name| !name.as_str().ends_with("proxied.example"));
+    Resolver::new(shared(), mode, here, servers).looking_up(Arc::new(|name| match name {
+        "there.example" => {
+            Ok(["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().unwrap()).to_vec())
+        }
+        "mail.example" => Err(NoAddress::NoData),
+        "down.example" => Err(NoAddress::Unknown),
+        other => {
+            assert!(!other.ends_with("proxied.example"), "{other} must not be asked for here");
+            Err(NoAddress::NoName)
+        }
+    }))
+}
+
+async fn ask_of(resolver: &Resolver, name: &str, kind: RecordType) -> (ResponseCode, Vec<String>) {
+    let bytes = question(name, kind).to_vec().unwrap();
+    let reply = resolver.answer(&bytes, Transport::Udp, Instant::ZERO).await.unwrap();
+    let reply = Message::from_vec(&reply).unwrap();
+    assert_eq!(reply.metadata.id, 0x1234);
+    (reply.metadata.response_code, reply.answers.iter().map(|record| record.data.to_string()).collect())
+}
+
+#[tokio::test]
+async fn names_that_this_host_resolves_are_looked_up_and_keep_an_address_of_ours() {
+    let resolver = resolver(Mode::Name, Vec::new());
+    let (code, found) = ask_of(&resolver, "there.example", RecordType::A).await;
+    assert_eq!(code, ResponseCode::NoError);
+    assert!(found[0].starts_with("198.18."), "{found:?}");
+    assert_eq!(ask_of(&resolver, "there.example", RecordType::AAAA).await, (ResponseCode::NoError, vec![]));
+    for kind in [RecordType::A, RecordType::AAAA] {
+        assert_eq!(ask_of(&resolver, "nowhere.example", kind).await, (ResponseCode::NXDomain, vec![]));
+        assert_eq!(ask_of(&resolver, "mail.example", kind).await, (ResponseCode::NoError, vec![]));
+    }
+    for name in ["down.example", "proxied.example"] {
+        assert!(ask_of(&resolver, name, RecordType::A).await.1[0].starts_with("198.18."), "{name}");
+    }
+    // A server that could be asked is not: the name belongs to the proxy.
+    assert_eq!(ask_of(&resolver, "proxied.example", RecordType::MX).await, (ResponseCode::NoError, vec![]));
+}
+
+#[tokio::test]
+async fn with_resolve_the_hosts_resolver_answers_for_every_name() {
+    let resolver = resolver(Mode::Resolve, Vec::new());
+    assert_eq!(
+        ask_of(&resolver, "there.example", RecordType::A).await,
+        (ResponseCode::NoError, vec!["192.0.2.1".to_owned()])
+    );
+    assert_eq!(
+        ask_of(&resolver, "there.example", RecordType::AAAA).await,
+        (ResponseCode::NoError, vec!["2001:db8::1".to_owned()])
+    );
+    assert_eq!(ask_of(&resolver, "nowhere.example", RecordType::A).await, (ResponseCode::NXDomain, vec![]));
+    assert_eq!(ask_of(&resolver, "down.example", RecordType::A).await, (ResponseCode::ServFail, vec![]));
+    assert_eq!(
+        ask_of(&resolver, "db.localhost", RecordType::A).await,
+        (ResponseCode::NoError, vec!["127.0.0.1".to_owned()])
+    );
+    assert_eq!(ask_of(&resolver, "there.example", RecordType::HTTPS).await.0, ResponseCode::NoError);
+    assert_eq!(
+        ask_of(&resolver, "there.example", RecordType::TXT).await.0,
+        ResponseCode::ServFail,
+        "no server"
+    );
+}
+
+#[tokio::test]
+async fn other_types_are_the_servers_and_forged_answers_are_not_taken() {
+    let server = TokioUdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let resolver = resolver(Mode::Name, vec![server.local_addr().unwrap()]);
+    let serving = tokio::spawn(async move {
+        let mut buffer = [0; 512];
+        let (len, from) = server.recv_from(&mut buffer).await.unwrap();
+        let asked = Message::from_vec(&buffer[..len]).unwrap();
+        let mut reply = Message::response(asked.metadata.id, OpCode::Query);
+        reply.add_query(asked.queries[0].clone());
+        reply.metadata.response_code = ResponseCode::NXDomain;
+        let mut forged = reply.clone();
+        forged.metadata.id ^= 1;
+        forged.metadata.response_code = ResponseCode::Refused;
+        let mut other = reply.clone();
+        other.queries = question("other.example", RecordType::SRV).queries;
+        for message in [forged, other, reply] {
+            server.send_to(&message.to_vec().unwrap(), from).await.unwrap();
+        }
+    });
+    assert_eq!(
+        ask_of(&resolver, "_sip._tcp.there.example", RecordType::SRV).await,
+        (ResponseCode::NXDomain, vec![])
+    );
+    serving.await.unwrap();
+}
+
+#[test]
+fn servers_are_those_of_resolv_conf() {
+    let text = "# a\nsearch x\nnameserver 192.0.2.1\nnameserver\tfe80::1%eth0\n nameserver 2001:db8::1\n";
+    assert_eq!(servers(text), ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()]);
+    assert_eq!(servers(""), ["127.0.0.1:53".parse().unwrap()]);
 }

@@ -9,6 +9,7 @@ pub mod socks;
 pub mod tunnel;
 
 use crate::config::ReverseTarget;
+use crate::dns::Resolver;
 use crate::http::Proxy;
 use crate::tls::Mutual;
 use sidetrack_core::flow::Intercept;
@@ -61,6 +62,8 @@ pub struct RunCatch {
     pub names: Arc<Mutex<NameTable>>,
     /// Our resolver's address: connections to it are questions for us.
     pub resolver: SocketAddr,
+    /// What answers them.
+    pub answers: Arc<Resolver>,
     /// The command has a network of its own, in which everything is redirected: nothing can come to our listener by
     /// itself.
     pub alone: bool,

@@ -25,7 +25,7 @@ use sidetrack_sys::exec::{
 };
 use tokio::sync::oneshot;
 
-use crate::dns::{self, SharedNames};
+use crate::dns::{self, Resolver, SharedNames};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;
 
@@ -215,10 +215,13 @@ impl Launched {
     ///
     /// # Errors
     /// If the socket breaks.
-    pub fn serve_dns<F: Fn() -> Instant>(&self, now: F) -> impl Future<Output = io::Result<()>> + use<F> {
+    pub fn serve_dns<F: Fn() -> Instant>(
+        &self,
+        resolver: Arc<Resolver>,
+        now: F,
+    ) -> impl Future<Output = io::Result<()>> + use<F> {
         let socket = self.dns.try_clone();
-        let names = Arc::clone(&self.names);
-        async move { dns::serve_udp(socket?, names, now).await }
+        async move { dns::serve_udp(socket?, resolver, now).await }
     }
 
     /// Waits for the command's end, passing on the signals that come for it; its exit code, or 128 and the number

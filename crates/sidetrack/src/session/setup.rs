@@ -338,7 +338,7 @@ impl<'a> Setup<'a> {
         self.live.set_deadline(None, EndReason::Idle);
         let clock = self.worker.clock;
         let served = match client.stream.tcp_mut() {
-            Ok(socket) => dns::serve_tcp(socket, run.names.clone(), move || clock.now()).await,
+            Ok(socket) => dns::serve_tcp(socket, &run.answers, move || clock.now()).await,
             Err(error) => Err(error),
         };
         Stop::Answered(EndReason::Ok, served.err().map(|error| error.to_string()))

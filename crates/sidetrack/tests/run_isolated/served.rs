@@ -52,7 +52,8 @@ pub fn start(options: &RunOptions) -> Served {
         let (launched, seen) = (Arc::clone(&served.launched), Arc::clone(&served.seen));
         served.runtime.spawn(async move { accept_all(listener, launched, seen, clock).await });
     }
-    let answers = served.launched.serve_dns(move || clock.now());
+    let resolver = Arc::new(dns::Resolver::of_names(Arc::clone(&served.launched.names)));
+    let answers = served.launched.serve_dns(resolver, move || clock.now());
     served.runtime.spawn(answers);
     served
 }
@@ -102,7 +103,8 @@ async fn accept_all(listener: std::net::TcpListener, launched: Arc<Launched>, se
         let (stream, _peer) = listener.accept().await.expect("accept");
         let target = sockopt::original_dst(&stream).expect("original destination");
         if target == launched.resolver() {
-            tokio::spawn(dns::serve_tcp(stream, Arc::clone(&launched.names), move || clock.now()));
+            let resolver = dns::Resolver::of_names(Arc::clone(&launched.names));
+            tokio::spawn(async move { dns::serve_tcp(stream, &resolver, move || clock.now()).await });
             continue;
         }
         let meant = meant(&launched, target);

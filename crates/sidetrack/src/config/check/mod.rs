@@ -139,6 +139,7 @@ pub(super) fn check(
         admin,
         record,
         limits,
+        run_dns: file.run.dns.as_ref().map(|dns| **dns).unwrap_or_default(),
         shunt,
         tap: check.tap.clone(),
         listeners: listeners.into_iter().flatten().collect(),

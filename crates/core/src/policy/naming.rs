@@ -1,0 +1,131 @@
+//! Whose resolver a name is for, before anything is known of a connection to it but the name.
+
+use super::condition::Condition;
+use super::{Action, Carry, Policy, Resolve, Rule};
+use crate::carrier::Carrier;
+use crate::flow::{HostName, Intercept};
+
+/// Whether a rule is for connections to a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Applies {
+    /// To all of them.
+    Always,
+    /// It depends on what is not known: the port, the program, the user.
+    Perhaps,
+    Never,
+}
+
+impl Policy {
+    /// Whether this host resolves `name` for every connection to it that `intercept` catches and the rules let pass. So a
+    /// question about the name that is asked here tells the host's resolver nothing new.
+    ///
+    /// False where a rule may send the name on to a hop, or replaces the destination, and where no rule lets a connection
+    /// to it pass. Conditions that only a connection can answer count as if they could hold.
+    pub fn resolves_here(&self, name: &HostName, intercept: Intercept) -> bool {
+        let mut passes = false;
+        for rule in self.rules() {
+            match (rule.applies_to(name, intercept), &rule.action) {
+                (Applies::Never, _) | (Applies::Perhaps, Action::Deny) => {}
+                (Applies::Always, Action::Deny) => return passes,
+                (_, Action::Carry(carry)) if !carry.resolves_here() => return false,
+                (Applies::Perhaps, Action::Carry(_)) => passes = true,
+                (Applies::Always, Action::Carry(_)) => return true,
+            }
+        }
+        match self.default_action() {
+            Action::Deny => passes,
+            Action::Carry(carry) => carry.resolves_here(),
+        }
+    }
+}
+
+impl Carry {
+    fn resolves_here(&self) -> bool {
+        let by_us = match self.carrier {
+            Carrier::Direct => true,
+            Carrier::Hops(_) => self.resolve == Resolve::Local,
+            Carrier::Overlay(_) | Carrier::Tunnel(_) => false,
+        };
+        by_us && self.to.is_none()
+    }
+}
+
+impl Rule {
+    fn applies_to(&self, name: &HostName, intercept: Intercept) -> Applies {
+        let mut applies = Applies::Always;
+        for condition in self.matcher.conditions() {
+            let holds = match condition {
+                Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_) => {
+                    condition.names(name)
+                }
+                Condition::Intercept(kinds) => kinds.contains(&intercept),
+                // A destination known by name only is in no set of addresses, but what it resolves to may be.
+                _ => {
+                    applies = Applies::Perhaps;
+                    continue;
+                }
+            };
+            if !holds {
+                return Applies::Never;
+            }
+        }
+        applies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::PortSet;
+    use crate::policy::Match;
+    use std::sync::Arc;
+
+    fn carry(carry: Carry) -> Action {
+        Action::Carry(Arc::new(carry))
+    }
+
+    fn proxy() -> Carry {
+        Carry { carrier: Carrier::Hops(vec!["socks5://gw:1080".parse().unwrap()]), ..Carry::default() }
+    }
+
+    fn rule(conditions: Vec<Condition>, action: Action) -> Rule {
+        Rule { name: "r".into(), matcher: Match::new(conditions), action }
+    }
+
+    fn host(pattern: &str) -> Condition {
+        Condition::Host(vec![pattern.parse().unwrap()])
+    }
+
+    fn port() -> Condition {
+        Condition::Port(PortSet::default())
+    }
+
+    #[test]
+    fn a_name_is_asked_for_here_only_if_every_way_to_it_resolves_it_here() {
+        let direct = || carry(Carry::default());
+        let to = Carry { to: Some("10.0.0.1:80".parse().unwrap()), ..Carry::default() };
+        let local = Carry { resolve: Resolve::Local, ..proxy() };
+        let tunnel = Carry { carrier: Carrier::Tunnel("t".into()), ..Carry::default() };
+        for (rules, default, expected) in [
+            (vec![], direct(), true),
+            (vec![], carry(proxy()), false),
+            (vec![], carry(local), true),
+            (vec![], carry(tunnel), false),
+            (vec![], carry(to), false),
+            (vec![], Action::Deny, false),
+            (vec![rule(vec![host("*.example")], carry(proxy()))], direct(), false),
+            (vec![rule(vec![host("*.other")], carry(proxy()))], direct(), true),
+            (vec![rule(vec![host("a.example")], direct())], carry(proxy()), true),
+            (vec![rule(vec![host("a.example"), port()], direct())], carry(proxy()), false),
+            (vec![rule(vec![host("a.example"), port()], direct())], Action::Deny, true),
+            (vec![rule(vec![port()], carry(proxy()))], direct(), false),
+            (vec![rule(vec![host("a.example")], Action::Deny)], direct(), false),
+            (vec![rule(vec![port()], Action::Deny)], direct(), true),
+            (vec![rule(vec![Condition::Intercept(vec![Intercept::Socks])], carry(proxy()))], direct(), true),
+        ] {
+            let policy = Policy::new(rules.clone(), default.clone());
+            let name = HostName::from_bytes(b"a.example").unwrap();
+            assert_eq!(policy.resolves_here(&name, Intercept::Run), expected, "{rules:?} {default:?}");
+        }
+    }
+}
