@@ -210,6 +210,40 @@ fn errors_of_shape() {
 }
 
 #[test]
+fn a_bad_key_hides_no_other_error_and_makes_none() {
+    let text = "version = 1
+defalt = \"deny\"
+workers = 5000
+[admin]
+sockt = \"/run/x\"
+metrics = \"nowhere\"
+[[listen]]
+kind = \"socks\"
+adress = \"127.0.0.1:1080\"
+[[listen]]
+kind = \"reverse\"
+address = \"127.0.0.1:99999\"
+to = \"127.0.0.1:80\"
+[[rule]]
+name = \"a\"
+carier = \"direct\"
+idle_timeout_ms = 0
+[[rule]]
+name = \"b\"
+match = { hst = \"x\", port = 70000 }
+action = \"deny\"
+[[test]]
+flow = { dst = \"192.0.2.1:80\" }
+expect = { action = \"deny\" }
+";
+    let error = Config::from_text("sidetrack.toml", text).unwrap_err();
+    let wrong: Vec<_> = error.problems().iter().filter_map(|problem| error.line_column(problem)).collect();
+    let lines: Vec<_> = wrong.iter().map(|(line, _)| *line).collect();
+    // Nothing is said to be missing where a key was misspelt, and no decision test of half a file is made.
+    assert_eq!(lines, [2, 3, 5, 6, 9, 12, 16, 17, 20, 20], "{}", error.render(false));
+}
+
+#[test]
 fn several_errors_in_one_go() {
     snapshot(
         "several_errors_in_one_go",

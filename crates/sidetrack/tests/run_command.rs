@@ -157,3 +157,91 @@ fn a_server_of_the_host_is_reached_where_the_command_has_none() {
     let ended = child.wait_with_output().unwrap();
     assert_eq!(text(&ended.stdout), "the host's", "{}", text(&ended.stderr));
 }
+
+/// The name server of a host: `there.example` has an address and a TXT record, nothing else exists. Tells what it is asked.
+const NAME_SERVER: &str = r#"
+import socket, struct, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 53))
+print('ready', flush=True)
+while True:
+    q, peer = s.recvfrom(4096)
+    at, labels = 12, []
+    while q[at]: labels.append(q[at+1:at+1+q[at]].decode()); at += 1 + q[at]
+    kind = struct.unpack('>H', q[at+1:at+3])[0]
+    name = '.'.join(labels).lower()
+    print(name, kind, file=sys.stderr, flush=True)
+    data = {1: bytes([127, 0, 0, 1]), 16: b'\x05hello'}.get(kind, b'') if name == 'there.example' else b''
+    code = 0 if name == 'there.example' else 3
+    answer = b'\xc0\x0c' + struct.pack('>HHIH', kind, 1, 5, len(data)) + data if data else b''
+    s.sendto(q[:2] + bytes([0x81, 0x80 | code]) + struct.pack('>HHHH', 1, bool(data), 0, 0) + q[12:at+5] + answer, peer)
+"#;
+
+/// Asks the resolver of `/etc/resolv.conf` for name and type, and prints code and the data of the first answer.
+const QUESTION: &str = r#"
+import socket, struct, sys
+server = [l.split()[1] for l in open('/etc/resolv.conf') if l.startswith('nameserver')][0]
+for word in sys.argv[1:]:
+    name, kind = word.split('/')
+    q = b'\x12\x34\x01\x00\x00\x01' + bytes(6)
+    for label in name.split('.'): q += bytes([len(label)]) + label.encode()
+    q += b'\0' + struct.pack('>HH', int(kind), 1)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(50); s.sendto(q, (server, 53))
+    a = s.recv(4096)
+    print(word, a[3] & 15, a[len(q)+12:].hex() if a[7] else '-')
+"#;
+
+#[test]
+fn names_are_answered_by_whom_the_rules_say() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("server.py", NAME_SERVER);
+    write("question.py", QUESTION);
+    write("resolv.conf", "nameserver 127.0.0.1\n");
+    write("nsswitch.conf", "hosts: files dns\n");
+    write(
+        "part.toml",
+        "version = 1\ndefault = 'direct'\n[[rule]]\nname = 'p'\nmatch = { host = 'gone.example' }\ncarrier = 'socks5://127.0.0.1:1'\n",
+    );
+    // A host of its own, with a name server of its own.
+    let script = "set -e; cd \"$1\"; ip link set lo up\n\
+        mount --bind resolv.conf \"$(readlink -f /etc/resolv.conf)\"\n\
+        mount --bind nsswitch.conf /etc/nsswitch.conf\n\
+        mkfifo ready; python3 server.py >ready 2>asked & server=$!; read -r _ <ready\n\
+        questions='there.example/1 there.example/16 gone.example/1 gone.example/15'\n\
+        for options in '' '--via socks5://127.0.0.1:1' '--config part.toml' '--dns resolve --via socks5://127.0.0.1:1'; do\n\
+        \x20 echo \"== $options\"; : >asked\n\
+        \x20 \"$2\" run $options -- python3 question.py $questions\n\
+        \x20 sed 's/^/asked /' asked | sort -u\n\
+        done; kill $server";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount", "bash", "-c", script, "x"]).arg(folder.path());
+    let ended = command.arg(env!("CARGO_BIN_EXE_sidetrack")).env_remove("SIDETRACK_VIA").output().unwrap();
+    let told = text(&ended.stdout);
+    assert!(ended.status.success(), "{told}{}", text(&ended.stderr));
+    let parts: Vec<&str> = told.split("== ").skip(1).map(|part| part.split_once('\n').unwrap().1).collect();
+    let [direct, via, part, resolve] = parts.as_slice() else { panic!("{told}") };
+    let has = |part: &str, line: &str| {
+        assert!(part.lines().any(|one| one.starts_with(line)), "no '{line}' in\n{part}")
+    };
+    let ours = |name: &str| format!("{name}/1 0 c612");
+    has(direct, &ours("there.example"));
+    has(direct, "there.example/16 0 0568656c6c6f");
+    has(direct, "gone.example/1 3 -");
+    has(direct, "gone.example/15 3 -");
+    // Names are the proxy's: nobody here is asked.
+    has(via, &ours("there.example"));
+    has(via, "there.example/16 0 -");
+    has(via, &ours("gone.example"));
+    assert!(!via.contains("asked "), "{via}");
+    // One of them is.
+    has(part, "there.example/16 0 0568656c6c6f");
+    has(part, &ours("gone.example"));
+    assert!(!part.contains("asked gone"), "{part}");
+    has(resolve, "there.example/1 0 7f000001");
+    has(resolve, "gone.example/1 3 -");
+    has(resolve, "gone.example/15 3 -");
+}

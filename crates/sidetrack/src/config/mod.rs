@@ -515,10 +515,15 @@ impl Config {
                 nfshunt::translated(text).map_err(|problems| ConfigError::new(name, text, problems))?;
             return Self::from_text_in(&format!("{name} (as TOML)"), &ours, surroundings);
         }
-        let raw = parse::<raw::File>(text, "`sidetrack schema`")
-            .map_err(|problems| ConfigError::new(name, text, problems))?;
-        let mut problems = Vec::new();
-        let config = check::check(&raw, surroundings, &mut problems);
+        let mut parsed = parse::parse_all::<raw::File>(text, "`sidetrack schema`");
+        let shape = std::mem::take(&mut parsed.problems);
+        let mut problems = shape.clone();
+        let config = parsed.file.as_ref().and_then(|raw| check::check(raw, surroundings, &mut problems));
+        if !shape.is_empty() {
+            // What is left of the file may look wrong, or strange, only because something was taken out of it.
+            let of_values = problems.split_off(shape.len());
+            problems.extend(of_values.into_iter().filter(|one| one.is_error() && !parsed.explains(one)));
+        }
         let (errors, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(Problem::is_error);
         match config {
             Some(config) if errors.is_empty() => Ok(Self { warnings, ..config }),

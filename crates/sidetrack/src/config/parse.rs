@@ -10,24 +10,68 @@ type Table<'i> = DeTable<'i>;
 /// Most errors of shape reported in one go.
 const ERRORS_MAX: usize = 50;
 
-/// Reads the text; `keys` is what lists the keys of such files, for messages. On an error of shape the offending entry is taken out and the rest is read again, so that one
-/// run reports them all.
-pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
-    let (mut document, syntax) = Table::parse_recoverable(text);
-    if !syntax.is_empty() {
-        return Err(syntax.iter().take(ERRORS_MAX).map(|error| syntax_problem(text, error)).collect());
+/// What could be read of a text.
+pub struct Parsed<F> {
+    /// The file without the entries that are wrong; none where the text is no TOML or has too many errors.
+    pub file: Option<F>,
+    /// Every error of shape.
+    pub problems: Vec<Problem>,
+    cut: Vec<Cut>,
+}
+
+/// An entry that was taken out.
+struct Cut {
+    /// The tables and lists that it was in, from the outermost.
+    within: Vec<Range<usize>>,
+    /// The key, if it stood at the top of the file.
+    top: Option<String>,
+}
+
+impl<F> Parsed<F> {
+    /// Whether a problem of the file as it was read may come from an entry that was taken out, and not from the text:
+    /// something seems to be missing in the table where the entry was.
+    pub fn explains(&self, problem: &Problem) -> bool {
+        self.cut.iter().any(|cut| match &cut.top {
+            Some(key) => problem.help().contains(&format!("`{key}")) || problem.place() == Some(0..0),
+            None => cut.within.iter().any(|span| problem.place().as_ref() == Some(span)),
+        })
     }
-    let mut problems = Vec::new();
+}
+
+/// Reads the text; `keys` is what lists the keys of such files, for messages.
+///
+/// # Errors
+/// Every error of shape.
+pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
+    match parse_all(text, keys) {
+        Parsed { file: Some(file), problems, .. } if problems.is_empty() => Ok(file),
+        Parsed { problems, .. } => Err(problems),
+    }
+}
+
+/// As [`parse`], with what can be read in spite of errors: on an error of shape the offending entry is taken out and the
+/// rest is read again, so that one run reports them all, and what is wrong with the other values, too.
+pub fn parse_all<F: DeserializeOwned>(text: &str, keys: &str) -> Parsed<F> {
+    let (mut document, syntax) = Table::parse_recoverable(text);
+    let mut parsed = Parsed { file: None, problems: Vec::new(), cut: Vec::new() };
+    if !syntax.is_empty() {
+        parsed.problems = syntax.iter().take(ERRORS_MAX).map(|error| syntax_problem(text, error)).collect();
+        return parsed;
+    }
     loop {
         match F::deserialize(document.clone().into_deserializer()) {
-            Ok(file) if problems.is_empty() => return Ok(file),
-            Ok(_) => return Err(problems),
+            Ok(file) => return Parsed { file: Some(file), ..parsed },
             Err(error) => {
                 let span = error.span().unwrap_or(0..0);
-                let within = remove(document.get_mut(), &span);
-                problems.push(shape_problem(error.message(), span, within.as_deref(), keys));
-                if within.is_none() || problems.len() == ERRORS_MAX {
-                    return Err(problems);
+                let mut spans = Vec::new();
+                let within = remove(document.get_mut(), &span, &mut spans);
+                parsed.problems.push(shape_problem(error.message(), span, within.as_deref(), keys));
+                let Some(path) = within else { return parsed };
+                let top = path.is_empty().then(|| spans.pop().map(|(key, _)| key)).flatten();
+                let within = spans.into_iter().map(|(_, span)| span).collect();
+                parsed.cut.push(Cut { within, top });
+                if parsed.problems.len() == ERRORS_MAX {
+                    return parsed;
                 }
             }
         }
@@ -51,8 +95,13 @@ fn syntax_problem(text: &str, error: &toml::de::Error) -> Problem {
     }
 }
 
-/// Takes the innermost entry that holds `span` out of the table; gives the path of the table it was in.
-fn remove(table: &mut Table<'_>, span: &Range<usize>) -> Option<String> {
+/// Takes the innermost entry that holds `span` out of the table; gives the path of the table it was in, and the key and
+/// place of every entry on the way to it.
+fn remove(
+    table: &mut Table<'_>,
+    span: &Range<usize>,
+    way: &mut Vec<(String, Range<usize>)>,
+) -> Option<String> {
     let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
     let key = table
         .iter()
@@ -60,16 +109,18 @@ fn remove(table: &mut Table<'_>, span: &Range<usize>) -> Option<String> {
         .0
         .clone();
     let value = table.get_mut(key.get_ref().as_ref())?;
+    way.push((key.get_ref().to_string(), value.span()));
     let inner = if holds(key.span()) {
         None
     } else {
         match value.get_mut() {
-            DeValue::Table(inner) => remove(inner, span),
+            DeValue::Table(inner) => remove(inner, span, way),
             DeValue::Array(items) => {
                 let at =
                     items.iter().position(|item| holds(item.span()) || holds_deep(item.get_ref(), span))?;
+                way.extend(items.get(at).map(|item| (String::new(), item.span())));
                 let within = match items.get_mut(at).map(toml::Spanned::get_mut) {
-                    Some(DeValue::Table(inner)) => remove(inner, span),
+                    Some(DeValue::Table(inner)) => remove(inner, span, way),
                     _ => None,
                 };
                 if within.is_none() {

@@ -46,6 +46,11 @@ impl Problem {
         self.severity == Severity::Error
     }
 
+    /// The place it is about.
+    pub fn place(&self) -> Option<Range<usize>> {
+        self.labels.first().map(|(span, _)| span.clone())
+    }
+
     /// What is wrong.
     pub fn message(&self) -> &str {
         &self.message

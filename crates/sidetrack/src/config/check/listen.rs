@@ -78,6 +78,9 @@ impl Check<'_> {
         let Some(kind) = listen.kind.as_deref().copied() else {
             let help = "write `kind = \"socks\"`, \"http\", \"reverse\", \"redirect\", \"tproxy\", \"tunnel\" or \"engine\"";
             self.error(listen.span(), "this listener lacks a kind", help);
+            if let Some(addresses) = &listen.address {
+                self.addresses(addresses);
+            }
             return None;
         };
         self.keys_of_kind(listen, kind);

@@ -171,11 +171,15 @@ impl Check<'_> {
                 format!("version {} is not known to this sidetrack", **at),
                 "write `version = 1`, or use the sidetrack that the file was written for",
             ),
-            None => self.error(
-                0..0,
-                "the version of the format is missing",
-                "write `version = 1` at the top of the file",
-            ),
+            None => {
+                self.error(
+                    0..0,
+                    "the version of the format is missing",
+                    "write `version = 1` at the top of the file",
+                );
+                // What else is wrong is told by the rules of the only version there is.
+                return Some(1);
+            }
         }
         None
     }

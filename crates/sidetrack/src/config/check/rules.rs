@@ -51,18 +51,20 @@ impl Check<'_> {
                 self.deny_takes_no_options(rule);
                 Action::Deny
             }
-            (None, Some(carrier)) => Action::Carry(Arc::new(self.carry(rule, carrier)?)),
+            (None, Some(_)) => Action::Carry(Arc::new(self.carry(rule)?)),
             (Some(action), Some(_)) => {
                 self.error(
                     action.span(),
                     "a rule either denies or carries",
                     "take `action` or `carrier` out",
                 );
+                self.carry(rule);
                 return None;
             }
             (None, None) => {
                 let help = "write `action = \"deny\"`, or `carrier = \"direct\"` or a hop such as \"socks6://gw:1080\"";
                 self.error(rule.span(), format!("the rule '{name}' does not say what to do"), help);
+                self.carry(rule);
                 return None;
             }
         };
@@ -144,8 +146,10 @@ impl Check<'_> {
         }
     }
 
-    fn carry(&mut self, rule: &raw::Rule, carrier: &List<String>) -> Option<Carry> {
-        let carrier = self.carrier(carrier, rule.credentials_file.as_ref());
+    /// How the flows of a rule are carried; `None` without a carrier, after all its other keys were checked.
+    fn carry(&mut self, rule: &raw::Rule) -> Option<Carry> {
+        let carrier = rule.carrier.as_ref();
+        let carrier = carrier.and_then(|carrier| self.carrier(carrier, rule.credentials_file.as_ref()));
         let flag = |at: &Option<At<bool>>| at.as_deref().copied().unwrap_or(false);
         let wait =
             self.number(rule.initial_data_wait_ms.as_ref(), 0..=INITIAL_DATA_WAIT_MAX_MS, " milliseconds");
