@@ -256,6 +256,7 @@ const CONNECTS: [(&str, &str); 5] = [
     ("carry/tunnel/quic.rs", "datagrams to the far side of a tunnel, which the configuration names"),
     ("control/link.rs", "an orchestrator, in a process of its own, which its own file names"),
     ("control/domain/authoriser.rs", "the reasoner of a domain's agent, which its own file names"),
+    ("dns/forward.rs", "the name servers of the host's resolv.conf, under `run`"),
     ("overlay/mod.rs", "two sockets of our own that are joined over loopback"),
 ];
 

@@ -52,6 +52,24 @@ struct Check<'a> {
     tap: Option<Arc<Tap>>,
 }
 
+impl<'a> Check<'a> {
+    /// Before anything is read.
+    fn new(file: &raw::File, surroundings: &'a dyn Surroundings, problems: &'a mut Vec<Problem>) -> Self {
+        Self {
+            surroundings,
+            problems,
+            sets: BTreeMap::new(),
+            never: IpSet::default(),
+            functions: BTreeMap::new(),
+            overlay_names: None,
+            has_agreement: file.policy.is_some(),
+            tunnels: Vec::new(),
+            has_tap: false,
+            tap: None,
+        }
+    }
+}
+
 impl Check<'_> {
     fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
         self.problems.push(Problem::error(span, message, help));
@@ -88,20 +106,7 @@ pub(super) fn check(
     surroundings: &dyn Surroundings,
     problems: &mut Vec<Problem>,
 ) -> Option<Config> {
-    let (overlay_names, tunnels, sets, functions) = (None, Vec::new(), BTreeMap::new(), BTreeMap::new());
-    let (has_agreement, has_tap, tap) = (file.policy.is_some(), false, None);
-    let mut check = Check {
-        surroundings,
-        problems,
-        sets,
-        never: IpSet::default(),
-        functions,
-        overlay_names,
-        has_agreement,
-        tunnels,
-        has_tap,
-        tap,
-    };
+    let mut check = Check::new(file, surroundings, problems);
     let version = check.version(file.version.as_ref())?;
     check.read_networks(file);
     check.read_functions(&file.function);
@@ -139,7 +144,7 @@ pub(super) fn check(
         admin,
         record,
         limits,
-        run_dns: file.run.dns.as_ref().map(|dns| **dns).unwrap_or_default(),
+        run_dns: file.run.dns(),
         shunt,
         tap: check.tap.clone(),
         listeners: listeners.into_iter().flatten().collect(),

@@ -24,3 +24,10 @@ pub enum RunDns {
     /// The host's resolver.
     Resolve,
 }
+
+impl Run {
+    /// Who answers, where the file says nothing, too.
+    pub(crate) fn dns(&self) -> RunDns {
+        self.dns.as_deref().copied().unwrap_or_default()
+    }
+}
