@@ -363,6 +363,16 @@ impl Node {
         self.overlay.as_ref().map(overlay::Overlay::entry)
     }
 
+    /// Closes the listeners; the flows of the workers go on.
+    pub fn stop_accepting(&self) {
+        lock(&self.served).clear();
+    }
+
+    /// How many flows the workers carry.
+    pub fn flows_in_flight(&self) -> usize {
+        self.ledgers.iter().map(|ledger| ledger.len()).sum()
+    }
+
     /// Stops accepting, gives every flow its end, stops the workers.
     pub fn stop(&self) {
         lock(&self.served).clear();

@@ -13,9 +13,13 @@ use sidetrack_sys::caps;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use tokio::signal::unix::{SignalKind, signal};
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+
+/// How often it is looked whether the flows have ended by themselves.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What `up` is told on the command line.
 #[derive(Clone, Debug)]
@@ -24,7 +28,7 @@ pub struct UpOptions {
     pub config: PathBuf,
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT; flows may go on for `limits.drain_ms` then, or until the next such signal.
 ///
 /// # Errors
 /// What could not be set up, and where.
@@ -156,7 +160,8 @@ async fn run(
     let following = tokio::spawn(super::agreement::follow(node.clone(), handle.clone()));
     let current = handle.current().clone();
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
-    let paths = config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current));
+    let paths =
+        config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
     let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), paths, &stopped);
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
@@ -170,11 +175,12 @@ async fn run(
         _ = interrupt.recv() => None,
         gone = node.keeper_gone(config.on_crash) => Some(gone),
     };
-    if let Some(gone) = &failure {
-        tracing::error!("{gone}; stopping");
-    }
     reloads.abort();
     following.abort();
+    match &failure {
+        Some(gone) => tracing::error!("{gone}; stopping"),
+        None => drain(&node, current.load().limits.drain_ms, [&mut terminate, &mut interrupt]).await,
+    }
     let _ = stop.send(true);
     tokio::task::spawn_blocking({
         let node = node.clone();
@@ -193,6 +199,26 @@ async fn run(
     match failure {
         Some(gone) => anyhow::bail!("{gone}"),
         None => node.take_back(),
+    }
+}
+
+/// Closes the listeners and waits until the flows have ended by themselves, for at most `drain_ms` or until the next signal.
+async fn drain(node: &Node, drain_ms: u64, [terminate, interrupt]: [&mut Signal; 2]) {
+    node.stop_accepting();
+    let flows = node.flows_in_flight();
+    if flows > 0 && drain_ms > 0 {
+        tracing::info!(flows, drain_ms, "draining; a second signal ends the flows at once");
+    }
+    let ended = async {
+        while node.flows_in_flight() > 0 {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::select! {
+        () = ended => {}
+        () = tokio::time::sleep(Duration::from_millis(drain_ms)) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 

@@ -164,6 +164,8 @@ pub struct Limits {
     pub first_bytes_ms: u64,
     /// Most bytes held for one direction of a flow.
     pub buffer_bytes: usize,
+    /// How long flows may go on after SIGTERM, milliseconds.
+    pub drain_ms: u64,
 }
 
 impl Limits {
@@ -177,6 +179,10 @@ impl Limits {
     pub const HANDSHAKE_TIMEOUT_MS: u64 = 10_000;
     /// 64 KiB for each direction.
     pub const BUFFER_BYTES: usize = 65_536;
+    /// Five seconds: long enough for a request and its answer, short enough for a restart.
+    pub const DRAIN_MS: u64 = 5_000;
+    /// One day: the longest that stopping may take.
+    pub const DRAIN_MAX_MS: u64 = 86_400_000;
     /// Longest wait for first bytes that can be set, milliseconds: a protocol in which the server speaks first pays
     /// it on every connection.
     pub const FIRST_BYTES_MAX_MS: u64 = 100;
@@ -193,6 +199,7 @@ impl Default for Limits {
             handshake_timeout_ms: Self::HANDSHAKE_TIMEOUT_MS,
             first_bytes_ms: Policy::FIRST_BYTES_MS,
             buffer_bytes: Self::BUFFER_BYTES,
+            drain_ms: Self::DRAIN_MS,
         }
     }
 }

@@ -171,6 +171,9 @@ pub struct Limits {
     pub first_bytes_ms: Option<At<u64>>,
     /// Most bytes held for one direction of a flow, 4096 to 16777216. Default 65536.
     pub buffer_bytes: Option<At<u32>>,
+    /// After SIGTERM or SIGINT, how long flows may go on before they are ended, milliseconds, 0 to 86400000. A second signal
+    /// ends them at once. Default 5000.
+    pub drain_ms: Option<At<u64>>,
 }
 
 /// Something that catches flows. `kind` says how, and which of the other keys apply.

@@ -1,4 +1,5 @@
-//! SIGKILL of a node that carries a flow: both applications see a reset, never the orderly end of a stream that was cut.
+//! The end of a node that carries flows. SIGKILL: both applications see a reset, never the orderly end of a stream that was cut.
+//! SIGTERM: flows may go on for a while.
 
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
@@ -10,4 +11,5 @@ mod scene;
 
 mod chains;
 mod cut;
+mod drain;
 mod listeners;

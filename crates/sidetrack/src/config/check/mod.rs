@@ -272,6 +272,9 @@ impl Check<'_> {
             buffer_bytes: buffer
                 .and_then(|bytes| usize::try_from(bytes).ok())
                 .unwrap_or(default.buffer_bytes),
+            drain_ms: self
+                .number(raw.drain_ms.as_ref(), 0..=Limits::DRAIN_MAX_MS, " milliseconds")
+                .unwrap_or(default.drain_ms),
         }
     }
 
