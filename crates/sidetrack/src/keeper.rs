@@ -1,27 +1,34 @@
 //! The keeper: the small part that keeps the rights.
 //!
 //! `sidetrack up` starts itself once more as `sidetrack keeper`, over one socket pair, and gives up its own rights before
-//! it reads a peer's first byte. The keeper answers a closed list of requests ([`Ask`]); it cannot be asked for a rule that
-//! a configuration could not ask for. When its socket closes, however that comes, it takes everything back and ends: its
+//! it reads a peer's first byte. The keeper answers a closed list of requests ([`Ask`]). It never sees a configuration and reads
+//! no file that a request names: it is told networks, ports, users and cgroups ([`Order`]), and steers only to listeners whose
+//! descriptors came along, as proof that they listen in its own network namespace. When its socket closes, however that comes, it takes everything back and ends: its
 //! nftables table goes with its netlink socket even after SIGKILL, the rest is undone by a guard process. Once a second it
 //! puts back what other programs removed of its routing, which is all of ours that they can remove.
 
+mod derive;
 mod flow;
 mod kernel;
+mod order;
 mod serve;
 pub(crate) mod wire;
 
+pub use derive::{Proved, Work};
 pub use flow::{KernelFlow, KernelFlowKey};
-pub use serve::keep;
+pub use order::{
+    Alone, Interface, LISTENERS_MAX, NAMES_MAX, Nets, Order, PARTS_MAX, Ports, RANGES_MAX, Redirected,
+    Selected, Transparent,
+};
+pub use serve::{REQUEST_MAX, keep};
 
-use crate::steer::Forwards;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::{process, scm};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 /// The argument that makes the program a keeper.
@@ -30,7 +37,11 @@ pub const ARGUMENT: &str = "keeper";
 /// What the keeper can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Make the kernel do this, in place of what was before.
+    /// The first request, once: what later ones may ask for.
+    Begin(Begin),
+    /// The descriptors that came along are listeners. They count for the next order, after those sent before.
+    Listeners,
+    /// Make the kernel do this, instead of what was before.
     Steer(Order),
     /// Which flows does the kernel carry alone now?
     Flows,
@@ -45,24 +56,24 @@ pub enum Ask {
     },
 }
 
-/// What the kernel is to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
-    /// The configuration file's name, for relative paths in it.
-    pub name: String,
-    /// Its text.
-    pub text: String,
-    /// The addresses its listeners are bound to.
-    pub bound: Vec<(String, SocketAddr)>,
-    /// The number of the first kernel path.
-    pub first_path: usize,
-    /// What this host forwards, looked at once: both sides must come to the same paths.
-    pub forwards: Forwards,
+/// What later requests may ask for. It is said before a peer's byte was read, and cannot be said again: whoever takes over
+/// the main process later cannot widen it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Begin {
+    /// Orders may leave rules behind that keep traffic blocked after a crash.
+    pub closed: bool,
+    /// Owners of sockets may be asked for, which takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
+    pub owners: bool,
 }
 
 /// What the keeper answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
+    /// It waits for orders.
+    Begun,
+    /// The descriptors are listeners of this network namespace.
+    Listening,
     /// Done. With kernel paths a descriptor comes along that conntrack reports their ends to.
     Steered {
         /// What was not possible as asked, in words.
@@ -104,22 +115,38 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper.
+    /// Starts the keeper, which later does no more than `begin` allows.
     ///
     /// # Errors
-    /// What the system says about a new process.
-    pub fn start() -> io::Result<Self> {
+    /// What the system says about a new process, or the keeper about its start.
+    pub fn start(begin: Begin) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
-        Ok(Self { end: Mutex::new(ours), child: Mutex::new(child) })
+        let keeper = Self { end: Mutex::new(ours), child: Mutex::new(child) };
+        match keeper.ask(&Ask::Begin(begin))? {
+            (Told::Begun, _) => Ok(keeper),
+            (told, _) => Err(unexpected(told).into()),
+        }
     }
 
-    /// Steers. Gives warnings and, with kernel paths, the events of their ends.
+    /// Steers to these listeners. Gives warnings and, with kernel paths, the events of their ends.
     ///
     /// # Errors
     /// Why nothing has changed.
-    pub fn steer(&self, order: Order) -> Result<(Vec<String>, Option<Events>), KeeperError> {
-        match self.ask(&Ask::Steer(order))? {
+    pub fn steer(
+        &self,
+        order: Order,
+        listeners: &[BorrowedFd<'_>],
+    ) -> Result<(Vec<String>, Option<Events>), KeeperError> {
+        // One request after the other: nobody else's listeners may come in between.
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        for some in listeners.chunks(scm::MAX_FDS) {
+            match exchange(&end, &Ask::Listeners, some)? {
+                (Told::Listening, _) => {}
+                (told, _) => return Err(unexpected(told)),
+            }
+        }
+        match exchange(&end, &Ask::Steer(order), &[])? {
             (Told::Steered { warnings }, mut fds) => Ok((warnings, fds.pop().map(Events::from))),
             (told, _) => Err(unexpected(told)),
         }
@@ -161,10 +188,7 @@ impl Keeper {
     }
 
     fn ask(&self, ask: &Ask) -> Result<(Told, Vec<OwnedFd>), KeeperError> {
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(&*end, ask, &[]).map_err(KeeperError::Gone)?;
-        let told = wire::receive(&*end).map_err(KeeperError::Gone)?;
-        told.ok_or_else(|| KeeperError::Gone(io::ErrorKind::UnexpectedEof.into()))
+        exchange(&self.end.lock().unwrap_or_else(PoisonError::into_inner), ask, &[])
     }
 
     /// Lets the keeper take everything back, and waits until it has. Requests fail from then on.
@@ -178,6 +202,12 @@ impl Keeper {
         scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner))?;
         self.child.lock().unwrap_or_else(PoisonError::into_inner).wait().map(|_| ())
     }
+}
+
+fn exchange(end: &OwnedFd, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(Told, Vec<OwnedFd>), KeeperError> {
+    wire::send(end, ask, fds).map_err(KeeperError::Gone)?;
+    let told = wire::receive(end).map_err(KeeperError::Gone)?;
+    told.ok_or_else(|| KeeperError::Gone(io::ErrorKind::UnexpectedEof.into()))
 }
 
 fn unexpected(told: Told) -> KeeperError {

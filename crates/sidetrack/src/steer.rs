@@ -2,7 +2,6 @@
 //! alone. Pure; `plan` prints it, the keeper makes it real.
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
-use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Destination, Intercept};
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{
@@ -85,7 +84,7 @@ pub struct Host<'a> {
 }
 
 /// What a host forwards: without that a connection cannot be led on to another host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forwards {
     /// IPv4.
     pub v4: bool,
@@ -130,7 +129,13 @@ impl Path {
         number & (PATH_BIT as usize - 1)
     }
 
-    const fn mark(number: usize) -> MarkBits {
+    /// The number of the first path as far as an order of the keeper holds it.
+    pub const fn number_of_first(first: usize) -> u16 {
+        Self::number(first) as u16
+    }
+
+    /// The connection mark of the path with this number.
+    pub const fn mark(number: usize) -> MarkBits {
         MarkBits { value: (PATH_BIT | Self::number(number) as u32) << PATH_SHIFT, mask: PATH_MASK }
     }
 }
@@ -181,10 +186,8 @@ impl Steer {
                 .collect();
             steer.add(config, listener, &addresses, host)?;
         }
-        if keeps_client_addresses(config) {
-            steer.steering.divert_answers = true;
-            steer.route_to_us((true, true));
-        }
+        steer.steering.divert_answers = keeps_client_addresses(config);
+        steer.mark_rules = mark_rules(&mut steer.steering);
         Ok(steer)
     }
 
@@ -291,25 +294,6 @@ impl Steer {
             selectors: vec![selector.clone()],
             drop_without_listener: config.on_crash == OnCrash::Closed,
         });
-        self.route_to_us((v4, v6));
-    }
-
-    /// Packets with the mark of tproxy, IPv4 or IPv6, are ours wherever they go to.
-    fn route_to_us(&mut self, (v4, v6): (bool, bool)) {
-        self.steering.tproxy_mark = Some(TPROXY_MARK);
-        let wanted = [(v4, IpVersion::V4), (v6, IpVersion::V6)];
-        for (_, version) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
-            let rule = MarkRule {
-                version,
-                mark: TPROXY_MARK.value,
-                mask: TPROXY_MARK.mask,
-                table: TPROXY_TABLE,
-                priority: TPROXY_PRIORITY,
-            };
-            if !self.mark_rules.contains(&rule) {
-                self.mark_rules.push(rule);
-            }
-        }
     }
 
     /// The kernel path of a port that stands for one server: only where one line says all.
@@ -386,6 +370,31 @@ impl Steer {
             index: line.index,
         });
     }
+}
+
+/// Gives the steering the mark of tproxy where it needs one, and returns the policy routing that goes with it: packets with
+/// that mark are ours wherever they go to.
+pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
+    let answers = steering.divert_answers.then_some((true, true));
+    let wanted = steering.tproxies.iter().map(|tproxy| (tproxy.v4, tproxy.v6)).chain(answers);
+    let mut rules = Vec::new();
+    for (v4, v6) in wanted {
+        let versions = [(v4, IpVersion::V4), (v6, IpVersion::V6)];
+        for (_, version) in versions.into_iter().filter(|(wanted, _)| *wanted) {
+            let rule = MarkRule {
+                version,
+                mark: TPROXY_MARK.value,
+                mask: TPROXY_MARK.mask,
+                table: TPROXY_TABLE,
+                priority: TPROXY_PRIORITY,
+            };
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+    }
+    steering.tproxy_mark = (!rules.is_empty()).then_some(TPROXY_MARK);
+    rules
 }
 
 /// Whether some flows are carried on from their clients' addresses: the answers come to an address that is not ours.

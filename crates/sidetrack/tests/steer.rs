@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use sidetrack::config::Config;
-use sidetrack::steer::{Forwards, Host, Steer};
+use sidetrack::keeper::{Order, Proved};
+use sidetrack::steer::{Forwards, Host, Steer, TABLE};
 use sidetrack_sys::nft::{CgroupMatch, KernelRoute, Selector};
 use std::io;
 
@@ -108,4 +109,37 @@ fn a_host_that_does_not_forward_leads_nothing_to_other_hosts() {
     assert_eq!(steered_on(&far, true).paths.len(), 1);
     assert!(steered_on(&far, false).is_empty());
     assert_eq!(steered_on(&to("127.0.0.1:80"), false).paths.len(), 1, "what stays here needs no forwarding");
+}
+
+/// What the keeper makes of an order is what the configuration asks for, table by table.
+#[test]
+fn an_order_leads_to_the_same_rules() {
+    let everything = "[[listen]]\nname = \"out\"\nkind = \"redirect\"\naddress = \"0.0.0.0:15001\"\nforwarded = true\n\
+                      dst = [\"10.0.0.0/8\", \"192.0.2.7\"]\nports = [80, \"8000-8100\"]\nusers = [1000, 1001]\n\
+                      except = \"10.1.0.0/16\"\n\
+                      [[listen]]\nname = \"six\"\nkind = \"redirect\"\naddress = \"[::1]:15001\"\n\
+                      [[listen]]\nname = \"router\"\nkind = \"tproxy\"\naddress = [\"0.0.0.0:15002\", \"[::]:15002\"]\n\
+                      interfaces = [\"eth0\", \"eth1\"]\nsrc = \"198.51.100.0/24\"\n\
+                      [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"192.0.2.1:81\"\nto = \"10.0.0.1:80\"\n\
+                      [[listen]]\nname = \"socks\"\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n\
+                      [[rule]]\nname = \"web\"\nmatch = { port = 80 }\ncarrier = \"direct\"\n\
+                      [[rule]]\nname = \"as-client\"\nmatch = { port = 8080, listener = \"router\" }\ncarrier = \"direct\"\n\
+                      keep_client_address = true\n";
+    let texts = [
+        format!("default = \"deny\"\non_crash = \"closed\"\n{everything}"),
+        format!("default = \"direct\"\non_crash = \"open\"\n{everything}"),
+        LOCAL.to_owned(),
+        "[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n".to_owned(),
+    ];
+    for text in texts {
+        let steer = steered(&text);
+        let bound = steer.steering.except.listeners.clone();
+        let order = Order::of(&steer, &bound).unwrap();
+        let order: Order = serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
+        let proved: Vec<_> =
+            bound.iter().map(|address| Proved { address: *address, transparent: true }).collect();
+        let work = order.work(&proved).unwrap();
+        assert_eq!(work.steering.table(TABLE), steer.steering.table(TABLE), "{text}");
+        assert_eq!((work.mark_rules, work.lifetime), (steer.mark_rules, steer.lifetime), "{text}");
+    }
 }

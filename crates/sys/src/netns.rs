@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::UnmountFlags;
@@ -43,6 +43,32 @@ impl NetNs {
     /// `InvalidInput` if the name is none; `NotFound` if there is no such namespace.
     pub fn named(name: &str) -> io::Result<Self> {
         Self::open(&path_of(name)?)
+    }
+
+    /// The one that a socket belongs to (SIOCGSKNS, Linux 4.10).
+    ///
+    /// # Errors
+    /// `PermissionDenied` without CAP_NET_ADMIN there; ENOTTY if it is no socket.
+    pub fn of_socket(fd: impl AsFd) -> io::Result<Self> {
+        /// include/uapi/linux/sockios.h
+        const SIOCGSKNS: libc::Ioctl = 0x894C;
+        let fd = fd.as_fd();
+        // SAFETY: the request takes no argument and touches no memory of ours.
+        let opened = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS) };
+        if opened < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just opened this descriptor for us, and nobody else knows it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(opened) }))
+    }
+
+    /// Whether both are the same namespace.
+    ///
+    /// # Errors
+    /// What fstat(2) says.
+    pub fn is(&self, other: &Self) -> io::Result<bool> {
+        let (ours, theirs) = (rustix::fs::fstat(&self.0)?, rustix::fs::fstat(&other.0)?);
+        Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))
     }
 
     fn open(path: &Path) -> io::Result<Self> {

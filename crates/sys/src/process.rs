@@ -3,7 +3,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;
-use std::io;
+use std::io::{self, BufRead as _};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -100,8 +100,9 @@ pub fn pid_of_socket(inode: u64, within: Option<u32>) -> Option<u32> {
 /// lives in. IPv4 addresses are found on IPv6 sockets too.
 pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {
     ["tcp", "tcp6"].iter().find_map(|table| {
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok()?;
-        text.lines().skip(1).find_map(|line| {
+        // Line by line: a host with a million connections has a table of 150 MB.
+        let lines = io::BufReader::new(fs::File::open(format!("/proc/{pid}/net/{table}")).ok()?).lines();
+        lines.skip(1).map_while(Result::ok).find_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (at, to) = (proc_address(fields.get(1)?)?, proc_address(fields.get(2)?)?);
             let inode = fields.get(9)?.parse().ok()?;

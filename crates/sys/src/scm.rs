@@ -67,27 +67,36 @@ pub fn close(end: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(end, rustix::net::Shutdown::Both)?)
 }
 
-/// Bytes as a descriptor to send along (memfd_create(2)), for what is larger than a message.
+/// Bytes as a descriptor to send along (memfd_create(2), sealed), for what is larger than a message.
 ///
 /// # Errors
 /// No memory, or no descriptor left.
 pub fn attach(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("sidetrack", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("sidetrack", flags)?;
     let mut file = std::fs::File::from(fd);
     std::io::Write::write_all(&mut file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file.into())
 }
+
+/// What makes the content of an attachment final. Files of a disk cannot have it: nobody can have us read one, nor wait for
+/// a file system that does not answer.
+const SEALS: rustix::fs::SealFlags =
+    rustix::fs::SealFlags::SHRINK.union(rustix::fs::SealFlags::GROW).union(rustix::fs::SealFlags::WRITE);
 
 /// The bytes of such a descriptor; it never waits for more.
 ///
 /// # Errors
-/// `InvalidData` if it is no plain file, or has more than `most` bytes.
+/// `InvalidData` if it is not sealed memory, or has more than `most` bytes.
 pub fn attached(fd: OwnedFd, most: usize) -> io::Result<Vec<u8>> {
+    let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    if !rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS)) {
+        return Err(wrong("the attachment is not sealed memory"));
+    }
     let file = std::fs::File::from(fd);
-    let metadata = file.metadata()?;
-    let length = usize::try_from(metadata.len()).ok().filter(|length| *length <= most && metadata.is_file());
-    let length =
-        length.ok_or(io::Error::new(io::ErrorKind::InvalidData, "the attachment is too large or no file"))?;
+    let length = usize::try_from(file.metadata()?.len()).ok().filter(|length| *length <= most);
+    let length = length.ok_or_else(|| wrong("the attachment is too large"))?;
     let mut bytes = vec![0; length];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0)?;
     Ok(bytes)
@@ -178,6 +187,10 @@ mod tests {
         assert_eq!(attached(attach(&bytes).unwrap(), 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (reader, _writer) = std::io::pipe().unwrap();
         assert_eq!(attached(reader.into(), 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let file = File::open("/etc/passwd").unwrap();
+        assert_eq!(attached(file.into(), MAX_BYTES).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let open = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        assert_eq!(attached(open, 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -55,7 +55,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),
     // Control: never touches a flow's bytes.
-    ("keeper", &["config", "process", "steer"]),
+    ("keeper", &["process", "steer"]),
     ("steer", &["config"]),
     ("reload", &["config"]),
     // Watching: fed by `live`, never by the data path.

@@ -4,12 +4,13 @@ use super::node::{Node, Served, addresses, engine_listeners, lock};
 use super::sockets::{self, Bound};
 use super::threads::Serving;
 use super::{agreement, chains, containers};
-use crate::config::{Config, Listener};
+use crate::config::{Config, Listener, OnCrash};
 use crate::function::Function;
 use crate::reload::Change;
 use crate::steer::{Host, Steer};
 use anyhow::Context;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
@@ -37,12 +38,31 @@ impl Node {
             engine_listeners(change.old).eq(engine_listeners(new)),
             "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
         );
+        self.allowed_by_keeper(new)?;
         // Wrong agreements are refused before anything is started for the configuration.
         agreement::read(new, &self.agreement().load())?;
         // It may wait until containers are well. Nothing is locked or bound meanwhile: whoever looks in finds all as it was, and no
         // connection comes to a listener that nobody serves yet.
         let functions = containers::anew(&self.shared.functions, new)?;
         self.replace(change, functions)
+    }
+
+    /// Whether the keeper was started for what this configuration asks of it: it cannot have rights again that it gave up.
+    fn allowed_by_keeper(&self, new: &Config) -> anyhow::Result<()> {
+        let may = self.steered.may;
+        if self.steered.keeper.is_none() {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            may.owners || !new.policy.asks_process(),
+            "rules that ask for the process or user of a connection are new: the right to look was given up, so restart \
+             sidetrack for them"
+        );
+        anyhow::ensure!(
+            may.closed || new.on_crash == OnCrash::Open,
+            "on_crash = \"closed\" is new: the right to leave rules behind was given up, so restart sidetrack for it"
+        );
+        Ok(())
     }
 
     /// The sockets of listeners that the configuration in force does not have.
@@ -77,10 +97,14 @@ impl Node {
         };
         let old = served.iter().filter(|served| stays(served)).flat_map(|served| &served.serving);
         let listening = old
+            .clone()
             .map(|serving| &*serving.listening)
             .chain(fresh.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let addresses = addresses(listening);
-        self.steer_anew(new, change.text, &addresses)?;
+        let proofs = old.filter_map(Serving::proof);
+        let proofs: Vec<_> =
+            proofs.chain(fresh.iter().flat_map(|(_, bound)| bound).filter_map(Bound::proof)).collect();
+        self.steer_anew(new, &addresses, &proofs)?;
         // Nothing can fail from here on.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
         *served = stay;
@@ -100,8 +124,8 @@ impl Node {
     fn steer_anew(
         &self,
         config: &Config,
-        text: &str,
         addresses: &[(Arc<str>, SocketAddr)],
+        listeners: &[(SocketAddr, BorrowedFd<'_>)],
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
         let host = Host::here();
@@ -115,7 +139,7 @@ impl Node {
             return Ok(());
         }
         let since = SystemTime::now();
-        let events = self.steered.steer((&self.name, text), addresses, paths.next(), host.forwards)?;
+        let events = self.steered.steer(&steer, listeners)?;
         paths.learn(&steer, config, since);
         drop(paths);
         // The first subscription serves all later configurations.

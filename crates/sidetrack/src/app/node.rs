@@ -13,11 +13,11 @@ use crate::engine;
 use crate::function::Function;
 use crate::function::container::Containers;
 use crate::http::sheet;
-use crate::keeper::{Keeper, Order};
+use crate::keeper::{Begin, Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
-use crate::steer::{Forwards, Host, OWN_MARK, Steer, TABLE};
+use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -28,6 +28,7 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -46,7 +47,6 @@ pub(super) struct Served {
 
 /// Everything that needs rights: made before they are given up.
 pub struct Prepared {
-    name: String,
     workers: usize,
     bound: Vec<(Listener, Vec<Bound>)>,
     steered: Steered,
@@ -70,7 +70,6 @@ pub struct Node {
     pub(super) events: Mutex<Option<Events>>,
     recording: Mutex<Option<JoinHandle<()>>>,
     pub(super) subscribed: AtomicBool,
-    pub(super) name: String,
     pub(super) workers: usize,
     overlay: Option<overlay::Overlay>,
     engines: engine::Engines,
@@ -85,6 +84,8 @@ pub struct Node {
 /// Our side of what the kernel does for us.
 pub(super) struct Steered {
     pub keeper: Option<Arc<Keeper>>,
+    /// What the keeper was started for.
+    pub may: Begin,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -96,7 +97,7 @@ impl Prepared {
     ///
     /// # Errors
     /// Which listener or rule, and what the system said.
-    pub fn new(config: &Config, name: &str, text: &str) -> anyhow::Result<Self> {
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
@@ -117,22 +118,25 @@ impl Prepared {
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let host = Host::here();
         let steer = Steer::new(config, &addresses, 0, &host)?;
-        let mut steered = Steered { keeper: None };
+        let mut steered = Steered { keeper: None, may: Begin::default() };
         let steered_since = SystemTime::now();
         let mut events = None;
         if may_steer {
             // Also where there is nothing to steer yet: a reload may bring it, and rules may ask for processes of others.
-            steered.keeper = Some(Arc::new(Keeper::start().context("cannot start the keeper")?));
+            let begin =
+                Begin { closed: config.on_crash == OnCrash::Closed, owners: config.policy.asks_process() };
+            steered.keeper = Some(Arc::new(Keeper::start(begin).context("cannot start the keeper")?));
+            steered.may = begin;
             if steer.is_empty() {
                 remove_orphan();
             } else {
-                events = steered.steer((name, text), &addresses, 0, host.forwards)?;
+                let listeners = bound.iter().flat_map(|(_, bound)| bound);
+                let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
+                events = steered.steer(&steer, &listeners)?;
             }
         }
-        let name = name.to_owned();
         let containers = super::containers::start(config)?;
         Ok(Self {
-            name,
             workers,
             bound,
             steered,
@@ -192,7 +196,6 @@ impl Prepared {
             recording: Mutex::default(),
             subscribed: AtomicBool::new(self.events.is_some()),
             events: Mutex::new(self.events),
-            name: self.name,
             workers: self.workers,
             overlay: self.overlay.map(overlay::Bound::start).transpose()?,
             engines,
@@ -398,17 +401,16 @@ impl Node {
 }
 
 impl Steered {
+    /// Lets the keeper steer to these listeners.
     pub(super) fn steer(
         &self,
-        (name, text): (&str, &str),
-        addresses: &[(Arc<str>, SocketAddr)],
-        first_path: usize,
-        forwards: Forwards,
+        steer: &Steer,
+        listeners: &[(SocketAddr, BorrowedFd<'_>)],
     ) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
-        let bound = addresses.iter().map(|(name, address)| (name.to_string(), *address)).collect();
-        let order = Order { name: name.to_owned(), text: text.to_owned(), bound, first_path, forwards };
-        let (warnings, events) = keeper.steer(order)?;
+        let (addresses, proofs): (Vec<_>, Vec<_>) = listeners.iter().copied().unzip();
+        let order = Order::of(steer, &addresses).map_err(anyhow::Error::msg)?;
+        let (warnings, events) = keeper.steer(order, &proofs)?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,13 @@ pub struct Bound {
     pub sockets: Vec<TcpListener>,
     /// A socket for datagrams on the same port for each worker; empty where the listener takes none.
     pub datagrams: Vec<UdpSocket>,
+}
+
+impl Bound {
+    /// Its address, and a descriptor that proves that we listen there.
+    pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
+        Some((self.listening.address, self.sockets.first()?.as_fd()))
+    }
 }
 
 /// Binds all addresses of one listener.

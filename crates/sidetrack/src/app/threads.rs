@@ -8,7 +8,8 @@ use crate::session;
 use crate::worker::{Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::EndReason;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,13 +35,22 @@ const LET_GO_PATIENCE: Duration = Duration::from_millis(100);
 pub struct Serving {
     /// What its connections share.
     pub listening: Arc<Listening>,
+    /// A copy of the first worker's socket, which proves to the keeper that we listen. It goes first: what the kernel gives to
+    /// a socket that nobody accepts from is lost.
+    proof: Option<OwnedFd>,
     stop: watch::Sender<bool>,
 }
 
 impl Serving {
+    /// Its address, and a descriptor that proves that we listen there.
+    pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
+        Some((self.listening.address, self.proof.as_ref()?.as_fd()))
+    }
+
     /// Stops the accepting and waits until all workers have let go of their sockets, though not for long: one may be
     /// busy, and will come to it.
-    pub fn finish(self) {
+    pub fn finish(mut self) {
+        self.proof = None;
         self.stop.send_replace(true);
         let until = Instant::now() + LET_GO_PATIENCE;
         while !self.stop.is_closed() && Instant::now() < until {
@@ -127,13 +137,15 @@ impl Fleet {
     /// Hands each worker its socket of a listener.
     pub fn serve(&self, bound: Bound) -> Serving {
         let (stop, stopped) = watch::channel(false);
+        // Without a copy (no descriptor left) the next order of the keeper says what is missing.
+        let proof = bound.sockets.first().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
         let mut datagrams = bound.datagrams.into_iter();
         for (thread, socket) in self.threads.iter().zip(bound.sockets) {
             let (listening, datagrams) = (bound.listening.clone(), datagrams.next());
             // A worker that is gone has taken the process with it: see `thread`.
             let _ = thread.starts.send(Start { listening, socket, datagrams, stop: stopped.clone() });
         }
-        Serving { listening: bound.listening, stop }
+        Serving { listening: bound.listening, proof, stop }
     }
 
     /// Ends all flows with `shutdown` and stops the workers.

@@ -43,7 +43,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     // The keeper, its rules and the sockets first; then the rights go; then threads start and peers' bytes are read.
     let config = Arc::new(config);
-    let prepared = Prepared::new(&config, &name, &text)?;
+    let prepared = Prepared::new(&config)?;
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());

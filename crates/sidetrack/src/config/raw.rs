@@ -41,7 +41,8 @@ pub struct File {
     /// Worker threads, 0 to 1024; 0 = one per core. Default 0.
     pub workers: Option<At<u32>>,
     /// What happens to captured traffic when sidetrack dies: "open" lets it flow as if sidetrack had never been there,
-    /// "closed" keeps it blocked, but for what a rule lets the kernel carry alone (`kernel = "never"` blocks that, too).
+    /// "closed" keeps it blocked, but for what a rule lets the kernel carry alone (`kernel = "never"` blocks that, too); a
+    /// restart or `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed".
     /// Default "open".
     pub on_crash: Option<At<OnCrash>>,
     /// What happens to a flow that no rule matches. Required as soon as there is a rule.

@@ -1,8 +1,8 @@
 //! What the keeper does to the kernel, and how it takes that back.
 
-use super::{KernelFlow, Order};
-use crate::config::Config;
-use crate::steer::{Host, Path, Steer, TABLE};
+use super::KernelFlow;
+use super::derive::Work;
+use crate::steer::{Path, TABLE};
 use anyhow::Context;
 use sidetrack_sys::conntrack::{self, Conntrack, Events, Group};
 use sidetrack_sys::netlink::{self, Protocol, Socket};
@@ -50,22 +50,17 @@ impl Kernel {
         Self { guard, undo, table: None, marks, conntrack: None, tend_at: Instant::now() }
     }
 
-    /// Makes the kernel do what the order says, in place of what was before.
-    pub(super) fn steer(&mut self, order: &Order) -> anyhow::Result<(Vec<String>, Option<Events>)> {
-        let config =
-            Config::from_text(&order.name, &order.text).map_err(|error| anyhow::anyhow!("{error}"))?;
-        let bound: Vec<_> =
-            order.bound.iter().map(|(name, address)| (name.as_str().into(), *address)).collect();
-        let mut steer = Steer::new(&config, &bound, order.first_path, &Host::that(order.forwards))?;
+    /// Makes the kernel do this, instead of what was before.
+    pub(super) fn steer(&mut self, mut work: Work) -> anyhow::Result<(Vec<String>, Option<Events>)> {
         let mut warnings = Vec::new();
         // The table is the token of who steers in this namespace: nothing else is touched before we have it.
         self.own()?;
-        for rule in &steer.mark_rules {
+        for rule in &work.mark_rules {
             self.add_mark_rule(*rule)?;
         }
-        let events =
-            if steer.paths.is_empty() { None } else { self.watch_conntrack(&mut steer, &mut warnings) };
-        self.install(&steer, &mut warnings)?;
+        let alone = !work.steering.kernel_paths.is_empty();
+        let events = if alone { self.watch_conntrack(&mut work, &mut warnings) } else { None };
+        self.install(&work, &mut warnings)?;
         Ok((warnings, events))
     }
 
@@ -115,13 +110,13 @@ impl Kernel {
         Ok(())
     }
 
-    fn install(&mut self, steer: &Steer, warnings: &mut Vec<String>) -> anyhow::Result<()> {
-        let content = steer.steering.table(TABLE);
+    fn install(&mut self, work: &Work, warnings: &mut Vec<String>) -> anyhow::Result<()> {
+        let content = work.steering.table(TABLE);
         let table = self.table.as_mut().context("no table")?;
         if table.lifetime() == Lifetime::Namespace {
             table.replace(&content)?;
         } else {
-            match table.replace_as(&content, steer.lifetime) {
+            match table.replace_as(&content, work.lifetime) {
                 Err(OwnError::PersistUnsupported) => table.replace_as(&content, Lifetime::Namespace)?,
                 done => done?,
             }
@@ -136,7 +131,7 @@ impl Kernel {
         }
         let delete = Action::DeleteTable { family: Family::Inet, name: TABLE.into() };
         self.forget(&delete);
-        if unowned && steer.lifetime == Lifetime::Socket {
+        if unowned && work.lifetime == Lifetime::Socket {
             self.note(delete)?;
         }
         Ok(())
@@ -157,7 +152,7 @@ impl Kernel {
     }
 
     /// Conntrack events with byte counts; without them the kernel's flows have no records, but they flow.
-    fn watch_conntrack(&mut self, steer: &mut Steer, warnings: &mut Vec<String>) -> Option<Events> {
+    fn watch_conntrack(&mut self, work: &mut Work, warnings: &mut Vec<String>) -> Option<Events> {
         if let Err(error) = self.account() {
             warnings.push(format!("conntrack accounting: {error}; records lack byte counts"));
         }
@@ -165,7 +160,7 @@ impl Kernel {
             Socket::open(Protocol::Netfilter).and_then(|mut socket| nft::knows(&mut socket, feature))
         };
         if !knows(Feature::CtTimeout).unwrap_or(false) {
-            steer.steering.forget_ended = false;
+            work.steering.forget_ended = false;
             warnings.push(format!(
                 "records of the kernel's flows come two minutes after their end: {} takes {}",
                 Feature::CtTimeout,

@@ -1,20 +1,26 @@
 //! The keeper's own side of the connection.
 
+use super::derive::Proved;
 use super::kernel::Kernel;
-use super::{Ask, Told, wire};
+use super::{Ask, Begin, LISTENERS_MAX, Order, Told, wire};
 use crate::process;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::process as system;
-use sidetrack_sys::scm;
 use sidetrack_sys::undo::Guard;
+use sidetrack_sys::{scm, sockopt};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What the keeper and its guard need: the packet filter, routing and conntrack; the descriptors of other users' processes;
-/// files with passwords that the configuration names.
-const NEEDED: CapabilitySet =
-    CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::DAC_READ_SEARCH);
+/// What the keeper and its guard need: the packet filter, routing and conntrack.
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
+
+/// Whose a socket is, for rules that ask: the descriptors of other users' processes.
+const FOR_OWNERS: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
+
+/// Bytes of a request, the descriptor of a large one included: an order of some 200,000 networks.
+pub const REQUEST_MAX: usize = 4 << 20;
 
 /// What `ps` and `top` call this process.
 const NAME: &std::ffi::CStr = c"sidetrack-keep";
@@ -28,56 +34,131 @@ pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     system::ignore_stop_signals();
     // The program was started by way of /proc/self/exe; only `ps` misses the name.
     let _ = system::set_name(NAME);
-    let held = caps::capabilities().context("capabilities")?.permitted;
-    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
+    // CAP_SETPCAP only as long as the bounding set is still to shrink.
+    keep_only(NEEDED | FOR_OWNERS | CapabilitySet::SETPCAP)?;
+    let Some(begin) = first(&end)? else { return Ok(()) };
+    keep_only(if begin.owners { NEEDED | FOR_OWNERS } else { NEEDED })?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
-    let mut kernel = Kernel::new(guard);
-    let served = serve(&end, &mut kernel);
-    kernel.take_back(matches!(served, Ok(true)))?;
+    wire::send(&end, &Told::Begun, &[])?;
+    let mut serving = Serving { begin, kernel: Kernel::new(guard), proved: Vec::new() };
+    let served = serving.serve(&end);
+    serving.kernel.take_back(matches!(served, Ok(true)))?;
     served.map(drop)
 }
 
-/// Whether the end was announced.
-fn serve(end: &OwnedFd, kernel: &mut Kernel) -> anyhow::Result<bool> {
-    let mut orderly = false;
-    loop {
-        let patience = kernel.tend();
-        if !scm::wait(end, patience)? {
-            continue;
+/// Gives up all rights but these.
+fn keep_only(needed: CapabilitySet) -> anyhow::Result<()> {
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & needed).context("cannot give up capabilities")
+}
+
+/// One request; `None` when the other end is closed. What is no request has its answer already.
+fn request(end: &OwnedFd) -> anyhow::Result<Option<Result<(Ask, Vec<OwnedFd>), ()>>> {
+    match wire::receive_at_most(end, REQUEST_MAX) {
+        Ok(request) => Ok(request.map(Ok)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            refuse(end, format!("not a request: {error}"))?;
+            Ok(Some(Err(())))
         }
-        match wire::receive(end) {
-            Ok(Some((Ask::Release, _))) => {
-                orderly = true;
-                wire::send(end, &Told::Released, &[])?;
-            }
-            Ok(Some((ask, _))) => answer(end, kernel, ask)?,
-            Ok(None) => return Ok(orderly),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                wire::send(end, &Told::Failed(format!("not a request: {error}")), &[])?;
-            }
-            Err(error) => return Err(error.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn refuse(end: &OwnedFd, why: impl Into<String>) -> io::Result<()> {
+    wire::send(end, &Told::Failed(why.into()), &[])
+}
+
+/// The first request; `None` when the other end is closed.
+fn first(end: &OwnedFd) -> anyhow::Result<Option<Begin>> {
+    loop {
+        match request(end)? {
+            Some(Ok((Ask::Begin(begin), _))) => return Ok(Some(begin)),
+            Some(Ok(_)) => refuse(end, "the first request says what later ones may ask for")?,
+            Some(Err(())) => {}
+            None => return Ok(None),
         }
     }
 }
 
-fn answer(end: &OwnedFd, kernel: &mut Kernel, ask: Ask) -> io::Result<()> {
-    match ask {
-        Ask::Steer(order) => match kernel.steer(&order) {
-            Ok((warnings, events)) => {
-                let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
-                wire::send(end, &Told::Steered { warnings }, &fds)
+/// The keeper at work.
+struct Serving {
+    begin: Begin,
+    kernel: Kernel,
+    /// Listeners for the next order.
+    proved: Vec<Proved>,
+}
+
+impl Serving {
+    /// Whether the end was announced.
+    fn serve(&mut self, end: &OwnedFd) -> anyhow::Result<bool> {
+        let mut orderly = false;
+        loop {
+            let patience = self.kernel.tend();
+            if !scm::wait(end, patience)? {
+                continue;
             }
-            Err(error) => wire::send(end, &Told::Failed(format!("{error:#}")), &[]),
-        },
-        Ask::Flows => match kernel.flows() {
-            Ok(flows) => wire::send(end, &Told::Flows(flows), &[]),
-            Err(error) => wire::send(end, &Told::Failed(error.to_string()), &[]),
-        },
-        Ask::Owner { local, remote } => {
-            let owner = process::on_this_host(local, remote);
-            let told = Told::Owner { pid: owner.pid, name: owner.name, uid: owner.uid };
-            wire::send(end, &told, &[])
+            match request(end)? {
+                Some(Ok((Ask::Release, _))) => {
+                    orderly = true;
+                    wire::send(end, &Told::Released, &[])?;
+                }
+                Some(Ok((ask, fds))) => self.answer(end, ask, fds)?,
+                Some(Err(())) => {}
+                None => return Ok(orderly),
+            }
         }
-        Ask::Release => Ok(()),
+    }
+
+    fn answer(&mut self, end: &OwnedFd, ask: Ask, fds: Vec<OwnedFd>) -> io::Result<()> {
+        match ask {
+            Ask::Listeners => match self.prove(&fds) {
+                Ok(()) => wire::send(end, &Told::Listening, &[]),
+                Err(why) => {
+                    self.proved.clear();
+                    refuse(end, why)
+                }
+            },
+            Ask::Steer(order) => match self.steer(&order) {
+                Ok((warnings, events)) => {
+                    let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+                    wire::send(end, &Told::Steered { warnings }, &fds)
+                }
+                Err(error) => refuse(end, format!("{error:#}")),
+            },
+            Ask::Flows => match self.kernel.flows() {
+                Ok(flows) => wire::send(end, &Told::Flows(flows), &[]),
+                Err(error) => refuse(end, error.to_string()),
+            },
+            Ask::Owner { local, remote } if self.begin.owners => {
+                let owner = process::on_this_host(local, remote);
+                let told = Told::Owner { pid: owner.pid, name: owner.name, uid: owner.uid };
+                wire::send(end, &told, &[])
+            }
+            Ask::Owner { .. } => refuse(end, "no rule asked for processes when sidetrack started"),
+            Ask::Begin(_) => refuse(end, "what may be asked for was said before, and does not change"),
+            Ask::Release => Ok(()),
+        }
+    }
+
+    /// Looks whether these are listeners.
+    fn prove(&mut self, fds: &[OwnedFd]) -> Result<(), String> {
+        for fd in fds {
+            if self.proved.len() == LISTENERS_MAX {
+                return Err(format!("more than {LISTENERS_MAX} listeners"));
+            }
+            let seen = sockopt::inspect_listener(fd).map_err(|error| format!("not a listener: {error}"))?;
+            self.proved.push(Proved { address: seen.address, transparent: seen.transparent });
+        }
+        Ok(())
+    }
+
+    fn steer(&mut self, order: &Order) -> anyhow::Result<(Vec<String>, Option<Events>)> {
+        let proved = std::mem::take(&mut self.proved);
+        anyhow::ensure!(
+            self.begin.closed || !order.closed,
+            "on_crash = \"closed\" was not in the configuration that sidetrack started with: restart it"
+        );
+        let work = order.work(&proved).map_err(anyhow::Error::msg)?;
+        self.kernel.steer(work)
     }
 }

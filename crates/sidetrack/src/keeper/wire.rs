@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Bytes of JSON that travel in the message itself.
 const INLINE_MAX: usize = 64 << 10;
 
-/// Bytes of JSON that are read of an attachment: a configuration, or a list of the kernel's flows.
+/// Bytes of JSON that are read of an attachment where a request has no bound of its own: a list of the kernel's flows.
 const ATTACHED_MAX: usize = 64 << 20;
 
 /// The message whose JSON is attached, as its last descriptor. No JSON begins so.
@@ -34,14 +34,28 @@ pub fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> 
 /// # Errors
 /// `InvalidData` if what came is no such value; the connection can be used on. Other errors end it.
 pub fn receive<T: DeserializeOwned>(end: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    receive_at_most(end, ATTACHED_MAX)
+}
+
+/// Receives a value of at most this many bytes of JSON. An error says where it is wrong, never what stood there.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_at_most<T: DeserializeOwned>(
+    end: impl AsFd,
+    most: usize,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let Some(message) = scm::receive(end)? else { return Ok(None) };
     let scm::Message { mut bytes, mut fds } = message;
     if bytes == ATTACHED {
         let attached = fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "nothing is attached"))?;
-        bytes = scm::attached(attached, ATTACHED_MAX)?;
+        bytes = scm::attached(attached, most)?;
     }
-    let value =
-        serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let wrong = |error: serde_json::Error| {
+        let place = format!("wrong at line {}, column {}", error.line(), error.column());
+        io::Error::new(io::ErrorKind::InvalidData, place)
+    };
+    let value = serde_json::from_slice(&bytes).map_err(wrong)?;
     Ok(Some((value, fds)))
 }
 

@@ -5,14 +5,17 @@ use crate::node::peers::{Client, Server};
 use crate::node::traces::Traces;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
-use sidetrack::keeper::{ARGUMENT, Ask, Order};
-use sidetrack::steer::Forwards;
+use sidetrack::keeper::{ARGUMENT, Alone, Ask, Begin, Order, REQUEST_MAX, Redirected, Selected, Transparent};
 use sidetrack_sys::{process, scm};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
 /// Requests that are none.
 const GARBAGE: usize = 300;
+
+/// What a keeper may hold in memory at most, kB.
+const MEMORY_MAX_KB: u64 = 200_000;
 
 /// A keeper with its socket in our hands.
 struct Bare {
@@ -22,6 +25,10 @@ struct Bare {
 
 impl Bare {
     fn start() -> Self {
+        Self::begun(Begin { closed: false, owners: false })
+    }
+
+    fn begun(begin: Begin) -> Self {
         let (end, theirs) = scm::pair().expect("a pair");
         let child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
             .arg(ARGUMENT)
@@ -30,16 +37,47 @@ impl Bare {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary");
-        Self { child, end }
+        let keeper = Self { child, end };
+        assert_eq!(keeper.tell(&Ask::Begin(begin)), "\"Begun\"");
+        keeper
     }
 
     /// Sends bytes and gives what is answered; none if the keeper ended.
     fn ask(&self, bytes: &[u8]) -> Option<String> {
-        scm::send(&self.end, bytes, &[]).ok()?;
+        self.ask_with(bytes, &[])
+    }
+
+    fn ask_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<String> {
+        scm::send(&self.end, bytes, fds).ok()?;
         let limit = Some(crate::node::LIMIT);
         assert!(scm::wait(&self.end, limit).expect("poll"), "no answer in time to {bytes:?}");
         let message = scm::receive(&self.end).ok()??;
         Some(String::from_utf8(message.bytes).expect("text"))
+    }
+
+    /// Asks, and gives the answer.
+    fn tell(&self, ask: &Ask) -> String {
+        self.ask(&serde_json::to_vec(ask).expect("JSON")).expect("an answer")
+    }
+
+    /// Sends an order with these descriptors as proof; gives the last answer.
+    fn steer(&self, proofs: &[BorrowedFd<'_>], order: Order) -> String {
+        let ask = serde_json::to_vec(&Ask::Listeners).expect("JSON");
+        let proved = self.ask_with(&ask, proofs).expect("an answer");
+        let steered = self.tell(&Ask::Steer(order));
+        if proved == "\"Listening\"" { steered } else { format!("{proved} {steered}") }
+    }
+
+    /// Bytes attached as one descriptor, as a large request comes.
+    fn attach(&self, attached: BorrowedFd<'_>) -> String {
+        self.ask_with(b"\0", &[attached]).expect("an answer")
+    }
+
+    /// The most memory it ever had, kB.
+    fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     /// Closes the socket; what it had to say, and how it ended.
@@ -48,6 +86,16 @@ impl Bare {
         let output = self.child.wait_with_output().expect("ended");
         (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
     }
+}
+
+/// Every connection of this host to the first listener.
+fn everything() -> Order {
+    let local = vec![Selected { to_this_host: true, ..Selected::default() }];
+    Order { redirects: vec![Redirected { listener: 0, local, forwarded: vec![] }], ..Order::default() }
+}
+
+fn refused(answer: &str) -> bool {
+    answer.starts_with("{\"Failed\":")
 }
 
 /// A request cut, changed or made up.
@@ -74,27 +122,176 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
     in_namespace(|| {
         let before = Traces::now();
         let keeper = Bare::start();
-        let order = Order {
-            name: "x.toml".into(),
-            text: "version = 7\n[[listen".into(),
-            bound: vec![],
-            first_path: 0,
-            forwards: Forwards { v4: false, v6: false },
-        };
-        let request = serde_json::to_vec(&Ask::Steer(order)).expect("JSON");
-        let refused = keeper.ask(&request).expect("an answer");
-        assert!(refused.starts_with("{\"Failed\":"), "a wrong configuration is refused: {refused}");
+        let request = serde_json::to_vec(&Ask::Steer(everything())).expect("JSON");
+        let answer = keeper.ask(&request).expect("an answer");
+        assert!(refused(&answer), "an order without its listener is refused: {answer}");
         let mut dice = Dice(1);
         for _ in 0..GARBAGE {
             let bytes = garbage(&mut dice, &request);
             let answer = keeper.ask(&bytes).unwrap_or_else(|| panic!("it ended at {bytes:?}"));
-            assert!(answer.starts_with("{\"Failed\":"), "{answer} to {bytes:?}");
+            assert!(refused(&answer), "{answer} to {bytes:?}");
         }
         let flows = keeper.ask(b"\"Flows\"").expect("an answer");
         assert_eq!(flows, "{\"Flows\":[]}", "it serves on");
         let (status, said) = keeper.finish();
         assert!(status.success() && !said.contains("panic"), "{status}: {said}");
         before.expect_back("after the end");
+    });
+}
+
+/// A holder of its socket that wants to read what only the keeper's capabilities can.
+#[test]
+fn no_file_is_read_and_no_content_quoted() {
+    in_namespace(|| {
+        let before = Traces::now();
+        let keeper = Bare::begun(Begin { closed: false, owners: true });
+        let shadow = std::fs::File::open("/etc/shadow").expect("root reads it");
+        let text = std::fs::read_to_string("/etc/shadow").expect("root reads it");
+        let secret = text.lines().next().expect("a line");
+        let answer = keeper.attach(shadow.as_fd());
+        assert!(refused(&answer) && !answer.contains(secret), "{answer}");
+        // As an attachment of the right kind.
+        let answer = keeper.attach(scm::attach(text.as_bytes()).expect("memory").as_fd());
+        assert!(refused(&answer) && !answer.contains("root"), "{answer}");
+        // The form of earlier versions: a configuration, whose lists and passwords are files.
+        let config = "version = 1\ndefault = \"deny\"\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n\
+                      users_file = \"/etc/shadow\"\n[[rule]]\nmatch = { host_file = \"/etc/shadow\" }\naction = \"deny\"\n";
+        for name in ["/etc/shadow", "x.toml"] {
+            let order = serde_json::json!({"Steer": {
+                "name": name, "text": config, "bound": [], "first_path": 0, "forwards": {"v4": true, "v6": true},
+            }});
+            let answer = keeper.ask(order.to_string().as_bytes()).expect("an answer");
+            assert!(refused(&answer) && !answer.contains("root") && !answer.contains("shadow"), "{answer}");
+        }
+        assert!(keeper.finish().0.success());
+        before.expect_back("after the end");
+    });
+}
+
+#[test]
+fn connections_are_led_only_to_listeners_that_came_along() {
+    in_namespace(|| {
+        let before = Traces::now();
+        let keeper = Bare::start();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let other_loopback = TcpListener::bind("127.0.0.2:0").expect("a port");
+        let elsewhere = std::thread::spawn(|| {
+            crate::hosts::enter_new_namespace();
+            TcpListener::bind("127.0.0.1:0").expect("a port")
+        });
+        let elsewhere = elsewhere.join().expect("a namespace");
+        let connected = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
+        let file = std::fs::File::open("/dev/null").expect("a file");
+        let proofs: [(&str, &[BorrowedFd<'_>]); 7] = [
+            ("none", &[]),
+            ("UDP", &[datagrams.as_fd()]),
+            ("a connection", &[connected.as_fd()]),
+            ("a file", &[file.as_fd()]),
+            ("another namespace", &[elsewhere.as_fd()]),
+            ("an address that redirects do not lead to", &[other_loopback.as_fd()]),
+            ("one of two is wrong", &[listener.as_fd(), file.as_fd()]),
+        ];
+        for (what, proofs) in proofs {
+            let answer = keeper.steer(proofs, everything());
+            assert!(refused(&answer), "{what}: {answer}");
+        }
+        let proof = listener.as_fd();
+        let orders = [
+            (
+                "a second listener",
+                Order {
+                    redirects: vec![Redirected {
+                        listener: 1,
+                        local: vec![Selected::default()],
+                        forwarded: vec![],
+                    }],
+                    ..Order::default()
+                },
+            ),
+            (
+                "forwarded to loopback",
+                Order {
+                    redirects: vec![Redirected {
+                        listener: 0,
+                        local: vec![],
+                        forwarded: vec![Selected::default()],
+                    }],
+                    ..Order::default()
+                },
+            ),
+            (
+                "not transparent",
+                Order {
+                    tproxies: vec![Transparent { listener: 0, selected: vec![Selected::default()] }],
+                    ..Order::default()
+                },
+            ),
+            (
+                "DNAT of another's port",
+                Order {
+                    paths: vec![Alone::Dnat {
+                        listener: 1,
+                        server: "127.0.0.1:9".parse().expect("an address"),
+                        masquerade: false,
+                    }],
+                    ..Order::default()
+                },
+            ),
+            ("rules that stay", Order { closed: true, ..everything() }),
+        ];
+        for (what, order) in orders {
+            let answer = keeper.steer(&[proof], order);
+            assert!(refused(&answer), "{what}: {answer}");
+        }
+        assert_eq!(keeper.steer(&[proof], everything()), "{\"Steered\":{\"warnings\":[]}}");
+        // What was proved counts once.
+        assert!(refused(&keeper.tell(&Ask::Steer(everything()))));
+        assert!(keeper.finish().0.success());
+        before.expect_back("after the end");
+    });
+}
+
+#[test]
+fn what_the_keeper_was_not_started_for_is_refused() {
+    in_namespace(|| {
+        let keeper = Bare::start();
+        let wider = Ask::Begin(Begin { closed: true, owners: true });
+        assert!(refused(&keeper.tell(&wider)), "it cannot be widened");
+        let [local, remote] = ["127.0.0.1:1", "127.0.0.1:2"].map(|text| text.parse().expect("an address"));
+        assert!(refused(&keeper.tell(&Ask::Owner { local, remote })));
+        assert!(keeper.finish().0.success());
+        let keeper = Bare::begun(Begin { closed: false, owners: true });
+        assert!(!refused(&keeper.tell(&Ask::Owner { local, remote })));
+        assert!(keeper.finish().0.success());
+    });
+}
+
+#[test]
+fn giant_requests_take_no_memory() {
+    in_namespace(|| {
+        let keeper = Bare::start();
+        // As large as was once enough for three gigabytes.
+        let giant = rustix::fs::memfd_create("giant", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("memory");
+        rustix::fs::ftruncate(&giant, 300 << 20).expect("length");
+        assert!(refused(&keeper.attach(giant.as_fd())), "not sealed");
+        use rustix::fs::SealFlags;
+        rustix::fs::fcntl_add_seals(&giant, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)
+            .expect("sealed");
+        assert!(refused(&keeper.attach(giant.as_fd())), "too large");
+        // The most that may come, of what takes most memory for its bytes.
+        let one = serde_json::to_string(&Ask::Steer(everything())).expect("JSON");
+        for (from, filling) in [("\"spare\":[", "\"::\","), ("\"spare\":[", "["), ("\"redirects\":[", "{},")]
+        {
+            let (head, tail) = one.split_at(one.find(from).expect("a list") + from.len());
+            let count = (REQUEST_MAX - one.len()) / filling.len();
+            let text = format!("{head}{}{tail}", filling.repeat(count));
+            let answer = keeper.attach(scm::attach(text.as_bytes()).expect("memory").as_fd());
+            assert!(refused(&answer), "{answer}");
+        }
+        assert!(keeper.memory() < MEMORY_MAX_KB, "{} kB", keeper.memory());
+        assert_eq!(keeper.tell(&Ask::Flows), "{\"Flows\":[]}", "it serves on");
+        assert!(keeper.finish().0.success());
     });
 }
 

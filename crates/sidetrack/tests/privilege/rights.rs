@@ -39,10 +39,41 @@ fn every_thread_of_the_main_process_keeps_two_capabilities_at_most() {
             }
             assert_eq!(line(task, "NoNewPrivs:"), "1");
         }
-        let keeper = up.keeper().to_string();
-        let held = capabilities(&status(up.keeper(), &keeper).expect("it runs"), "CapEff:");
-        let needed = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
-        assert_eq!(held, needed.bits(), "the keeper has what the kernel's part takes, and no more");
+        assert!(up.stop().0.success());
+    });
+}
+
+#[test]
+fn the_keeper_has_what_the_rules_need_and_no_more() {
+    let asks = "[[rule]]\nname = \"by\"\nmatch = { process = \"curl\" }\ncarrier = \"direct\"\n";
+    let owners = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
+    for (rules, more) in [("", CapabilitySet::empty()), (asks, owners)] {
+        in_namespace(move || {
+            let up = Up::start("default = \"direct\"\n", &format!("{EVERYTHING}{rules}"));
+            let keeper = up.keeper().to_string();
+            let status = status(up.keeper(), &keeper).expect("it runs");
+            for field in ["CapEff:", "CapPrm:", "CapBnd:"] {
+                let held = capabilities(&status, field);
+                assert_eq!(held, (CapabilitySet::NET_ADMIN | more).bits(), "{field} {rules}");
+            }
+            assert!(up.stop().0.success());
+        });
+    }
+}
+
+/// What the keeper gave up, and what it was not started for, no reload brings back.
+#[test]
+fn a_reload_that_needs_more_rights_says_so() {
+    in_namespace(|| {
+        let open = "default = \"direct\"\non_crash = \"open\"\n";
+        let mut up = Up::start(open, EVERYTHING);
+        let asks = "[[rule]]\nname = \"by\"\nmatch = { user = 0 }\ncarrier = \"direct\"\n";
+        up.rewrite(open, &format!("{EVERYTHING}{asks}"));
+        up.signal(rustix::process::Signal::HUP);
+        up.log_line("a refusal", |line| line.contains("rules that ask for the process"));
+        up.rewrite("default = \"direct\"\non_crash = \"closed\"\n", EVERYTHING);
+        up.signal(rustix::process::Signal::HUP);
+        up.log_line("a refusal", |line| line.contains("on_crash = \"closed\" is new"));
         assert!(up.stop().0.success());
     });
 }

@@ -2,8 +2,12 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use rustix::net::{AddressFamily, ipproto, sockopt};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use crate::netns::NetNs;
 
 /// How a listener is made. The default: 4096 waiting connections, `TCP_NODELAY`, nothing else.
 #[derive(Clone, Debug)]
@@ -94,4 +98,71 @@ fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io:
         super::set_tcp_fastopen(socket, queue_len)?;
     }
     Ok(())
+}
+
+/// What a descriptor shows of itself as a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenListener {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it takes connections for addresses of other hosts (IP_TRANSPARENT).
+    pub transparent: bool,
+}
+
+/// Looks whether a descriptor of another process is a TCP listener of our own network namespace.
+///
+/// # Errors
+/// `InvalidInput` with what it is instead; what getsockopt(2) says.
+pub fn inspect_listener(fd: impl AsFd) -> io::Result<SeenListener> {
+    let not = |what: &'static str| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let fd = fd.as_fd();
+    if !matches!(sockopt::socket_domain(fd)?, AddressFamily::INET | AddressFamily::INET6) {
+        return Err(not("a socket of another family than IPv4 and IPv6"));
+    }
+    let protocol = sockopt::socket_protocol(fd)?;
+    if !matches!(protocol, Some(ipproto::TCP | ipproto::MPTCP)) {
+        return Err(not("a socket of another protocol than TCP"));
+    }
+    if !sockopt::socket_acceptconn(fd)? {
+        return Err(not("a socket that does not listen"));
+    }
+    // A port of another namespace says nothing about who has that port here.
+    if !NetNs::of_socket(fd)?.is(&NetNs::current()?)? {
+        return Err(not("a socket of another network namespace"));
+    }
+    let transparent = SockRef::from(&fd).ip_transparent_v4()?;
+    Ok(SeenListener { address: super::local_address(fd)?, transparent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listeners_of_this_namespace_pass() {
+        if !crate::caps::holds(crate::caps::CapabilitySet::NET_ADMIN) {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let address: SocketAddr = address.parse().unwrap();
+            for transparent in [false, true] {
+                for mptcp in [false, true] {
+                    let options = ListenOptions { transparent, mptcp, ..ListenOptions::default() };
+                    let listener = listen(address, &options).unwrap();
+                    let seen = inspect_listener(&listener).unwrap();
+                    assert_eq!(seen, SeenListener { address: listener.local_addr().unwrap(), transparent });
+                }
+            }
+            let bound = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
+            bound.bind(&address.into()).unwrap();
+            assert_eq!(inspect_listener(&bound).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+        let (reader, _writer) = std::io::pipe().unwrap();
+        inspect_listener(&reader).unwrap_err();
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(inspect_listener(&udp).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(inspect_listener(&unix).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
 }

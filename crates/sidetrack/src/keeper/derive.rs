@@ -1,0 +1,234 @@
+//! Between steering and its order: what the main process writes, and what the keeper makes of it.
+
+use super::order::{
+    Alone, Interface, LISTENERS_MAX, Nets, Order, PARTS_MAX, Ports, RANGES_MAX, Redirected, Selected,
+    Transparent,
+};
+use crate::steer::{OWN_MARK, Path, Steer, mark_rules};
+use sidetrack_core::net::IpSet;
+use sidetrack_sys::nft::{
+    CgroupMatch, Except, KernelPath, KernelRoute, Lifetime, Redirect, Selector, Steering, TProxy,
+};
+use sidetrack_sys::route::MarkRule;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// A listener whose descriptor has shown that it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proved {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it takes connections for addresses of other hosts (IP_TRANSPARENT).
+    pub transparent: bool,
+}
+
+/// What the keeper does for an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The rules.
+    pub steering: Steering,
+    /// Policy routing that tproxy needs.
+    pub mark_rules: Vec<MarkRule>,
+    /// How long the rules live.
+    pub lifetime: Lifetime,
+}
+
+impl Order {
+    /// The order for this steering; `bound` are the listeners in the order in which they are proved.
+    ///
+    /// # Errors
+    /// What steering names that has no listener, or more than the keeper takes.
+    pub fn of(steer: &Steer, bound: &[SocketAddr]) -> Result<Self, String> {
+        let steering = &steer.steering;
+        if bound.len() > LISTENERS_MAX {
+            return Err(format!(
+                "{} listener addresses: at most {LISTENERS_MAX} can be steered to",
+                bound.len()
+            ));
+        }
+        let parts = [steering.redirects.len(), steering.tproxies.len(), steering.kernel_paths.len()];
+        if parts.iter().any(|part| *part > PARTS_MAX) {
+            return Err(format!(
+                "more than {PARTS_MAX} rules of one kind for the kernel: use fewer listeners or rules"
+            ));
+        }
+        let at = |port: u16, v6: bool| {
+            let place = bound.iter().position(|bound| bound.port() == port && bound.is_ipv6() == v6);
+            place.ok_or_else(|| format!("no listener on port {port}"))
+        };
+        let redirects = steering.redirects.iter().map(|redirect| {
+            Ok(Redirected {
+                listener: at(redirect.port, redirect.v6)?,
+                local: written(&redirect.local),
+                forwarded: written(&redirect.forwarded),
+            })
+        });
+        let tproxies = steering.tproxies.iter().map(|tproxy| {
+            Ok(Transparent { listener: at(tproxy.port, tproxy.v6)?, selected: written(&tproxy.selectors) })
+        });
+        let paths = steering.kernel_paths.iter().map(|path| match &path.route {
+            KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
+                local: written(local),
+                forwarded: written(forwarded),
+                masquerade: *masquerade,
+            }),
+            KernelRoute::Dnat { pairs, masquerade } => {
+                // One path is one connection mark: each pair has its own.
+                let [(from, server)] = pairs.as_slice() else { return Err("a path without a server".into()) };
+                let listener = bound.iter().position(|bound| bound == from);
+                let listener = listener.ok_or_else(|| format!("no listener on {from}"))?;
+                Ok(Alone::Dnat { listener, server: *server, masquerade: *masquerade })
+            }
+        });
+        let order = Self {
+            closed: steer.lifetime == Lifetime::SocketThenOrphan,
+            first_path: Path::number_of_first(steer.first_path),
+            spare: Nets(steering.except.destinations.clone()),
+            divert_answers: steering.divert_answers,
+            redirects: redirects.collect::<Result<_, String>>()?,
+            tproxies: tproxies.collect::<Result<_, String>>()?,
+            paths: paths.collect::<Result<_, String>>()?,
+        };
+        order.within_bounds()?;
+        Ok(order)
+    }
+
+    fn within_bounds(&self) -> Result<(), String> {
+        let ranges = self.ranges();
+        if ranges > RANGES_MAX {
+            return Err(format!(
+                "{ranges} networks and port ranges for the kernel: at most {RANGES_MAX} can be steered by"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What to do, if these are the listeners that were proved.
+    ///
+    /// # Errors
+    /// What the order asks for that no listener stands for, or that no configuration could ask for.
+    pub fn work(&self, proved: &[Proved]) -> Result<Work, String> {
+        self.within_bounds()?;
+        let find = |listener: usize| {
+            proved.get(listener).copied().ok_or("it names a listener whose descriptor did not come along")
+        };
+        let redirects = self.redirects.iter().map(|one| one.redirect(find(one.listener)?));
+        let tproxies = self.tproxies.iter().map(|one| one.tproxy(find(one.listener)?, self.closed));
+        let paths = self.paths.iter().enumerate().map(|(place, path)| {
+            let route = match path {
+                Alone::Direct { local, forwarded, masquerade } => KernelRoute::Direct {
+                    local: read(local)?,
+                    forwarded: read(forwarded)?,
+                    masquerade: *masquerade,
+                },
+                Alone::Dnat { listener, server, masquerade } => {
+                    let address = find(*listener)?.address;
+                    KernelPath::check(address, *server).map_err(|error| error.to_string())?;
+                    KernelRoute::Dnat { pairs: vec![(address, *server)], masquerade: *masquerade }
+                }
+            };
+            Ok(KernelPath { mark: Path::mark(usize::from(self.first_path) + place), route })
+        });
+        let mut steering = Steering {
+            except: Except {
+                mark: Some(OWN_MARK),
+                listeners: proved.iter().map(|proved| proved.address).collect(),
+                destinations: self.spare.0.clone(),
+                ..Except::default()
+            },
+            kernel_paths: paths.collect::<Result<_, String>>()?,
+            tproxies: tproxies.collect::<Result<_, String>>()?,
+            divert_answers: self.divert_answers,
+            kernel_mark: Some(Path::ANY),
+            redirects: redirects.collect::<Result<_, String>>()?,
+            forget_ended: true,
+            ..Steering::default()
+        };
+        let mark_rules = mark_rules(&mut steering);
+        let lifetime = if self.closed { Lifetime::SocketThenOrphan } else { Lifetime::Socket };
+        Ok(Work { steering, mark_rules, lifetime })
+    }
+}
+
+impl Redirected {
+    fn redirect(&self, proved: Proved) -> Result<Redirect, String> {
+        let ip = proved.address.ip();
+        // Where the kernel leads them to: loopback, or the address of the interface they came in by.
+        let local = ip.is_unspecified()
+            || [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&ip);
+        if !self.local.is_empty() && !local {
+            return Err(format!(
+                "connections of this host are redirected to loopback, where {} does not listen; listen on 127.0.0.1, \
+                 [::1], 0.0.0.0 or [::]",
+                proved.address
+            ));
+        }
+        if !self.forwarded.is_empty() && !ip.is_unspecified() {
+            return Err(format!(
+                "forwarded connections are redirected to the address they came in by, not to {ip}; listen on 0.0.0.0 or [::]"
+            ));
+        }
+        Ok(Redirect {
+            port: proved.address.port(),
+            v4: ip.is_ipv4(),
+            v6: ip.is_ipv6(),
+            local: read(&self.local)?,
+            forwarded: read(&self.forwarded)?,
+        })
+    }
+}
+
+impl Transparent {
+    fn tproxy(&self, proved: Proved, closed: bool) -> Result<TProxy, String> {
+        if !proved.transparent {
+            return Err(format!("{} does not listen with IP_TRANSPARENT", proved.address));
+        }
+        Ok(TProxy {
+            port: proved.address.port(),
+            v4: proved.address.is_ipv4(),
+            v6: proved.address.is_ipv6(),
+            selectors: read(&self.selected)?,
+            drop_without_listener: closed,
+        })
+    }
+}
+
+fn written(selectors: &[Selector]) -> Vec<Selected> {
+    let one = |selector: &Selector| Selected {
+        sources: Nets(selector.sources.clone()),
+        destinations: Nets(selector.destinations.clone()),
+        ports: Ports(selector.ports.clone()),
+        users: selector.users.clone(),
+        cgroups: selector
+            .cgroups
+            .iter()
+            .map(|cgroup| (cgroup.id, u8::try_from(cgroup.level).unwrap_or(u8::MAX)))
+            .collect(),
+        interfaces: selector.interfaces.iter().map(|name| Interface(name.to_string())).collect(),
+        to_this_host: selector.to_this_host,
+    };
+    selectors.iter().map(one).collect()
+}
+
+fn read(selected: &[Selected]) -> Result<Vec<Selector>, String> {
+    let one = |selected: &Selected| {
+        let set = |nets: &Nets| -> IpSet { nets.0.clone() };
+        Ok(Selector {
+            sources: set(&selected.sources),
+            destinations: set(&selected.destinations),
+            ports: selected.ports.0.clone(),
+            users: selected.users.clone(),
+            cgroups: selected
+                .cgroups
+                .iter()
+                .map(|(id, level)| CgroupMatch { id: *id, level: (*level).into() })
+                .collect(),
+            interfaces: selected
+                .interfaces
+                .iter()
+                .map(|name| name.0.parse().map_err(|_| "not an interface name".to_owned()))
+                .collect::<Result<_, String>>()?,
+            to_this_host: selected.to_this_host,
+        })
+    };
+    selected.iter().map(one).collect()
+}
