@@ -117,7 +117,7 @@ fn an_order_leads_to_the_same_rules() {
     let everything = "[[listen]]\nname = \"out\"\nkind = \"redirect\"\naddress = \"0.0.0.0:15001\"\nforwarded = true\n\
                       dst = [\"10.0.0.0/8\", \"192.0.2.7\"]\nports = [80, \"8000-8100\"]\nusers = [1000, 1001]\n\
                       except = \"10.1.0.0/16\"\n\
-                      [[listen]]\nname = \"six\"\nkind = \"redirect\"\naddress = \"[::1]:15001\"\n\
+                      [[listen]]\nname = \"six\"\nkind = \"redirect\"\naddress = \"[::1]:15001\"\nports = 99\n\
                       [[listen]]\nname = \"router\"\nkind = \"tproxy\"\naddress = [\"0.0.0.0:15002\", \"[::]:15002\"]\n\
                       interfaces = [\"eth0\", \"eth1\"]\nsrc = \"198.51.100.0/24\"\n\
                       [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"192.0.2.1:81\"\nto = \"10.0.0.1:80\"\n\
