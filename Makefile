@@ -60,6 +60,8 @@ test: deps-test ## Formatting, clippy, every test tier with the namespace tests,
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay
+	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
+	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi
 
 lab: deps-bench ## The real programs across namespaces; a skip is a failure
 	$(CARGO) build --locked --workspace

@@ -80,7 +80,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = std::env::var("SIDETRACK_LOG").unwrap_or_else(|_| "warn,sidetrack=info".to_owned());
+    let filter =
+        sidetrack_sys::process::environment("SIDETRACK_LOG").and_then(|filter| filter.into_string().ok());
+    let filter = filter.unwrap_or_else(|| "warn,sidetrack=info".to_owned());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(sidetrack::cli::colours())

@@ -197,6 +197,17 @@ pub fn watch(pid: u32) -> io::Result<std::os::fd::OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
+/// A variable of the environment, but not where this program has more rights than its caller (set-user-id, file
+/// capabilities: AT_SECURE of getauxval(3)): then the environment is the caller's to choose, and is not ours to follow.
+pub fn environment(name: &str) -> Option<std::ffi::OsString> {
+    if is_secure() { None } else { std::env::var_os(name) }
+}
+
+fn is_secure() -> bool {
+    // SAFETY: reads the auxiliary vector of this process; no argument is a pointer.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// Names this thread for `ps` and `top`; at most 15 bytes are shown. The first thread's name is that of the process.
 ///
 /// # Errors

@@ -7,7 +7,6 @@ use crate::intercept::run::{Mode, RunOptions};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use sidetrack_core::carrier::Hop;
-use std::env::VarError;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -123,10 +122,10 @@ fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     if !args.via.is_empty() || args.config.is_some() {
         return Ok(args.via.clone());
     }
-    match std::env::var(VIA) {
-        Ok(text) => hops_of_words(text.split_whitespace()).context(VIA),
-        Err(VarError::NotPresent) => Ok(Vec::new()),
-        Err(VarError::NotUnicode(_)) => anyhow::bail!("{VIA} is not valid UTF-8"),
+    match sidetrack_sys::process::environment(VIA).map(OsString::into_string).transpose() {
+        Ok(Some(text)) => hops_of_words(text.split_whitespace()).context(VIA),
+        Ok(None) => Ok(Vec::new()),
+        Err(_) => anyhow::bail!("{VIA} is not valid UTF-8"),
     }
 }
 

@@ -104,7 +104,7 @@ pub async fn report(args: &ShuntArgs) -> anyhow::Result<String> {
 
 /// The socket to ask where none is named: `$SIDETRACK_ADMIN`, else that of root, who alone has a shunt.
 fn socket() -> PathBuf {
-    let named = std::env::var_os("SIDETRACK_ADMIN").filter(|path| !path.is_empty());
+    let named = sidetrack_sys::process::environment("SIDETRACK_ADMIN").filter(|path| !path.is_empty());
     named.map_or_else(|| SYSTEM_SOCKET.into(), PathBuf::from)
 }
 

@@ -196,6 +196,17 @@ fn connections_are_led_only_to_listeners_that_came_along() {
             let answer = keeper.steer(proofs, everything());
             assert!(refused(&answer), "{what}: {answer}");
         }
+        assert!(keeper.finish().0.success());
+        before.expect_back("after the end");
+    });
+}
+
+#[test]
+fn orders_that_no_configuration_leads_to_are_refused() {
+    in_namespace(|| {
+        let before = Traces::now();
+        let keeper = Bare::start();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let proof = listener.as_fd();
         let orders = [
             (

@@ -106,3 +106,31 @@ fn without_rights_the_refusal_says_what_to_do() {
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("sudo"), "{log}");
 }
+
+/// A copy of the program that is set-user-id: its caller's environment does not steer it.
+#[test]
+fn the_environment_is_ignored_where_the_program_has_more_rights_than_its_caller() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("readable");
+    let copy = folder.path().join("sidetrack");
+    // By a program of its own: what another thread starts meanwhile would hold the file open for writing.
+    let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_sidetrack")).arg(&copy).status();
+    assert!(copied.expect("cp").success());
+    let asked = |mode: u32, uid: u32| {
+        std::os::unix::fs::chown(&copy, Some(uid), None).expect("chown");
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(mode)).expect("mode");
+        let output = std::process::Command::new(&copy)
+            .arg("flows")
+            .env("SIDETRACK_ADMIN", "/nowhere/of-the-caller")
+            .output();
+        String::from_utf8_lossy(&output.expect("the copy").stderr).into_owned()
+    };
+    let ordinary = asked(0o755, 0);
+    assert!(ordinary.contains("of-the-caller"), "{ordinary}");
+    let set_user_id = asked(0o4755, 65_534);
+    assert!(!set_user_id.contains("of-the-caller"), "{set_user_id}");
+}

@@ -2,7 +2,7 @@
 
 use crate::admin;
 use anyhow::bail;
-use sidetrack_sys::probe;
+use sidetrack_sys::{probe, process};
 use std::path::{Path, PathBuf};
 
 /// The socket that was named, by path or by the process id of a `run`; else `$SIDETRACK_ADMIN`; else what runs: this user's
@@ -17,7 +17,7 @@ pub(in crate::cli) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::
     if let Some(pid) = pid {
         return Ok(admin::run_socket(pid));
     }
-    if let Some(path) = std::env::var_os("SIDETRACK_ADMIN").filter(|path| !path.is_empty()) {
+    if let Some(path) = process::environment("SIDETRACK_ADMIN").filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
     let own = admin::default_socket();
