@@ -12,7 +12,7 @@ mod url;
 pub use condition::{Condition, HostFile, HostPattern, HostPatternError, Match};
 pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
 pub use gate::{Denied, Dialled, NEVER_DIAL, never_dial};
-pub use host_list::HostList;
+pub use host_list::{HostList, HostListBuilder};
 pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
 pub use url::{Url, UrlPattern};
 

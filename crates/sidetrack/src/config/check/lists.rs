@@ -3,13 +3,15 @@
 use super::super::{At, List};
 use super::Check;
 use sidetrack_core::host_name::folded_part;
-use sidetrack_core::policy::{HostFile, HostList, UrlPattern};
+use sidetrack_core::policy::{HostFile, HostList, HostListBuilder, UrlPattern};
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Largest file of host names, bytes: several million of them.
 const HOST_FILE_MAX: u64 = 256 << 20;
+/// Bytes of a file that are read at a time.
+const PIECE: usize = 128 * 1024;
 
 impl Check<'_> {
     /// Files of host names.
@@ -20,7 +22,7 @@ impl Check<'_> {
 
     fn host_file(&mut self, path: &At<String>) -> Option<HostFile> {
         let list = match read(&self.surroundings.resolve(path)) {
-            Ok(text) => HostList::parse(&text),
+            Ok(list) => list,
             Err(error) => {
                 let help = "a relative path starts from the folder of this file";
                 self.error(path.span(), format!("cannot read '{}': {error}", path.as_str()), help);
@@ -75,11 +77,22 @@ impl Check<'_> {
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    std::fs::File::open(path)?.take(HOST_FILE_MAX + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > HOST_FILE_MAX {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 256 MiB"));
+/// Reads a list piece by piece: its text is larger than what is made of it.
+fn read(path: &Path) -> io::Result<HostList> {
+    let mut file = std::fs::File::open(path)?;
+    let (mut builder, mut length) = (HostListBuilder::default(), 0);
+    let mut piece = vec![0; PIECE];
+    loop {
+        let n = match file.read(&mut piece) {
+            Ok(0) => return Ok(builder.finish()),
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        length += n as u64;
+        if length > HOST_FILE_MAX {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 256 MiB"));
+        }
+        builder.push(&piece[..n]);
     }
-    Ok(text)
 }
