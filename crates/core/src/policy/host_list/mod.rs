@@ -238,7 +238,6 @@ mod tests {
         assert!(text.len() > 25 << 20, "{} bytes", text.len());
         let list = HostList::parse(text.as_bytes());
         assert_eq!((list.len(), list.skipped()), (1_000_000, 0));
-        println!("1,000,000 names of {} bytes of text take {} bytes", text.len(), list.memory_bytes());
         assert!(list.memory_bytes() < 20 << 20, "{} bytes", list.memory_bytes());
         for line in text.lines().step_by(97) {
             let name = &line[2..line.len() - 1];
