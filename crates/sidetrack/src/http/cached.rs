@@ -17,7 +17,8 @@ use crate::carry::Failure;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::cache::{
     Body, Extent, Forward, Lookup, Ranges, Refreshed, Stored, Trouble, conditions, freshen_by_head,
-    invalidated, is_shareable, lookup, may_serve_stale, may_store, refresh, reply, reply_first_hand,
+    invalidated, is_shareable, lookup, may_serve_stale, may_store, may_store_post, refresh, reply,
+    reply_first_hand,
 };
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::Length;
@@ -135,17 +136,33 @@ impl Cached<'_, '_> {
         let status = self.status(&forwarded(why));
         let requested_s = super::now_s();
         let (asked, cache) = (self.turn.asked, self.cache);
-        let mut ok_head = None;
+        let (mut ok_head, mut made) = (None, None);
+        let is_for_others = !asked.hop.binds && self.turn.bound.is_empty();
         // Before the client has its answer: whoever asks after that is not told what was before.
-        let mut on_head = |head: &Response| {
+        let mut on_head = |fetched: &Fetched| {
+            let head = &fetched.response;
             for resource in invalidated(&asked.request.method, &asked.resource, head) {
                 cache.store.invalidate(&asked.key_of(&resource, &cache.keys));
             }
             if asked.request.method == Method::Head && head.status == 200 {
                 ok_head = Some(head.clone());
             }
+            let request = &asked.request;
+            let is_kept = request.method == Method::Post
+                && is_for_others
+                && fetched.length.is_certain
+                && may_store_post(&request.fields, &asked.resource, head, &cache.rules);
+            made = is_kept.then(|| head.clone());
+            is_kept
         };
-        let outcome = self.turn.pass(Some(status), &mut on_head).await?;
+        let mut tee = Tee::new(cache.in_memory_max, None);
+        let outcome = self.turn.pass(Some(status), &mut on_head, Some(&mut tee)).await?;
+        if let Some(head) = made.filter(|_| outcome.reason == EndReason::Ok && !tee.is_over) {
+            let times = (requested_s, super::now_s());
+            let stored = Stored::new(&asked.request.fields, &head, Extent::Whole, times, &cache.rules);
+            let content = Arc::new(Content::whole(tee.bytes));
+            cache.store.insert(self.key, Arc::new(Object { stored, content }));
+        }
         if let Some(head) = ok_head {
             self.freshen(&head, requested_s);
         }

@@ -345,7 +345,7 @@ impl Connection {
                     None if asked.request.fields.has_member("cache-control", "only-if-cached") => {
                         Err(Box::new(Answer::not_cached(proxy)))
                     }
-                    None => turn.pass(None, &mut |_| ()).await,
+                    None => turn.pass(None, &mut |_| false, None).await,
                 };
                 match result {
                     Ok(outcome) => outcome,

@@ -24,8 +24,8 @@ use std::sync::Arc;
 /// Room for a head, and for content that is small enough to be copied behind it.
 pub const HEAD_ROOM: usize = 2048;
 
-/// Who wants to see a final head before the client does.
-type OnHead<'f> = &'f mut dyn FnMut(&Response);
+/// Sees a final head before the client does; whether a copy of the content is wanted.
+pub type OnHead<'f> = &'f mut dyn FnMut(&Fetched) -> bool;
 
 /// How serving a request ended.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Serves the request past any cache; `status` becomes the Cache-Status field. `on_head` sees the final head before
-    /// the client does.
+    /// the client does, and says whether the content is copied into `tee`.
     ///
     /// # Errors
     /// The answer of ours, if the server gave none.
@@ -159,18 +159,19 @@ impl<'a> Turn<'a> {
         &mut self,
         status: Option<String>,
         on_head: OnHead<'_>,
+        tee: Option<&mut Tee>,
     ) -> Result<Outcome, Box<Answer>> {
         if self.asked.length != Length::None {
             // Boxed: most requests have no body.
-            return Box::pin(self.exchange(status, on_head)).await;
+            return Box::pin(self.exchange(status, on_head, tee)).await;
         }
         let way = self.way();
         let client = knows_interim(self.asked.version).then_some(self.stream);
         let fetched = way.fetch(&self.asked.request, Interim { client }).await;
         let (server, mut fetched) = fetched.map_err(|failure| self.failed(&failure))?;
-        on_head(&fetched.response);
+        let is_copied = on_head(&fetched);
         push_status(&mut fetched.response, status);
-        self.send(server, fetched, None).await
+        self.send(server, fetched, tee.filter(|_| is_copied)).await
     }
 
     /// Sends what comes from the server, and puts its connection back.
@@ -242,12 +243,13 @@ impl<'a> Turn<'a> {
         &mut self,
         status: Option<String>,
         on_head: OnHead<'_>,
+        tee: Option<&mut Tee>,
     ) -> Result<Outcome, Box<Answer>> {
         let way = self.way();
         let mut server = way.connect(Reuse::Checked).await.map_err(|failure| self.failed(&failure))?;
         let both = {
             let client = (self.stream, &mut *self.buffer, &mut *self.told);
-            both(&way, self.asked, client, &mut server, (status, on_head)).await
+            both(&way, self.asked, client, &mut server, (status, on_head, tee)).await
         };
         match both {
             Ok((fetched, sent, uploaded)) => {
@@ -292,7 +294,7 @@ async fn both(
     asked: &Asked,
     (client, held, told): (&Duplex, &mut Buffer, &mut Told),
     server: &mut Server,
-    (status, on_head): (Option<String>, OnHead<'_>),
+    (status, on_head, tee): (Option<String>, OnHead<'_>, Option<&mut Tee>),
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
     let Server { stream, buffer, .. } = server;
     let stream = &*stream;
@@ -308,11 +310,11 @@ async fn both(
     let mut download = pin!(async {
         let interim = Interim { client: knows_interim(asked.version).then_some(client) };
         let mut fetched = way.read_head((stream, &mut *buffer), &asked.request, interim).await?;
-        on_head(&fetched.response);
+        let is_copied = on_head(&fetched);
         push_status(&mut fetched.response, status);
         told.pass(&fetched);
         let from = (stream, &mut *buffer);
-        let sent = deliver(asked, progress, &mut fetched, from, client, None).await;
+        let sent = deliver(asked, progress, &mut fetched, from, client, tee.filter(|_| is_copied)).await;
         Ok((fetched, sent))
     });
     let mut uploaded = None;

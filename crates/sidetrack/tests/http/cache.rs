@@ -110,6 +110,71 @@ fn variants_are_kept_apart() {
 }
 
 #[test]
+fn the_answer_to_a_post_that_represents_its_target_answers_a_get() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let asked = count.clone();
+    let origin = Origin::start(move |request: &Request| {
+        let number = asked.fetch_add(1, SeqCst);
+        let path = request.path().to_owned();
+        let host = request.field("host").unwrap_or_default();
+        let fields = match path.as_str() {
+            "/made" => format!("Cache-Control: max-age=60|Content-Location: {path}"),
+            "/absolute?q" => {
+                format!("Expires: Fri, 01 Jan 2100 00:00:00 GMT|Content-Location: http://{host}{path}")
+            }
+            "/elsewhere" => "Cache-Control: max-age=60|Content-Location: /other".to_owned(),
+            "/foreign" => format!("Cache-Control: max-age=60|Content-Location: http://other.example{path}"),
+            "/nowhere" => "Cache-Control: max-age=60".to_owned(),
+            "/guessed" => format!("Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT|Content-Location: {path}"),
+            "/public" => format!("Cache-Control: public|Content-Location: {path}"),
+            "/private" => format!("Cache-Control: private, max-age=60|Content-Location: {path}"),
+            "/cookie" => format!("Cache-Control: max-age=60|Set-Cookie: a=b|Content-Location: {path}"),
+            _ => format!("Cache-Control: max-age=60|Content-Location: {path}"),
+        };
+        let content = format!("{number} {}", String::from_utf8_lossy(&request.content));
+        match path.as_str() {
+            "/failed" => status("500 No", &fields, &content),
+            _ if request.line.starts_with("GET") => ok("Cache-Control: no-store", &content),
+            _ => ok(&fields, &content),
+        }
+    });
+    let node = cached();
+    for (method, path, is_stored) in [
+        ("POST", "/made", true),
+        ("POST", "/absolute?q", true),
+        ("PUT", "/put", false),
+        ("POST", "/elsewhere", false),
+        ("POST", "/foreign", false),
+        ("POST", "/nowhere", false),
+        ("POST", "/guessed", false),
+        ("POST", "/public", false),
+        ("POST", "/private", false),
+        ("POST", "/cookie", false),
+        ("POST", "/failed", false),
+    ] {
+        let url = origin.url(path);
+        let mut client = Client::new(node.entry());
+        client.send(format!("{method} {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nform"));
+        let made = client.response(false);
+        assert!(made.text().ends_with(" form"), "{made:?}");
+        let got = Client::new(node.entry()).fetch(&url);
+        assert_eq!(
+            (got.is_hit(), got.text() == made.text()),
+            (is_stored, is_stored),
+            "{method} {path}: {got:?}"
+        );
+        if is_stored {
+            let part = Client::new(node.entry()).ask("GET", &url, "Range: bytes=-4");
+            assert_eq!((part.status, part.text().as_str()), (206, "form"));
+            let again = client.ask("POST", &url, "Content-Length: 0").text();
+            assert_eq!(Client::new(node.entry()).fetch(&url).text(), again, "the newest counts");
+            assert!(client.ask("PUT", &url, "Content-Length: 0").status == 200);
+            assert!(!Client::new(node.entry()).fetch(&url).is_hit(), "it is invalidated as any");
+        }
+    }
+}
+
+#[test]
 fn an_unsafe_request_makes_what_is_stored_stale() {
     let origin = Origin::start(|request| match request.line.starts_with("GET") {
         true => ok("Cache-Control: max-age=60", "page"),

@@ -25,7 +25,7 @@ pub use date::{format_date, parse_date};
 pub use lookup::{Forward, Lookup, Trouble, lookup, may_serve_stale};
 pub use range::{ByteRange, ContentRange, Ranges};
 pub use reply::{Body, Reply, reply, reply_first_hand};
-pub use store::{Extent, NotStored, Stored, invalidated, is_shareable, may_store};
+pub use store::{Extent, NotStored, Stored, invalidated, is_shareable, may_store, may_store_post};
 pub use update::{Refreshed, combine, freshen_by_head, refresh};
 pub use validate::conditions;
 

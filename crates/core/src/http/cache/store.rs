@@ -125,6 +125,17 @@ pub fn may_store(
     range.map(Extent::Part).ok_or(NotStored::BadRange)
 }
 
+/// Whether the response to a POST is stored, as the answer to a later GET: it says for how long it is fresh, and that it
+/// represents what was asked for (RFC 9110 Sec. 9.3.3). All that holds for responses to GET holds for it, too.
+pub fn may_store_post(request: &Fields, resource: &Resource, response: &Response, rules: &Rules) -> bool {
+    let control = ResponseControl::of(&response.fields, rules);
+    let represents = response.fields.first("content-location").and_then(|to| resource.same_origin(to));
+    matches!(response.status, 200 | 203)
+        && explicit_lifetime(&response.fields, &control, date_of(&response.fields, 0)).is_some()
+        && represents.as_ref() == Some(resource)
+        && may_store(&Method::Get, request, response, rules) == Ok(Extent::Whole)
+}
+
 /// Whether the response to an authenticated request says that others may have it (RFC 9111 Sec. 3.5).
 pub fn is_shareable(response: &Response, rules: &Rules) -> bool {
     ResponseControl::of(&response.fields, rules).is_shareable()
