@@ -127,6 +127,14 @@ impl Order<'_> {
         }
     }
 
+    /// Whether this one address of the destination may be dialled.
+    fn admit_one(&self, to: SocketAddr) -> Result<Admitted, Failure> {
+        match &self.gate {
+            Some(gate) => gate.admit(self.name(), to),
+            None => Ok(Admitted::configured(to)),
+        }
+    }
+
     /// The name of the destination.
     const fn name(&self) -> Option<&HostName> {
         match &self.destination.host {
@@ -148,7 +156,7 @@ async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
         }
         Host::Name(name) if name.is_localhost() => drop(order.admit(resolve(to).await?)?),
         Host::Name(_) => {}
-        Host::Ip(ip) => drop(order.admit(vec![SocketAddr::new(*ip, to.port)])?),
+        Host::Ip(ip) => drop(order.admit_one(SocketAddr::new(*ip, to.port))?),
     }
     Ok(to.clone())
 }

@@ -239,7 +239,7 @@ impl Pool {
             let Some(idle) = self.ready.borrow_mut().pop() else { break None };
             // What the kernel knows and the loop has not heard yet, and listeners that came after it.
             if idle.stream.stands() && !order.dialing.is_own(idle.address) {
-                if order.admit(vec![idle.address]).is_err() {
+                if order.admit_one(idle.address).is_err() {
                     // It is for others. This flow is told why when it dials by itself.
                     self.ready.borrow_mut().push(idle);
                     break None;

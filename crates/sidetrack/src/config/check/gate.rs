@@ -35,43 +35,51 @@ impl Check<'_> {
 
     /// What `[[overlay.deliver]]` lets flows reach: networks of `never_dial` only where an entry names them.
     pub(super) fn deliverable(&self, to: &IpSet) -> IpSet {
-        let translated = |net: &IpNet| match net.address() {
-            IpAddr::V4(v4) => {
-                let inside = Ipv6Addr::from(NAT64 | u128::from(u32::from(v4)));
-                IpNet::new(inside.into(), 96 + net.prefix_len())
-            }
-            IpAddr::V6(_) => *net,
-        };
-        let never: IpSet = self.never.nets().iter().flat_map(|net| [*net, translated(net)]).collect();
-        let named = to.nets().iter().copied().filter(|net| never.covers_net(*net));
-        to.difference(&never).nets().iter().copied().chain(named).collect()
+        without_unnamed(&self.never, to)
     }
 
-    /// Warns of rules by network before rules that send names on: only the last hop learns their addresses.
+    /// Warns of rules by network before rules that send names on: only the last hop learns their addresses. One warning for
+    /// each rule by network, at the first rule that sends names on.
     pub(super) fn names_that_go_on(&mut self, raw: &[At<raw::Rule>], rules: &[Option<Rule>]) {
-        for (index, (raw_rule, rule)) in raw.iter().zip(rules).enumerate() {
+        let mut denying: Vec<(&At<raw::Rule>, &Rule)> = Vec::new();
+        for (raw_rule, rule) in raw.iter().zip(rules) {
             let Some(rule) = rule else { continue };
-            let passes = matches!(&rule.action, Action::Carry(carry) if carry.passes_names_on());
-            if !passes || networks(rule) {
-                continue;
+            match &rule.action {
+                Action::Deny if networks(rule) => denying.push((raw_rule, rule)),
+                Action::Carry(carry) if carry.passes_names_on() && !networks(rule) => {
+                    let place = raw_rule.carrier.as_ref().map_or(raw_rule.span(), List::span);
+                    for (raw_other, other) in denying.extract_if(.., |(_, other)| !are_disjoint(rule, other))
+                    {
+                        let message = format!(
+                            "the rule '{}' sends names on to its last hop, which resolves them: '{}' denies none of their \
+                             addresses",
+                            rule.name, other.name
+                        );
+                        let help = "write `resolve = \"local\"` to have addresses checked here, or deny the same networks at \
+                                    the last hop";
+                        let problem = Problem::warning(place.clone(), message, help);
+                        let first = raw_other.name.as_ref().map_or(raw_other.span(), At::span);
+                        self.problems.push(problem.and(first, "denies by network"));
+                    }
+                }
+                Action::Deny | Action::Carry(_) => {}
             }
-            let before = raw.iter().zip(rules).take(index);
-            let denies = before.filter_map(|(raw, rule)| Some((raw, rule.as_ref()?))).find(|(_, other)| {
-                other.action == Action::Deny && networks(other) && !are_disjoint(rule, other)
-            });
-            let Some((raw_other, other)) = denies else { continue };
-            let message = format!(
-                "the rule '{}' sends names on to its last hop, which resolves them: '{}' denies none of their addresses",
-                rule.name, other.name
-            );
-            let help = "write `resolve = \"local\"` to have addresses checked here, or deny the same networks at the last hop";
-            let place = raw_rule.carrier.as_ref().map_or(raw_rule.span(), List::span);
-            let problem = Problem::warning(place, message, help);
-            self.problems.push(
-                problem.and(raw_other.name.as_ref().map_or(raw_other.span(), At::span), "denies by network"),
-            );
         }
     }
+}
+
+/// `to` without the networks of `never` that it does not name; those inside IPv6 addresses, too.
+fn without_unnamed(never: &IpSet, to: &IpSet) -> IpSet {
+    let translated = |net: &IpNet| match net.address() {
+        IpAddr::V4(v4) => {
+            let inside = Ipv6Addr::from(NAT64 | u128::from(u32::from(v4)));
+            IpNet::new(inside.into(), 96 + net.prefix_len())
+        }
+        IpAddr::V6(_) => *net,
+    };
+    let never: IpSet = never.nets().iter().flat_map(|net| [*net, translated(net)]).collect();
+    let named = to.nets().iter().copied().filter(|net| never.covers_net(*net));
+    to.difference(&never).nets().iter().copied().chain(named).collect()
 }
 
 /// Whether a rule is for networks of destinations: it matches no name then.
@@ -95,4 +103,26 @@ fn are_disjoint(one: &Rule, other: &Rule) -> bool {
             _ => false,
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> IpSet {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn deliveries_go_where_nothing_is_denied_unless_an_entry_names_it() {
+        let all = without_unnamed(&never_dial(), &IpSet::all());
+        for never in ["127.0.0.1", "169.254.169.254", "::1", "fe80::1", "64:ff9b::7f00:1"] {
+            assert!(!all.contains(never.parse().unwrap()), "{never}");
+        }
+        for fine in ["192.0.2.1", "10.0.0.1", "2001:db8::1", "64:ff9b::192.0.2.1"] {
+            assert!(all.contains(fine.parse().unwrap()), "{fine}");
+        }
+        let named = without_unnamed(&never_dial(), &nets(&["127.0.0.0/8", "10.0.0.0/8"]));
+        assert_eq!(named, nets(&["127.0.0.0/8", "10.0.0.0/8"]));
+    }
 }
