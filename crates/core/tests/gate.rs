@@ -14,15 +14,15 @@ fn rule(name: &str, conditions: Vec<Condition>, action: Action) -> Rule {
 }
 
 fn to(nets: &[&str]) -> Condition {
-    Condition::To(nets.iter().map(|net| net.parse().unwrap()).collect())
+    Condition::To(nets.iter().map(|net| net.parse().expect("a network")).collect())
 }
 
 fn host(pattern: &str) -> Condition {
-    Condition::Host(vec![pattern.parse::<HostPattern>().unwrap()])
+    Condition::Host(vec![pattern.parse::<HostPattern>().expect("a pattern")])
 }
 
 fn flow(destination: &str) -> Flow {
-    let orig_dst: Destination = destination.parse().unwrap();
+    let orig_dst: Destination = destination.parse().expect("a destination");
     let host = match &orig_dst.host {
         Host::Name(name) => Some(name.clone()),
         Host::Ip(_) => None,
@@ -30,7 +30,7 @@ fn flow(destination: &str) -> Flow {
     Flow {
         intercept: Intercept::Socks,
         listener: "in".into(),
-        client: "192.0.2.7:4000".parse().unwrap(),
+        client: "192.0.2.7:4000".parse().expect("an address"),
         orig_dst,
         host,
         process: Some(Process::default()),
@@ -47,7 +47,7 @@ fn ask(policy: &Policy, destination: &str, ip: &str, is_local: bool) -> Result<(
         flow: &flow,
         seen: Seen::Nothing,
         carry,
-        ip: ip.parse().unwrap(),
+        ip: ip.parse().expect("an address"),
         name: flow.host.as_ref(),
         is_configured: false,
     };
@@ -107,7 +107,7 @@ fn only_a_rule_that_names_host_or_network_goes_before_it() {
 
 #[test]
 fn other_conditions_of_the_rule_still_count() {
-    let from = |net: &str| Condition::From([net.parse().unwrap()].into_iter().collect());
+    let from = |net: &str| Condition::From([net.parse().expect("a network")].into_iter().collect());
     let policy = |conditions| Policy::new(vec![rule("inside", conditions, Action::Deny)], Action::default());
     let asked = |conditions| ask(&policy(conditions), "a.example:80", "10.0.0.1", false);
     assert!(by_rule(&asked(vec![to(&["10.0.0.0/8"]), from("192.0.2.0/24")]), "inside"));
