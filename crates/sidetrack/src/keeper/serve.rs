@@ -52,8 +52,11 @@ fn keep_only(needed: CapabilitySet) -> anyhow::Result<()> {
     caps::keep_only(held & needed).context("cannot give up capabilities")
 }
 
-/// One request; `None` when the other end is closed. What is no request has its answer already.
-fn request(end: &OwnedFd) -> anyhow::Result<Option<Result<(Ask, Vec<OwnedFd>), ()>>> {
+/// A request with the descriptors that came with it; an error for what is not one and has its answer already.
+type Request = Result<(Ask, Vec<OwnedFd>), ()>;
+
+/// The next request; `None` when the other end is closed.
+fn request(end: &OwnedFd) -> anyhow::Result<Option<Request>> {
     match wire::receive_at_most(end, REQUEST_MAX) {
         Ok(request) => Ok(request.map(Ok)),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
