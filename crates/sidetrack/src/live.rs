@@ -11,6 +11,7 @@ pub use tally::Tally;
 
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;
+use sidetrack_core::engine::Stamps;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName};
 use sidetrack_core::policy::{Action, Verdict};
 use std::fmt;
@@ -127,6 +128,8 @@ pub struct LiveFlow {
     /// Set once.
     greeted: OnceLock<HostName>,
     shunted: AtomicBool,
+    /// TCP states of both sides with their times, for flows of the packet engine.
+    states: Mutex<Option<Box<Stamps>>>,
     /// Milliseconds after `opened` at which bytes last moved.
     active_ms: AtomicU64,
     /// When the owner wants to be woken, on the workers' clock.
@@ -181,6 +184,7 @@ impl LiveFlow {
             taken: OnceLock::new(),
             greeted: OnceLock::new(),
             shunted: AtomicBool::new(false),
+            states: Mutex::new(None),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
             due_reason: AtomicU8::new(0),
@@ -303,6 +307,20 @@ impl LiveFlow {
     /// Whether bytes of it went past Sidetrack.
     pub fn was_shunted(&self) -> bool {
         self.shunted.load(Relaxed)
+    }
+
+    /// Notes the TCP states that both sides have reached so far; a later call replaces the earlier.
+    pub fn reached(&self, states: &Stamps) {
+        let mut place = lock(&self.states);
+        match &mut *place {
+            Some(known) => **known = *states,
+            None => *place = Some(Box::new(*states)),
+        }
+    }
+
+    /// The TCP states that both sides have reached; none where the kernel's TCP carries the flow.
+    pub fn states(&self) -> Option<Stamps> {
+        lock(&self.states).as_deref().copied()
     }
 
     /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.

@@ -82,6 +82,21 @@ impl<C: Callbacks> Engine<C> {
         })
     }
 
+    /// The states of connections whose server was asked or is there, as far as one changed at `since` or later.
+    pub fn reached_since(
+        &self,
+        since: Instant,
+    ) -> impl Iterator<Item = (super::config::ConnectionId, super::record::Stamps)> {
+        let both = self.hot.iter().zip(&self.cold);
+        both.filter(move |(hot, cold)| {
+            // A stamp is exact to 2 us: one of that time may be shown twice, never missed.
+            let last = cold.stamps.iter().next_back().map_or(0, |stamp| stamp.after_us);
+            let at = cold.opened + std::time::Duration::from_micros(u64::from(last) + 2);
+            matches!(hot.phase, Phase::Connecting | Phase::Bound) && at >= since
+        })
+        .map(|(_, cold)| (cold.id, cold.stamps))
+    }
+
     /// The client whose connection has this id; none if it has ended.
     pub fn client_of(&self, id: super::config::ConnectionId) -> Option<std::net::SocketAddr> {
         let at = self.cold.iter().position(|cold| cold.id == id)?;

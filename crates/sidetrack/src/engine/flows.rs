@@ -2,7 +2,7 @@
 
 use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::chain::{Chain, Offered};
-use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record};
+use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record, Stamps};
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use sidetrack_core::policy::{Action, Verdict};
@@ -224,6 +224,7 @@ impl Flows {
         if record.passed_elsewhere {
             known.flow.shunted();
         }
+        known.flow.reached(&record.stamps);
         if let Some(connected) = record.connected {
             known.flow.connected(connected.since(record.opened));
         }
@@ -243,6 +244,15 @@ impl Flows {
         for (id, up, down) in traffic {
             if let Some(known) = self.known.get(&id) {
                 count(&known.flow, up, down, known.flow.age());
+            }
+        }
+    }
+
+    /// The TCP states that these have reached.
+    pub fn reached(&self, states: impl Iterator<Item = (ConnectionId, Stamps)>) {
+        for (id, states) in states {
+            if let Some(known) = self.known.get(&id) {
+                known.flow.reached(&states);
             }
         }
     }

@@ -179,8 +179,8 @@ impl Worker {
                 self.end_unwanted(now);
             }
             if now >= self.counted + COUNT_EVERY {
-                self.counted = now;
-                self.count(now);
+                let since = std::mem::replace(&mut self.counted, now);
+                self.count(now, since);
             }
             let busy = self.engine.callbacks_mut().offload.as_ref().is_some_and(Offload::is_busy);
             if taken == 0 && !busy {
@@ -190,16 +190,18 @@ impl Worker {
     }
 
     /// Brings the counts of flows in flight up to date, and says what was lost.
-    fn count(&mut self, now: Instant) {
+    fn count(&mut self, now: Instant, since: Instant) {
         self.engine.refresh(now);
         if let Some(offload) = &mut self.engine.callbacks_mut().offload {
             offload.look_around();
         }
         let traffic: Vec<_> = self.engine.traffic().collect();
         let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
+        let states: Vec<_> = self.engine.reached_since(since).collect();
         let flows = &mut self.engine.callbacks_mut().flows;
         flows.count(traffic.into_iter());
         flows.shunted(shunted.into_iter());
+        flows.reached(states.into_iter());
         let lost = self.driver.lost();
         if lost > self.lost {
             let more = lost - std::mem::replace(&mut self.lost, lost);

@@ -5,11 +5,13 @@
 
 mod feed;
 mod recorder;
+mod states;
 mod text;
 mod writer;
 
 pub use feed::{FOLLOWERS_MAX, Feed, Follow, TooManyFollowers};
 pub use recorder::{Observer, Recorder, VISIT_EVERY};
+pub use states::Reached;
 pub use text::Timestamp;
 pub use writer::{BUFFER_MAX, RecordWriter, Target};
 
@@ -83,6 +85,9 @@ pub struct FlowRecord<'a> {
     /// The name in the client's TLS hello, where it is another than `host`: policy was asked for both.
     #[serde(default)]
     pub tls_name: Option<Cow<'a, str>>,
+    /// The TCP states of both sides in the order in which they were reached, of flows of the packet engine.
+    #[serde(default)]
+    pub states: Option<Vec<Reached>>,
 }
 
 /// Seconds, exact to the microsecond and no longer than that when written.
@@ -133,6 +138,7 @@ impl<'a> FlowRecord<'a> {
             agreement: decided.and_then(Decided::agreement).map(Cow::Borrowed),
             tls_name: flow.tls_name().map(|name| Cow::Owned(name.to_string())),
             path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
+            states: flow.states().map(|states| states.iter().map(Reached::from).collect()),
         }
     }
 

@@ -17,5 +17,6 @@ mod loss;
 mod offload;
 mod plane;
 mod settings;
+mod states;
 mod tools;
 mod workers;

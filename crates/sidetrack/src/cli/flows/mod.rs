@@ -1,6 +1,7 @@
 //! `sidetrack flows`: what is happening now, what happened lately, and ending some of it.
 
 mod human;
+mod show;
 mod table;
 pub(super) mod which;
 
@@ -47,6 +48,12 @@ pub struct FlowsArgs {
 
 #[derive(Debug, Subcommand)]
 enum FlowsCommand {
+    /// Shows all that is known of one flow, with the times of its TCP states
+    Show {
+        /// The flow's number
+        #[arg(value_name = "ID")]
+        id: u64,
+    },
     /// Ends flows: one by its number, or all that a filter takes
     Kill {
         /// A flow's number, or a filter
@@ -91,14 +98,20 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
     let client = Client::new(which::socket(args.admin.as_deref(), args.pid)?);
     let (words, killing) = match &args.command {
         Some(FlowsCommand::Kill { which, .. }) => (which, true),
-        None => (&args.filter, false),
+        _ => (&args.filter, false),
     };
-    if killing && (!args.filter.is_empty() || args.follow || args.json || args.recent > 0) {
+    let showing = matches!(args.command, Some(FlowsCommand::Show { .. }));
+    let is_only_for_lists = args.follow || args.recent > 0 || !args.filter.is_empty();
+    if (killing && (is_only_for_lists || args.json)) || (showing && is_only_for_lists) {
+        let word = if killing { "kill" } else { "show" };
         writeln!(
             output.notes,
-            "kill takes its flow or filter after the word, and no other options of flows"
+            "{word} takes its flow or filter after the word, and no other options of flows"
         )?;
         return Ok(ExitCode::from(USAGE));
+    }
+    if let Some(FlowsCommand::Show { id }) = args.command {
+        return show_one(&client, id, args.json, output).await;
     }
     let text = filter_text(words, killing);
     if let Err(error) = Filter::parse(&text) {
@@ -108,8 +121,8 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
     let result = match &args.command {
         Some(FlowsCommand::Kill { dry_run: false, .. }) => kill(&client, &text, output).await,
         Some(FlowsCommand::Kill { dry_run: true, .. }) => list(&client, &text, 0, false, output).await,
-        None if args.follow => follow(&client, &text, args, output).await,
-        None => list(&client, &text, args.recent, args.json, output).await,
+        _ if args.follow => follow(&client, &text, args, output).await,
+        _ => list(&client, &text, args.recent, args.json, output).await,
     };
     match result {
         // Whoever read our output has seen enough: `sidetrack flows | head`.
@@ -161,6 +174,19 @@ async fn list(
         for flow in &flows {
             output.out.write_all(table.row(flow).as_bytes())?;
         }
+    }
+    output.out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show_one(client: &Client, id: u64, json: bool, output: &mut Output<'_>) -> anyhow::Result<ExitCode> {
+    let flow: FlowRecord<'static> = client.ask(Method::GET, &format!("/v1/flows/{id}"), &[]).await?;
+    if json {
+        let mut line = Vec::new();
+        flow.write_line(&mut line);
+        output.out.write_all(&line)?;
+    } else {
+        output.out.write_all(show::text(&flow).as_bytes())?;
     }
     output.out.flush()?;
     Ok(ExitCode::SUCCESS)
