@@ -548,3 +548,23 @@ fn every_example_of_the_repository_is_right() {
     }
     assert!(loaded >= 5, "only {loaded} examples found");
 }
+
+#[test]
+fn two_engines_by_xdp_cannot_share_an_interface() {
+    let engine = |name: &str, port: u16, io: &str, interfaces: &str| {
+        format!(
+            "[[listen]]\nkind = \"engine\"\nname = \"{name}\"\naddress = \"192.0.2.1:{port}\"\ninterfaces = {interfaces}\nto = \
+             \"192.0.2.9:80\"\nengine = {{ io = \"{io}\" }}\n"
+        )
+    };
+    let check = |second: String| {
+        let first = engine("one", 80, "xdp", "[\"eth0\", \"eth1\"]");
+        Config::from_text("t.toml", &format!("version = 1\ndefault = \"direct\"\n{first}{second}"))
+    };
+    let error = check(engine("two", 81, "xdp", "[\"eth1\"]")).expect_err("eth1 is taken").to_string();
+    for said in ["eth1 is taken: listener 'one' has it", "io = \"packet\""] {
+        assert!(error.contains(said), "{error}");
+    }
+    check(engine("two", 81, "packet", "[\"eth1\"]")).expect("packet sockets share it");
+    check(engine("two", 81, "xdp", "[\"eth2\"]")).expect("another interface");
+}

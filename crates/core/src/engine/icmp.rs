@@ -55,6 +55,22 @@ impl<C: Callbacks> Engine<C> {
         self.quoted_error(now, slot, to, packet, ip, error, Seq(seq))
     }
 
+    /// No route leads to where this packet of the engine's own was to go. A connection whose server it asks ends; an established
+    /// one retransmits, as if the packet had been lost.
+    pub fn unrouted(&mut self, now: Instant, packet: &[u8]) {
+        let Ok(ip) = Ip::parse(packet) else { return };
+        let v4 = ip.src.is_v4();
+        let Some((addresses, ports, seq)) = quoted(packet, 0, ip.end, v4) else { return };
+        let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
+        let key = hash(&self.config.seed, &tuple);
+        let Some((slot, SERVER)) = self.find(key, &tuple) else { return };
+        let asked = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == Seq(seq));
+        if asked && self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
+            self.recall(now, slot);
+            self.refuse(now, slot, EndReason::Unreachable);
+        }
+    }
+
     /// An error about a packet sent to side `to`.
     #[allow(clippy::too_many_arguments, reason = "one message and what was found out about it")]
     fn quoted_error(

@@ -1,6 +1,8 @@
 //! What a worker asks of whoever moves its frames.
 
+use sidetrack_core::engine::packet::Ip;
 use sidetrack_core::engine::{Checksums, Hop};
+use sidetrack_sys::raw::RoutedSocket;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -54,6 +56,57 @@ pub trait Driver: Send + fmt::Debug {
     /// Packets that found no room since the beginning.
     fn lost(&self) -> u64;
 
+    /// Takes the packets sent since the last call to which no route leads.
+    fn take_unrouted(&mut self) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
     /// Readable when frames wait.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+}
+
+/// Packets that the kernel routes, and those for which it has no route.
+#[derive(Debug)]
+pub(super) struct Routed {
+    socket: RoutedSocket,
+    unrouted: Vec<Vec<u8>>,
+    /// Packets that found no room.
+    pub(super) lost: u64,
+}
+
+impl Routed {
+    pub(super) fn new(socket: RoutedSocket) -> Self {
+        Self { socket, unrouted: Vec::new(), lost: 0 }
+    }
+
+    /// Sends a packet where the kernel leads it. One without a route is kept for [`Driver::take_unrouted`].
+    pub(super) fn send(&mut self, packet: &[u8]) {
+        let Ok(ip) = Ip::parse(packet) else { return };
+        match self.socket.send(packet, ip.dst.into()) {
+            Ok(()) => {}
+            Err(error) if is_unreachable(&error) => {
+                if self.unrouted.len() < UNROUTED_MAX {
+                    self.unrouted.push(packet.to_vec());
+                }
+            }
+            Err(_) => self.lost += 1,
+        }
+    }
+
+    pub(super) fn take_unrouted(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.unrouted)
+    }
+}
+
+/// Packets without a route that wait to be taken; the worker takes them after each batch.
+const UNROUTED_MAX: usize = 1024;
+
+/// Whether the kernel said that no way leads there: no route, or a route of type unreachable, prohibit or blackhole.
+fn is_unreachable(error: &io::Error) -> bool {
+    const EACCES: i32 = 13;
+    const EINVAL: i32 = 22;
+    const EADDRNOTAVAIL: i32 = 99;
+    const ENETUNREACH: i32 = 101;
+    const EHOSTUNREACH: i32 = 113;
+    matches!(error.raw_os_error(), Some(EACCES | EINVAL | EADDRNOTAVAIL | ENETUNREACH | EHOSTUNREACH))
 }

@@ -1,9 +1,8 @@
 //! Frames by packet sockets, one for each interface.
 
-use super::driver::{Arrived, Driver, Mark};
+use super::driver::{Arrived, Driver, Mark, Routed};
 use super::hops::{self, ETHERNET, ROUTED};
 use super::open::Interface;
-use sidetrack_core::engine::packet::Ip;
 use sidetrack_core::engine::{Checksums, Hop};
 use sidetrack_sys::raw::{BATCH, FrameChecksum, Frames, PacketSocket, RoutedSocket, VNET_HEADER_BYTES};
 use std::io::{self, IoSlice};
@@ -22,7 +21,7 @@ enum Outgoing {
 #[derive(Debug)]
 pub struct PacketDriver {
     ports: Vec<Port>,
-    routed: RoutedSocket,
+    routed: Routed,
     frames: Frames,
     /// Which interface the frames at hand came by, and which is asked first the next time.
     from: usize,
@@ -47,15 +46,13 @@ impl PacketDriver {
     pub fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
         let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), come: 0, taken: 0 };
         let ports = sockets.into_iter().map(port).collect();
+        let routed = Routed::new(routed);
         Self { ports, routed, frames: Frames::default(), from: 0, turn: 0, made: Vec::new(), lost: 0 }
     }
 
     /// Where the kernel leads it.
     fn route(&mut self, packet: &[u8]) {
-        let sent = Ip::parse(packet).ok().map(|ip| self.routed.send(packet, ip.dst.into()));
-        if !matches!(sent, Some(Ok(()))) {
-            self.lost += 1;
-        }
+        self.routed.send(packet);
     }
 }
 
@@ -159,7 +156,11 @@ impl Driver for PacketDriver {
     }
 
     fn lost(&self) -> u64 {
-        self.lost
+        self.lost + self.routed.lost
+    }
+
+    fn take_unrouted(&mut self) -> Vec<Vec<u8>> {
+        self.routed.take_unrouted()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -1,6 +1,7 @@
 //! The threads: frames in, through the engine, out; time-outs, records, and what others wish.
 
 mod lending;
+mod routes;
 
 use super::bell::Bell;
 use super::driver::Driver;
@@ -246,6 +247,7 @@ impl Worker {
         }
         self.engine.tick(now);
         self.send_own();
+        self.end_unrouted(now);
         self.lend_early(now);
         self.driver.flush();
         self.note_records();

@@ -1,9 +1,8 @@
 //! Frames by AF_XDP: rewritten where they came in, sent from there. One socket for each interface, all over the same memory.
 
-use super::driver::{Arrived, Driver, Mark};
+use super::driver::{Arrived, Driver, Mark, Routed};
 use super::hops::{self, ETHERNET, ROUTED};
 use super::open::Interface;
-use sidetrack_core::engine::packet::Ip;
 use sidetrack_core::engine::{Checksums, Hop};
 use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::xsk::{Descriptor, FrameSize, HEADROOM, RING_ENTRIES, Umem, XskSocket};
@@ -49,7 +48,7 @@ pub const fn frames(interfaces: usize) -> usize {
 #[derive(Debug)]
 pub struct XdpDriver {
     ports: Vec<Port>,
-    routed: RoutedSocket,
+    routed: Routed,
     taken: [Descriptor; BATCH],
     /// Frames of those that are on their way out again.
     gone: u64,
@@ -121,7 +120,7 @@ impl XdpDriver {
             |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), fill: Fill::default() };
         let mut driver = Self {
             ports: sockets.into_iter().map(port).collect(),
-            routed,
+            routed: Routed::new(routed),
             taken: [Descriptor::default(); BATCH],
             gone: 0,
             count: 0,
@@ -176,10 +175,7 @@ impl XdpDriver {
     }
 
     fn route(&mut self, packet: &[u8]) {
-        let sent = Ip::parse(packet).ok().map(|ip| self.routed.send(packet, ip.dst.into()));
-        if !matches!(sent, Some(Ok(()))) {
-            self.lost += 1;
-        }
+        self.routed.send(packet);
     }
 }
 
@@ -288,7 +284,11 @@ impl Driver for XdpDriver {
 
     fn lost(&self) -> u64 {
         let ports = self.ports.iter().map(|port| port.socket.lost().unwrap_or(0));
-        self.lost + ports.sum::<u64>()
+        self.lost + self.routed.lost + ports.sum::<u64>()
+    }
+
+    fn take_unrouted(&mut self) -> Vec<Vec<u8>> {
+        self.routed.take_unrouted()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

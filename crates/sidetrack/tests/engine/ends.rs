@@ -58,6 +58,31 @@ fn a_server_that_refuses_and_one_that_is_not_there() {
 }
 
 #[test]
+fn a_server_without_a_route_is_unreachable_at_once() {
+    if is_root() {
+        for way in WAYS {
+            for server in ["10.9.9.9:80", "[fd00:9::9]:80"] {
+                without_a_route(way, server);
+            }
+        }
+    }
+}
+
+fn without_a_route(way: &str, server: &str) {
+    let mut site = Site::new();
+    // The time-out is longer than the test waits: what ends the flow is the missing route.
+    let rules = "default = \"direct\"\n[limits]\nconnect_timeout_ms = 600000\n";
+    site.start(rules, &engine_by(way, &format!("to = \"{server}\"")));
+    assert_eq!(site.line.client.run(refused), io::ErrorKind::ConnectionReset, "{way} {server}");
+    assert_eq!(site.record().text("reason"), "unreachable", "{way} {server}");
+    // No packet was lost for want of room.
+    let up = site.up.as_mut().expect("started");
+    up.signal(Signal::TERM);
+    let line = up.log_line("its counts", |line| line.contains("a worker of the packet engine ends"));
+    assert!(line.contains("lost=0"), "{line}");
+}
+
+#[test]
 fn policy_denies_and_says_why() {
     if !is_root() {
         return;

@@ -1,7 +1,7 @@
 //! What listeners and rules are to each other: addresses taken twice, rules never reached, loops.
 
 use super::super::problem::Problem;
-use super::super::{At, List, Listener, ListenerKind, ReverseTarget, raw};
+use super::super::{At, EngineIo, List, Listener, ListenerKind, ReverseTarget, raw};
 use super::Check;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, Host};
@@ -19,6 +19,7 @@ impl Check<'_> {
         rules: &[Option<Rule>],
     ) {
         self.addresses_taken_twice(raw_listeners, listeners);
+        self.interfaces_taken_twice(raw_listeners, listeners);
         self.rules_never_reached(raw_rules, rules);
         self.loops(raw_listeners, listeners, raw_rules, rules);
         self.containers_of_engines(raw_listeners, listeners, raw_rules, rules);
@@ -68,6 +69,32 @@ impl Check<'_> {
                     break;
                 }
                 taken.push((*address, &listener.name, span.clone()));
+            }
+        }
+    }
+
+    /// An interface has room for one XDP program of ours, and for one AF_XDP socket at each queue.
+    fn interfaces_taken_twice(&mut self, raw: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
+        let mut taken: Vec<(&str, &str, Range<usize>)> = Vec::new();
+        for (raw, listener) in raw.iter().zip(listeners) {
+            let Some(listener) = listener else { continue };
+            let ListenerKind::Engine(engine) = &listener.kind else { continue };
+            if engine.io != EngineIo::Xdp {
+                continue;
+            }
+            let span = raw.interfaces.as_ref().map_or(raw.span(), List::span);
+            for interface in &engine.interfaces {
+                let before = taken.iter().find(|(other, ..)| other == interface);
+                if let Some((_, name, first)) = before.filter(|(_, name, _)| **name != *listener.name) {
+                    let message =
+                        format!("{interface} is taken: listener '{name}' has it with `io = \"xdp\"`, too");
+                    let help = "two engines with `io = \"xdp\"` cannot share an interface: write `io = \"packet\"` for one of them, or \
+                                make them one listener with both addresses";
+                    let problem = Problem::error(span.clone(), message, help);
+                    self.problems.push(problem.and(first.clone(), "the first"));
+                    break;
+                }
+                taken.push((interface, &listener.name, span.clone()));
             }
         }
     }
