@@ -473,6 +473,29 @@ fn an_unreachable_server_is_told_by_icmp() {
 }
 
 #[test]
+fn a_server_without_a_route_is_given_up_and_an_established_one_is_not() {
+    let mut script = Script::new();
+    let (_, syn) = script.request(b"x");
+    let mut other = syn.clone();
+    other.seq = other.seq.wrapping_add(1);
+    let now = crate::network::at(0);
+    script.engine.unrouted(now, &other.encode());
+    script.engine.unrouted(now, &[]);
+    assert!(script.output().is_empty(), "not the packet that asks");
+    script.engine.unrouted(now, &syn.encode());
+    let out = script.output();
+    assert!(out.len() == 1 && out[0].is(RST), "{out:?}");
+    assert_eq!(states(&mut script).0, EndReason::Unreachable);
+
+    let mut script = Script::new();
+    let bound = script.bind(b"x");
+    let data = script.next(&bound, ACK).payload(b"more");
+    let sent = script.take(&data).remove(0);
+    script.engine.unrouted(now, &sent.encode());
+    assert!(script.output().is_empty() && script.engine.connections() == 1, "it retransmits");
+}
+
+#[test]
 fn packet_too_big_reaches_the_side_that_sent_it() {
     let mut script = Script::new();
     let bound = script.bind(b"x");
