@@ -217,6 +217,9 @@ fn clients_conditions_are_answered_from_the_cache() {
         ("If-Modified-Since: {-1}", 304),
         ("If-Modified-Since: {-101}", 200),
         ("If-Modified-Since: yesterday", 200),
+        ("If-Modified-Since: {-1}|If-Modified-Since: {-1}", 200),
+        ("If-Modified-Since: {-1}|Range: bytes=0-1", 304),
+        ("If-Modified-Since: {-101}|Range: bytes=0-1", 206),
     ] {
         let found = reply(&one, (&Method::Get, &fields(request)), Some(9), "b", T + 5);
         assert_eq!(found.head.status, status, "{request:?}");
@@ -225,6 +228,29 @@ fn clients_conditions_are_answered_from_the_cache() {
             let names = ["etag", "cache-control", "date"].map(|name| found.head.fields.has(name));
             assert_eq!(names, [true; 3]);
             assert!(!found.head.fields.has("content-type") && !found.head.fields.has("content-length"));
+        }
+    }
+}
+
+#[test]
+fn if_modified_since_is_answered_for_every_stored_success_and_for_nothing_else() {
+    let since = fields("If-Modified-Since: {-50}");
+    for (status, text, expected) in [
+        (200, "Last-Modified: {-100}", 304),
+        (200, "Last-Modified: {-10}", 200),
+        (203, "Last-Modified: {-100}", 304),
+        // Without a time of change the time it was made, or came, is the best there is (RFC 9111 Sec. 4.3.2).
+        (200, "Date: {-60}", 304),
+        (200, "Date: {-40}", 200),
+        (200, "Last-Modified: long ago|Date: {-60}", 304),
+        (200, "", 200),
+        (404, "Last-Modified: {-100}", 404),
+        (301, "Last-Modified: {-100}", 301),
+    ] {
+        let one = crate::stored_for("", status, &format!("Cache-Control: max-age=600|{text}")).unwrap();
+        for method in [Method::Get, Method::Head] {
+            let found = reply(&one, (&method, &since), Some(9), "b", T + 5).head.status;
+            assert_eq!(found, expected, "{method:?} {status} {text:?}");
         }
     }
 }

@@ -341,7 +341,8 @@ impl Cached<'_, '_> {
         let Some(extent) = extent else {
             if request.method == Method::Head && status == 200 {
                 self.freshen(&fetched.response, requested_s);
-            } else if let Some(old) = self.candidate().filter(|_| status < 500) {
+            } else if let Some(old) = self.candidate().filter(|_| status < 500 && status != 304) {
+                // A 304 to a condition of the client's own says nothing against what is stored.
                 self.cache.store.replace(self.key, old, None);
             }
             if let Some(fetching) = fetching {

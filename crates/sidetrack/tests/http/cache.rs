@@ -342,6 +342,25 @@ fn a_cookie_of_a_304_is_for_the_client_that_asked() {
 }
 
 #[test]
+fn a_304_to_a_clients_own_condition_removes_nothing() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let asked = count.clone();
+    let origin = Origin::start(move |request: &Request| match asked.fetch_add(1, SeqCst) {
+        0 => ok("Cache-Control: max-age=0, stale-if-error=60", "page"),
+        _ if request.field("if-modified-since").is_some() => status("304 Not Modified", "", ""),
+        _ => status("503 No", "", "sorry"),
+    });
+    let node = cached();
+    let url = origin.url("/");
+    let mut client = Client::new(node.entry());
+    assert_eq!(client.fetch(&url).text(), "page");
+    let own = client.ask("GET", &url, "If-Modified-Since: Fri, 01 Jan 2100 00:00:00 GMT");
+    assert_eq!(own.status, 304);
+    let after = client.fetch(&url);
+    assert_eq!((after.status, after.text().as_str()), (200, "page"), "{after:?}");
+}
+
+#[test]
 fn a_response_larger_than_the_bound_passes_and_is_not_kept() {
     let origin = Origin::start(|request| match request.path() {
         "/chunked" => {

@@ -39,7 +39,9 @@ pub(super) fn is_not_modified(request: &Fields, stored: &Stored, now_s: UnixSeco
             .members("if-none-match")
             .any(|tag| tag == b"*" || own.is_some_and(|own| weak_equal(tag, own)));
     }
-    let Some(since) = request.first("if-modified-since") else { return false };
+    // More than one is none (RFC 9110 Sec. 13.1.3).
+    let mut lines = request.all("if-modified-since");
+    let (Some(since), None) = (lines.next(), lines.next()) else { return false };
     let Some(since_s) = parse_date(since, now_s) else { return false };
     let modified = stored.fields.first("last-modified");
     // Without a date of change the time it was made is the best there is (RFC 9111 Sec. 4.3.2).
