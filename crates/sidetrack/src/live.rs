@@ -3,11 +3,15 @@
 //! Each worker owns one [`Ledger`]; only the admin side and the sweep of time-outs ever contend for its lock. Byte
 //! counts are atomics that the owning worker alone writes.
 
+mod batch;
 mod ledger;
 mod tally;
+mod waiting;
 
-pub use ledger::{ENDED_MAX, Ledger, Slot};
+pub use batch::{Batch, Past, Texts};
+pub use ledger::{Ledger, Slot};
 pub use tally::Tally;
+pub use waiting::{BYTES_MAX, ENDED_MAX};
 
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;

@@ -2,13 +2,15 @@
 //!
 //! Nothing here is on the data path. Labels are few and closed: rules, listeners and words, never addresses.
 
-use crate::live::{Decided, Ended, Ledger, Tally};
+mod buckets;
+
+use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
+use buckets::{Buckets, Seen};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use sidetrack_core::carrier::{Carrier, HopProtocol};
@@ -17,6 +19,7 @@ use sidetrack_core::policy::Action;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -142,9 +145,9 @@ pub struct Metrics {
     bytes: Family<BytesLabels, Counter>,
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
-    connect: Histogram,
-    duration: Histogram,
-    sniff_wait: Histogram,
+    connect: Buckets,
+    duration: Buckets,
+    sniff_wait: Buckets,
     shed: Family<ReasonLabel, Counter>,
     records_dropped: Counter,
     fds_in_use: Gauge,
@@ -158,15 +161,15 @@ pub struct Metrics {
 }
 
 /// From half a millisecond to 16 s.
-const CONNECT_BUCKETS: [f64; 12] =
+static CONNECT_BUCKETS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 4.0, 16.0];
 
 /// From a millisecond to a day.
-const DURATION_BUCKETS: [f64; 12] =
+static DURATION_BUCKETS: [f64; 12] =
     [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0, 1_800.0, 10_800.0, 86_400.0];
 
 /// The wait is bounded to tens of milliseconds; above the last bucket something is wrong.
-const SNIFF_BUCKETS: [f64; 8] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
+static SNIFF_BUCKETS: [f64; 8] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -185,9 +188,9 @@ impl Metrics {
             bytes: Family::default(),
             function_flows: Family::default(),
             function_bytes: Family::default(),
-            connect: Histogram::new(CONNECT_BUCKETS),
-            duration: Histogram::new(DURATION_BUCKETS),
-            sniff_wait: Histogram::new(SNIFF_BUCKETS),
+            connect: Buckets::new(&CONNECT_BUCKETS),
+            duration: Buckets::new(&DURATION_BUCKETS),
+            sniff_wait: Buckets::new(&SNIFF_BUCKETS),
             shed: Family::default(),
             records_dropped: Counter::default(),
             fds_in_use: Gauge::default(),
@@ -369,24 +372,64 @@ impl Metrics {
     }
 }
 
-impl Observer for Metrics {
-    fn ended(&self, ended: &Ended, decided: Option<&Decided>) {
+/// Flows of one batch that have rule, carrier and reason in common.
+struct Alike {
+    kind: Option<usize>,
+    reason: EndReason,
+    transport: Option<Transport>,
+    flows: u64,
+    bytes: Bytes,
+}
+
+impl Metrics {
+    fn take_alike(&self, alike: &Alike, decided: Option<&Decided>) {
         let rule = decided.and_then(|decided| decided.rule().cloned()).unwrap_or_default();
-        if let Some(taken) = ended.flow.taken() {
-            let labels = TransportLabels { rule: rule.clone(), transport: taken.transport.as_str() };
-            self.transports.get_or_create(&labels).inc();
+        if let Some(transport) = alike.transport {
+            let labels = TransportLabels { rule: rule.clone(), transport: transport.as_str() };
+            self.transports.get_or_create(&labels).inc_by(alike.flows);
         }
-        let labels = FlowLabels { rule, carrier: carrier(decided), reason: ended.reason.as_str() };
-        self.flows.get_or_create(&labels).inc();
-        add(&mut lock(&self.ended_bytes), decided, ended.flow.bytes());
-        if let Some(time) = ended.flow.connect_time() {
-            self.connect.observe(time.as_secs_f64());
+        let labels = FlowLabels { rule, carrier: carrier(decided), reason: alike.reason.as_str() };
+        self.flows.get_or_create(&labels).inc_by(alike.flows);
+        add(&mut lock(&self.ended_bytes), decided, alike.bytes);
+        self.shed(alike.reason, decided, alike.flows);
+    }
+}
+
+impl Observer for Metrics {
+    fn took(&self, batch: &Batch) {
+        let mut all: Vec<Alike> = Vec::new();
+        let (mut connect, mut duration, mut sniff) =
+            (Seen::of(&self.connect), Seen::of(&self.duration), Seen::of(&self.sniff_wait));
+        for past in batch.iter() {
+            let key = (past.kind(), past.reason(), past.transport());
+            let at = all.iter().position(|one| (one.kind, one.reason, one.transport) == key);
+            let at = at.unwrap_or_else(|| {
+                let (kind, reason, transport) = key;
+                all.push(Alike { kind, reason, transport, flows: 0, bytes: (0, 0) });
+                all.len() - 1
+            });
+            let (up, down) = past.bytes();
+            if let Some(alike) = all.get_mut(at) {
+                alike.flows += 1;
+                alike.bytes = (alike.bytes.0 + up, alike.bytes.1 + down);
+            }
+            past.connect_time().into_iter().for_each(|time| connect.add(time));
+            past.sniff_wait().into_iter().for_each(|time| sniff.add(time));
+            duration.add(past.duration());
         }
-        if let Some(time) = ended.flow.sniff_wait() {
-            self.sniff_wait.observe(time.as_secs_f64());
+        for alike in &all {
+            let decided = alike.kind.and_then(|at| batch.kinds().get(at));
+            self.take_alike(alike, decided.map(|decided| &**decided));
         }
-        self.duration.observe(ended.duration.as_secs_f64());
-        self.shed(ended.reason, decided, 1);
+        self.connect.take(&connect);
+        self.duration.take(&duration);
+        self.sniff_wait.take(&sniff);
+    }
+
+    fn ended(&self, ended: &Ended, _decided: Option<&Decided>) {
+        let mut batch = Batch::default();
+        batch.add(ended);
+        self.took(&batch);
     }
 
     fn tallied(&self, tally: &Tally) {
@@ -395,12 +438,15 @@ impl Observer for Metrics {
         let labels = FlowLabels { rule, carrier: carrier(decided), reason: tally.reason.as_str() };
         self.flows.get_or_create(&labels).inc_by(tally.times_us.len() as u64);
         add(&mut lock(&self.ended_bytes), decided, tally.bytes);
-        for (duration, connected) in &tally.times_us {
-            self.duration.observe(f64::from(*duration) / 1e6);
+        let (mut connect, mut duration) = (Seen::of(&self.connect), Seen::of(&self.duration));
+        for (lasted, connected) in &tally.times_us {
+            duration.add(Duration::from_micros((*lasted).into()));
             if *connected != u32::MAX {
-                self.connect.observe(f64::from(*connected) / 1e6);
+                connect.add(Duration::from_micros((*connected).into()));
             }
         }
+        self.connect.take(&connect);
+        self.duration.take(&duration);
         self.shed(tally.reason, decided, tally.times_us.len() as u64);
     }
 

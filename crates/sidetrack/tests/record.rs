@@ -3,8 +3,10 @@
 mod support;
 
 use serde_json::Value;
-use sidetrack::live::{Decided, Ended, Ledger, LiveFlow, Tally};
-use sidetrack::record::{FOLLOWERS_MAX, Feed, FlowRecord, Observer, RecordWriter, Recorder, Target};
+use sidetrack::live::{Batch, Decided, Ended, Ledger, LiveFlow, Taken, Tally, Transport};
+use sidetrack::record::{
+    FOLLOWERS_MAX, Feed, FlowRecord, Observer, RecordWriter, Recorder, Target, write_lines,
+};
 use sidetrack_core::filter::Filter;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept, Process};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -74,6 +76,112 @@ fn what_is_written_can_be_read_again() {
         read.write_line(&mut again);
         assert_eq!(String::from_utf8(again).unwrap(), text);
     }
+}
+
+/// Flows with everything that a record can have, and without.
+fn all_sorts() -> Vec<Ended> {
+    let mut sorts = vec![ended(&Arc::new(LiveFlow::new(FlowId(1))), EndReason::HandshakeTimeout)];
+    let texts = ["", "plain", "\"quoted\" \\ and \u{1}\ttab", "ünïcode \u{2028}"];
+    for (at, reason) in EndReason::ALL.into_iter().enumerate() {
+        let id = at as u64 + 2;
+        let text = texts[at % texts.len()];
+        let name = at % 3 == 0;
+        let mut known =
+            flow(if name { "db.example:5432" } else { ["10.9.8.7:1", "[2001:db8::7]:443"][at % 2] });
+        known.host = (at % 4 != 1).then(|| ["db.example", "bücher.example"][at % 2].parse().unwrap());
+        known.client = ["192.0.2.200:9", "[fe80::1%7]:65535", "[::1]:1"][at % 3].parse().unwrap();
+        known.intercept = Intercept::ALL[at % Intercept::ALL.len()];
+        known.user = (at % 5 == 0).then(|| text.to_owned());
+        let program = (at % 3 != 2).then(|| text.to_owned());
+        let process =
+            Process { pid: (at % 2 == 0).then_some(7), name: program, uid: (at % 7 > 2).then_some(0) };
+        known.process = (at % 2 == 0).then_some(process);
+        let hops: &[&str] =
+            [&[][..], &["socks5://gw:1080"], &["socks6://a:b@gw:1080", "http://b:3128"]][at % 3];
+        let rule = (at % 4 != 0).then_some(text);
+        let verdict = if at % 6 == 0 { denied(rule) } else { carried(rule, hops) };
+        let agreement = (at % 3 == 1).then(|| text.into());
+        let flow = live(id, known, sidetrack_core::policy::Verdict { agreement, ..verdict });
+        flow.count(id * 1000, u64::MAX / id);
+        let us = Duration::from_micros([0, 1, 1_000_000, 3_600_000_123][at % 4]);
+        if at % 2 == 0 {
+            flow.connected(us);
+            flow.first_byte(us * 2);
+            let transport = [Transport::Quic, Transport::Tls, Transport::Warm][at % 3];
+            flow.carried_by(Some(Taken { transport, address: ([10, 9, 8, 7], 4433).into() }));
+        }
+        if at % 5 == 1 {
+            flow.shunted();
+        }
+        let detail = (at % 3 != 0).then(|| text.into());
+        sorts.push(Ended { flow, reason, detail, duration: us });
+    }
+    sorts
+}
+
+#[test]
+fn lines_from_the_compact_form_say_what_the_records_say() {
+    let sorts = all_sorts();
+    let (mut batch, mut small) = (Batch::default(), Batch::default());
+    for (at, ended) in sorts.iter().enumerate() {
+        if at < 4 { batch.add(ended) } else { small.add(ended) }
+    }
+    assert!(batch.absorb(&small), "there is room");
+    let mut lines = Vec::new();
+    write_lines(&batch, &mut lines);
+    let lines = String::from_utf8(lines).expect("JSON is UTF-8");
+    assert_eq!(lines.lines().count(), sorts.len());
+    for ((text, ended), past) in lines.lines().zip(&sorts).zip(batch.iter()) {
+        let expected: Value = serde_json::from_str(&line(ended)).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(text).unwrap(), expected);
+        let names = |text: &str| -> Vec<String> {
+            text.split(",\"").filter_map(|field| Some(field.split_once("\":")?.0.to_owned())).collect()
+        };
+        assert_eq!(names(text), names(&line(ended)), "the order of the fields");
+        let again = past.to_ended();
+        let read: Value = serde_json::from_str(&line(&again)).unwrap();
+        assert_eq!(read, expected, "what is read back");
+        assert_eq!(
+            again.flow.decided().map(|decided| decided.flow.clone()),
+            ended.flow.decided().map(|decided| decided.flow.clone())
+        );
+    }
+}
+
+#[test]
+fn a_worker_never_waits_for_who_takes_what_ended() {
+    let ledger = Arc::new(Ledger::default());
+    let flows = 100_000_u64;
+    let (mut seen, flow) = (Vec::new(), full(1));
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut taken = Vec::new();
+                    while ledger.len() > 0 || ledger.ended_waiting() > 0 {
+                        for batch in std::iter::from_fn(|| ledger.take_batch()) {
+                            taken.extend(batch.iter().map(|past| past.duration().as_micros() as u64));
+                        }
+                    }
+                    taken
+                })
+            })
+            .collect();
+        // In flight until all have ended.
+        let slot = enter(&ledger, &flow);
+        for number in 1..flows {
+            let duration = Duration::from_micros(number);
+            ledger.note(Ended { duration, ..ended(&flow, EndReason::Ok) });
+        }
+        ledger.leave(slot, Ended { duration: Duration::from_micros(flows), ..ended(&flow, EndReason::Ok) });
+        seen.extend(readers.into_iter().flat_map(|reader| reader.join().expect("no panic")));
+    });
+    seen.extend(ledger.take_ended().0.iter().map(|ended| ended.duration.as_micros() as u64));
+    let counted: u64 = ledger.take_tallies().iter().map(|tally| tally.times_us.len() as u64).sum();
+    seen.sort_unstable();
+    let before = seen.len();
+    seen.dedup();
+    assert_eq!((seen.len() as u64 + counted, before), (flows, seen.len()), "each once");
 }
 
 /// The first cells of the table below `heading`.
@@ -163,7 +271,11 @@ async fn the_last_flows_are_recorded_when_we_stop() {
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(rig.recorder.run(stopped));
     rig.ledgers[0].note(ended(&full(1), EndReason::Limit));
-    tokio::time::sleep(2 * sidetrack::record::VISIT_EVERY).await;
+    // The visits are those of a thread, whose time is not paused.
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while rig.feed.ended_total() == 0 && std::time::Instant::now() < until {
+        tokio::time::sleep(sidetrack::record::VISIT_EVERY).await;
+    }
     assert_eq!(rig.feed.ended_total(), 1, "found by a visit");
     rig.ledgers[0].note(ended(&full(2), EndReason::Shutdown));
     stop.send(true).unwrap();

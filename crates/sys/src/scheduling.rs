@@ -17,6 +17,18 @@ pub fn become_real_time(priority: u8) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Puts the calling thread, and no other, behind every ordinary one (SCHED_IDLE): it gets the time that nobody else wants,
+/// and is interrupted at once when somebody does. Needs no right; without CAP_SYS_NICE there is no way back.
+///
+/// # Errors
+/// Those of sched_setscheduler(2).
+pub fn become_idle() -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 names the calling thread; the kernel reads `parameter`, which lives across the call.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The processor time that the calling thread has used so far (CLOCK_THREAD_CPUTIME_ID): what a piece of work costs, however often
 /// the thread had to wait for others meanwhile.
 #[must_use]
@@ -40,6 +52,17 @@ mod tests {
         assert!(super::thread_cpu_time() > before);
         let fresh = std::thread::spawn(super::thread_cpu_time).join().expect("no panic");
         assert!(fresh < std::time::Duration::from_secs(10), "a new thread has used hardly any");
+    }
+
+    #[test]
+    fn a_thread_becomes_idle_and_works_on() {
+        let policy = std::thread::spawn(|| {
+            super::become_idle().expect("needs no right");
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("readable");
+            let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+            fields.skip(38).next().map(str::to_owned)
+        });
+        assert_eq!(policy.join().expect("no panic").as_deref(), Some("5"), "SCHED_IDLE");
     }
 
     #[test]

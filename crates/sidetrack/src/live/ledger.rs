@@ -1,9 +1,9 @@
 //! The flows of one worker.
 
-use super::{Ended, LiveFlow, Tally, UNSET, lock};
+use super::waiting::{ENDED_MAX, Waiting};
+use super::{Batch, Ended, LiveFlow, Tally, UNSET, lock};
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::time::Instant;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -13,14 +13,14 @@ pub struct Ledger {
     inner: Mutex<LedgerInner>,
     /// When each slot is to be looked at. Never held while `inner` is asked for.
     looks: Arc<Mutex<Deadlines>>,
+    /// Those that ended, until the recorder takes them.
+    ended: Waiting,
     /// Nobody reads the record of every flow.
     unread: AtomicBool,
 }
 
-/// Ended flows that a worker's ledger holds between two visits of the recorder. Of older ones there is no record: they
-/// are only counted, so that no flow is ever held up and metrics stay true.
-pub const ENDED_MAX: usize = 8192;
-/// The same where nobody reads records: enough to show the last ones.
+/// Connections of the packet engine that have a record each between two visits where nobody reads records: enough to show
+/// the last ones.
 const KEPT: usize = 256;
 
 /// Flows of one kind that are counted so between two visits; of more than these nothing is known but how many.
@@ -30,7 +30,6 @@ const COUNTED_MAX: usize = 1 << 18;
 struct LedgerInner {
     slots: Vec<Option<Arc<LiveFlow>>>,
     free: Vec<u32>,
-    ended: VecDeque<Ended>,
     dropped: u64,
     live: usize,
     tallies: Vec<Tally>,
@@ -59,26 +58,34 @@ impl Ledger {
         Slot(index)
     }
 
-    /// How many ended flows are kept between two visits of the recorder, each to have a record; others are only counted.
+    /// How many ended connections of the packet engine are kept between two visits of the recorder, each to have a record;
+    /// others are only counted.
     pub fn kept(&self) -> usize {
         if self.is_read() { ENDED_MAX } else { KEPT }
     }
 
     /// Moves a flow from those in flight to those that ended.
     pub fn leave(&self, slot: Slot, ended: Ended) {
-        let kept = self.kept();
         let mut inner = lock(&self.inner);
-        if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
+        let left = inner.slots.get_mut(slot.0 as usize).and_then(Option::take);
+        if left.is_some() {
             inner.live -= 1;
             inner.free.push(slot.0);
         }
-        inner.push_ended(ended, kept);
+        // In one step: whoever sees that a flow is no longer in flight finds it among those that ended.
+        if !self.ended.put(&ended) {
+            inner.only_count(&ended);
+        }
+        drop(inner);
+        // A waker keeps its task's memory.
+        *lock(&ended.flow.waker) = None;
     }
 
     /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
     pub fn note(&self, ended: Ended) {
-        let kept = self.kept();
-        lock(&self.inner).push_ended(ended, kept);
+        if !self.ended.put(&ended) {
+            lock(&self.inner).only_count(&ended);
+        }
     }
 
     /// Adds flows of which there is no record each.
@@ -93,7 +100,12 @@ impl Ledger {
 
     /// Ended flows that wait to be taken.
     pub fn ended_waiting(&self) -> usize {
-        lock(&self.inner).ended.len()
+        self.ended.len()
+    }
+
+    /// Whether so many wait that they have to be taken soon.
+    pub fn is_crowded(&self) -> bool {
+        self.ended.is_crowded()
     }
 
     /// Whether somebody reads the record of every flow.
@@ -137,26 +149,25 @@ impl Ledger {
         lock(&self.inner).slots.iter().flatten().find(|flow| flow.id.0 == id).cloned()
     }
 
-    /// Takes the flows that ended since the last call, and how many were not even counted because nobody came in time.
+    /// Takes the next of the flows that ended, as many as there are in one batch.
+    pub fn take_batch(&self) -> Option<Batch> {
+        self.ended.take()
+    }
+
+    /// Takes how many flows ended that were not even counted, because nobody came in time.
+    pub fn take_dropped(&self) -> u64 {
+        std::mem::take(&mut lock(&self.inner).dropped)
+    }
+
+    /// Takes all flows that ended since the last call, and how many were not even counted.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
-        let mut inner = lock(&self.inner);
-        let dropped = std::mem::take(&mut inner.dropped);
-        (std::mem::take(&mut inner.ended).into(), dropped)
+        let batches = std::iter::from_fn(|| self.take_batch());
+        let ended = batches.flat_map(|batch| batch.iter().map(|past| past.to_ended()).collect::<Vec<_>>());
+        (ended.collect(), self.take_dropped())
     }
 }
 
 impl LedgerInner {
-    fn push_ended(&mut self, ended: Ended, kept: usize) {
-        // A waker keeps its task's memory; the record of an ended flow may live for long.
-        *lock(&ended.flow.waker) = None;
-        if self.ended.len() >= kept
-            && let Some(oldest) = self.ended.pop_front()
-        {
-            self.only_count(&oldest);
-        }
-        self.ended.push_back(ended);
-    }
-
     /// Adds one to those of its kind: the same rule, the same way, the same end.
     fn only_count(&mut self, ended: &Ended) {
         let decided = ended.flow.decided();
@@ -264,19 +275,27 @@ mod tests {
     #[test]
     fn flows_that_end_faster_than_anybody_looks_are_counted_all_the_same() {
         let ledger = Ledger::default();
-        for n in 0..ENDED_MAX as u64 + 10 {
+        let first = ENDED_MAX as u64;
+        for n in 0..first + 10 {
             let flow = Arc::new(LiveFlow::new(FlowId(n + 1)));
             let slot = ledger.enter(flow.clone());
             flow.count(n, 1);
-            let reason = if n == 3 { EndReason::ClientReset } else { EndReason::Ok };
+            let reason = if n == first + 3 { EndReason::ClientReset } else { EndReason::Ok };
             ledger.leave(slot, Ended { flow, reason, detail: None, duration: Duration::from_micros(n) });
         }
         let (ended, dropped) = ledger.take_ended();
-        assert_eq!((ended.len(), ended[0].flow.id, dropped), (ENDED_MAX, FlowId(11), 0));
+        assert_eq!((ended.len(), ended[0].flow.id, dropped), (ENDED_MAX, FlowId(1), 0));
         let tallies = ledger.take_tallies();
         let found: Vec<_> =
             tallies.iter().map(|tally| (tally.reason, tally.times_us.len(), tally.bytes)).collect();
-        assert_eq!(found, [(EndReason::Ok, 9, (42, 9)), (EndReason::ClientReset, 1, (3, 1))]);
-        assert_eq!(tallies[0].times_us[4], (5, u32::MAX), "the fourth was reset, and none had a server");
+        assert_eq!(
+            found,
+            [(EndReason::Ok, 9, (9 * first + 42, 9)), (EndReason::ClientReset, 1, (first + 3, 1))]
+        );
+        assert_eq!(
+            tallies[0].times_us[4],
+            (ENDED_MAX as u32 + 5, u32::MAX),
+            "the fourth was reset, and none had a server"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The latest records, and those who follow along.
 
 use super::FlowRecord;
-use crate::live::{Ended, LiveFlow};
+use crate::live::{Batch, Ended, LiveFlow};
 use serde::Serialize;
 use sidetrack_core::filter::Filter;
 use std::collections::VecDeque;
@@ -23,7 +23,10 @@ pub struct Feed {
 
 #[derive(Debug, Default)]
 struct Inner {
-    recent: VecDeque<Ended>,
+    /// The latest flows that ended: full batches, and what comes in small ones put together.
+    recent: VecDeque<Batch>,
+    /// The number of these.
+    kept: usize,
     ended: u64,
     followers: Vec<Follower>,
     closed: bool,
@@ -88,7 +91,9 @@ impl Feed {
 
     /// The latest flows that ended and that `pick` takes, latest first, at most `most`.
     pub fn recent(&self, most: usize, mut pick: impl FnMut(&Ended) -> bool) -> Vec<Ended> {
-        self.inner().recent.iter().rev().filter(|ended| pick(ended)).take(most).cloned().collect()
+        let inner = self.inner();
+        let latest = inner.recent.iter().rev().flat_map(|batch| batch.iter().rev()).take(self.recent_max);
+        latest.map(|past| past.to_ended()).filter(|ended| pick(ended)).take(most).collect()
     }
 
     /// The number of flows that ended since the start.
@@ -147,13 +152,25 @@ impl Feed {
         !self.inner().followers.is_empty()
     }
 
-    /// Keeps flows that ended, in the place of the oldest.
-    pub(super) fn keep(&self, ended: Vec<Ended>) {
+    /// Keeps flows that ended, instead of the oldest.
+    pub(super) fn keep(&self, batch: Batch) {
         let mut inner = self.inner();
-        inner.ended += ended.len() as u64;
-        inner.recent.extend(ended);
-        let over = inner.recent.len().saturating_sub(self.recent_max);
-        let oldest: Vec<Ended> = inner.recent.drain(..over).collect();
+        inner.ended += batch.len() as u64;
+        if self.recent_max == 0 {
+            return;
+        }
+        inner.kept += batch.len();
+        // At low rates batches are small: put together they take less memory.
+        if !inner.recent.back_mut().is_some_and(|last| last.absorb(&batch)) {
+            inner.recent.push_back(batch);
+        }
+        let mut oldest = Vec::new();
+        while let Some(first) = inner.recent.front().map(Batch::len)
+            && inner.kept - first >= self.recent_max
+        {
+            inner.kept -= first;
+            oldest.extend(inner.recent.pop_front());
+        }
         // Whoever reads need not wait until their memory is given back.
         drop(inner);
         drop(oldest);

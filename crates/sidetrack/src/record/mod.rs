@@ -1,9 +1,10 @@
 //! Records: one JSON line for every flow, a window on the latest of them, and those who follow along.
 //!
-//! Everything here runs on the control thread or on the writer's own thread; the data path only puts a flow that
-//! ended into its worker's [`Ledger`](crate::live::Ledger).
+//! Everything here runs on threads beside the workers; the data path only puts a flow that ended, in compact form, into
+//! its worker's [`Ledger`](crate::live::Ledger).
 
 mod feed;
+mod line;
 mod recorder;
 mod states;
 mod text;
@@ -15,7 +16,7 @@ pub use states::Reached;
 pub use text::Timestamp;
 pub use writer::{BUFFER_MAX, RecordWriter, Target};
 
-use crate::live::{Decided, Ended, LiveFlow};
+use crate::live::{Batch, Decided, Ended, LiveFlow};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::filter::FlowFacts;
@@ -191,6 +192,12 @@ impl<'a> FlowRecord<'a> {
             out.push(b'\n');
         }
     }
+}
+
+/// Appends the records of these flows, each as one line of JSON: what [`FlowRecord::write_line`] would say of each, for a
+/// fraction of the time.
+pub fn write_lines(batch: &Batch, out: &mut Vec<u8>) {
+    line::Lines::default().write(batch, out);
 }
 
 /// The host name; a destination that is a name is one, too.

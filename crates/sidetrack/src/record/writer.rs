@@ -10,6 +10,15 @@ use std::time::{Duration, Instant};
 /// Bytes of lines that wait to be written; what comes while so many wait is dropped and counted.
 pub const BUFFER_MAX: usize = 8 << 20;
 
+/// Bytes that are written in one piece, if they come fast enough; what comes slower is written after [`GATHER`].
+const PIECE: usize = 256 << 10;
+
+/// How long lines wait for others that are written with them.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Room that is kept for the next lines.
+const KEEP_ROOM: usize = 2 * PIECE;
+
 /// How often a file is looked for under its name, to see whether somebody moved it away (log rotation).
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -89,7 +98,13 @@ impl RecordWriter {
         let fits = lines[..room].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         state.lines.extend_from_slice(&lines[..fits]);
         state.lost += count_lines(&lines[fits..]);
-        self.shared.changed.notify_all();
+        // The first lines wake the thread, which then gathers, and a whole piece does; none in between.
+        let (before, after) = (state.lines.len() - fits, state.lines.len());
+        let wakes = before == 0 || (before < PIECE && after >= PIECE);
+        drop(state);
+        if wakes {
+            self.shared.changed.notify_all();
+        }
     }
 
     /// Opens the file anew before the next line (SIGUSR1, log rotation).
@@ -121,7 +136,7 @@ impl RecordWriter {
 
     /// Waits until all lines are written, at most for `patience`; gives the number of lines lost since
     /// [`RecordWriter::take_lost`], with those that were still waiting.
-    pub fn close(self, patience: Duration) -> u64 {
+    pub fn close(&self, patience: Duration) -> u64 {
         let mut state = self.shared.state();
         state.closing = true;
         self.shared.changed.notify_all();
@@ -237,25 +252,33 @@ struct Writing {
 
 impl Writing {
     fn run(mut self) {
-        while let Some((lines, reopen)) = self.next() {
-            self.write_lines(lines, reopen);
+        let mut lines = Vec::new();
+        while let Some(reopen) = self.next(&mut lines) {
+            self.write_lines(&mut lines, reopen);
+            lines.clear();
+            lines.shrink_to(KEEP_ROOM);
         }
         self.shared.state().done = true;
         self.shared.changed.notify_all();
     }
 
-    /// Waits for lines; none when all are written and the writer is closed.
-    fn next(&self) -> Option<(Vec<u8>, bool)> {
+    /// Waits for lines and puts them into `lines`; none when all are written and the writer is closed. Gives whether the
+    /// file is to be opened anew.
+    fn next(&self, lines: &mut Vec<u8>) -> Option<bool> {
         let idle = |state: &mut State| state.lines.is_empty() && !state.reopen && !state.closing;
         let waited = self.shared.changed.wait_while(self.shared.state(), idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let state = waited.unwrap_or_else(PoisonError::into_inner);
+        let few = |state: &mut State| state.lines.len() < PIECE && !state.reopen && !state.closing;
+        let gathered = self.shared.changed.wait_timeout_while(state, GATHER, few);
+        let (mut state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
         if state.lines.is_empty() && !state.reopen {
             return None;
         }
-        Some((std::mem::take(&mut state.lines), std::mem::take(&mut state.reopen)))
+        std::mem::swap(lines, &mut state.lines);
+        Some(std::mem::take(&mut state.reopen))
     }
 
-    fn write_lines(&mut self, mut lines: Vec<u8>, reopen: bool) {
+    fn write_lines(&mut self, lines: &mut Vec<u8>, reopen: bool) {
         if self.torn {
             // Ends the torn line, so that the next one is whole.
             lines.insert(0, b'\n');
@@ -264,7 +287,7 @@ impl Writing {
         let result = self
             .output
             .refresh(reopen || self.failing.is_some())
-            .and_then(|()| self.write_all(&lines, &mut written));
+            .and_then(|()| self.write_all(lines, &mut written));
         if written > 0 {
             self.torn = lines[written - 1] != b'\n';
         }

@@ -1,0 +1,495 @@
+//! Flows that ended, in the compact form in which they wait until their records are read or written.
+
+use super::{Decided, Ended, LiveFlow, Taken, Transport, UNSET, code_of, reason_of};
+use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Host, HostName, Process};
+use sidetrack_core::policy::{Action, Verdict};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Bytes of one batch, from which on the next flow begins another: what a reader takes at once, a tenth of a
+/// millisecond's work.
+const FULL: usize = 32 << 10;
+
+/// Kinds of one batch, from which on the next flow begins another.
+const KINDS_MAX: usize = 64;
+
+/// Room of a new batch: at low rates one holds a few flows.
+const FIRST_ROOM: usize = 2 << 10;
+
+/// Flows that ended, in one piece of memory: the numbers of each and its texts, one after the other.
+///
+/// What many flows have in common (rule, carrier, functions, listener) is kept once, as a *kind*.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    kinds: Vec<Arc<Decided>>,
+    bytes: Vec<u8>,
+    starts: Vec<u32>,
+}
+
+/// Bits that say what of a flow is there.
+mod has {
+    pub const KNOWN: u16 = 1;
+    pub const NAME: u16 = 1 << 1;
+    pub const HOST: u16 = 1 << 2;
+    /// The host is the name of the destination.
+    pub const SAME_HOST: u16 = 1 << 3;
+    pub const PROCESS: u16 = 1 << 4;
+    pub const PROGRAM: u16 = 1 << 5;
+    pub const PID: u16 = 1 << 6;
+    pub const UID: u16 = 1 << 7;
+    pub const USER: u16 = 1 << 8;
+    pub const DETAIL: u16 = 1 << 9;
+    pub const TAKEN: u16 = 1 << 10;
+    pub const AGREEMENT: u16 = 1 << 11;
+    pub const SHUNTED: u16 = 1 << 12;
+}
+
+/// Numbers of 8 bytes at the start of each flow.
+const NUMBERS: usize = 8;
+/// Where its kind stands behind them: 4 bytes; then what it has (2 bytes), reason and transport (1 each).
+const KIND_AT: usize = NUMBERS * 8;
+/// Bytes before its texts.
+const FIXED: usize = KIND_AT + 8;
+
+const TRANSPORTS: [Transport; 3] = [Transport::Quic, Transport::Tls, Transport::Warm];
+
+fn micros(time: Option<Duration>) -> u64 {
+    time.map_or(UNSET, |time| u64::try_from(time.as_micros()).unwrap_or(UNSET - 1))
+}
+
+/// Whether both have the same rule, carrier and listener.
+fn is_same_kind(one: &Decided, other: &Decided) -> bool {
+    let same_verdict = match (&one.verdict, &other.verdict) {
+        (Some(one), Some(other)) => {
+            // By address first: the rules of one configuration share theirs.
+            let same_rule = match (&one.rule, &other.rule) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            same_rule
+                && match (&one.action, &other.action) {
+                    (Action::Carry(one), Action::Carry(other)) => Arc::ptr_eq(one, other) || one == other,
+                    (one, other) => one == other,
+                }
+        }
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    let (a, b) = (&one.flow, &other.flow);
+    same_verdict
+        && a.intercept == b.intercept
+        && (Arc::ptr_eq(&a.listener, &b.listener) || a.listener == b.listener)
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(ip) => {
+            out.push(4);
+            out.extend_from_slice(&ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            out.push(6);
+            out.extend_from_slice(&ip.octets());
+        }
+    }
+}
+
+/// Appends a client's address: what records say of it.
+fn put_address(out: &mut Vec<u8>, address: SocketAddr) {
+    put_ip(out, address.ip());
+    out.extend_from_slice(&address.port().to_le_bytes());
+    if let SocketAddr::V6(address) = address {
+        out.extend_from_slice(&address.scope_id().to_le_bytes());
+    }
+}
+
+/// Appends what is known of a flow; returns what it has.
+fn put_flow(out: &mut Vec<u8>, flow: &Flow) -> u16 {
+    let mut there = has::KNOWN;
+    put_address(out, flow.client);
+    out.extend_from_slice(&flow.orig_dst.port.to_le_bytes());
+    match &flow.orig_dst.host {
+        Host::Ip(ip) => put_ip(out, *ip),
+        Host::Name(name) => {
+            there |= has::NAME;
+            put_text(out, name.as_str());
+        }
+    }
+    if let Some(host) = &flow.host {
+        there |= has::HOST;
+        if matches!(&flow.orig_dst.host, Host::Name(name) if name == host) {
+            there |= has::SAME_HOST;
+        } else {
+            put_text(out, host.as_str());
+        }
+    }
+    if let Some(process) = &flow.process {
+        there |= has::PROCESS;
+        if let Some(name) = &process.name {
+            there |= has::PROGRAM;
+            put_text(out, name);
+        }
+        for (number, bit) in [(process.pid, has::PID), (process.uid, has::UID)] {
+            if let Some(number) = number {
+                there |= bit;
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+    }
+    if let Some(user) = &flow.user {
+        there |= has::USER;
+        put_text(out, user);
+    }
+    there
+}
+
+impl Batch {
+    /// The number of its flows.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// Whether the next flow is to begin another.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes.len() >= FULL || self.kinds.len() >= KINDS_MAX
+    }
+
+    /// The bytes it takes.
+    pub(super) fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn kind_of(&mut self, decided: &Arc<Decided>) -> u32 {
+        // Most flows are of the kind of the one before.
+        let found = self.kinds.iter().rposition(|kind| is_same_kind(kind, decided));
+        let at = found.unwrap_or_else(|| {
+            self.kinds.push(decided.clone());
+            self.kinds.len() - 1
+        });
+        u32::try_from(at).unwrap_or(u32::MAX)
+    }
+
+    /// Adds a flow.
+    pub fn add(&mut self, ended: &Ended) {
+        if self.bytes.capacity() == 0 {
+            self.bytes.reserve(FIRST_ROOM);
+        }
+        let flow = &*ended.flow;
+        let decided = flow.decided();
+        let start = self.bytes.len();
+        let since = flow.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (up, down) = flow.bytes();
+        let numbers: [u64; NUMBERS] = [
+            flow.id.0,
+            micros(Some(since)),
+            micros(Some(ended.duration)),
+            up,
+            down,
+            micros(flow.connect_time()),
+            micros(flow.first_byte_time()),
+            micros(flow.sniff_wait()),
+        ];
+        let mut fixed = [0; FIXED];
+        for (place, number) in fixed.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        let kind = decided.as_ref().map_or(u32::MAX, |decided| self.kind_of(decided));
+        fixed[KIND_AT..KIND_AT + 4].copy_from_slice(&kind.to_le_bytes());
+        fixed[KIND_AT + 6] = code_of(ended.reason);
+        self.bytes.extend_from_slice(&fixed);
+        let there = self.put_texts(ended, decided.as_deref());
+        let transport = flow.taken().map(|taken| taken.transport);
+        let transport = TRANSPORTS.iter().position(|one| Some(*one) == transport);
+        self.bytes[start + KIND_AT + 4..start + KIND_AT + 6].copy_from_slice(&there.to_le_bytes());
+        self.bytes[start + KIND_AT + 7] = transport.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX);
+        self.starts.push(u32::try_from(start).unwrap_or(u32::MAX));
+    }
+
+    /// Appends what is behind the numbers; returns what it has.
+    fn put_texts(&mut self, ended: &Ended, decided: Option<&Decided>) -> u16 {
+        let out = &mut self.bytes;
+        let mut there = decided.map_or(0, |decided| put_flow(out, &decided.flow));
+        if ended.flow.was_shunted() {
+            there |= has::SHUNTED;
+        }
+        if let Some(taken) = ended.flow.taken() {
+            there |= has::TAKEN;
+            put_address(out, taken.address);
+        }
+        if let Some(detail) = &ended.detail {
+            there |= has::DETAIL;
+            put_text(out, detail);
+        }
+        if let Some(agreement) = decided.and_then(Decided::agreement) {
+            there |= has::AGREEMENT;
+            put_text(out, agreement);
+        }
+        there
+    }
+
+    /// Its flows, in the order in which they ended.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Past<'_>> {
+        let ends =
+            self.starts.iter().skip(1).copied().chain([u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)]);
+        let ends: Vec<u32> = ends.collect();
+        (0..self.starts.len()).filter_map(move |at| {
+            let bytes = self.bytes.get(self.starts[at] as usize..ends[at] as usize)?;
+            let (fixed, texts) = bytes.split_first_chunk::<FIXED>()?;
+            Some(Past { fixed, texts, kinds: &self.kinds })
+        })
+    }
+
+    /// The kinds of its flows: each with the first flow of it.
+    pub fn kinds(&self) -> &[Arc<Decided>] {
+        &self.kinds
+    }
+
+    /// Adds the flows of another behind its own, if they have room.
+    pub fn absorb(&mut self, other: &Self) -> bool {
+        if self.bytes.len() + other.bytes.len() > FULL || self.kinds.len() + other.kinds.len() > KINDS_MAX {
+            return false;
+        }
+        let kinds: Vec<u32> = other.kinds.iter().map(|kind| self.kind_of(kind)).collect();
+        let offset = self.bytes.len();
+        self.bytes.extend_from_slice(&other.bytes);
+        for start in &other.starts {
+            let start = *start as usize + offset;
+            let place = &mut self.bytes[start + KIND_AT..start + KIND_AT + 4];
+            let kind = u32::from_le_bytes(place.try_into().unwrap_or_default());
+            if let Some(kind) = kinds.get(kind as usize) {
+                place.copy_from_slice(&kind.to_le_bytes());
+            }
+            self.starts.push(u32::try_from(start).unwrap_or(u32::MAX));
+        }
+        true
+    }
+}
+
+/// One flow of a [`Batch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Past<'a> {
+    fixed: &'a [u8; FIXED],
+    texts: &'a [u8],
+    kinds: &'a [Arc<Decided>],
+}
+
+/// What is said of a flow beside its numbers and its kind.
+#[derive(Clone, Debug, Default)]
+pub struct Texts<'a> {
+    /// The client; none if nothing of the flow was known.
+    pub client: Option<SocketAddr>,
+    /// The address it wanted; none if it is a name.
+    pub dst_ip: Option<IpAddr>,
+    /// The name it wanted.
+    pub dst_name: Option<&'a str>,
+    /// The port it wanted.
+    pub dst_port: u16,
+    /// The host name, if one is known beside the destination.
+    pub host: Option<&'a str>,
+    /// The local program, if it was looked up.
+    pub process: Option<(Option<&'a str>, Option<u32>, Option<u32>)>,
+    /// Who authenticated.
+    pub user: Option<&'a str>,
+    /// Where what carried it leads to.
+    pub taken: Option<Taken>,
+    /// More than the reason says.
+    pub detail: Option<&'a str>,
+    /// What the data-flow agreement said.
+    pub agreement: Option<&'a str>,
+}
+
+/// Takes apart what [`Batch::add`] put together; what is not there is empty.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        match self.0.split_first_chunk::<N>() {
+            Some((first, rest)) => {
+                self.0 = rest;
+                *first
+            }
+            None => [0; N],
+        }
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    fn text(&mut self) -> &'a str {
+        let length = (self.u32() as usize).min(self.0.len());
+        let (text, rest) = self.0.split_at(length);
+        self.0 = rest;
+        std::str::from_utf8(text).unwrap_or_default()
+    }
+
+    fn ip(&mut self) -> IpAddr {
+        match self.array::<1>() {
+            [4] => IpAddr::from(self.array::<4>()),
+            _ => IpAddr::from(self.array::<16>()),
+        }
+    }
+
+    fn address(&mut self) -> SocketAddr {
+        let ip = self.ip();
+        let mut address = SocketAddr::new(ip, u16::from_le_bytes(self.array()));
+        if let SocketAddr::V6(address) = &mut address {
+            address.set_scope_id(self.u32());
+        }
+        address
+    }
+}
+
+impl<'a> Past<'a> {
+    fn number(&self, at: usize) -> u64 {
+        let bytes = self.fixed.get(at * 8..at * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    }
+
+    fn time(&self, at: usize) -> Option<Duration> {
+        Some(self.number(at)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    const fn has(&self) -> u16 {
+        u16::from_le_bytes([self.fixed[KIND_AT + 4], self.fixed[KIND_AT + 5]])
+    }
+
+    /// The flow's number.
+    pub fn id(&self) -> u64 {
+        self.number(0)
+    }
+
+    /// When it was caught: microseconds since 1970.
+    pub fn since_us(&self) -> u64 {
+        self.number(1)
+    }
+
+    /// From being caught to the end.
+    pub fn duration(&self) -> Duration {
+        Duration::from_micros(self.number(2))
+    }
+
+    /// Bytes from client to server, and from server to client.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.number(3), self.number(4))
+    }
+
+    /// From being caught until the path to the server stood.
+    pub fn connect_time(&self) -> Option<Duration> {
+        self.time(5)
+    }
+
+    /// From being caught to the first byte from the server.
+    pub fn first_byte_time(&self) -> Option<Duration> {
+        self.time(6)
+    }
+
+    /// For how long it was held for its first bytes, if a rule asked for them.
+    pub fn sniff_wait(&self) -> Option<Duration> {
+        self.time(7)
+    }
+
+    /// Its place in [`Batch::kinds`]; none if nothing was known of the flow.
+    pub fn kind(&self) -> Option<usize> {
+        let mut kind = Reader(self.fixed.get(KIND_AT..).unwrap_or_default());
+        Some(kind.u32() as usize).filter(|at| *at < self.kinds.len())
+    }
+
+    /// The reason of its end.
+    pub fn reason(&self) -> EndReason {
+        reason_of(self.fixed[KIND_AT + 6]).unwrap_or(EndReason::Internal)
+    }
+
+    /// What moved its bytes, where its carrier leaves that open.
+    pub fn transport(&self) -> Option<Transport> {
+        TRANSPORTS.get(usize::from(self.fixed[KIND_AT + 7])).copied()
+    }
+
+    /// Whether bytes of it went past Sidetrack.
+    pub const fn was_shunted(&self) -> bool {
+        self.has() & has::SHUNTED != 0
+    }
+
+    /// The rest of what is known.
+    pub fn texts(&self) -> Texts<'a> {
+        let (has, mut from) = (self.has(), Reader(self.texts));
+        let is = |bit: u16| has & bit != 0;
+        let mut texts = Texts::default();
+        if is(has::KNOWN) {
+            texts.client = Some(from.address());
+            texts.dst_port = u16::from_le_bytes(from.array());
+            match is(has::NAME) {
+                true => texts.dst_name = Some(from.text()),
+                false => texts.dst_ip = Some(from.ip()),
+            }
+            if is(has::HOST) {
+                texts.host = if is(has::SAME_HOST) { texts.dst_name } else { Some(from.text()) };
+            }
+            if is(has::PROCESS) {
+                let name = is(has::PROGRAM).then(|| from.text());
+                let pid = is(has::PID).then(|| from.u32());
+                texts.process = Some((name, pid, is(has::UID).then(|| from.u32())));
+            }
+            texts.user = is(has::USER).then(|| from.text());
+        }
+        if is(has::TAKEN) {
+            let address = from.address();
+            texts.taken = self.transport().map(|transport| Taken { transport, address });
+        }
+        texts.detail = is(has::DETAIL).then(|| from.text());
+        texts.agreement = is(has::AGREEMENT).then(|| from.text());
+        texts
+    }
+
+    /// The flow and its end as they were.
+    pub fn to_ended(&self) -> Ended {
+        let texts = self.texts();
+        let since: SystemTime = UNIX_EPOCH + Duration::from_micros(self.since_us());
+        let flow = LiveFlow::caught(FlowId(self.id()), since, super::now());
+        if let Some(kind) = self.kind().and_then(|at| self.kinds.get(at)) {
+            let verdict = kind.verdict.clone();
+            let agreement = texts.agreement.map(Into::into);
+            let verdict = verdict.map(|verdict| Verdict { agreement, ..verdict });
+            flow.decide(Decided { flow: flow_of(&kind.flow, &texts), verdict });
+        }
+        let (up, down) = self.bytes();
+        flow.count(up, down);
+        self.connect_time().into_iter().for_each(|time| flow.connected(time));
+        self.first_byte_time().into_iter().for_each(|time| flow.first_byte(time));
+        self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
+        flow.carried_by(texts.taken);
+        if self.was_shunted() {
+            flow.shunted();
+        }
+        let detail = texts.detail.map(Into::into);
+        Ended { flow: Arc::new(flow), reason: self.reason(), detail, duration: self.duration() }
+    }
+}
+
+fn flow_of(kind: &Flow, texts: &Texts<'_>) -> Flow {
+    let name = |text: &str| text.parse::<HostName>().ok();
+    let host = match (texts.dst_ip, texts.dst_name.and_then(name)) {
+        (Some(ip), _) => Host::Ip(ip),
+        (None, Some(name)) => Host::Name(name),
+        (None, None) => kind.orig_dst.host.clone(),
+    };
+    Flow {
+        intercept: kind.intercept,
+        listener: kind.listener.clone(),
+        client: texts.client.unwrap_or(kind.client),
+        orig_dst: Destination { host, port: texts.dst_port },
+        host: texts.host.and_then(name),
+        process: texts.process.map(|(name, pid, uid)| Process { pid, name: name.map(str::to_owned), uid }),
+        user: texts.user.map(str::to_owned),
+    }
+}

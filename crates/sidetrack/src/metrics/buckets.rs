@@ -1,0 +1,82 @@
+//! A histogram that takes the observations of many flows in one step.
+
+use super::lock;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::{MetricType, TypedMetric};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Most bounds of a histogram.
+const BOUNDS_MAX: usize = 12;
+
+/// A histogram of times. Clones are the same one.
+#[derive(Clone, Debug)]
+pub(super) struct Buckets {
+    /// Upper bounds, seconds; above the last there is one more bucket.
+    bounds: &'static [f64],
+    counted: Arc<Mutex<Counted>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Counted {
+    sum: Duration,
+    counts: [u64; BOUNDS_MAX + 1],
+}
+
+/// Observations on their way into a histogram.
+#[derive(Debug)]
+pub(super) struct Seen {
+    bounds: &'static [f64],
+    counted: Counted,
+}
+
+impl Seen {
+    /// None yet.
+    pub(super) fn of(buckets: &Buckets) -> Self {
+        Self { bounds: buckets.bounds, counted: Counted::default() }
+    }
+
+    /// One more.
+    pub(super) fn add(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let at = self.bounds.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds.len());
+        self.counted.counts[at.min(BOUNDS_MAX)] += 1;
+        self.counted.sum = self.counted.sum.saturating_add(time);
+    }
+}
+
+impl Buckets {
+    /// A histogram with these upper bounds in seconds, at most [`BOUNDS_MAX`], rising.
+    pub(super) fn new(bounds: &'static [f64]) -> Self {
+        debug_assert!(bounds.len() <= BOUNDS_MAX, "more bounds than there are counters");
+        Self { bounds, counted: Arc::default() }
+    }
+
+    /// Takes what was seen.
+    pub(super) fn take(&self, seen: &Seen) {
+        let mut counted = lock(&self.counted);
+        counted.sum = counted.sum.saturating_add(seen.counted.sum);
+        for (count, more) in counted.counts.iter_mut().zip(seen.counted.counts) {
+            *count += more;
+        }
+    }
+}
+
+impl EncodeMetric for Buckets {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let counted = lock(&self.counted).clone();
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counted.counts).collect();
+        let count = counted.counts.iter().sum();
+        encoder.encode_histogram::<NoLabelSet>(counted.sum.as_secs_f64(), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+impl TypedMetric for Buckets {
+    const TYPE: MetricType = MetricType::Histogram;
+}
