@@ -251,6 +251,59 @@ impl SourceLimit {
     }
 }
 
+/// Places for those that wait, in a bounded number: where all are taken, the one who waits longest leaves for the new one.
+///
+/// A stranger who takes many places so pushes out his own, and one that is quick is never pushed out.
+#[derive(Clone, Debug)]
+pub struct OldestFirst<T> {
+    most: usize,
+    next: u64,
+    waiting: BTreeMap<u64, T>,
+    left: u64,
+}
+
+impl<T> OldestFirst<T> {
+    /// At most `most` places, at least one.
+    pub fn new(most: usize) -> Self {
+        Self { most: most.max(1), next: 0, waiting: BTreeMap::new(), left: 0 }
+    }
+
+    /// Takes a place: its number, and who had to leave for it.
+    pub fn enter(&mut self, who: T) -> (u64, Option<T>) {
+        let oldest = if self.waiting.len() >= self.most { self.waiting.pop_first() } else { None };
+        self.left += u64::from(oldest.is_some());
+        let number = self.next;
+        self.next += 1;
+        self.waiting.insert(number, who);
+        (number, oldest.map(|(_, who)| who))
+    }
+
+    /// Gives a place back; nothing happens if its owner had to leave before.
+    pub fn leave(&mut self, number: u64) {
+        self.waiting.remove(&number);
+    }
+
+    /// Those that wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Most that may wait.
+    pub const fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Those that had to leave, since the start.
+    pub const fn left(&self) -> u64 {
+        self.left
+    }
+}
+
 /// What counts as one source: an IPv4 address, or the /64 of an IPv6 one; never an IPv4-mapped address.
 fn source_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

@@ -1,7 +1,9 @@
 //! Budgets, token buckets and per-source limits.
 
 use proptest::prelude::*;
-use sidetrack_core::limit::{Budget, DESCRIPTORS_PER_FLOW, DESCRIPTORS_PER_PIPE, SourceLimit, TokenBucket};
+use sidetrack_core::limit::{
+    Budget, DESCRIPTORS_PER_FLOW, DESCRIPTORS_PER_PIPE, OldestFirst, SourceLimit, TokenBucket,
+};
 use sidetrack_core::time::Instant;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -70,6 +72,25 @@ fn one_source_cannot_take_all_and_the_table_is_bounded() {
     limit.release(ip("192.0.2.1"));
     assert_eq!((limit.live(ip("192.0.2.1")), limit.sources()), (0, 1));
     assert!(limit.admit(ip("2001:db8:0:1::1")));
+}
+
+#[test]
+fn the_one_who_waits_longest_leaves_and_who_left_by_himself_does_not() {
+    let mut places = OldestFirst::new(2);
+    let enter = |places: &mut OldestFirst<char>, who| places.enter(who);
+    let (a, none) = enter(&mut places, 'a');
+    assert_eq!(none, None);
+    let (b, none) = enter(&mut places, 'b');
+    assert_eq!((none, places.len()), (None, 2));
+    let (_, oldest) = enter(&mut places, 'c');
+    assert_eq!((oldest, places.len(), places.left()), (Some('a'), 2, 1));
+    places.leave(a);
+    places.leave(b);
+    assert_eq!(places.len(), 1, "a had left before");
+    let (_, none) = enter(&mut places, 'd');
+    assert_eq!(none, None, "b left by itself");
+    assert_eq!(enter(&mut places, 'e').1, Some('c'));
+    assert_eq!(OldestFirst::<char>::new(0).most(), 1, "the newest always has a place");
 }
 
 proptest! {

@@ -18,6 +18,7 @@ pub mod http;
 pub mod intercept;
 pub mod keeper;
 pub mod live;
+pub mod log;
 pub mod metrics;
 pub mod overlay;
 pub mod plan;

@@ -80,14 +80,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter =
-        sidetrack_sys::process::environment("SIDETRACK_LOG").and_then(|filter| filter.into_string().ok());
-    let filter = filter.unwrap_or_else(|| "warn,sidetrack=info".to_owned());
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(sidetrack::cli::colours())
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .init();
+    sidetrack::log::start(sidetrack::cli::colours());
     // Read before passwords in them are overwritten; what cannot be overwritten was visible before, too.
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let _ = sidetrack_sys::arguments::mask_passwords();

@@ -94,7 +94,12 @@ pub struct Arrived {
 /// Serves one client to its end, in a task of its own.
 pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
     let Arrived { stream, peer, held } = arrived;
-    let admission = match Admission::ask(&worker, peer.ip()) {
+    let is_own = || {
+        let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
+        // What the kernel redirects on this host comes to the loopback, from whichever address it has.
+        is_here(peer) || listening.proxy_from.contains(peer.ip()) || stream.local_address().is_ok_and(is_here)
+    };
+    let admission = match Admission::ask(&worker, peer.ip(), is_own) {
         Ok(admission) => admission,
         Err(detail) => return shed(&worker, &listening, stream, peer, detail),
     };
@@ -133,6 +138,7 @@ pub async fn upgraded(
 
 /// Refuses a flow there is no room for; it still gets its record.
 fn shed(worker: &Arc<Worker>, listening: &Listening, stream: Stream, peer: SocketAddr, detail: String) {
+    tracing::warn!(listener = %listening.name, client = %peer, %detail, "a connection is refused");
     let mut entry = Entry::new(worker);
     entry.live.decide(setup::undecided(listening, peer));
     Client::new(stream).reset();

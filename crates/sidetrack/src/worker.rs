@@ -3,8 +3,10 @@
 //! budget of descriptors.
 
 mod far;
+mod waiting;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
+pub use waiting::{CROWDED, Place};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
@@ -19,7 +21,7 @@ use crate::reactor::{self, TcpListener, TcpStream};
 use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{Flow, FlowId};
-use sidetrack_core::limit::{Budget, SourceLimit, TokenBucket};
+use sidetrack_core::limit::{Budget, SourceLimit};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::future::poll_fn;
@@ -38,15 +40,17 @@ const SWEEP: Duration = Duration::from_millis(100);
 /// short enough not to be noticed.
 const ACCEPT_REST: Duration = Duration::from_millis(10);
 
-/// Lines in the log about failing to accept: at most so many at once, and so many a second, for each listener.
-const COMPLAINTS_BURST: u32 = 3;
-const COMPLAINTS_PER_SECOND: u32 = 1;
-
 /// Most connections that a listener that goes still serves: as many as may wait on a socket.
 const WAITING_MAX: usize = 4096;
 
 /// Most client addresses that `limits.max_flows_per_client` counts at a time.
 const SOURCES_MAX: usize = 65_536;
+
+/// The share of all flows that one client has where `limits.max_flows_per_client` says nothing: one in so many.
+const CLIENT_SHARE: u64 = 2;
+
+/// The share of all flows that may wait for their handshakes where `limits.max_handshakes` says nothing: one in so many.
+const HANDSHAKE_SHARE: u64 = 4;
 
 /// Connections that may wait for a flow where nothing was set aside for them, because no rule asked for any when the
 /// process began: the descriptors kept back for what is no flow bear that many.
@@ -66,7 +70,10 @@ pub struct Shared {
     /// The data-flow agreement in force.
     pub agreement: ArcSwap<InForce>,
     budget: Mutex<Budget>,
-    per_client: Option<Mutex<SourceLimit>>,
+    per_client: Mutex<SourceLimit>,
+    /// The configuration says how many flows a client may have: then it holds for every client.
+    is_client_bound: bool,
+    handshakes: waiting::Handshakes,
     next_flow: AtomicU64,
     warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
@@ -83,8 +90,18 @@ impl Shared {
         budget: Budget,
         clock: Clock,
     ) -> Self {
-        let most = config.load().limits.max_flows_per_client;
-        let per_client = most.map(|most| Mutex::new(SourceLimit::new(most, SOURCES_MAX)));
+        let limits = config.load().limits;
+        let count = |flows: u64| usize::try_from(flows).unwrap_or(usize::MAX);
+        let flows = budget.flows().max;
+        let per_client = match limits.max_flows_per_client {
+            Some(most) => SourceLimit::new(most, SOURCES_MAX),
+            // Every client counted has a flow: the table is never fuller than that.
+            None => SourceLimit::new(
+                u32::try_from(flows.div_ceil(CLIENT_SHARE)).unwrap_or(u32::MAX),
+                count(flows),
+            ),
+        };
+        let handshakes = limits.max_handshakes.map_or(flows / HANDSHAKE_SHARE, u64::from);
         Self {
             config,
             dialing: ArcSwap::from_pointee(dialing),
@@ -92,7 +109,9 @@ impl Shared {
             functions: Library::new(clock),
             agreement: ArcSwap::default(),
             budget: Mutex::new(budget),
-            per_client,
+            per_client: Mutex::new(per_client),
+            is_client_bound: limits.max_flows_per_client.is_some(),
+            handshakes: waiting::Handshakes::new(count(handshakes)),
             next_flow: AtomicU64::new(1),
             warm_room: Arc::new(Room::new(WARM_MIN)),
             sessions: Arc::new(Mutex::new(SessionTable::new(SessionLimits::default()))),
@@ -231,7 +250,6 @@ impl Worker {
         listener: TcpListener,
         mut stop: watch::Receiver<bool>,
     ) {
-        let mut complaints = TokenBucket::new(COMPLAINTS_BURST, COMPLAINTS_PER_SECOND, self.clock.now());
         loop {
             let is_told = stop.has_changed().unwrap_or(true);
             let accepted = tokio::select! {
@@ -247,9 +265,7 @@ impl Worker {
                 Ok((stream, peer)) => self.serve(&listening, stream, peer, &stop),
                 Err(error) if is_about_the_connection(&error) => {}
                 Err(error) => {
-                    if let Some(silent) = complaints.take(self.clock.now()) {
-                        tracing::warn!(listener = %listening.name, %error, silent, "cannot accept; resting");
-                    }
+                    tracing::warn!(listener = %listening.name, %error, "cannot accept; resting");
                     reactor::sleep(ACCEPT_REST).await;
                 }
             }
@@ -326,11 +342,12 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Asks for leave for one more flow of this client.
+    /// Asks for leave for one more flow of this client. `is_own`, asked if the client has its share: whether it speaks for
+    /// many (this host, or a neighbour that says for whom), so that it has a share only where the configuration says so.
     ///
     /// # Errors
     /// Which limit is reached, in words.
-    pub fn ask(worker: &Worker, client: IpAddr) -> Result<Self, String> {
+    pub fn ask(worker: &Worker, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
         let shared = worker.shared.clone();
         {
             let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
@@ -346,7 +363,7 @@ impl Admission {
                 });
             }
         }
-        Self { shared, client: None, beside: false }.for_client(client)
+        Self { shared, client: None, beside: false }.for_client(client, is_own)
     }
 
     /// Asks for leave for one more flow of this client that takes no descriptor; none if nothing bounds these.
@@ -357,7 +374,7 @@ impl Admission {
         {
             let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
             let most = budget.most();
-            if most.is_none() && shared.per_client.is_none() {
+            if most.is_none() && !shared.is_client_bound {
                 return Ok(None);
             }
             if !budget.admit_beside() {
@@ -365,30 +382,78 @@ impl Admission {
                 return Err(format!("{most} flows are the most that limits.max_flows allows"));
             }
         }
-        Self { shared: shared.clone(), client: None, beside: true }.for_client(client).map(Some)
+        // Without descriptors it takes none from others: no share where none is written.
+        let is_free = !shared.is_client_bound;
+        let admission = Self { shared: shared.clone(), client: None, beside: true };
+        if is_free { Ok(Some(admission)) } else { admission.for_client(client, || false).map(Some) }
     }
 
-    fn for_client(self, client: IpAddr) -> Result<Self, String> {
-        let mut admission = self;
-        let admitted = admission
-            .shared
-            .per_client
-            .as_ref()
-            .is_none_or(|limit| limit.lock().unwrap_or_else(PoisonError::into_inner).admit(client));
-        if !admitted {
+    fn for_client(mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
+        if self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).admit(client) {
+            self.client = Some(client);
+            return Ok(self);
+        }
+        if self.shared.is_client_bound {
             return Err(format!("{client} has as many flows as limits.max_flows_per_client allows"));
         }
-        admission.client = Some(client);
-        Ok(admission)
+        if is_own() {
+            return Ok(self);
+        }
+        Err(format!(
+            "{client} has one in {CLIENT_SHARE} of all flows: a client may have more if limits.max_flows_per_client says so"
+        ))
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        if let (Some(limit), Some(client)) = (&self.shared.per_client, self.client) {
-            limit.lock().unwrap_or_else(PoisonError::into_inner).release(client);
+        if let Some(client) = self.client {
+            self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).release(client);
         }
         let mut budget = self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
         if self.beside { budget.release_beside() } else { budget.release() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(limits: &str, budget: Budget) -> Worker {
+        let config = Config::from_text("test", &format!("limits = {{ {limits} }}")).expect("a configuration");
+        let config = Arc::new(ArcSwap::from_pointee(config));
+        let shared = Shared::new(config, Dialing::default(), Owners::Ourselves, budget, Clock::start());
+        Worker::new(Arc::new(shared), Arc::default())
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn one_client_has_at_most_half_of_all_flows_unless_it_speaks_for_many() {
+        let worker = worker("", Budget::from_nofile(40, 0));
+        let ask = |from: &str, is_own| Admission::ask(&worker, ip(from), || is_own);
+        let half = usize::try_from(Budget::from_nofile(40, 0).flows().max / 2).unwrap();
+        let mut one: Vec<_> =
+            (0..half).map(|n| ask(&format!("2001:db8::{n:x}"), false).expect("room")).collect();
+        let refused = ask("2001:db8::ffff", false).expect_err("the share of its /64 is taken");
+        assert!(refused.contains("2001:db8::ffff") && refused.contains("max_flows_per_client"), "{refused}");
+        let others = [ask("2001:db8:0:1::1", false), ask("192.0.2.1", false), ask("2001:db8::1", true)];
+        assert!(
+            others.iter().all(Result::is_ok),
+            "others have room, and so has a client that speaks for many"
+        );
+        one.pop();
+        ask("2001:db8::ffff", false).expect("room again");
+    }
+
+    #[test]
+    fn a_bound_that_is_written_holds_for_every_client() {
+        let worker = worker("max_flows_per_client = 1", Budget::from_nofile(1000, 0));
+        let first = Admission::ask(&worker, ip("127.0.0.1"), || true).expect("room");
+        Admission::ask(&worker, ip("127.0.0.1"), || true).expect_err("as written");
+        drop(first);
+        Admission::ask(&worker, ip("127.0.0.1"), || true).expect("room again");
     }
 }

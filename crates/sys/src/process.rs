@@ -7,6 +7,7 @@ use std::io::{self, BufRead as _};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// Most processes one question looks at.
 const MAX_PROCESSES: usize = 65_536;
@@ -169,6 +170,16 @@ fn numbered(directory: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// Variables of the environment for what [`respawn`] starts.
+static PASSED_ON: Mutex<Vec<(&str, String)>> = Mutex::new(Vec::new());
+
+/// Processes that [`respawn`] starts from now on find this variable in their environment.
+pub fn pass_on(variable: &'static str, value: &str) {
+    let mut passed = PASSED_ON.lock().unwrap_or_else(PoisonError::into_inner);
+    passed.retain(|(other, _)| *other != variable);
+    passed.push((variable, value.to_owned()));
+}
+
 /// Starts this program anew, with `argument` and one end of a connection as standard input: a process with nothing of our
 /// memory that knows only what it is told. It is in a process group of its own, so that a terminal's signals reach it only
 /// through us; the end of the connection is its end.
@@ -184,6 +195,13 @@ pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::pro
         .stdin(Stdio::from(end))
         .stdout(Stdio::null())
         .process_group(0)
+        .envs(
+            PASSED_ON
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter()
+                .map(|(name, value)| (*name, value)),
+        )
         .spawn()
 }
 

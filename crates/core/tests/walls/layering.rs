@@ -9,10 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 29] = [
+const MAY_USE: [(&str, &[&str]); 30] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("tls", &[]),
+    // Formats lines of the log; what writes them knows only `tracing`.
+    ("log", &[]),
     ("config", &["tls"]),
     // The data-flow agreement: a file with places for its mistakes as the configuration has, and what it says.
     ("agreement", &["config"]),
@@ -94,7 +96,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
             "tls",
         ],
     ),
-    ("main", &["cli"]),
+    ("main", &["cli", "log"]),
 ];
 
 /// What only `crates/sys` may do: words of code and the reason.

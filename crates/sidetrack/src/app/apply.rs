@@ -116,6 +116,7 @@ impl Node {
         self.shared.functions.take(functions);
         self.put_agreement(new, in_force);
         chains::cut_changed(&new.policy, &self.ledgers);
+        super::up::log_as(new);
         // New ones are at work before the old ones go: where both have an address, it is served at every moment.
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
         Ok(())

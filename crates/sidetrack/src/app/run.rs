@@ -161,6 +161,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             on_crash: OnCrash::Open,
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
+            log_format: None,
             limits: Limits::default(),
             run_dns: RunDns::Name,
             shunt: None,

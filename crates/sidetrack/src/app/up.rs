@@ -4,7 +4,8 @@ use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use crate::admin::{self, AdminSocket, AdminState};
-use crate::config::{AdminAt, Config, RecordTo};
+use crate::config::{AdminAt, Config, LogFormat, RecordTo};
+use crate::log::{self, Shape};
 use crate::metrics::Metrics;
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
@@ -39,6 +40,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let name = path.display().to_string();
     let config =
         Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
+    log_as(&config);
     warn(&name, &text, &config);
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     // The keeper, its rules and the sockets first; then the rights go; then threads start and peers' bytes are read.
@@ -53,6 +55,15 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // Nobody has asked for a reload yet: the reloader is not running.
     let _ = node_to_be.set(node.clone());
     control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))
+}
+
+/// Lines of the log look as the configuration says, if it does.
+pub(super) fn log_as(config: &Config) {
+    match config.log_format {
+        Some(LogFormat::Json) => log::set_shape_of_all(Shape::Json),
+        Some(LogFormat::Text) => log::set_shape_of_all(Shape::Text),
+        None => {}
+    }
 }
 
 fn warn(name: &str, text: &str, config: &Config) {

@@ -60,6 +60,8 @@ pub struct Config {
     pub admin: Admin,
     /// Where records of flows go.
     pub record: Record,
+    /// How lines of the log look; none = as the environment says.
+    pub log_format: Option<LogFormat>,
     /// Time-outs and bounds.
     pub limits: Limits,
     /// Who answers questions about names under `sidetrack run`.
@@ -132,6 +134,15 @@ pub struct Record {
     pub recent: usize,
 }
 
+/// How lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
 /// Where the JSON lines go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordTo {
@@ -150,8 +161,10 @@ pub enum RecordTo {
 pub struct Limits {
     /// Most flows at a time; none = computed from `RLIMIT_NOFILE` at the start.
     pub max_flows: Option<u32>,
-    /// Most flows at a time of one client address; none = no such bound.
+    /// Most flows at a time of one client address; none = half of all, for clients of other hosts.
     pub max_flows_per_client: Option<u32>,
+    /// Most connections whose handshake or first request has not come; none = a quarter of all flows.
+    pub max_handshakes: Option<u32>,
     /// Ends a flow on which nothing moved for so long, milliseconds. Default [`Limits::IDLE_TIMEOUT_MS`].
     pub idle_timeout_ms: u64,
     /// Ends a flow after so long, milliseconds; none = never.
@@ -193,6 +206,7 @@ impl Default for Limits {
         Self {
             max_flows: None,
             max_flows_per_client: None,
+            max_handshakes: None,
             idle_timeout_ms: Self::IDLE_TIMEOUT_MS,
             lifetime_ms: None,
             connect_timeout_ms: Self::CONNECT_TIMEOUT_MS,

@@ -53,6 +53,9 @@ pub struct File {
     /// Where records of flows go.
     #[serde(default)]
     pub record: Record,
+    /// What Sidetrack says about itself, on standard error.
+    #[serde(default)]
+    pub log: Log,
     /// Time-outs and bounds.
     #[serde(default)]
     pub limits: Limits,
@@ -141,6 +144,24 @@ pub struct Record {
     pub recent: Option<At<u32>>,
 }
 
+/// What Sidetrack says about itself, on standard error.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// "text" is for people, "json" one JSON object per line. Default: $SIDETRACK_LOG_FORMAT, else "text".
+    pub format: Option<At<LogFormat>>,
+}
+
+/// How lines of the log look.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
 /// How functions in containers are started.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -157,8 +178,13 @@ pub struct Containers {
 pub struct Limits {
     /// Most flows at a time. Default: computed from RLIMIT_NOFILE.
     pub max_flows: Option<At<u32>>,
-    /// Most flows at a time of one client address. Default: no such bound.
+    /// Most flows at a time of one client address; addresses of one IPv6 /64 are one client. Default: half of all flows, for
+    /// clients of other hosts that do not speak the PROXY protocol; flows of the packet engine and those that the kernel carries
+    /// do not count then.
     pub max_flows_per_client: Option<At<u32>>,
+    /// Most connections at a time whose handshake or first request has not come; for one more, the one that waits longest is
+    /// closed. Default: a quarter of all flows.
+    pub max_handshakes: Option<At<u32>>,
     /// Ends a flow on which nothing moved for so long, milliseconds. Default 7440000 (RFC 5382 REQ-5).
     pub idle_timeout_ms: Option<At<u64>>,
     /// Ends a flow after so long, milliseconds. Default: never.

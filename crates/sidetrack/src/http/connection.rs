@@ -14,7 +14,7 @@ use crate::carry::Wire;
 use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Client, Entry, Watched, undecided, upgraded};
-use crate::worker::{Admission, Worker};
+use crate::worker::{Admission, CROWDED, Place, Worker};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
@@ -69,6 +69,8 @@ enum Came {
     Ended,
     /// Nothing came, or not all of it.
     Late,
+    /// The same, when others came that wait less long.
+    Crowded,
 }
 
 /// How the client framed what it wants answered.
@@ -168,10 +170,11 @@ impl Connection {
         if connection.is_multiplexed {
             return connection.serve_streams().await;
         }
-        let mut is_first = true;
+        // Only what was never asked anything has to leave for others.
+        let mut place = Some(Place::enter(&connection.worker));
         loop {
-            let came = connection.next(is_first).await;
-            is_first = false;
+            let came = connection.next(place.as_ref()).await;
+            place = None;
             match connection.serve_one(came).await {
                 Some(same) if same.is_multiplexed => return same.serve_streams().await,
                 Some(same) => connection = same,
@@ -189,14 +192,16 @@ impl Connection {
     }
 
     /// Waits for the next request head.
-    async fn next(&mut self, is_first: bool) -> Came {
+    async fn next(&mut self, first: Option<&Place>) -> Came {
         self.buffer.release();
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
         if self.buffer.is_empty() {
-            let wait = if is_first { patience } else { IDLE };
+            let wait = if first.is_some() { patience } else { IDLE };
             let readable = poll_fn(|cx| self.stream.poll_read_ready(cx));
-            if timeout_at(now() + wait, readable).await.is_err() {
-                return Came::Late;
+            match Place::while_kept(first, timeout_at(now() + wait, readable)).await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return Came::Late,
+                None => return Came::Crowded,
             }
         }
         let deadline = now() + patience;
@@ -213,18 +218,19 @@ impl Connection {
                 Ok(None) => {}
                 Err(error) => return Came::Broken(error),
             }
-            match timeout_at(deadline, self.buffer.fill(&self.stream)).await {
-                Ok(Ok(1..)) => {}
-                Ok(Ok(0)) if !self.buffer.is_empty() => return Came::Ended,
-                Ok(_) => return Came::Gone,
-                Err(_) => return Came::Late,
+            match Place::while_kept(first, timeout_at(deadline, self.buffer.fill(&self.stream))).await {
+                Some(Ok(Ok(1..))) => {}
+                Some(Ok(Ok(0))) if !self.buffer.is_empty() => return Came::Ended,
+                Some(Ok(_)) => return Came::Gone,
+                Some(Err(_)) => return Came::Late,
+                None => return Came::Crowded,
             }
         }
     }
 
     /// Serves what came; gives the connection back if it serves another request.
     async fn serve_one(mut self, came: Came) -> Option<Self> {
-        if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late) {
+        if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late | Came::Crowded) {
             // Nothing was asked: no flow.
             self.client().stream.close(false);
             return None;
@@ -303,6 +309,10 @@ impl Connection {
             Came::Ended => {
                 // It may read still (RFC 9112 Sec. 8).
                 let answer = Answer::refused(&self.proxy, 400, EndReason::ClientGone, HALF);
+                return self.answer(answer, Length::None, broken).await;
+            }
+            Came::Crowded => {
+                let answer = Answer::refused(&self.proxy, 503, EndReason::Limit, CROWDED);
                 return self.answer(answer, Length::None, broken).await;
             }
             Came::Late => {

@@ -10,7 +10,7 @@ use crate::http;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
-use crate::worker::{FlowOfSession, Worker};
+use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, ProxyVersion, Seen, Verdict};
@@ -168,7 +168,7 @@ impl<'a> Setup<'a> {
     async fn make(&self, client: &mut Client) -> Result<Ready, Stop> {
         let limits = &self.config.limits;
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
-        let (mut caught, verdict) = self.watched(pin!(self.catch(client))).await??;
+        let (mut caught, verdict) = self.waited(client).await?;
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
         let guard = self.guards(&mut caught, &verdict, client).then(|| hello::Guard {
@@ -240,6 +240,13 @@ impl<'a> Setup<'a> {
     async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
         let watched = Watched::new(stage, self.live, self.worker.clock).await;
         watched.map_err(|reason| Failure::new(reason, late(reason)))
+    }
+
+    /// What the interceptor finds, while the client has its place among those that wait.
+    async fn waited(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
+        let place = self.listening.speaks_first().then(|| Place::enter(self.worker));
+        let kept = pin!(Place::while_kept(place.as_ref(), self.catch(client)));
+        self.watched(kept).await?.unwrap_or_else(|| Err(Failure::new(EndReason::Limit, CROWDED).into()))
     }
 
     async fn catch(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {

@@ -1,6 +1,6 @@
 //! The far side of tunnels: connections that hold no flow yet, and the flows that come out of them.
 
-use super::Worker;
+use super::{Place, Worker};
 use crate::carry::Stream;
 use crate::carry::tunnel::path::quic_peer;
 use crate::carry::tunnel::pool::{tls_peer, watch as watch_over};
@@ -26,7 +26,7 @@ const CONNECTIONS_MAX: usize = 1024;
 /// From so many connections on, a new one has to show that its address is its own (RFC 9000 Sec. 8.1.2).
 const UNPROVEN_MAX: usize = 128;
 
-/// Most TLS connections of one worker that hold no flow: those in the handshake and those that wait for one.
+/// Most TLS connections of one worker that were let in and hold no flow.
 pub const WAITING_MAX: usize = 256;
 
 /// How long the near sides of a worker that stops may take to hear of it.
@@ -159,16 +159,20 @@ impl Worker {
         from: SocketAddr,
         mut stop: watch::Receiver<bool>,
     ) {
-        let Some(waiting) = Waiting::enter(&self.far.waiting) else {
-            return tracing::warn!(listener = %listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
-        };
         let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
-        let mut stream = match timeout(patience, shake(&listening, socket)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
+        // Strangers wait among themselves: they take no place of those that were let in.
+        let place = Place::enter(&self);
+        let shaken = Place::while_kept(Some(&place), timeout(patience, shake(&listening, socket))).await;
+        drop(place);
+        let mut stream = match shaken {
+            Some(Ok(Ok(stream))) => stream,
+            Some(Ok(Err(error))) => {
                 return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
             }
-            Err(_) => return,
+            Some(Err(_)) | None => return,
+        };
+        let Some(waiting) = Waiting::enter(&self.far.waiting) else {
+            return tracing::warn!(listener = %listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
         };
         let mut held = Vec::with_capacity(2048);
         let read = tokio::select! {

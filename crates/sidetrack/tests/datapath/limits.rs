@@ -1,10 +1,11 @@
 //! More connections than there is room for: shed with a reason, never by a busy loop, and all is well afterwards.
 
 use crate::binary::{Binary, reasons, role};
-use crate::node::{PATIENCE, eventually};
+use crate::node::{Node, PATIENCE, eventually};
 use crate::peers::{Server, connect, expect_echo, expect_reset, patient};
 use crate::random::Random;
 use crate::socks::v5_connect;
+use sidetrack_core::flow::EndReason;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Child;
@@ -246,4 +247,31 @@ fn half_closed_and_idle_flows_cost_no_time() {
     node.await_records(FLOWS);
     let reasons = reasons(&node.stop());
     assert_eq!(reasons.iter().map(|(_, count)| count).sum::<usize>(), FLOWS, "{reasons:?}");
+}
+
+#[test]
+fn of_those_that_say_nothing_the_oldest_leaves_for_a_new_client() {
+    let server = Server::echo();
+    let node = Node::start(
+        "limits = { max_handshakes = 2, handshake_timeout_ms = 3600000 }\n[[listen]]\nname = 'in'\nkind = 'socks'\n\
+         address = '127.0.0.1:0'\n",
+    );
+    let mut silent: Vec<_> = Vec::new();
+    for count in 1..=2 {
+        silent.push(connect(node.entry()));
+        eventually("it waits", || (node.live().len() == count).then_some(()));
+    }
+    // Those whose handshake is over take no place.
+    let mut served: Vec<_> = (0..3).map(|_| v5_connect(node.entry(), &server.address.to_string())).collect();
+    expect_reset(&mut silent[0]);
+    let ended = node.ended_when(1);
+    assert_eq!((ended[0].reason, ended.len()), (EndReason::Limit, 1));
+    assert!(ended[0].detail.as_deref().is_some_and(|text| text.contains("max_handshakes")), "{ended:?}");
+    for client in &mut served {
+        expect_echo(client, b"served");
+    }
+    silent[1].write_all(b"\x05\x01\x00").unwrap();
+    let mut answer = [0; 2];
+    silent[1].read_exact(&mut answer).expect("the second is still waited for");
+    assert_eq!(answer, [5, 0]);
 }

@@ -130,6 +130,12 @@ impl Node {
         self.ended_so_far();
     }
 
+    /// Waits until this many flows have ended, whatever others do, and gives them.
+    pub fn ended_when(&self, count: usize) -> Vec<Ended> {
+        eventually("flows end", || (self.collect().1 >= count).then_some(()));
+        self.take()
+    }
+
     /// The flows that have ended so far.
     pub fn ended_so_far(&self) -> Vec<Ended> {
         self.collect();

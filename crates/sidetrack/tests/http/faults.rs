@@ -294,3 +294,27 @@ fn ten_thousand_clients_at_once_are_served_or_told_that_they_are_not() {
     drop(served);
     eventually("room for others", || Client::new(up.entry).try_ask(&url));
 }
+
+#[test]
+fn clients_that_ask_nothing_leave_for_those_that_do() {
+    let origin = Origin::start(|_| ok("", "served"));
+    let node = node("", "limits = { max_handshakes = 1, handshake_timeout_ms = 3600000 }");
+    let mut silent = TcpStream::connect(node.entry()).unwrap();
+    silent.set_nonblocking(true).unwrap();
+    eventually("the silent one leaves", || {
+        let mut client = Client::new(node.entry());
+        // Where several workers accept, it may come before the silent one, and leave for it.
+        if let Some(answer) = client.try_ask(&origin.url("/")) {
+            assert_eq!((answer.status, answer.text().as_str()), (200, "served"));
+        }
+        match silent.read(&mut [0]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            _ => Some(()),
+        }
+    });
+    let mut kept = Client::new(node.entry());
+    kept.fetch(&origin.url("/"));
+    // A connection that has asked is not among those that wait.
+    Client::new(node.entry()).fetch(&origin.url("/"));
+    assert_eq!(kept.fetch(&origin.url("/")).status, 200);
+}

@@ -21,7 +21,7 @@ mod values;
 
 use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
-use super::{Admin, AdminAt, At, Config, Limits, OnCrash, Record, RecordTo, Tap, raw};
+use super::{Admin, AdminAt, At, Config, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
@@ -143,6 +143,10 @@ pub(super) fn check(
         on_crash: on_crash(file),
         admin,
         record,
+        log_format: file.log.format.as_deref().map(|format| match format {
+            raw::LogFormat::Text => LogFormat::Text,
+            raw::LogFormat::Json => LogFormat::Json,
+        }),
         limits,
         run_dns: file.run.dns(),
         shunt,
@@ -257,7 +261,10 @@ impl Check<'_> {
         let buffer = self.number(raw.buffer_bytes.as_ref(), 4096..=16_777_216, " bytes");
         Limits {
             max_flows: self.number(raw.max_flows.as_ref(), flows.clone(), " flows").map(count),
-            max_flows_per_client: self.number(raw.max_flows_per_client.as_ref(), flows, " flows").map(count),
+            max_flows_per_client: self
+                .number(raw.max_flows_per_client.as_ref(), flows.clone(), " flows")
+                .map(count),
+            max_handshakes: self.number(raw.max_handshakes.as_ref(), flows, " connections").map(count),
             idle_timeout_ms: self.millis(raw.idle_timeout_ms.as_ref()).unwrap_or(default.idle_timeout_ms),
             lifetime_ms: self.millis(raw.lifetime_ms.as_ref()),
             connect_timeout_ms: self

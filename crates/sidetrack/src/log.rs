@@ -1,0 +1,238 @@
+//! The log: text or JSON on standard error, at a rate that nobody outside can raise.
+//!
+//! Many lines say what a stranger did: a handshake that failed, a client that had too many flows. So every line has its
+//! limit, which counts for its place in the program: [`BURST`] at once, then [`PER_SECOND`] per second. What was left out
+//! is counted, and the next line of that place says so. Lines of levels `debug` and `trace`, which are there only where a
+//! person asked for them, have no limit.
+
+use serde_json::json;
+use sidetrack_core::limit::TokenBucket;
+use sidetrack_core::time::Instant as CoreInstant;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Instant, SystemTime};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::fmt::format::{Format, Full, Json, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Lines of one place in the program that are written at once.
+pub const BURST: u32 = 64;
+
+/// Lines of one place that are written per second after that.
+pub const PER_SECOND: u32 = 1;
+
+/// The environment variable that says which lines are written: a list of `target=level`.
+pub const FILTER: &str = "SIDETRACK_LOG";
+
+/// What is written if it says nothing.
+const DEFAULT_FILTER: &str = "warn,sidetrack=info";
+
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// How a line looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Says how lines look from now on.
+pub fn set_shape(shape: Shape) {
+    IS_JSON.store(shape == Shape::Json, Relaxed);
+}
+
+/// The environment variable that says how lines look where no configuration does: `json` or `text`.
+pub const FORMAT: &str = "SIDETRACK_LOG_FORMAT";
+
+/// As [`set_shape`], also for processes that this one starts from now on.
+pub fn set_shape_of_all(shape: Shape) {
+    set_shape(shape);
+    let word = match shape {
+        Shape::Text => "text",
+        Shape::Json => "json",
+    };
+    sidetrack_sys::process::pass_on(FORMAT, word);
+}
+
+/// Starts the log of this process.
+pub fn start(colours: bool) {
+    if std::env::var(FORMAT).is_ok_and(|format| format == "json") {
+        set_shape(Shape::Json);
+    }
+    let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .event_format(Lines::default())
+        .init();
+}
+
+/// Formats lines, and leaves out those that come too fast.
+#[derive(Debug)]
+pub struct Lines {
+    text: Format<Full>,
+    json: Format<Json>,
+    began: Instant,
+    places: Mutex<BTreeMap<Place, TokenBucket>>,
+}
+
+/// A place in the program: file and line.
+type Place = (&'static str, u32);
+
+impl Default for Lines {
+    fn default() -> Self {
+        let format = tracing_subscriber::fmt::format();
+        let json = format.clone().json().flatten_event(true).with_current_span(false).with_span_list(false);
+        Self { text: format, json, began: Instant::now(), places: Mutex::default() }
+    }
+}
+
+impl Lines {
+    /// How many lines of this place were left out before this one; none: this one is left out, too.
+    fn admit(&self, metadata: &'static Metadata<'static>) -> Option<u64> {
+        if *metadata.level() > Level::INFO {
+            return Some(0);
+        }
+        let place = (metadata.file().unwrap_or(metadata.target()), metadata.line().unwrap_or_default());
+        let nanos = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = CoreInstant::from_nanos(nanos);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.entry(place).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND, now)).take(now)
+    }
+}
+
+/// A line that says how many are missing before the next one.
+fn tell_missing(to: &mut Writer<'_>, metadata: &Metadata<'_>, missing: u64) -> fmt::Result {
+    let now = humantime::format_rfc3339_micros(SystemTime::now());
+    let (level, target) = (metadata.level(), metadata.target());
+    let message = "lines like the next one came too fast and were left out";
+    if IS_JSON.load(Relaxed) {
+        let line = json!({
+            "timestamp": now.to_string(), "level": level.as_str(), "message": message, "missing": missing, "target": target,
+        });
+        return writeln!(to, "{line}");
+    }
+    writeln!(to, "{now} {level:>5} {target}: {message} missing={missing}")
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let metadata = event.metadata();
+        match self.admit(metadata) {
+            // What is empty is not written.
+            None => return Ok(()),
+            Some(0) => {}
+            Some(missing) => tell_missing(&mut to, metadata, missing)?,
+        }
+        if IS_JSON.load(Relaxed) {
+            self.json.format_event(context, to, event)
+        } else {
+            self.text.format_event(context, to, event)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tracing_subscriber::fmt::MakeWriter;
+
+    /// What was written.
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("not poisoned").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MakeWriter<'_> for Page {
+        type Writer = Self;
+
+        fn make_writer(&self) -> Self {
+            self.clone()
+        }
+    }
+
+    fn written(work: impl FnOnce()) -> Vec<String> {
+        let page = Page::default();
+        let log = tracing_subscriber::fmt()
+            .with_writer(page.clone())
+            .with_ansi(false)
+            .with_max_level(Level::DEBUG)
+            .event_format(Lines::default())
+            .finish();
+        tracing::subscriber::with_default(log, work);
+        let bytes = page.0.lock().expect("not poisoned").clone();
+        String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()
+    }
+
+    fn stranger(number: u32) {
+        tracing::warn!(number, "a stranger came");
+    }
+
+    #[test]
+    fn one_place_writes_no_more_than_its_limit_and_others_go_on() {
+        let begun = Instant::now();
+        let lines = written(|| {
+            (0..5000).for_each(stranger);
+            tracing::info!("another place");
+            (0..200).for_each(|number| tracing::debug!(number, "asked for"));
+        });
+        let strangers = lines.iter().filter(|line| line.contains("a stranger")).count();
+        let most = BURST as usize + PER_SECOND as usize * (begun.elapsed().as_secs() as usize + 1);
+        assert!((BURST as usize..=most).contains(&strangers), "{strangers} lines");
+        assert!(lines.iter().any(|line| line.contains("another place")));
+        assert_eq!(lines.iter().filter(|line| line.contains("asked for")).count(), 200);
+    }
+
+    #[test]
+    fn what_was_left_out_is_counted_in_both_shapes() {
+        for shape in [Shape::Json, Shape::Text] {
+            set_shape(shape);
+            let mut lines = written(|| {
+                (0..200).for_each(stranger);
+                let again = Instant::now() + std::time::Duration::from_millis(1100);
+                while Instant::now() < again {
+                    std::thread::park_timeout(again.saturating_duration_since(Instant::now()));
+                }
+                stranger(200);
+            });
+            let (last, missing) = (lines.pop().expect("a line"), lines.pop().expect("a line"));
+            if shape == Shape::Json {
+                let all = lines.iter().chain([&last, &missing]);
+                let read = |line: &String| serde_json::from_str::<serde_json::Value>(line).expect("JSON");
+                let all: Vec<_> = all.map(read).collect();
+                assert!(all.iter().all(|line| line["level"] == "WARN" && line["timestamp"].is_string()));
+                assert_eq!(all[0]["message"], "a stranger came");
+                assert_eq!(all[0]["number"], 0);
+                assert!(all[lines.len() + 1]["missing"].as_u64().is_some_and(|missing| missing > 100));
+            } else {
+                assert!(last.contains("a stranger came") && missing.contains("missing="), "{missing} {last}");
+            }
+        }
+    }
+}
