@@ -43,6 +43,7 @@ mod has {
     pub const TAKEN: u16 = 1 << 10;
     pub const AGREEMENT: u16 = 1 << 11;
     pub const SHUNTED: u16 = 1 << 12;
+    pub const TLS_NAME: u16 = 1 << 13;
 }
 
 /// Numbers of 8 bytes at the start of each flow.
@@ -234,6 +235,10 @@ impl Batch {
             there |= has::AGREEMENT;
             put_text(out, agreement);
         }
+        if let Some(name) = ended.flow.tls_name() {
+            there |= has::TLS_NAME;
+            put_text(out, name.as_str());
+        }
         there
     }
 
@@ -306,6 +311,8 @@ pub struct Texts<'a> {
     pub detail: Option<&'a str>,
     /// What the data-flow agreement said.
     pub agreement: Option<&'a str>,
+    /// The name in the client's TLS hello, where it is another.
+    pub tls_name: Option<&'a str>,
 }
 
 /// Takes apart what [`Batch::add`] put together; what is not there is empty.
@@ -448,6 +455,7 @@ impl<'a> Past<'a> {
         }
         texts.detail = is(has::DETAIL).then(|| from.text());
         texts.agreement = is(has::AGREEMENT).then(|| from.text());
+        texts.tls_name = is(has::TLS_NAME).then(|| from.text());
         texts
     }
 
@@ -468,6 +476,7 @@ impl<'a> Past<'a> {
         self.first_byte_time().into_iter().for_each(|time| flow.first_byte(time));
         self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
         flow.carried_by(texts.taken);
+        texts.tls_name.and_then(|name| name.parse().ok()).into_iter().for_each(|name| flow.greeted(name));
         if self.was_shunted() {
             flow.shunted();
         }

@@ -253,5 +253,7 @@ fn ending(out: &mut Vec<u8>, reason: EndReason, texts: &Texts<'_>) {
     optional(out, texts.taken.map(|taken| taken.to_string()).as_deref());
     out.extend_from_slice(b",\"agreement\":");
     optional(out, texts.agreement);
+    out.extend_from_slice(b",\"tls_name\":");
+    optional(out, texts.tls_name);
     out.extend_from_slice(b"}\n");
 }

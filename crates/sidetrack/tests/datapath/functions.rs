@@ -308,3 +308,37 @@ fn a_chain_is_changed_under_a_running_flow() {
     let counter = functions.iter().find(|function| &*function.spec().name == "count").expect("it is there");
     assert_eq!(counter.tally().flows(), 2, "a function that did not change goes on with its counts");
 }
+
+#[test]
+fn a_flow_in_flight_through_functions_shows_its_bytes_and_a_killed_one_records_them() {
+    let origin = Server::echo();
+    let key = key_file(KEY);
+    let keys = |kind: &str| format!("kind = '{kind}'\nkey_file = '{}'", key.path().display());
+    let (seal, open) = (keys("encrypt"), keys("decrypt"));
+    // What an encrypting pair adds is undone inside the one node: bytes are counted as they leave the last function.
+    let pair = [("seal", &*seal), ("open", &*open)];
+    for functions in
+        [&[COUNT][..], &[WIDE], &[WORDS], &[REPLACE], &[COUNT, WORDS, WIDE, HOSTS, REPLACE], &pair]
+    {
+        let node = node(origin.address, functions);
+        let mut client = connect(node.entry());
+        let mut sent = 0_u64;
+        // Enough for a direction to change to splice(2) where nobody sees its bytes.
+        for size in [5, 70_000, 300_000, 300_000, 9] {
+            expect_echo(&mut client, &vec![b'x'; size]);
+            sent += size as u64;
+            crate::node::eventually("the counters follow", || {
+                let live = node.live();
+                let [flow] = live.as_slice() else { panic!("one flow") };
+                (flow.bytes() == (sent, sent)).then_some(())
+            });
+        }
+        let metrics = sidetrack::metrics::Metrics::new();
+        let text = metrics.text(&node.ledgers(), sidetrack::metrics::Surroundings::default());
+        let line = format!("sidetrack_flow_bytes_total{{direction=\"up\",path=\"direct\"}} {sent}");
+        assert!(text.contains(&line), "{text}");
+        assert!(node.live()[0].end(EndReason::Killed));
+        let ended = node.ends_with(EndReason::Killed);
+        assert_eq!(ended.flow.bytes(), (sent, sent), "{functions:?}");
+    }
+}

@@ -94,6 +94,11 @@ impl Node {
         self.fleet.iter().flat_map(|fleet| fleet.ledgers()).flat_map(|ledger| ledger.snapshot()).collect()
     }
 
+    /// The ledgers of the workers.
+    pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
+        self.fleet.iter().flat_map(|fleet| fleet.ledgers()).cloned().collect()
+    }
+
     /// Waits for a flow in flight for which `is` holds.
     pub fn await_live(&self, what: &str, is: impl Fn(&LiveFlow) -> bool) -> Arc<LiveFlow> {
         eventually(what, || self.live().into_iter().find(|flow| is(flow)))
