@@ -1,13 +1,14 @@
 //! The log: text or JSON on standard error, at a rate that nobody outside can raise.
 //!
 //! Many lines say what a stranger did: a handshake that failed, a client that had too many flows. So every line has its
-//! limit, which counts for its place in the program: [`BURST`] at once, then [`PER_SECOND`] per second. What was left out
-//! is counted, and the next line of that place says so. Lines of levels `debug` and `trace`, which are there only where a
+//! limit, which counts for its place in the program: [`BURST`] at once ([`INFO_BURST`] of level `info`: a node names its
+//! listeners), then [`PER_SECOND`] per second. What was left out is counted, and the next line of that place says so. Lines of levels `debug` and `trace`, which are there only where a
 //! person asked for them, have no limit.
 
 use serde_json::json;
 use sidetrack_core::limit::TokenBucket;
 use sidetrack_core::time::Instant as CoreInstant;
+use sidetrack_sys::process;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,8 +19,11 @@ use tracing_subscriber::fmt::format::{Format, Full, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lines of one place in the program that are written at once.
-pub const BURST: u32 = 64;
+/// Warnings and errors of one place in the program that are written at once.
+pub const BURST: u32 = 8;
+
+/// The same for lines of level `info`.
+pub const INFO_BURST: u32 = 64;
 
 /// Lines of one place that are written per second after that.
 pub const PER_SECOND: u32 = 1;
@@ -57,15 +61,16 @@ pub fn set_shape_of_all(shape: Shape) {
         Shape::Text => "text",
         Shape::Json => "json",
     };
-    sidetrack_sys::process::pass_on(FORMAT, word);
+    process::pass_on(FORMAT, word);
 }
 
 /// Starts the log of this process.
 pub fn start(colours: bool) {
-    if std::env::var(FORMAT).is_ok_and(|format| format == "json") {
+    let said = |variable| process::environment(variable).and_then(|value| value.into_string().ok());
+    if said(FORMAT).is_some_and(|format| format == "json") {
         set_shape(Shape::Json);
     }
-    let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
+    let filter = said(FILTER).unwrap_or_else(|| DEFAULT_FILTER.to_owned());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(colours)
@@ -100,11 +105,12 @@ impl Lines {
         if *metadata.level() > Level::INFO {
             return Some(0);
         }
+        let burst = if *metadata.level() == Level::INFO { INFO_BURST } else { BURST };
         let place = (metadata.file().unwrap_or(metadata.target()), metadata.line().unwrap_or_default());
         let nanos = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let now = CoreInstant::from_nanos(nanos);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.entry(place).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND, now)).take(now)
+        places.entry(place).or_insert_with(|| TokenBucket::new(burst, PER_SECOND, now)).take(now)
     }
 }
 

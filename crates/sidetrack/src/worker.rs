@@ -420,7 +420,8 @@ mod tests {
     use super::*;
 
     fn worker(limits: &str, budget: Budget) -> Worker {
-        let config = Config::from_text("test", &format!("limits = {{ {limits} }}")).expect("a configuration");
+        let config = Config::from_text("test", &format!("version = 1\nlimits = {{ {limits} }}"))
+            .expect("a configuration");
         let config = Arc::new(ArcSwap::from_pointee(config));
         let shared = Shared::new(config, Dialing::default(), Owners::Ourselves, budget, Clock::start());
         Worker::new(Arc::new(shared), Arc::default())

@@ -122,6 +122,7 @@ fn the_tables_are_those_of_the_program() {
         "/",
         "admin",
         "record",
+        "log",
         "limits",
         "run",
         "shunt",
@@ -176,6 +177,7 @@ fn every_key_tells_its_default_and_its_unit() {
     let tables = [
         "admin",
         "record",
+        "log",
         "limits",
         "run",
         "shunt",
@@ -196,6 +198,7 @@ fn every_key_tells_its_default_and_its_unit() {
         "/",
         "admin",
         "record",
+        "log",
         "limits",
         "run",
         "shunt",

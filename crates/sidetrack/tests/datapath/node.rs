@@ -3,7 +3,7 @@
 use sidetrack::app::{Fleet, Serving, bind};
 use sidetrack::carry::Dialing;
 use sidetrack::config::Config;
-use sidetrack::live::{Clock, Ended, LiveFlow};
+use sidetrack::live::{Clock, Ended, Ledger, LiveFlow};
 use sidetrack::process::Owners;
 use sidetrack::worker::Shared;
 use sidetrack_core::flow::EndReason;

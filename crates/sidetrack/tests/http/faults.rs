@@ -298,7 +298,7 @@ fn ten_thousand_clients_at_once_are_served_or_told_that_they_are_not() {
 #[test]
 fn clients_that_ask_nothing_leave_for_those_that_do() {
     let origin = Origin::start(|_| ok("", "served"));
-    let node = node("", "limits = { max_handshakes = 1, handshake_timeout_ms = 3600000 }");
+    let node = node("", "[limits]\nmax_handshakes = 1\nhandshake_timeout_ms = 3600000\n");
     let mut silent = TcpStream::connect(node.entry()).unwrap();
     silent.set_nonblocking(true).unwrap();
     eventually("the silent one leaves", || {
