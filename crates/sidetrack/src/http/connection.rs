@@ -298,29 +298,22 @@ impl Connection {
 
     async fn respond(&mut self, came: Came, live: &Arc<crate::live::LiveFlow>) -> Outcome {
         let broken = Asker { version: Version::Http11, is_head: false, keeps_alive: false };
-        let request = match came {
-            Came::Request(request) => request,
-            Came::Broken(error) => {
-                return self.answer(Answer::broken(&self.proxy, error), Length::None, broken).await;
-            }
+        let refused = |status, reason, why: &str| Answer::refused(&self.proxy, status, reason, why);
+        let answer = match came {
+            Came::Request(request) => return self.respond_to(request, live).await,
             Came::Gone => {
                 return Outcome::new(EndReason::ClientGone, Some(HALF.to_owned()), Next::Close);
             }
-            Came::Ended => {
-                // It may read still (RFC 9112 Sec. 8).
-                let answer = Answer::refused(&self.proxy, 400, EndReason::ClientGone, HALF);
-                return self.answer(answer, Length::None, broken).await;
-            }
-            Came::Crowded => {
-                let answer = Answer::refused(&self.proxy, 503, EndReason::Limit, CROWDED);
-                return self.answer(answer, Length::None, broken).await;
-            }
-            Came::Late => {
-                let why = "the request did not come in time";
-                let answer = Answer::refused(&self.proxy, 408, EndReason::HandshakeTimeout, why);
-                return self.answer(answer, Length::None, broken).await;
-            }
+            Came::Broken(error) => Answer::broken(&self.proxy, error),
+            // It may read still (RFC 9112 Sec. 8).
+            Came::Ended => refused(400, EndReason::ClientGone, HALF),
+            Came::Crowded => refused(503, EndReason::Limit, CROWDED),
+            Came::Late => refused(408, EndReason::HandshakeTimeout, "the request did not come in time"),
         };
+        self.answer(answer, Length::None, broken).await
+    }
+
+    async fn respond_to(&mut self, request: Request, live: &Arc<crate::live::LiveFlow>) -> Outcome {
         // What goes through a tunnel is in the archive if it is opened, and is nothing of HTTP if not.
         if self.har().is_some() && request.method != Method::Connect {
             self.told.request = Some(request.clone());

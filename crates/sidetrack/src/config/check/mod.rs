@@ -143,10 +143,7 @@ pub(super) fn check(
         on_crash: on_crash(file),
         admin,
         record,
-        log_format: file.log.format.as_deref().map(|format| match format {
-            raw::LogFormat::Text => LogFormat::Text,
-            raw::LogFormat::Json => LogFormat::Json,
-        }),
+        log_format: log_format(&file.log),
         limits,
         run_dns: file.run.dns(),
         shunt,
@@ -161,6 +158,13 @@ pub(super) fn check(
         engine,
         tests,
         warnings: Vec::new(),
+    })
+}
+
+fn log_format(log: &raw::Log) -> Option<LogFormat> {
+    Some(match log.format.as_deref()? {
+        raw::LogFormat::Text => LogFormat::Text,
+        raw::LogFormat::Json => LogFormat::Json,
     })
 }
 
