@@ -25,6 +25,10 @@ pub use shunt::{
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 
+mod log;
+
+pub use log::{Log, LogFormat};
+
 use super::{At, List, Secret};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -142,24 +146,6 @@ pub struct Record {
     pub to: Option<At<String>>,
     /// Number of ended flows kept in memory for `sidetrack flows`, 0 to 1000000. Default 4096.
     pub recent: Option<At<u32>>,
-}
-
-/// What Sidetrack says about itself, on standard error.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Log {
-    /// "text" is for people, "json" one JSON object per line. Default: $SIDETRACK_LOG_FORMAT, else "text".
-    pub format: Option<At<LogFormat>>,
-}
-
-/// How lines of the log look.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// How functions in containers are started.
