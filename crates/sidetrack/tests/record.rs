@@ -113,6 +113,7 @@ fn all_sorts() -> Vec<Ended> {
         if at % 5 == 1 {
             flow.shunted();
             flow.greeted("other.example".parse().unwrap());
+            flow.reached(&sidetrack_core::engine::Stamps::default());
         }
         let detail = (at % 3 != 0).then(|| text.into());
         sorts.push(Ended { flow, reason, detail, duration: us });

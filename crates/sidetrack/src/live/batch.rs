@@ -1,6 +1,7 @@
 //! Flows that ended, in the compact form in which they wait until their records are read or written.
 
 use super::{Decided, Ended, LiveFlow, Taken, Transport, UNSET, code_of, reason_of};
+use sidetrack_core::engine::Stamps;
 use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Host, HostName, Process};
 use sidetrack_core::policy::{Action, Verdict};
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +26,8 @@ pub struct Batch {
     kinds: Vec<Arc<Decided>>,
     bytes: Vec<u8>,
     starts: Vec<u32>,
+    /// TCP states, of the flows that have some: each with its place in `starts`, rising.
+    states: Vec<(usize, Stamps)>,
 }
 
 /// Bits that say what of a flow is there.
@@ -162,12 +165,12 @@ impl Batch {
 
     /// Whether the next flow is to begin another.
     pub(super) fn is_full(&self) -> bool {
-        self.bytes.len() >= FULL || self.kinds.len() >= KINDS_MAX
+        self.size() >= FULL || self.kinds.len() >= KINDS_MAX
     }
 
     /// The bytes it takes.
     pub(super) fn size(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.states.len() * size_of::<(usize, Stamps)>()
     }
 
     fn kind_of(&mut self, decided: &Arc<Decided>) -> u32 {
@@ -213,6 +216,7 @@ impl Batch {
         let transport = TRANSPORTS.iter().position(|one| Some(*one) == transport);
         self.bytes[start + KIND_AT + 4..start + KIND_AT + 6].copy_from_slice(&there.to_le_bytes());
         self.bytes[start + KIND_AT + 7] = transport.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX);
+        self.states.extend(flow.states().map(|states| (self.starts.len(), states)));
         self.starts.push(u32::try_from(start).unwrap_or(u32::MAX));
     }
 
@@ -250,7 +254,9 @@ impl Batch {
         (0..self.starts.len()).filter_map(move |at| {
             let bytes = self.bytes.get(self.starts[at] as usize..ends[at] as usize)?;
             let (fixed, texts) = bytes.split_first_chunk::<FIXED>()?;
-            Some(Past { fixed, texts, kinds: &self.kinds })
+            let states = self.states.binary_search_by_key(&at, |(place, _)| *place).ok();
+            let states = states.and_then(|found| self.states.get(found)).map(|(_, states)| states);
+            Some(Past { fixed, texts, kinds: &self.kinds, states })
         })
     }
 
@@ -265,7 +271,8 @@ impl Batch {
             return false;
         }
         let kinds: Vec<u32> = other.kinds.iter().map(|kind| self.kind_of(kind)).collect();
-        let offset = self.bytes.len();
+        let (offset, before) = (self.bytes.len(), self.starts.len());
+        self.states.extend(other.states.iter().map(|(place, states)| (place + before, *states)));
         self.bytes.extend_from_slice(&other.bytes);
         for start in &other.starts {
             let start = *start as usize + offset;
@@ -286,6 +293,7 @@ pub struct Past<'a> {
     fixed: &'a [u8; FIXED],
     texts: &'a [u8],
     kinds: &'a [Arc<Decided>],
+    states: Option<&'a Stamps>,
 }
 
 /// What is said of a flow beside its numbers and its kind.
@@ -427,6 +435,11 @@ impl<'a> Past<'a> {
         self.has() & has::SHUNTED != 0
     }
 
+    /// The TCP states that both sides have reached; none where the kernel's TCP carried the flow.
+    pub const fn states(&self) -> Option<&'a Stamps> {
+        self.states
+    }
+
     /// The rest of what is known.
     pub fn texts(&self) -> Texts<'a> {
         let (has, mut from) = (self.has(), Reader(self.texts));
@@ -477,6 +490,7 @@ impl<'a> Past<'a> {
         self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
         flow.carried_by(texts.taken);
         texts.tls_name.and_then(|name| name.parse().ok()).into_iter().for_each(|name| flow.greeted(name));
+        self.states.into_iter().for_each(|states| flow.reached(states));
         if self.was_shunted() {
             flow.shunted();
         }

@@ -1,7 +1,7 @@
 //! Record lines straight from the compact form of flows that ended: the same fields as those of
 //! [`FlowRecord`](super::FlowRecord), written without a value in between.
 
-use super::{Timestamp, carrier, chain};
+use super::{Reached, Timestamp, carrier, chain};
 use crate::live::{Batch, Decided, Past, Texts};
 use sidetrack_core::flow::{EndReason, Intercept};
 use std::io::Write;
@@ -226,6 +226,16 @@ impl Lines {
         out.extend_from_slice(b",\"shunted\":");
         out.extend_from_slice(shunted);
         ending(out, past.reason(), &texts);
+        out.extend_from_slice(b",\"states\":");
+        match past.states() {
+            Some(states) => {
+                let reached: Vec<Reached> = states.iter().map(Reached::from).collect();
+                // A Vec refuses no bytes.
+                let _ = serde_json::to_writer(&mut *out, &reached);
+            }
+            None => null(out),
+        }
+        out.extend_from_slice(b"}\n");
     }
 
     /// Appends a moment: RFC 3339, UTC, milliseconds.
@@ -243,7 +253,7 @@ impl Lines {
     }
 }
 
-/// Appends why the flow ended, to the end of the line.
+/// Appends why the flow ended, and what is said beside it.
 fn ending(out: &mut Vec<u8>, reason: EndReason, texts: &Texts<'_>) {
     out.extend_from_slice(b",\"reason\":\"");
     out.extend_from_slice(reason.as_str().as_bytes());
@@ -255,5 +265,4 @@ fn ending(out: &mut Vec<u8>, reason: EndReason, texts: &Texts<'_>) {
     optional(out, texts.agreement);
     out.extend_from_slice(b",\"tls_name\":");
     optional(out, texts.tls_name);
-    out.extend_from_slice(b"}\n");
 }
