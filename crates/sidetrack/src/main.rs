@@ -6,7 +6,7 @@ use sidetrack::cli::{
     ca, cache, check, cleanup, doctor, domain, explain, flows, functions, orchestrate, overlay, plan, policy,
     run, schema, shunt, tunnel,
 };
-use sidetrack::config::Config;
+use sidetrack::config::{BadConfiguration, Config};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,6 +15,9 @@ use std::process::ExitCode;
 /// The futures of flows in the making are larger than what the system's allocator keeps at hand for each thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Exit code of every command but `run` whose configuration is not accepted: that of wrong arguments.
+const BAD_CONFIGURATION: u8 = 2;
 
 /// Catches the TCP traffic of unmodified programs, decides by policy, carries it.
 #[derive(Parser)]
@@ -30,8 +33,8 @@ enum Command {
     Run(run::RunArgs),
     /// Runs a node: listeners and interceptors of a configuration file
     Up {
-        /// The configuration file
-        #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+        /// The configuration file [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+        #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
     },
     /// Makes the authority in whose name TLS connections are opened
@@ -115,6 +118,9 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         // Nobody may be there to read it: that is no reason to panic.
         let _ = writeln!(std::io::stderr(), "sidetrack: {error:#}");
+        if error.chain().any(|cause| cause.is::<BadConfiguration>()) {
+            return ExitCode::from(BAD_CONFIGURATION);
+        }
         ExitCode::FAILURE
     })
 }

@@ -255,3 +255,73 @@ fn plan_says_when_no_right_is_needed() {
     assert!(printed.out.starts_with("no privileged action: every user may run this\n"), "{}", printed.out);
     assert_eq!(planned("version = 2", &[]).code, 2);
 }
+
+/// The program itself, in a folder of its own.
+fn program(folder: &Path, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+    let ended = command.args(words).current_dir(folder).env("NO_COLOR", "1").output().unwrap();
+    let told = [ended.stdout, ended.stderr].concat();
+    (ended.status.code(), String::from_utf8_lossy(&told).into_owned())
+}
+
+#[test]
+fn check_takes_its_file_in_every_way_and_finds_it_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    file(folder.path(), GOOD);
+    for words in [
+        &["check"][..],
+        &["check", "sidetrack.toml"],
+        &["check", "-c", "sidetrack.toml"],
+        &["check", "--config", "sidetrack.toml"],
+    ] {
+        let (code, told) = program(folder.path(), words);
+        assert_eq!(code, Some(0), "{words:?}: {told}");
+        assert!(told.contains("sidetrack.toml: ok"), "{told}");
+    }
+    assert_eq!(program(folder.path(), &["check", "a", "-c", "b"]).0, Some(2));
+}
+
+#[test]
+fn a_bad_configuration_has_the_same_exit_code_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    file(folder.path(), "version = 1\nworkers = \"many\"\n");
+    for words in [
+        &["check"][..],
+        &["up"],
+        &["plan"],
+        &["explain", "192.0.2.1:80"],
+        &["shunt", "rules"],
+        &["fn", "test", "x"],
+        &["chain", "bench", "x"],
+    ] {
+        let (code, told) = program(folder.path(), words);
+        assert_eq!(code, Some(2), "{words:?}: {told}");
+    }
+    let (code, told) = program(folder.path(), &["run", "-c", "sidetrack.toml", "--", "true"]);
+    assert_eq!(code, Some(125), "{told}");
+}
+
+#[test]
+fn check_warns_of_an_open_proxy_and_of_a_node_that_does_nothing() {
+    let warned = |text: &str| {
+        let printed = checked(&format!("version = 1\n{text}"), &[]);
+        assert_eq!(printed.code, 0, "{}", printed.err);
+        printed.err
+    };
+    for (kind, address) in [("socks", "0.0.0.0:1080"), ("http", "*:3128"), ("socks", "192.0.2.1:1080")] {
+        let listen = format!("[[listen]]\nkind = \"{kind}\"\naddress = \"{address}\"\n");
+        let told = warned(&listen);
+        assert!(told.contains("is an open proxy"), "{told}");
+        let told = warned(&format!("default = \"deny\"\n{listen}"));
+        assert!(!told.contains("open proxy"), "{told}");
+        let told = warned(&format!("{listen}users = [{{ user = \"ann\", password = \"x\" }}]\n"));
+        assert!(!told.contains("open proxy"), "{told}");
+    }
+    for quiet in [
+        "[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n",
+        "[[listen]]\nkind = \"http\"\naddress = \"[::1]:3128\"\n",
+    ] {
+        assert_eq!(warned(quiet), "");
+    }
+    assert!(warned("default = \"direct\"\n").contains("has no listener"));
+}

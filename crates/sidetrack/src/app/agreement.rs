@@ -38,8 +38,8 @@ pub(super) fn read(config: &Config, current: &InForce) -> anyhow::Result<Arc<InF
 }
 
 fn book(path: &Path, text: &str, now: SystemTime) -> anyhow::Result<Book> {
-    Book::read(&path.display().to_string(), text, now)
-        .map_err(|error| anyhow::anyhow!("{}", error.render(false)))
+    let book = Book::read(&path.display().to_string(), text, now);
+    book.map_err(|error| crate::config::BadConfiguration::from(error).into())
 }
 
 /// Refuses an agreement that asks for functions which this node lacks at an end where its rules stand.

@@ -154,7 +154,7 @@ fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
 
 fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
     let mut config = match &command.config {
-        Some(path) => Config::load(path).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?,
+        Some(path) => Config::load(path).map_err(crate::config::BadConfiguration::from)?,
         None => Config {
             version: 1,
             workers: 1,

@@ -38,8 +38,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {}: give the file with -c FILE", path.display()))?;
     let name = path.display().to_string();
-    let config =
-        Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
+    let config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
     log_as(&config);
     warn(&name, &text, &config);
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;

@@ -9,9 +9,12 @@ use std::process::ExitCode;
 /// Checks a configuration: every error and warning with its place, and the file's own decision tests.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CheckArgs {
-    /// The file.
-    #[arg(value_name = "FILE", default_value = Config::PATH)]
-    pub file: PathBuf,
+    /// The file [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    pub file: Option<PathBuf>,
+    /// The same, as other commands take it
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Prints JSON: {"ok", "problems": [{"severity", "line", "column", "message", "help"}]}.
     #[arg(long)]
     pub json: bool,
@@ -27,10 +30,12 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
 
 /// What the sub-command prints.
 pub fn report(args: &CheckArgs, colours: bool) -> Printed {
-    let (config, shown) = match Config::load(&args.file) {
+    let given = args.file.as_ref().or(args.config.as_ref());
+    let file = given.cloned().unwrap_or_else(Config::default_path);
+    let (config, shown) = match Config::load(&file) {
         Ok(config) => {
-            let text = std::fs::read_to_string(&args.file).unwrap_or_default();
-            let name = args.file.display().to_string();
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let name = file.display().to_string();
             let warnings = ConfigError::of_warnings(&name, &text, &config.warnings);
             (Some(config), warnings)
         }
@@ -48,11 +53,11 @@ pub fn report(args: &CheckArgs, colours: bool) -> Printed {
         let out = format!("{}\n", json!({ "ok": code == 0, "problems": problems }));
         return Printed { out, err: String::new(), code };
     }
-    let out = config.map(|config| format!("{}: {}\n", args.file.display(), summary(&config)));
+    let out = config.map(|config| format!("{}: {}\n", file.display(), summary(&config)));
     let mut err = shown.render(colours);
     let errors = shown.problems().iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
-        err.push_str(&format!("{}: {}\n", args.file.display(), count(errors, "error")));
+        err.push_str(&format!("{}: {}\n", file.display(), count(errors, "error")));
     }
     Printed { out: out.unwrap_or_default(), err, code }
 }

@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// how the containers on the way are.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
-    /// The configuration.
-    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
     /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone will do.
     #[arg(value_name = "SRC DST", required = true, num_args = 1..=3)]

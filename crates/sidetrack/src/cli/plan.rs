@@ -9,8 +9,8 @@ use std::process::ExitCode;
 /// Prints every privileged action that `up` would take, the right it needs and how it is undone. Nothing is done.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PlanArgs {
-    /// The configuration.
-    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
     /// Prints JSON: {"steps", "kernel_paths", "table"}.
     #[arg(long)]

@@ -54,8 +54,8 @@ enum ShuntCommand {
     Why(FlowArgs),
     /// Prints the packet filter's rules that a configuration needs; loads none
     Rules {
-        /// The configuration
-        #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+        /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+        #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
         /// For iptables-restore and ip6tables-restore, as NFShunt's, in place of nft
         #[arg(long)]
@@ -130,7 +130,7 @@ async fn change(
 }
 
 fn rules(path: &PathBuf, iptables: bool) -> anyhow::Result<String> {
-    let config = Config::load(path).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
+    let config = Config::load(path).map_err(crate::config::BadConfiguration::from)?;
     let shunt =
         config.shunt.with_context(|| format!("{} has no [shunt]: see docs/shunt.md", path.display()))?;
     anyhow::ensure!(

@@ -29,7 +29,7 @@ pub use overlay::{Deliver, Overlay, OverlayNode, Packets};
 pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
 pub(crate) use problem::nearest;
-pub use problem::{ConfigError, Problem};
+pub use problem::{BadConfiguration, ConfigError, Problem};
 pub use question::Question;
 pub use raw::RunDns;
 pub use shape::Secret;
@@ -482,8 +482,14 @@ impl ListenerKind {
 }
 
 impl Config {
-    /// The file that is read where none is named.
-    pub const PATH: &str = "sidetrack.toml";
+    /// The files that are looked for where none is named, in this order.
+    pub const PATHS: [&str; 2] = ["sidetrack.toml", "/etc/sidetrack/sidetrack.toml"];
+
+    /// The file that is read where none is named: the first of [`Self::PATHS`] that is there.
+    pub fn default_path() -> PathBuf {
+        let [here, of_host] = Self::PATHS.map(PathBuf::from);
+        if !here.exists() && of_host.exists() { of_host } else { here }
+    }
 
     /// A listener by name.
     pub fn listener(&self, name: &str) -> Option<&Listener> {

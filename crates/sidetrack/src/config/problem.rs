@@ -98,6 +98,17 @@ impl Diagnostic for Problem {
     }
 }
 
+/// A configuration is not accepted, with all that is wrong in it as it is shown to people. Programs end with 2 then.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadConfiguration(String);
+
+impl From<ConfigError> for BadConfiguration {
+    fn from(error: ConfigError) -> Self {
+        Self(error.render(false))
+    }
+}
+
 /// Why a configuration is not accepted. Shown by `Display` in one line, by [`ConfigError::render`] with carets.
 #[derive(Clone, Debug)]
 pub struct ConfigError {

@@ -34,8 +34,7 @@ use tokio::sync::watch;
 /// # Errors
 /// What is wrong with its file, its agreement or its state, or that its address is taken.
 pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
-    let settings =
-        OrchestratorSettings::load(file).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
+    let settings = OrchestratorSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
     let store = Arc::new(FileStore::open(&settings.state)?);
     let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
     let orchestrator = Arc::new(Orchestrator::new(settings, store)?);
@@ -50,7 +49,7 @@ pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// What is wrong with its file or its state, or that its address is taken.
 pub async fn domain(file: &Path) -> anyhow::Result<()> {
-    let settings = DomainSettings::load(file).map_err(|error| anyhow::anyhow!("{}", error.render(false)))?;
+    let settings = DomainSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
     let store = Arc::new(FileStore::open(&settings.state)?);
     let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
     let domain = Arc::new(Domain::new(settings, store));

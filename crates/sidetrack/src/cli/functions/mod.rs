@@ -55,8 +55,8 @@ pub struct NewArgs {
 pub struct ProbeArgs {
     /// The function's name in the configuration
     pub name: String,
-    /// The configuration
-    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
     /// How often it is probed, 1 to 100000
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -68,8 +68,8 @@ pub struct ProbeArgs {
 pub struct TestArgs {
     /// The function's name in the configuration
     pub name: String,
-    /// The configuration
-    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
     /// The bytes are the server's, not the client's
     #[arg(long)]
@@ -97,8 +97,8 @@ enum ChainCommand {
 pub struct TryArgs {
     /// The rule's name in the configuration
     pub rule: String,
-    /// The configuration
-    #[arg(short, long, value_name = "FILE", default_value = Config::PATH)]
+    /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
+    #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
     /// Bytes that the client sends, 1 to 1073741824
     #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]

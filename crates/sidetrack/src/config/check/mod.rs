@@ -11,6 +11,7 @@ mod lists;
 mod outgoing;
 mod overlay;
 mod policy;
+mod reached;
 mod relations;
 mod rules;
 mod shunt;
@@ -132,6 +133,7 @@ pub(super) fn check(
         .with_never_dial(check.never.clone())
         .with_first_bytes_ms(limits.first_bytes_ms);
     check.shunt_rules(&file.rule, &policy, shunt.as_mut());
+    check.hardly_meant(file, &listeners, &policy);
     let tests = if check.problems.iter().any(Problem::is_error) {
         Vec::new()
     } else {

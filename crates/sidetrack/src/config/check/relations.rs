@@ -3,11 +3,15 @@
 use super::super::problem::Problem;
 use super::super::{At, EngineIo, List, Listener, ListenerKind, ReverseTarget, raw};
 use super::Check;
+use super::reached::covered;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, Host};
-use sidetrack_core::policy::{Action, Condition, Match, Rule};
+use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
 use std::net::SocketAddr;
 use std::ops::Range;
+
+/// Most warnings of one kind: each is shown with its place, and nobody reads thousands.
+pub(super) const WARNINGS_MAX: usize = 100;
 
 impl Check<'_> {
     /// `raw_*` and the checked ones stand in the same order.
@@ -24,6 +28,43 @@ impl Check<'_> {
         self.loops(raw_listeners, listeners, raw_rules, rules);
         self.containers_of_engines(raw_listeners, listeners, raw_rules, rules);
         self.names_that_go_on(raw_rules, rules);
+    }
+
+    /// What is right and hardly meant: a node that serves nothing, a proxy that serves everybody.
+    pub(super) fn hardly_meant(&mut self, file: &raw::File, listeners: &[Option<Listener>], policy: &Policy) {
+        // What is wrong comes first: a listener may be missing only because it is.
+        if self.problems.iter().any(Problem::is_error) {
+            return;
+        }
+        let serves = !file.listen.is_empty()
+            || file.shunt.is_some()
+            || file.overlay.is_some()
+            || file.outgoing.is_some();
+        if !serves {
+            let help = "add a [[listen]], or use the file with `sidetrack run --config`, which needs none";
+            self.warning(0..0, "this node has no listener: `sidetrack up` would do nothing", help);
+        }
+        if matches!(policy.default_action(), Action::Deny) {
+            return;
+        }
+        for (raw, listener) in file.listen.iter().zip(listeners) {
+            let Some(listener) = listener else { continue };
+            let open = match &listener.kind {
+                ListenerKind::Socks(socks) => socks.users.is_empty(),
+                ListenerKind::Http(http) => http.users.is_empty() && http.to.is_none(),
+                _ => false,
+            };
+            let reached = listener.addresses.iter().find(|address| !address.ip().is_loopback());
+            let Some(address) = reached.filter(|_| open) else { continue };
+            let message = format!(
+                "the listener '{}' is an open proxy: whatever reaches {address} can use it, and rules let all else pass",
+                listener.name
+            );
+            let help =
+                "give it `users`, listen on 127.0.0.1, or write `default = \"deny\"` and rules with `from`";
+            let span = raw.address.as_ref().map_or(raw.span(), List::span);
+            self.warning(span, message, help);
+        }
     }
 
     /// A packet engine has no sockets, and only over sockets does a flow get into a container and back.
@@ -103,23 +144,17 @@ impl Check<'_> {
         let place = |index: usize| {
             raw.get(index).map_or(0..0, |rule| rule.name.as_ref().map_or(rule.span(), At::span))
         };
-        for (index, rule) in rules.iter().enumerate() {
-            let Some(rule) = rule else { continue };
-            let earlier = rules.iter().take(index).enumerate().find_map(|(before, other)| {
-                // Two of one name are an error of their own.
-                let other = other.as_ref().filter(|other| other.name != rule.name)?;
-                let other = Some(other).filter(|other| other.matcher.covers(&rule.matcher))?;
-                Some((before, other))
-            });
-            if let Some((before, other)) = earlier {
-                let message = format!(
-                    "the rule '{}' is never reached: '{}' matches all of its flows",
-                    rule.name, other.name
-                );
-                let help = format!("move '{}' above '{}', or take it out", rule.name, other.name);
-                let problem = Problem::warning(place(index), message, help);
-                self.problems.push(problem.and(place(before), "matches first"));
-            }
+        for (index, before) in covered(rules).take(WARNINGS_MAX) {
+            let (Some(Some(rule)), Some(Some(other))) = (rules.get(index), rules.get(before)) else {
+                continue;
+            };
+            let message = format!(
+                "the rule '{}' is never reached: '{}' matches all of its flows",
+                rule.name, other.name
+            );
+            let help = format!("move '{}' above '{}', or take it out", rule.name, other.name);
+            let problem = Problem::warning(place(index), message, help);
+            self.problems.push(problem.and(place(before), "matches first"));
         }
     }
 

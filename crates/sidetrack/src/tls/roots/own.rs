@@ -1,0 +1,157 @@
+//! Certificates that are believed for themselves: those of development servers, which nobody signed but they.
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use std::sync::Arc;
+
+/// The object identifier of basicConstraints, 2.5.29.19, in DER.
+const BASIC_CONSTRAINTS: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x13];
+/// TRUE in DER.
+const TRUE: [u8; 3] = [0x01, 0x01, 0xff];
+
+/// Whether a certificate says that it is one of an authority (RFC 5280 Sec. 4.2.1.9). One that says nothing is not.
+pub(super) fn may_sign(certificate: &CertificateDer<'_>) -> bool {
+    let der = certificate.as_ref();
+    let Some(at) = der.windows(BASIC_CONSTRAINTS.len()).position(|bytes| bytes == BASIC_CONSTRAINTS) else {
+        return false;
+    };
+    let rest = der.get(at + BASIC_CONSTRAINTS.len()..).unwrap_or_default();
+    // The extension may be critical; then OCTET STRING, SEQUENCE, and `cA` as its first element.
+    let rest = rest.strip_prefix(&TRUE).unwrap_or(rest);
+    matches!(rest, [0x04, _, 0x30, len, inner @ ..] if *len >= 3 && inner.starts_with(&TRUE))
+}
+
+/// Believes servers that an authority signed for, and those that show a named certificate.
+#[derive(Debug)]
+pub(super) struct OrItself {
+    pub(super) of_authorities: Arc<WebPkiServerVerifier>,
+    /// There is no authority: what `of_authorities` was given stands for itself alone.
+    pub(super) only_named: bool,
+    pub(super) named: Arc<[CertificateDer<'static>]>,
+}
+
+impl OrItself {
+    /// A named certificate counts within its dates, for the names in it. That the server has its key is shown by the
+    /// handshake.
+    fn itself(&self, shown: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
+        let mut alone = RootCertStore::empty();
+        alone.add(shown.clone().into_owned())?;
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(alone), super::provider()).build();
+        let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
+        match verifier.verify_server_cert(shown, &[], name, &[], now) {
+            Ok(_) => Ok(()),
+            // Its own dates are looked at before who signed it, and before that it may sign, which `openssl req -x509`
+            // says of every certificate. Only those two are excused.
+            Err(Error::InvalidCertificate(why)) if is_excused(&why) => {
+                let parsed = webpki::EndEntityCert::try_from(shown)
+                    .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+                parsed
+                    .verify_is_valid_for_subject_name(name)
+                    .map_err(|_| Error::InvalidCertificate(CertificateError::NotValidForName))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_excused(why: &CertificateError) -> bool {
+    match why {
+        CertificateError::UnknownIssuer => true,
+        CertificateError::Other(other) => {
+            matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
+        }
+        _ => false,
+    }
+}
+
+impl ServerCertVerifier for OrItself {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.named.iter().any(|named| named.as_ref() == shown.as_ref()) {
+            return self.itself(shown, name, now).map(|()| ServerCertVerified::assertion());
+        }
+        if self.only_named {
+            return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        }
+        self.of_authorities.verify_server_cert(shown, others, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.of_authorities.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.of_authorities.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.of_authorities.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tls::{Roots, certificates};
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::pki_types::UnixTime;
+    use std::time::Duration;
+
+    /// Whether a server with this certificate and name is believed where `trust` is named.
+    fn believed(trust: &str, shown: &str, name: &str, now: UnixTime) -> Result<(), String> {
+        let verifier = Roots::of_system_and(Some(trust)).unwrap().verifier().unwrap();
+        let (shown, name) = (certificates(shown).unwrap(), name.to_owned().try_into().unwrap());
+        let done = verifier.verify_server_cert(&shown[0], &[], &name, &[], now);
+        done.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn params(name: &str, is_ca: IsCa) -> CertificateParams {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.is_ca = is_ca;
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2100, 1, 1));
+        params
+    }
+
+    #[test]
+    fn a_named_certificate_is_believed_for_itself_alone() {
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(1_800_000_000));
+        let late = UnixTime::since_unix_epoch(Duration::from_secs(5_000_000_000));
+        // As most tools make them, and as `openssl req -x509` does.
+        for is_ca in [IsCa::NoCa, IsCa::ExplicitNoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
+            let key = KeyPair::generate().unwrap();
+            let signs = matches!(is_ca, IsCa::Ca(_));
+            let params = params("dev.example", is_ca);
+            let own = params.self_signed(&key).unwrap().pem();
+            let stranger =
+                self::params("dev.example", IsCa::NoCa).self_signed(&KeyPair::generate().unwrap()).unwrap();
+            assert_eq!(believed(&own, &own, "dev.example", now), Ok(()), "signs: {signs}");
+            assert!(believed(&own, &own, "other.example", now).is_err());
+            assert!(believed(&own, &own, "dev.example", late).is_err(), "its time is over");
+            assert!(believed(&own, &stranger.pem(), "dev.example", now).is_err());
+            // What it signed for others counts only if it may sign.
+            let issuer = Issuer::new(params, key);
+            let other = KeyPair::generate().unwrap();
+            let signed = self::params("bank.example", IsCa::NoCa).signed_by(&other, &issuer).unwrap().pem();
+            assert_eq!(believed(&own, &signed, "bank.example", now).is_ok(), signs);
+        }
+    }
+}
