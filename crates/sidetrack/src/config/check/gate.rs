@@ -3,8 +3,6 @@
 use super::super::problem::Problem;
 use super::super::{At, List, raw};
 use super::Check;
-use super::reached::COMPARED_MAX;
-use super::relations::WARNINGS_MAX;
 use sidetrack_core::net::{IpNet, IpSet};
 use sidetrack_core::policy::{Action, Condition, Rule, never_dial};
 use std::net::{IpAddr, Ipv6Addr};
