@@ -183,11 +183,12 @@ impl World {
                         self.changed();
                     }
                 }
-                Output::Keep(..) | Output::CountSlow => {}
+                Output::Keep(..) | Output::KeepBlocked(..) | Output::CountSlow => {}
+                Output::MarkBlocked(..) => unreachable!("there are no rules of our own"),
                 Output::Whose(..) => unreachable!("there are no rules of our own"),
                 Output::List => self.list_asked = true,
                 Output::Record(flow) => {
-                    self.recorded_fast += flow.fast().to_server.bytes;
+                    self.recorded_fast += flow.fast().to_server.bytes + flow.dropped().to_server.bytes;
                     self.recorded_slow += flow.slow().to_server.bytes;
                     assert!(flow.was_shunted());
                 }
@@ -368,7 +369,8 @@ impl World {
             assert_eq!(self.table.len(), 1, "it is to be shunted and is not: {live:?}");
         }
         let in_table: u64 = self.table.values().map(|(_, count)| count).sum();
-        let of_live = live.map_or(0, |flow| flow.before.to_server.bytes);
+        let of_live =
+            live.map_or(0, |flow| flow.before.to_server.bytes + flow.dropped_before.to_server.bytes);
         assert_eq!(
             self.recorded_fast + of_live + in_table,
             self.sent_fast,

@@ -26,7 +26,7 @@ fn shunt_after(bytes: u64, ms: u64) -> Action {
 }
 
 fn shunt(rules: Vec<Rule>) -> Shunt {
-    started(Config { rules: Some(Arc::new(Policy::new(rules, Action::Deny))), ..config() })
+    started(Config { rules: Some(Arc::new(Policy::new(rules, Action::default()))), ..config() })
 }
 
 fn config() -> Config {
@@ -151,6 +151,98 @@ fn without_rules_the_number_has_no_meaning() {
     assert!(installs(&outputs(&mut shunt)).is_empty());
     let known = shunt.flow(&flow.tuple).expect("kept");
     assert_eq!((shunt.obstacle(known), shunt.rule(known)), (None, None), "a policy without a word on it");
+}
+
+#[test]
+fn a_flow_that_a_rule_or_the_default_denies_is_marked_so_that_the_packet_filter_drops_it() {
+    for (rules, default) in [
+        (vec![rule("all", (1, 9), Action::default()), rule("no", (23, 23), Action::Deny)], Action::default()),
+        (Vec::new(), Action::Deny),
+    ] {
+        let rules = Some(Arc::new(Policy::new(rules, default)));
+        let mut shunt = started(Config { rules, ..config() });
+        let flow = connection(23, ASKS_RULES, 10);
+        shunt.handle(at(0), Input::Connection(flow));
+        let asked = outputs(&mut shunt);
+        assert!(asked.contains(&Output::MarkBlocked(flow.tuple, flow.identity, 2)), "{asked:?}");
+        assert_eq!(installs(&asked), [(EntryId(1), true)]);
+        // Conntrack reports the mark: nothing more is to be done.
+        shunt.handle(at(1), Input::Installed(EntryId(1)));
+        assert_eq!(outputs(&mut shunt), [Output::KeepBlocked(flow.tuple, flow.identity)]);
+        shunt.handle(at(2), Input::Connection(connection(23, Mark(0x7122_0000), 10)));
+        assert_eq!(outputs(&mut shunt), []);
+    }
+}
+
+#[test]
+fn a_blocked_flow_stays_blocked_while_its_connection_is_there() {
+    let mut shunt = shunt(vec![rule("no", (23, 23), Action::Deny)]);
+    let flow = connection(23, Mark(0x7122_0000), 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    let mut id = EntryId(0);
+    // Whatever takes the entry away but a change of the policy: it is back at once, and the rules are not asked.
+    for cause in [Cause::Idle, Cause::Lost, Cause::Unconfirmed, Cause::Syn, Cause::Fin] {
+        let asked = outputs(&mut shunt);
+        id = installs(&asked).first().expect("asked for again").0;
+        let entry = asked.iter().find_map(|output| match output {
+            Output::Install(entry) => Some(entry),
+            _ => None,
+        });
+        assert_eq!(entry.map(|entry| entry.idle), Some(sidetrack_core::shunt::Entry::NEVER_IDLE));
+        assert!(!asked.iter().any(|output| matches!(output, Output::Ask(..))), "{asked:?}");
+        shunt.handle(at(1), Input::Installed(id));
+        shunt.handle(at(2), Input::Gone(id, cause, both(100)));
+    }
+    let known = shunt.flow(&flow.tuple).expect("kept");
+    assert_eq!(
+        (known.fast(), known.dropped().to_server.bytes),
+        (Both::default(), 500),
+        "dropped is not moved"
+    );
+    let id = installs(&outputs(&mut shunt)).first().map_or(id, |entry| entry.0);
+    shunt.handle(at(3), Input::Installed(id));
+    shunt.handle(at(4), Input::RulesChanged);
+    shunt.handle(at(5), Input::Gone(id, Cause::RulesChanged, both(1)));
+    assert!(outputs(&mut shunt).contains(&Output::Ask(flow.tuple, flow.identity)));
+}
+
+#[test]
+fn a_silent_blocked_flow_makes_room_and_is_blocked_still() {
+    let config = Config { entries_max: 2, block_idle: Duration::from_secs(1), ..config() };
+    let mut shunt = started(config);
+    let blocked = |port| connection(port, Mark(0x7122_0000), 10);
+    for port in [1, 2] {
+        shunt.handle(at(0), Input::Connection(blocked(port)));
+        let id = installs(&outputs(&mut shunt))[0].0;
+        shunt.handle(at(0), Input::Installed(id));
+    }
+    shunt.handle(at(900), Input::Counted(EntryId(1), both(9)));
+    let _ = outputs(&mut shunt);
+    // Too early, then the one that was silent for longest.
+    shunt.handle(at(950), Input::Connection(blocked(3)));
+    assert_eq!(outputs(&mut shunt), []);
+    shunt.handle(at(1100), Input::Connection(blocked(4)));
+    assert_eq!(outputs(&mut shunt), [Output::Remove(EntryId(2), Cause::Evicted)]);
+    shunt.handle(at(1101), Input::Gone(EntryId(2), Cause::Evicted, both(1)));
+    let asked = outputs(&mut shunt);
+    assert!(!asked.iter().any(|output| matches!(output, Output::Ask(..))), "its mark stays: {asked:?}");
+    shunt.handle(at(6200), Input::Tick);
+    assert_eq!(installs(&outputs(&mut shunt)).len(), 1, "one place, for one of those that wait");
+}
+
+#[test]
+fn conntrack_keeps_a_blocked_flow_for_as_long_as_it_sends() {
+    let mut shunt = started(Config { keep_every: Duration::from_secs(2), ..config() });
+    let flow = connection(23, Mark(0x7122_0000), 10);
+    shunt.handle(at(0), Input::Connection(flow));
+    shunt.handle(at(0), Input::Installed(EntryId(1)));
+    let _ = outputs(&mut shunt);
+    let keeps = |shunt: &mut Shunt| outputs(shunt).contains(&Output::KeepBlocked(flow.tuple, flow.identity));
+    shunt.handle(at(2500), Input::Tick);
+    assert!(!keeps(&mut shunt), "it was silent");
+    shunt.handle(at(2600), Input::Counted(EntryId(1), both(50)));
+    shunt.handle(at(3200), Input::Tick);
+    assert!(keeps(&mut shunt));
 }
 
 /// Where entries are to go that are asked for.

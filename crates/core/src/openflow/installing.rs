@@ -229,6 +229,9 @@ const fn is_full(version: Version, kind: u16, code: u16) -> bool {
 
 /// Whole seconds: at least one, for 0 is never.
 fn idle_seconds(idle: Duration) -> u16 {
+    if idle == Entry::NEVER_IDLE {
+        return 0;
+    }
     u16::try_from(idle.as_millis().div_ceil(1000).max(1)).unwrap_or(u16::MAX)
 }
 

@@ -1,5 +1,7 @@
 //! The state machine over all flows.
 
+mod block;
+
 use super::{
     Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Identity, Input, MarkActions, Obstacle,
     Output, Phase, PortNumber, ShuntAction, Standing, Transport, Tuple, Wish,
@@ -38,7 +40,8 @@ pub struct Config {
     pub entries_max_per_client: usize,
     /// After so long without a packet a shunted flow is on the slow path again.
     pub shunt_idle: Duration,
-    /// The same for a blocked one.
+    /// A blocked flow without a packet for this long makes room for another where the table is full. Its entry has no other
+    /// idle time.
     pub block_idle: Duration,
     /// How often conntrack is told to keep connections whose packets it does not see.
     pub keep_every: Duration,
@@ -151,7 +154,7 @@ impl Shunt {
             Input::Listed(connections) => self.listed(now, connections),
             Input::Installed(entry) => self.installed(now, entry),
             Input::Failed(entry, why) => self.failed(now, entry, why),
-            Input::Counted(entry, traffic) => self.counted(entry, traffic),
+            Input::Counted(entry, traffic) => self.counted(now, entry, traffic),
             Input::Gone(entry, cause, traffic) => self.gone(now, entry, cause, traffic),
             Input::PathBack => self.path_back(now),
             Input::RulesChanged => self.remove_all(Cause::RulesChanged),
@@ -251,6 +254,10 @@ impl Shunt {
         flow.ripen(now);
         let Some(flow) = self.flows.get(tuple) else { return };
         let wanted = self.wanted(flow).unwrap_or(ShuntAction::Ignore);
+        // The packet filter drops what has this mark: also where no fast path takes the entry, and after we are gone.
+        if let Some(number) = self.number_to_block(flow) {
+            self.outputs.push_back(Output::MarkBlocked(flow.tuple, flow.identity, number));
+        }
         let same = wanted == flow.action && self.path(flow, wanted) == flow.path;
         match flow.standing {
             Standing::Requested | Standing::Installed => {
@@ -294,6 +301,9 @@ impl Shunt {
         let Some((client_port, server_port)) = self.ports(flow) else { return };
         let (room, path) = (self.has_room(flow, action), self.path(flow, action));
         let id = EntryId(self.last_entry + 1);
+        if !room {
+            self.make_room(now);
+        }
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         if !room {
             flow.standing = Standing::Failed { why: Obstacle::Full, until: now + RETRY };
@@ -305,7 +315,8 @@ impl Shunt {
         (flow.action, flow.path) = (action, path);
         flow.times = super::Times { requested: Some(now), ..super::Times::default() };
         let block = action == ShuntAction::Block;
-        let idle = if block { self.config.block_idle } else { self.config.shunt_idle };
+        let idle = if block { Entry::NEVER_IDLE } else { self.config.shunt_idle };
+        flow.moved = now;
         self.entries.insert(id, *tuple);
         *self.clients.entry(tuple.client.ip()).or_default() += 1;
         let entry = Entry { id, tuple: *tuple, client_port, server_port, path, block, idle };
@@ -345,7 +356,8 @@ impl Shunt {
     }
 
     fn installed(&mut self, now: Instant, entry: EntryId) {
-        let Some(flow) = self.entries.get(&entry).and_then(|tuple| self.flows.get_mut(tuple)) else { return };
+        let Some(tuple) = self.entries.get(&entry).copied() else { return };
+        let Some(flow) = self.flows.get_mut(&tuple) else { return };
         // A flow that is leaving again already stays so.
         if flow.entry != Some(entry) || flow.standing != Standing::Requested {
             return;
@@ -353,10 +365,7 @@ impl Shunt {
         flow.standing = Standing::Installed;
         flow.installs = flow.installs.saturating_add(1);
         flow.times.installed = Some(now);
-        if flow.action == ShuntAction::Shunt {
-            flow.kept = now;
-            self.outputs.push_back(Output::Keep(flow.tuple, flow.identity));
-        }
+        self.keep(now, &tuple);
     }
 
     fn failed(&mut self, now: Instant, entry: EntryId, why: Obstacle) {
@@ -373,13 +382,16 @@ impl Shunt {
         }
     }
 
-    fn counted(&mut self, entry: EntryId, traffic: Both) {
+    fn counted(&mut self, now: Instant, entry: EntryId, traffic: Both) {
         let tuple = self.entries.get(&entry);
         let flow = match self.leaving.get_mut(&entry) {
             Some(flow) => Some(flow),
             None => tuple.and_then(|tuple| self.flows.get_mut(tuple)),
         };
         if let Some(flow) = flow.filter(|flow| flow.entry == Some(entry)) {
+            if flow.now != traffic {
+                flow.moved = now;
+            }
             flow.now = traffic;
         }
     }
@@ -417,6 +429,13 @@ impl Shunt {
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         flow.standing = Standing::Slow;
         let pinned = flow.pinned.is_some();
+        if flow.action == ShuntAction::Block && !pinned && cause.keeps_block() {
+            // With the policy bit cleared the next packet would pass, before the rules have blocked the flow again.
+            if cause == Cause::Evicted {
+                flow.standing = Standing::Failed { why: Obstacle::Full, until: now + RETRY };
+            }
+            return self.decide(now, tuple);
+        }
         if flow.mark.action().is_some() && !pinned {
             flow.standing = Standing::Asking;
             // Where we stop, too: the rules decide as if we had never been there.
@@ -522,6 +541,7 @@ impl Shunt {
         self.look_at = now + LOOK;
         let mut late = Vec::new();
         let mut again = Vec::new();
+        let mut keep = Vec::new();
         let mut unripe = false;
         for flow in self.flows.values_mut() {
             match flow.standing {
@@ -536,15 +556,17 @@ impl Shunt {
                     late.push(flow.tuple)
                 }
                 Standing::Failed { until, .. } if now >= until => again.push(flow.tuple),
+                // A blocked flow that sends no more is left to conntrack, which forgets it: its entry goes with that.
                 Standing::Installed
-                    if flow.action == ShuntAction::Shunt && now - flow.kept >= self.config.keep_every =>
+                    if now - flow.kept >= self.config.keep_every
+                        && (flow.action == ShuntAction::Shunt || flow.moved > flow.kept) =>
                 {
-                    flow.kept = now;
-                    self.outputs.push_back(Output::Keep(flow.tuple, flow.identity));
+                    keep.push(flow.tuple);
                 }
                 _ => {}
             }
         }
+        keep.iter().for_each(|tuple| self.keep(now, tuple));
         late.iter().for_each(|tuple| self.remove(tuple, Cause::Unconfirmed));
         again.iter().for_each(|tuple| self.decide(now, tuple));
         if unripe {

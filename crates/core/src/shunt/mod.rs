@@ -19,6 +19,7 @@
 //! In ASKING the policy bit of the mark has been cleared, so that the next packet on the slow path makes the rules decide
 //! anew; until conntrack has shown the cleared mark, an older event cannot bring the flow back.
 
+mod forward;
 mod machine;
 mod mark;
 mod rules;
@@ -26,6 +27,7 @@ mod tracked;
 mod wish;
 
 pub use crate::policy::FastPathKind;
+pub use forward::ForwardLine;
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
 pub use rules::RuleSet;
@@ -206,8 +208,14 @@ pub struct Entry {
     pub path: FastPathKind,
     /// Packets are dropped in place of passed on.
     pub block: bool,
-    /// After so long without a packet in a direction it is over.
+    /// After so long without a packet in a direction it is over; [`Entry::NEVER_IDLE`]: it stays.
     pub idle: Duration,
+}
+
+impl Entry {
+    /// The idle time of what is blocked: its entry stays until the connection ends or the rules change. If it went after a
+    /// pause, the next packet would pass.
+    pub const NEVER_IDLE: Duration = Duration::MAX;
 }
 
 /// Why a flow left the fast path, or is to leave it.
@@ -257,6 +265,15 @@ impl Cause {
             Self::Lost => "lost",
             Self::Shutdown => "shutdown",
         }
+    }
+
+    /// Whether the policy stands when an entry is gone for this cause: a blocked flow is blocked again at once, and the rules
+    /// are not asked.
+    pub const fn keeps_block(self) -> bool {
+        !matches!(
+            self,
+            Self::RulesChanged | Self::MarkChanged | Self::Withdrawn | Self::Shutdown | Self::Ended
+        )
     }
 
     /// Whether the connection itself is over or ends.
@@ -374,8 +391,14 @@ pub enum Output {
     /// Make conntrack's window tracking liberal for a connection whose packets it does not see all, and keep it from timing
     /// out.
     Keep(Tuple, Identity),
+    /// Set the timeout of a blocked connection in conntrack anew: conntrack does not see its packets, which are dropped before
+    /// it.
+    KeepBlocked(Tuple, Identity),
     /// Clear the policy bit of its mark, so that the rules are asked again.
     Ask(Tuple, Identity),
+    /// Set the action in its mark to this number, which blocks: one of our own rules denies the flow, and the packet filter
+    /// drops what has this mark.
+    MarkBlocked(Tuple, Identity, u8),
     /// List all connections.
     List,
     /// Say what has passed on the slow path: [`Input::SlowCounted`] for each connection. A rule waits for bytes.

@@ -1,7 +1,8 @@
 //! The packet filter's part of the shunt, as text: rules that number the ports, ask the policy once for each connection, and
 //! keep the answer in the connection's mark. The administrator's own rules stay as they are; policy goes into one chain.
 
-use super::{Mark, MarkActions, PortNumber, ShuntAction};
+use super::{ForwardLine, Mark, MarkActions, PortNumber, ShuntAction};
+use crate::net::{IpNet, IpSet};
 use std::fmt::Write as _;
 
 /// The bits of a mark that say the ingress, the egress and the decision.
@@ -20,6 +21,8 @@ pub struct RuleSet<'a> {
     pub actions: MarkActions,
     /// Flows that the chain of the policy says nothing of are left to our own rules.
     pub own_rules: bool,
+    /// Flows that our own rules deny by their addresses: dropped from the first packet on.
+    pub lines: &'a [ForwardLine],
 }
 
 /// Examples for numbers that name a fast path: their destination port is this and the number.
@@ -63,7 +66,9 @@ impl RuleSet<'_> {
         for line in self.nft_examples() {
             let _ = writeln!(text, "\t\t# {line}");
         }
-        text += "\t}\n\n\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle;\n";
+        text += "\t}\n\n";
+        self.nft_own_lines(&mut text);
+        text += "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle;\n";
         if !self.bridged {
             for (port, name) in self.ports {
                 let _ = writeln!(
@@ -75,6 +80,7 @@ impl RuleSet<'_> {
             }
         }
         let _ = writeln!(text, "\t\tct mark and {:#010x} != 0 meta mark set ct mark", Mark::INGRESS_KNOWN);
+        self.nft_drop_blocked(&mut text);
         text += "\t}\n\n\tchain postrouting {\n\t\ttype filter hook postrouting priority mangle;\n";
         let known = Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN;
         if !self.bridged {
@@ -83,6 +89,13 @@ impl RuleSet<'_> {
             }
         }
         let _ = writeln!(text, "\t\tmeta mark and {known:#010x} != {known:#010x} return");
+        if !self.lines.is_empty() {
+            let _ = writeln!(
+                text,
+                "\t\tmeta mark and {:#010x} == 0 meta l4proto {{ tcp, udp }} ct direction original jump sidetrack_rules",
+                Mark::DECIDED
+            );
+        }
         let _ = writeln!(text, "\t\tmeta mark and {:#010x} == 0 jump shunt_policy", Mark::DECIDED);
         if let Some(bits) = self.left_to_own_rules() {
             let (decided, keep) = (Mark::DECIDED, !DECISION);
@@ -92,8 +105,60 @@ impl RuleSet<'_> {
                  ct direction original meta mark set meta mark and {keep:#010x} or {bits:#010x}"
             );
         }
-        text += "\t\tct mark set meta mark\n\t}\n}\n";
-        text
+        text += "\t\tct mark set meta mark\n";
+        self.nft_drop_blocked(&mut text);
+        text + "\t}\n}\n"
+    }
+
+    /// What the mark says is blocked is dropped, whether or not a fast path has an entry for it.
+    fn nft_drop_blocked(&self, text: &mut String) {
+        if let Some((mark, mask)) = self.blocked() {
+            let _ = writeln!(text, "\t\tct mark and {mask:#010x} == {mark:#010x} drop");
+        }
+    }
+
+    /// The decision to block in a mark that is complete, and the bits to look at.
+    fn blocked(&self) -> Option<(u32, u32)> {
+        let bits = self.decision(ShuntAction::Block)?;
+        Some((bits | Mark::COMPLETE, DECISION | Mark::COMPLETE))
+    }
+
+    /// Our own rules that addresses and ports decide, for a connection's own direction.
+    fn nft_own_lines(&self, text: &mut String) {
+        if self.lines.is_empty() {
+            return;
+        }
+        *text += "\tchain sidetrack_rules {\n";
+        let block = self.decision(ShuntAction::Block).map(|bits| {
+            let keep = !DECISION;
+            format!("meta mark set meta mark and {keep:#010x} or {bits:#010x} ct mark set meta mark ")
+        });
+        for line in self.lines {
+            let verdict = match line.deny {
+                true => format!("{}drop", block.as_deref().unwrap_or_default()),
+                false => "return".to_owned(),
+            };
+            let ports = line.matches.port.as_ref().map(|set| {
+                let ranges: Vec<_> = set.ranges().map(|(from, to)| range(from, to, '-')).collect();
+                format!("th dport {{ {} }} ", ranges.join(", "))
+            });
+            for family in Family::of(line) {
+                let [from, to] =
+                    [("saddr", &line.matches.from), ("daddr", &line.matches.to)].map(|(word, set)| {
+                        let nets = family.nets(set.as_ref())?;
+                        Some(format!("{} {word} {{ {} }} ", family.nft(), nets.join(", ")))
+                    });
+                let _ = writeln!(
+                    text,
+                    "\t\t{}{}{}{verdict} comment \"{}\"",
+                    from.unwrap_or_default(),
+                    to.unwrap_or_default(),
+                    ports.as_deref().unwrap_or_default(),
+                    comment(&line.rule)
+                );
+            }
+        }
+        *text += "\t}\n\n";
     }
 
     /// Bridge ports are known by name only in the bridge family; a mark carries the number into `inet`, where conntrack is.
@@ -151,15 +216,20 @@ impl RuleSet<'_> {
     /// For `iptables-restore --noflush` and `ip6tables-restore --noflush`: as NFShunt's, with the chain `SHUNT_POLICY` to fill.
     pub fn iptables(&self) -> String {
         let mut text = String::from("*mangle\n");
-        for chain in ["PRE", "POST", "IN", "OUT", "POLICY"] {
+        for chain in ["PRE", "POST", "IN", "OUT", "POLICY", "RULES"] {
             let _ = writeln!(text, ":SHUNT_{chain} - [0:0]");
+        }
+        if !self.lines.is_empty() {
+            text += ":SHUNT_BLOCK - [0:0]\n";
         }
         text += "-A PREROUTING -j SHUNT_PRE\n-A POSTROUTING -j SHUNT_POST\n";
         text += "-A SHUNT_PRE -j CONNMARK --restore-mark\n";
+        self.iptables_drop_blocked(&mut text, "SHUNT_PRE");
         let unknown = |bit: u32| format!("-m mark --mark 0x0/{bit:#x}");
         let _ = writeln!(text, "-A SHUNT_PRE {} -j SHUNT_IN", unknown(Mark::INGRESS_KNOWN));
         let _ = writeln!(text, "-A SHUNT_POST {} -j RETURN", unknown(Mark::INGRESS_KNOWN));
         let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_OUT", unknown(Mark::EGRESS_KNOWN));
+        self.iptables_own_lines(&mut text, &unknown(Mark::DECIDED));
         let _ = writeln!(text, "-A SHUNT_POST {} -j SHUNT_POLICY", unknown(Mark::DECIDED));
         for protocol in ["tcp", "udp"] {
             if let Some(bits) = self.left_to_own_rules() {
@@ -172,6 +242,7 @@ impl RuleSet<'_> {
             }
         }
         text += "-A SHUNT_POST -j CONNMARK --save-mark\n";
+        self.iptables_drop_blocked(&mut text, "SHUNT_POST");
         for (port, name) in self.ports {
             let (inwards, outwards) = if self.bridged {
                 (format!("-m physdev --physdev-in {name}"), format!("-m physdev --physdev-out {name}"))
@@ -199,6 +270,49 @@ impl RuleSet<'_> {
         text + "COMMIT\n"
     }
 
+    fn iptables_drop_blocked(&self, text: &mut String, chain: &str) {
+        if let Some((mark, mask)) = self.blocked() {
+            let _ = writeln!(text, "-A {chain} -m connmark --mark {mark:#x}/{mask:#x} -j DROP");
+        }
+    }
+
+    /// As with nft, one line for each combination: there are no sets here. What is dropped is marked first, in two steps.
+    fn iptables_own_lines(&self, text: &mut String, undecided: &str) {
+        if self.lines.is_empty() {
+            return;
+        }
+        let jump = |protocol: &str| {
+            format!("-A SHUNT_POST -p {protocol} {undecided} -m conntrack --ctdir ORIGINAL -j SHUNT_RULES\n")
+        };
+        *text += &jump("tcp");
+        *text += &jump("udp");
+        let block = self.decision(ShuntAction::Block);
+        if let Some(bits) = block {
+            let _ = writeln!(text, "-A SHUNT_BLOCK -j MARK --set-xmark {bits:#x}/{DECISION:#x}");
+            *text += "-A SHUNT_BLOCK -j CONNMARK --save-mark\n-A SHUNT_BLOCK -j DROP\n";
+        }
+        for line in self.lines {
+            let verdict = match (line.deny, block) {
+                (true, Some(_)) => "SHUNT_BLOCK",
+                (true, None) => "DROP",
+                (false, _) => "RETURN",
+            };
+            for family in Family::of(line) {
+                let nets = |word: &str, set: Option<&IpSet>| match family.nets(set) {
+                    Some(nets) => nets.iter().map(|net| format!(" -{word} {net}")).collect(),
+                    None => vec![String::new()],
+                };
+                let (from, to) = (nets("s", line.matches.from.as_ref()), nets("d", line.matches.to.as_ref()));
+                for (from, to) in from.iter().flat_map(|from| to.iter().map(move |to| (from, to))) {
+                    for ports in ports_of(line) {
+                        let word = family.iptables();
+                        let _ = writeln!(text, "{word}-A SHUNT_RULES{from}{to}{ports} -j {verdict}");
+                    }
+                }
+            }
+        }
+    }
+
     /// Ports, what is to be set for them, and what is to be said of that.
     fn iptables_examples(&self) -> Vec<(u16, u32, String)> {
         let example = |action, port| Some((port, self.decision(action)?, String::new()));
@@ -209,4 +323,64 @@ impl RuleSet<'_> {
         let shunt = example(ShuntAction::Shunt, 5000).into_iter().chain(by_path);
         shunt.chain(example(ShuntAction::Block, 5666)).collect()
     }
+}
+
+/// The addresses that a line of a packet filter is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Both,
+    V4,
+    V6,
+}
+
+impl Family {
+    /// Those for which a line is needed: one where no address is asked for.
+    fn of(line: &ForwardLine) -> Vec<Self> {
+        if line.matches.from.is_none() && line.matches.to.is_none() {
+            return vec![Self::Both];
+        }
+        let has = |family: &Self| {
+            let some = |set: Option<&IpSet>| family.nets(set).is_none_or(|nets| !nets.is_empty());
+            some(line.matches.from.as_ref()) && some(line.matches.to.as_ref())
+        };
+        [Self::V4, Self::V6].into_iter().filter(has).collect()
+    }
+
+    /// The networks of a set that are of this family; `None` without a set.
+    fn nets(self, set: Option<&IpSet>) -> Option<Vec<String>> {
+        let fits = |net: &&IpNet| self == Self::Both || net.is_v6() == (self == Self::V6);
+        Some(set?.nets().iter().filter(fits).map(ToString::to_string).collect())
+    }
+
+    const fn nft(self) -> &'static str {
+        match self {
+            Self::V6 => "ip6",
+            Self::Both | Self::V4 => "ip",
+        }
+    }
+
+    /// iptables-restore skips lines of the other family.
+    const fn iptables(self) -> &'static str {
+        match self {
+            Self::Both => "",
+            Self::V4 => "-4 ",
+            Self::V6 => "-6 ",
+        }
+    }
+}
+
+fn range(from: u16, to: u16, between: char) -> String {
+    if from == to { from.to_string() } else { format!("{from}{between}{to}") }
+}
+
+/// The ports of a line for iptables, for both protocols.
+fn ports_of(line: &ForwardLine) -> Vec<String> {
+    let Some(set) = &line.matches.port else { return vec![String::new()] };
+    let one = |(from, to)| ["tcp", "udp"].map(|word| format!(" -p {word} --dport {}", range(from, to, ':')));
+    set.ranges().flat_map(one).collect()
+}
+
+/// A rule's name as a comment of nft, which has no escapes.
+fn comment(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').take(100).collect()
 }

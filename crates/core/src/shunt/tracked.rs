@@ -76,7 +76,9 @@ pub struct Flow {
     pub times: Times,
     /// All that passed on the fast path in stays that are over.
     pub before: Both,
-    /// What passed in the present stay, as last counted.
+    /// All that was dropped there in stays that are over.
+    pub dropped_before: Both,
+    /// What passed in the present stay, or was dropped, as last counted.
     pub now: Both,
     /// What conntrack counted, as last reported; final when the connection has ended. On the slow path, and on a fast path
     /// that it counts as well.
@@ -98,6 +100,8 @@ pub struct Flow {
     pub(super) inspected: bool,
     /// When conntrack was last told to keep it.
     pub(super) kept: Instant,
+    /// When its entry was last seen to count a packet.
+    pub(super) moved: Instant,
 }
 
 impl Flow {
@@ -117,6 +121,7 @@ impl Flow {
             installs: 0,
             times: Times::default(),
             before: Both::default(),
+            dropped_before: Both::default(),
             now: Both::default(),
             tracked: Both::default(),
             counted_twice: Both::default(),
@@ -129,6 +134,7 @@ impl Flow {
             translated: false,
             inspected: false,
             kept: Instant::ZERO,
+            moved: seen,
         };
         flow.learn(connection);
         flow
@@ -137,7 +143,18 @@ impl Flow {
     /// All that passed on the fast path.
     pub fn fast(&self) -> Both {
         let mut all = self.before;
-        all += self.now;
+        if self.action != ShuntAction::Block {
+            all += self.now;
+        }
+        all
+    }
+
+    /// All that was dropped on the fast path.
+    pub fn dropped(&self) -> Both {
+        let mut all = self.dropped_before;
+        if self.action == ShuntAction::Block {
+            all += self.now;
+        }
         all
     }
 
@@ -152,7 +169,7 @@ impl Flow {
 
     /// Whether it was on the fast path, if only until its removal was confirmed.
     pub fn was_shunted(&self) -> bool {
-        self.installs > 0 || self.before != Both::default()
+        self.installs > 0 || self.before != Both::default() || self.dropped_before != Both::default()
     }
 
     /// Takes what a report says.
@@ -202,7 +219,10 @@ impl Flow {
 
     /// The present stay is over.
     pub(super) fn left(&mut self, now: Instant, cause: Cause, traffic: Both) {
-        self.before += traffic;
+        match self.action {
+            ShuntAction::Block => self.dropped_before += traffic,
+            _ => self.before += traffic,
+        }
         if self.path.is_counted_by_conntrack() {
             self.counted_twice += traffic;
         }

@@ -35,9 +35,9 @@ pub enum Want {
 }
 
 impl Wish {
-    /// What the first rule that matches says: `action = "deny"` blocks, `shunt` shunts, any other rule leaves it where it is.
-    /// So does the policy's default: it is about flows that are caught. None: a rule asks for the process, and that has to be
-    /// given; [`Process::default`] if nobody knows it.
+    /// What the first rule that matches says, else the default: `action = "deny"` blocks, `shunt` shunts, any other rule
+    /// leaves the flow where it is. None: a rule asks for the process, and that has to be given; [`Process::default`] if it is
+    /// not known.
     pub fn of(policy: &Policy, tuple: &Tuple, process: Option<&Process>) -> Option<Self> {
         let flow = flow::Flow {
             intercept: Intercept::Kernel,
@@ -55,7 +55,6 @@ impl Wish {
             Decision::NeedFirstBytes { .. } => return Some(Self { rule: None, want: Want::Leave }),
         };
         let want = match &verdict.action {
-            _ if verdict.index.is_none() => Want::Leave,
             Action::Deny => Want::Block,
             Action::Carry(carry) => carry.shunt.map_or(Want::Leave, |after| Want::Shunt {
                 bytes: after.bytes,
@@ -120,7 +119,7 @@ mod tests {
         let carry =
             Carry { shunt: Some(ShuntAfter { bytes: 0, ms: 0, fast_path: None }), ..Carry::default() };
         let action = Action::Carry(Arc::new(carry));
-        let policy = Policy::new(vec![Rule { name: "r".into(), matcher, action }], Action::Deny);
+        let policy = Policy::new(vec![Rule { name: "r".into(), matcher, action }], Action::default());
         let wish = |port: u16, process: Option<&Process>| {
             let (client, server) = (([192, 0, 2, 1], 4000).into(), ([192, 0, 2, 1], port).into());
             Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 }, process)
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides_and_the_default_leaves_it() {
+    fn the_first_rule_that_matches_decides_and_else_the_default() {
         let after = ShuntAfter { bytes: 1000, ms: 2000, fast_path: Some(FastPathKind::Xdp) };
         let shunt = Action::Carry(Arc::new(Carry { shunt: Some(after), ..Carry::default() }));
         let policy = Policy::new(
@@ -156,6 +155,6 @@ mod tests {
         let want = Want::Shunt { bytes: 1000, time, path };
         assert_eq!(wish(22), Wish { rule: Some(1), want });
         assert_eq!(wish(80), Wish { rule: Some(2), want: Want::Leave });
-        assert_eq!(wish(81), Wish { rule: None, want: Want::Leave }, "the default is not about packets");
+        assert_eq!(wish(81), Wish { rule: None, want: Want::Block });
     }
 }

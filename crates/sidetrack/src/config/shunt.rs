@@ -1,8 +1,11 @@
 //! `[shunt]`, checked.
 
+use sidetrack_core::flow::Process;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Action, Carry, Policy, Rule};
-use sidetrack_core::shunt::{FastPathKind, MarkActions, PortNumber, RuleSet};
+use sidetrack_core::shunt::{
+    FastPathKind, ForwardLine, MarkActions, PortNumber, RuleSet, Transport, Tuple, Wish,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -66,7 +69,7 @@ pub struct Shunt {
     pub bridged: bool,
     /// After so long without a packet a shunted flow is inspected again, milliseconds.
     pub idle_timeout_ms: u64,
-    /// The same for a blocked flow, milliseconds.
+    /// A blocked flow without a packet for this long makes room for another where the table is full, milliseconds.
     pub block_idle_timeout_ms: u64,
     /// Most flows on the fast path.
     pub entries_max: usize,
@@ -80,7 +83,7 @@ pub struct Shunt {
     pub redirect_peer: bool,
     /// Entries stay in force while the shunt hangs; else the program stops believing them.
     pub keep_when_stalled: bool,
-    /// The rules, as far as they are about shunting; none if none says `shunt`.
+    /// The rules, as far as they are about forwarded flows; none if they neither shunt nor deny any.
     pub rules: Option<Arc<Policy>>,
 }
 
@@ -93,25 +96,35 @@ impl Shunt {
     /// Does something with the rules that this shunt needs.
     pub fn with_rules<T>(&self, work: impl FnOnce(&RuleSet<'_>) -> T) -> T {
         let ports: Vec<_> = self.ports.iter().map(|(number, name)| (*number, name.as_str())).collect();
+        let lines = self.rules.as_ref().map(|rules| ForwardLine::of(rules)).unwrap_or_default();
         let own_rules = self.rules.is_some();
-        work(&RuleSet { ports: &ports, bridged: self.bridged, actions: self.actions, own_rules })
+        let (bridged, actions) = (self.bridged, self.actions);
+        work(&RuleSet { ports: &ports, bridged, actions, own_rules, lines: &lines })
     }
 
-    /// What rules say of shunting, without the rest: a change of the rest is none for the shunt. Rules behind the last that
-    /// shunts say nothing.
+    /// What rules say of forwarded flows: which are shunted, and which are denied. None if all of them are left alone. A change
+    /// of anything else in the rules is none for the shunt.
     pub(super) fn rules_of(policy: &Policy) -> Option<Arc<Policy>> {
-        let shunts = |rule: &Rule| matches!(&rule.action, Action::Carry(carry) if carry.shunt.is_some());
-        let last = policy.rules().iter().rposition(shunts)?;
-        let rules = policy.rules().iter().take(last + 1).map(|rule| {
-            let action = match &rule.action {
-                Action::Deny => Action::Deny,
-                Action::Carry(carry) => {
-                    Action::Carry(Arc::new(Carry { shunt: carry.shunt, ..Carry::default() }))
-                }
-            };
-            Rule { action, ..rule.clone() }
-        });
-        Some(Arc::new(Policy::new(rules.collect(), Action::default())))
+        let part = |action: &Action| match action {
+            Action::Deny => Action::Deny,
+            Action::Carry(carry) => Action::Carry(Arc::new(Carry { shunt: carry.shunt, ..Carry::default() })),
+        };
+        let rules = policy.rules().iter();
+        let rules: Vec<_> = rules.map(|rule| Rule { action: part(&rule.action), ..rule.clone() }).collect();
+        let default = part(policy.default_action());
+        let says = |action: &Action| *action != Action::default();
+        let any = rules.iter().any(|rule| says(&rule.action)) || says(&default);
+        any.then(|| Arc::new(Policy::new(rules, default)))
+    }
+
+    /// What our rules say of a flow when it is forwarded, as far as they are asked: none where no mark leaves flows to them.
+    pub fn forwarded(&self, tuple: &Tuple, process: &Process) -> Option<Wish> {
+        let rules = self.rules.as_ref().filter(|_| self.actions.rules_number().is_some())?;
+        let known = match tuple.transport {
+            Transport::Tcp => process.clone(),
+            Transport::Udp => Process::default(),
+        };
+        Wish::of(rules, tuple, Some(&known))
     }
 }
 

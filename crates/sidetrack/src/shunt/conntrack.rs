@@ -73,6 +73,18 @@ pub fn keep(judged: bool) -> Change {
     }
 }
 
+/// Packets of a blocked connection are dropped before conntrack sees them: it is not to be forgotten while they come, for
+/// the next one would be taken for a new connection.
+pub fn keep_blocked() -> Change {
+    Change { timeout_s: u32::try_from(KEEP.as_secs()).ok(), ..Change::default() }
+}
+
+/// Writes the number of an action into the mark of a connection.
+pub fn mark_decision(number: u8) -> Change {
+    let value = Mark::DECIDED | u32::from(number) << 16;
+    Change { mark: Some(MarkBits { value, mask: Mark::DECIDED | 0x000f_0000 }), ..Change::default() }
+}
+
 /// The rules are to decide anew.
 pub fn ask_again() -> Change {
     Change { mark: Some(MarkBits { value: 0, mask: Mark::DECIDED }), ..Change::default() }

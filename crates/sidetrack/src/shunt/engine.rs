@@ -1,7 +1,7 @@
 //! One thread that waits for everything a shunt has to hear of.
 
 use super::bpf::BpfPathError;
-use super::conntrack::{WITH_PORTS, ask_again, connection, keep, original};
+use super::conntrack::{WITH_PORTS, ask_again, connection, keep, keep_blocked, mark_decision, original};
 use super::flowtable::FlowtableError;
 use super::owners::OwnerSearch;
 use super::paths::Paths;
@@ -210,6 +210,10 @@ impl Engine {
                     let path = self.shunt.flow(&tuple).map(|flow| flow.path);
                     let judged = path.is_some_and(|path| self.paths.judges_resets(path));
                     self.change(&tuple, identity, keep(judged));
+                }
+                Output::KeepBlocked(tuple, identity) => self.change(&tuple, identity, keep_blocked()),
+                Output::MarkBlocked(tuple, identity, number) => {
+                    self.change(&tuple, identity, mark_decision(number));
                 }
                 Output::Ask(tuple, identity) => self.change(&tuple, identity, ask_again()),
                 Output::List => self.list()?,

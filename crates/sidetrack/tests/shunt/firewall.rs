@@ -30,7 +30,8 @@ const NEVER_IDLE: Duration = Duration::from_secs(600);
 pub fn rule_set(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
-    let rules = RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: false };
+    let rules =
+        RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: false, lines: &[] };
     let policy = [(IGNORE, ShuntAction::Ignore), (SHUNT, ShuntAction::Shunt), (BLOCK, ShuntAction::Block)];
     let mut lines = String::new();
     for ((port, action), protocol) in policy.into_iter().flat_map(|one| [(one, "tcp"), (one, "udp")]) {
@@ -47,7 +48,8 @@ pub fn rule_set(bridged: bool) -> String {
 pub fn own_rules(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
-    RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: true }.iptables()
+    RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: true, lines: &[] }
+        .iptables()
 }
 
 /// A command of a host, with something for its standard input.

@@ -155,9 +155,37 @@ impl Check<'_> {
             self.is_configured(path.span(), kind(**path), &configured);
         }
         let at = rules.iter().find_map(|rule| rule.shunt.as_ref());
-        if let Some(at) = at.filter(|_| shunt.actions.rules_number().is_none()) {
-            let help = "add 3 = \"rules\" to [shunt.actions], or leave [shunt.actions] out";
+        if shunt.actions.rules_number().is_some() {
+            self.denied_by_more(rules);
+            return;
+        }
+        let help = "add 3 = \"rules\" to [shunt.actions], or leave [shunt.actions] out";
+        if let Some(at) = at {
             self.error(at.span(), "no number in marks leaves flows to the rules", help);
+        }
+        let denies = |rule: &&At<raw::Rule>| rule.action.as_deref() == Some(&raw::RuleAction::Deny);
+        for rule in rules.iter().filter(denies) {
+            let what =
+                "forwarded flows are not denied by this rule: no number in marks leaves flows to the rules";
+            self.warning(rule.span(), what, help);
+        }
+    }
+
+    /// Rules that deny by something that is not known of forwarded flows.
+    fn denied_by_more(&mut self, rules: &[At<raw::Rule>]) {
+        for rule in rules.iter().filter(|rule| rule.action.as_deref() == Some(&raw::RuleAction::Deny)) {
+            let matcher = &rule.matcher;
+            let unknown = [
+                ("host", matcher.host.is_some()),
+                ("host_file", matcher.host_file.is_some()),
+                ("host_contains", matcher.host_contains.is_some()),
+                ("url", matcher.url.is_some()),
+            ];
+            if let Some((key, _)) = unknown.iter().find(|(_, is_given)| *is_given) {
+                let what = format!("forwarded flows are not denied by this rule: their `{key}` is not known");
+                let help = "deny by `from`, `to` and `port` what the shunt's ports must not pass on";
+                self.warning(rule.span(), what, help);
+            }
         }
     }
 
