@@ -6,6 +6,7 @@ use sidetrack_core::flow::{Flow, Host};
 use sidetrack_core::policy::{
     Action, Carry, Denied, Dial, Dialled, Explanation, KernelAction, ProxyVersion, Resolve, Seen,
 };
+use sidetrack_core::shunt::{Transport, Tuple, Want};
 use sidetrack_core::{carrier::Carrier, flow::Intercept};
 use sidetrack_sys::sockopt;
 use std::fmt;
@@ -32,11 +33,30 @@ pub struct Answer {
     /// Whether the kernel may carry it alone: nothing in the rules needs user space. `sidetrack plan` tells what is really
     /// left to it.
     pub kernel_path: bool,
+    /// What happens to the flow where it is forwarded between ports of the shunt, and not caught by a listener; none without
+    /// a shunt, or where the destination is no address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forwarded: Option<Forwarded>,
     /// Each rule's part in the decision, in order.
     pub trace: Vec<String>,
     /// How the containers on the way are in a sidetrack that runs; none where the way leads through no container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub containers: Option<Health>,
+}
+
+/// What happens to a forwarded flow that the packet filter does not decide about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Forwarded {
+    /// `drop`, `shunt` or `pass`.
+    pub action: &'static str,
+    /// The rule that decides; none if the default does.
+    pub rule: Option<String>,
+    /// From this many bytes on it takes the fast path.
+    pub after_bytes: Option<u64>,
+    /// From this time on it takes the fast path, milliseconds.
+    pub after_ms: Option<u64>,
+    /// No action of the shunt asks the rules: the packet filter alone decides.
+    pub by_packet_filter: bool,
 }
 
 /// What is known of the containers on the way.
@@ -143,6 +163,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         addresses_are_asked_again: again,
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
         kernel_path: kernel_path(config, question, &flow),
+        forwarded: forwarded(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
         containers: None,
         flow: AskedFlow {
@@ -200,6 +221,29 @@ fn carried(config: &Config, carry: &Carry) -> Carried {
     }
 }
 
+/// What the shunt's rules say of the flow. They see addresses, ports and the process.
+fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Forwarded> {
+    let (shunt, server) = (config.shunt.as_ref()?, flow.orig_dst.socket_addr()?);
+    let tuple = Tuple { client: flow.client, server, transport: Transport::Tcp, zone: 0 };
+    let wish = shunt.forwarded(&tuple, &question.process);
+    let name = wish.and_then(|wish| config.policy.rules().get(wish.rule?)).map(|rule| rule.name.to_string());
+    let plain = Forwarded {
+        action: "pass",
+        rule: name,
+        after_bytes: None,
+        after_ms: None,
+        by_packet_filter: wish.is_none(),
+    };
+    Some(match wish.map(|wish| wish.want) {
+        None | Some(Want::Leave) => plain,
+        Some(Want::Block) => Forwarded { action: "drop", ..plain },
+        Some(Want::Shunt { bytes, time, .. }) => {
+            let after_ms = u64::try_from(time.as_millis()).ok();
+            Forwarded { action: "shunt", after_bytes: Some(bytes), after_ms, ..plain }
+        }
+    })
+}
+
 /// Whether the packet filter would take this flow from us, on every address the listener has.
 fn kernel_path(config: &Config, question: &Question<'_>, flow: &Flow) -> bool {
     let (Some(listener), Some(to)) = (question.listener, flow.orig_dst.socket_addr()) else { return false };
@@ -252,10 +296,31 @@ impl fmt::Display for Answer {
             "user space"
         };
         writeln!(f, "path     {path}")?;
+        if let Some(forwarded) = &self.forwarded {
+            writeln!(f, "shunt    {forwarded}")?;
+        }
         for (index, line) in self.trace.iter().enumerate() {
             writeln!(f, "{}{line}", if index == 0 { "rules    " } else { "         " })?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Forwarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = self.rule.as_ref().map_or_else(|| "the default".to_owned(), |rule| format!("rule '{rule}'"));
+        match self.action {
+            "drop" if self.rule.is_none() => {
+                write!(f, "if forwarded, dropped by the default, unless the packet filter marks it otherwise")
+            }
+            "drop" => write!(f, "if forwarded, dropped by {by}"),
+            "shunt" => {
+                let (bytes, ms) = (self.after_bytes.unwrap_or(0), self.after_ms.unwrap_or(0));
+                write!(f, "if forwarded, takes the fast path after {bytes} bytes and {ms} ms: {by}")
+            }
+            _ if self.by_packet_filter => f.write_str("if forwarded, the packet filter alone decides"),
+            _ => write!(f, "if forwarded, passes on the slow path: {by}"),
+        }
     }
 }
 

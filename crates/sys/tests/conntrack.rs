@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 
 use sidetrack_sys::caps;
-use sidetrack_sys::conntrack::{self, Conntrack, Entry, Event, Events, Group, status};
+use sidetrack_sys::conntrack::{self, Conntrack, Entry, Event, Events, Group, Only, status};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{KernelPath, KernelRoute, MarkBits, Selector, Steering};
 use support::{accept, in_namespace, listen};
@@ -67,7 +67,8 @@ fn the_end_of_a_connection_tells_its_bytes_and_mark() {
         mark_everything();
         conntrack::enable_accounting().expect("accounting");
         assert_eq!(conntrack::enable_accounting().expect("again"), [], "nothing left to change");
-        let mut events = Events::open(&[Group::New, Group::Destroy], 1 << 20).expect("events");
+        let mut events =
+            Events::open(&[Group::New, Group::Destroy], Only::Everything, 1 << 20).expect("events");
         assert!(events.receive_buffer_bytes() >= 1 << 20);
         let mut table = Conntrack::open().expect("socket");
         for address in ["127.0.0.1", "::1"] {
@@ -106,7 +107,9 @@ fn only_the_chosen_events_are_sent() {
     in_namespace(|| {
         mark_everything();
         conntrack::enable_accounting().expect("accounting");
-        let mut events = Events::open(&[Group::New, Group::Update, Group::Destroy], 1 << 20).expect("events");
+        let mut events =
+            Events::open(&[Group::New, Group::Update, Group::Destroy], Only::Everything, 1 << 20)
+                .expect("events");
         let listener = listen("127.0.0.1");
         let client = exchange(&listener, 10, 10);
         let mut table = Conntrack::open().expect("socket");
@@ -126,7 +129,8 @@ fn new_connections_are_told_apart_from_changes() {
     in_namespace(|| {
         // A rule that looks at connections switches tracking on; this one fits none, so no event is cut.
         mark(Selector { ports: [(9, 9)].into_iter().collect(), ..Selector::default() });
-        let mut events = Events::open(&[Group::New, Group::Update], 1 << 20).expect("events");
+        let mut events =
+            Events::open(&[Group::New, Group::Update], Only::Everything, 1 << 20).expect("events");
         conntrack::enable_accounting().expect("accounting");
         let client = exchange(&listen("127.0.0.1"), 10, 10);
         let of_client = |entry: &Entry| entry.original.source == client;
@@ -137,12 +141,57 @@ fn new_connections_are_told_apart_from_changes() {
     });
 }
 
+/// Ends of connections of other programs are dropped before they reach the socket: a small one loses none of ours.
+#[test]
+fn events_of_other_connections_do_not_reach_a_filtered_socket() {
+    in_namespace(|| {
+        conntrack::enable_accounting().expect("accounting");
+        let ours = listen("127.0.0.1");
+        let port = ours.local_addr().expect("address").port();
+        let ports = [(port, port)].into_iter().collect();
+        mark(Selector { to_this_host: true, ports, ..Selector::default() });
+        let other = MarkBits { value: 0x1, mask: 0xff };
+        let groups = [Group::Destroy];
+        let mut all = Events::open(&groups, Only::Everything, 1 << 20).expect("events");
+        let mut small = Events::open(&groups, Only::Marked(MARK), 1).expect("events");
+        let mut any = Events::open(&groups, Only::AnyMark, 1).expect("events");
+        let mut strange = Events::open(&groups, Only::Marked(other), 1 << 20).expect("events");
+        let foreign = listen("127.0.0.1");
+        let mut table = Conntrack::open().expect("socket");
+        for _ in 0..100 {
+            exchange(&foreign, 10, 10);
+        }
+        let client = exchange(&ours, 10, 10);
+        for entry in table.list(None).expect("list") {
+            table.delete(&entry).expect("deleted");
+        }
+        let is_end =
+            |event: &Event| matches!(event, Event::Destroy(entry) if entry.original.source == client);
+        wait_for(&mut all, is_end);
+        for events in [&mut small, &mut any] {
+            let mut read = Vec::new();
+            events.read(&mut read).expect("read");
+            assert!(read.iter().any(is_end), "{read:?}");
+            let is_ours = |event: &Event| match event {
+                Event::New(entry) | Event::Update(entry) | Event::Destroy(entry) => {
+                    entry.original.source == client && entry.mark == MARK.value
+                }
+                Event::Overrun => false,
+            };
+            assert!(read.iter().all(is_ours), "{read:?}");
+        }
+        let mut read = Vec::new();
+        strange.read(&mut read).expect("read");
+        assert_eq!(read, []);
+    });
+}
+
 #[test]
 fn lost_events_are_told() {
     in_namespace(|| {
         mark_everything();
         conntrack::enable_accounting().expect("accounting");
-        let mut events = Events::open(&[Group::Destroy], 1).expect("events");
+        let mut events = Events::open(&[Group::Destroy], Only::Everything, 1).expect("events");
         let listener = listen("127.0.0.1");
         for _ in 0..64 {
             exchange(&listener, 1, 1);
@@ -160,7 +209,7 @@ fn events_keep_coming_without_the_right_to_subscribe() {
     in_namespace(|| {
         mark_everything();
         conntrack::enable_accounting().expect("accounting");
-        let events = Events::open(&[Group::Destroy], 1 << 20).expect("events");
+        let events = Events::open(&[Group::Destroy], Only::Everything, 1 << 20).expect("events");
         let mut table = Conntrack::open().expect("socket");
         let listener = listen("127.0.0.1");
         let client = exchange(&listener, 10, 10);
@@ -171,7 +220,7 @@ fn events_keep_coming_without_the_right_to_subscribe() {
         caps::keep_only(rustix::thread::CapabilitySet::empty()).expect("dropped");
         let refused = table.list(None).expect_err("no right").to_string();
         assert!(refused.contains("list connections") && refused.contains("CAP_NET_ADMIN"), "{refused}");
-        assert!(Events::open(&[Group::Destroy], 1).is_err(), "no right to subscribe");
+        assert!(Events::open(&[Group::Destroy], Only::Everything, 1).is_err(), "no right to subscribe");
         wait_for(
             &mut events,
             |event| matches!(event, Event::Destroy(ended) if ended.original.source == client),

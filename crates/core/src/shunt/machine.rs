@@ -107,6 +107,11 @@ impl Shunt {
         self.entries.is_empty()
     }
 
+    /// What is wanted for a flow now; where that cannot be told, it stays on the slow path.
+    pub fn action(&self, flow: &Flow) -> ShuntAction {
+        self.wanted(flow).unwrap_or(ShuntAction::Ignore)
+    }
+
     /// What stands between a flow and the fast path; none if nothing does, or policy does not want it there.
     pub fn obstacle(&self, flow: &Flow) -> Option<Obstacle> {
         match self.wanted(flow) {

@@ -7,7 +7,7 @@ use crate::shunt::{Ask, FlowView, ShuntRecord, Shunter, Told};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::{Action, Verdict};
-use sidetrack_core::shunt::Transport;
+use sidetrack_core::shunt::{ShuntAction, Transport};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl ShuntFlows {
             live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
             live.since = since;
         }
-        let verdict = verdict(record.rule.as_deref());
+        let verdict = verdict(record.rule.as_deref(), record.blocked);
         live.decide(Decided { flow: flow(record.client, record.server), verdict: Some(verdict) });
         live.count(
             record.slow.bytes_up + record.fast.bytes_up,
@@ -132,20 +132,25 @@ fn flow(client: SocketAddr, server: SocketAddr) -> Flow {
     }
 }
 
-fn verdict(rule: Option<&str>) -> Verdict {
+fn verdict(rule: Option<&str>, blocked: bool) -> Verdict {
     let why = match rule {
         Some(name) => format!("rule '{name}', to which the packet filter's mark leaves it").into(),
         None => "the packet filter's mark".into(),
     };
-    Verdict { rule: rule.map(Into::into), index: None, action: Action::default(), why, agreement: None }
+    let action = if blocked { Action::Deny } else { Action::default() };
+    Verdict { rule: rule.map(Into::into), index: None, action, why, agreement: None }
 }
 
 /// What the fields of a record have no room for.
 fn detail(record: &ShuntRecord) -> String {
     let transport = if record.transport == Transport::Udp { "udp; " } else { "" };
     let last = record.cause.map(|cause| format!(", last left it: {}", cause.as_str())).unwrap_or_default();
+    let dropped = match (record.dropped.bytes_up, record.dropped.bytes_down) {
+        (0, 0) => String::new(),
+        (up, down) => format!(", {up} bytes up and {down} down dropped"),
+    };
     format!(
-        "{transport}fast path {} times, {} bytes up and {} down of all{last}",
+        "{transport}fast path {} times, {} bytes up and {} down of all{dropped}{last}",
         record.installs, record.fast.bytes_up, record.fast.bytes_down
     )
 }
@@ -160,6 +165,8 @@ fn so_far(flow: &FlowView) -> ShuntRecord {
         start_ns: flow.start_ns,
         slow: flow.slow,
         fast: flow.fast,
+        dropped: flow.dropped,
+        blocked: flow.action == ShuntAction::Block,
         installs: flow.installs,
         cause: flow.cause,
         rule: flow.rule.clone(),

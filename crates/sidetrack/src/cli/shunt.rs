@@ -2,7 +2,7 @@
 
 use crate::admin::{Client, Done, SYSTEM_SOCKET, ShuntFlows};
 use crate::config::Config;
-use crate::shunt::FlowView;
+use crate::shunt::{Counts, FlowView};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -151,26 +151,41 @@ fn lines(flows: &[FlowView]) -> anyhow::Result<String> {
 
 fn table(flows: &[FlowView]) -> String {
     let mut text = format!(
-        "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>4}  {}\n",
-        "STATE", "ACTION", "PATH", "PROTO", "FLOW", "FAST BYTES", "SLOW BYTES", "TIME", "LAST LEFT"
+        "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>5}  {}\n",
+        "STATE",
+        "ACTION",
+        "PATH",
+        "PROTO",
+        "FLOW",
+        "FAST BYTES",
+        "SLOW BYTES",
+        "DROPPED",
+        "TIMES",
+        "LAST LEFT"
     );
     for flow in flows {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>4}  {}",
+            "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>5}  {}",
             flow.state,
-            flow.pinned.unwrap_or(flow.action).as_str(),
+            flow.action.as_str(),
             flow.fast_path.map_or("-", FastPathKind::as_str),
             flow.transport.as_str(),
             format!("{} -> {}", flow.client, flow.server),
-            flow.fast.bytes_up + flow.fast.bytes_down,
-            flow.slow.bytes_up + flow.slow.bytes_down,
+            sum(flow.fast),
+            sum(flow.slow),
+            sum(flow.dropped),
             flow.installs,
             flow.cause.map_or("-", sidetrack_core::shunt::Cause::as_str)
         );
     }
     text
+}
+
+/// Bytes of both directions.
+const fn sum(counts: Counts) -> u64 {
+    counts.bytes_up + counts.bytes_down
 }
 
 fn unknown(flow: &FlowArgs) -> String {
@@ -195,6 +210,8 @@ fn why(flow: &FlowView) -> String {
     let mut line = |what: &str, value: String| {
         let _ = writeln!(text, "  {what:<12} {value}");
     };
+    line("state", flow.state.clone());
+    line("action", flow.action.as_str().to_owned());
     line("mark", format!("{} ({})", Mark(flow.mark), marked(Mark(flow.mark))));
     if let Some(pinned) = flow.pinned {
         line("pinned", format!("{}, whatever the mark says", pinned.as_str()));
@@ -202,6 +219,7 @@ fn why(flow: &FlowView) -> String {
     if let Some(rule) = &flow.rule {
         line("rule", format!("'{rule}', to which the mark leaves it"));
     }
+    line("bytes", format!("{} fast, {} slow, {} dropped", sum(flow.fast), sum(flow.slow), sum(flow.dropped)));
     if let Some(path) = flow.fast_path {
         line("fast path", path.as_str().to_owned());
     }

@@ -4,16 +4,13 @@ use super::KernelFlow;
 use super::derive::Work;
 use crate::steer::{Path, TABLE};
 use anyhow::Context;
-use sidetrack_sys::conntrack::{self, Conntrack, Events, Group};
+use sidetrack_sys::conntrack::{self, Conntrack, Events, Group, Only, buffer_bytes};
 use sidetrack_sys::netlink::{self, Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Feature, Lifetime, OwnError, OwnedTable, Table};
 use sidetrack_sys::route;
 use sidetrack_sys::undo::{Action, Guard};
 use std::io;
 use std::time::{Duration, Instant};
-
-/// Receive buffer of the conntrack events, bytes: no event was lost at 28,000 connections a second.
-const EVENTS_BUFFER: usize = 16 << 20;
 
 /// How often what others may have changed is put right, and conntrack is made to notice what has ended.
 const TEND_EVERY: Duration = Duration::from_secs(1);
@@ -168,7 +165,7 @@ impl Kernel {
             ));
         }
         self.conntrack = Conntrack::open().ok();
-        let events = Events::open(&[Group::Destroy], EVENTS_BUFFER);
+        let events = Events::open(&[Group::Destroy], Only::Marked(Path::ANY), buffer_bytes());
         events
             .map_err(|error| warnings.push(format!("conntrack events: {error}; no records of kernel flows")))
             .ok()

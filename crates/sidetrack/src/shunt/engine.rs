@@ -11,15 +11,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::shunt::{Connection, FastPathKind, Identity, Input, Output, Shunt, ShuntAction, Tuple};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::monotonic_ns;
-use sidetrack_sys::conntrack::{self as system, Change, Conntrack, Event, Events, Group};
+use sidetrack_sys::conntrack::{self as system, Change, Conntrack, Event, Events, Group, Only, buffer_bytes};
 use sidetrack_sys::netlink;
 use sidetrack_sys::nft::RuleChanges;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Receive buffer of the conntrack reports, bytes: none was lost at 28,000 connections a second.
-const EVENTS_BUFFER: usize = 16 << 20;
 
 /// How long a fast path may take to give everything back at the end.
 const STOP: Duration = Duration::from_secs(3);
@@ -75,7 +72,8 @@ impl Engine {
         // Before the first connection is listed: a connection that began without has no time stamp.
         let changed = system::enable_accounting().map_err(EngineError::Accounting)?;
         let groups = [Group::New, Group::Update, Group::Destroy];
-        let events = Events::open(&groups, EVENTS_BUFFER).map_err(EngineError::Conntrack)?;
+        // One whose mark is cleared must be heard of, too; the many that never had one need not.
+        let events = Events::open(&groups, Only::AnyMark, buffer_bytes()).map_err(EngineError::Conntrack)?;
         let rules = RuleChanges::open().map_err(EngineError::Rules)?;
         let table = Conntrack::open().map_err(EngineError::Conntrack)?;
         let paths = Paths::start(settings)?;
@@ -99,7 +97,10 @@ impl Engine {
     pub fn flows(&self) -> Vec<FlowView> {
         // Both clocks at one moment: the times of the list fit each other.
         let (now, wall) = (now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-        let view = |flow| FlowView::new(flow, self.shunt.rule(flow), self.shunt.obstacle(flow), now, wall);
+        let view = |flow| {
+            let state = (self.shunt.action(flow), self.shunt.obstacle(flow));
+            FlowView::new(flow, self.shunt.rule(flow), state, now, wall)
+        };
         self.shunt.flows().map(view).collect()
     }
 

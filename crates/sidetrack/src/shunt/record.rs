@@ -1,7 +1,7 @@
 //! What is told of flows: while they are there, and when they have ended.
 
 use serde::{Deserialize, Serialize};
-use sidetrack_core::shunt::{Both, Cause, FastPathKind, Flow, Obstacle, ShuntAction, Transport};
+use sidetrack_core::shunt::{Both, Cause, FastPathKind, Flow, Obstacle, ShuntAction, Standing, Transport};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -47,6 +47,12 @@ pub struct ShuntRecord {
     pub slow: Counts,
     /// What passed on the fast path.
     pub fast: Counts,
+    /// What was dropped on the fast path.
+    #[serde(default)]
+    pub dropped: Counts,
+    /// It was blocked at last.
+    #[serde(default)]
+    pub blocked: bool,
     /// How often it was put on the fast path.
     pub installs: u32,
     /// Why it last left the fast path.
@@ -66,6 +72,8 @@ impl ShuntRecord {
             start_ns: flow.identity.start_ns,
             slow: flow.slow().into(),
             fast: flow.fast().into(),
+            dropped: flow.dropped().into(),
+            blocked: flow.action == ShuntAction::Block,
             installs: flow.installs,
             cause: flow.cause,
             rule: rule.map(str::to_owned),
@@ -90,9 +98,9 @@ pub struct FlowView {
     pub start_ns: Option<u64>,
     /// Where it stands: `slow`, `requested`, `installed`, `leaving` or `failed`.
     pub state: String,
-    /// What its entry does, or the latest did.
+    /// What its entry does while it has one; else what is wanted now: by a person, its mark, or a rule.
     pub action: ShuntAction,
-    /// The fast path that has its entry, or had the latest.
+    /// The fast path that has its entry, or has been asked for one.
     #[serde(default)]
     pub fast_path: Option<FastPathKind>,
     /// What somebody wants whatever policy says.
@@ -123,14 +131,18 @@ pub struct FlowView {
     pub slow: Counts,
     /// What passed on the fast path.
     pub fast: Counts,
+    /// What was dropped on the fast path.
+    #[serde(default)]
+    pub dropped: Counts,
 }
 
 impl FlowView {
-    /// A flow as it is now, which is `wall` since 1970, and the rule that decided about it.
+    /// A flow as it is now, which is `wall` since 1970: the rule that decided about it, what is wanted for it and what stands
+    /// against that.
     pub fn new(
         flow: &Flow,
         rule: Option<&str>,
-        obstacle: Option<Obstacle>,
+        (wanted, obstacle): (ShuntAction, Option<Obstacle>),
         now: Instant,
         wall: Duration,
     ) -> Self {
@@ -139,6 +151,7 @@ impl FlowView {
             let since = wall.saturating_sub(now - at?);
             u64::try_from(since.as_nanos()).ok()
         };
+        let is_asked = flow.standing.has_entry() || matches!(flow.standing, Standing::Failed { .. });
         Self {
             entry: flow.entry.map(|entry| entry.0),
             client: flow.tuple.client,
@@ -147,8 +160,9 @@ impl FlowView {
             mark: flow.mark.0,
             start_ns: flow.identity.start_ns,
             state: flow.standing.as_str().to_owned(),
-            action: flow.action,
-            fast_path: flow.entry.map(|_| flow.path),
+            // Of an entry that is gone nothing is said: it would look as if it were there still.
+            action: if flow.standing.has_entry() { flow.action } else { wanted },
+            fast_path: is_asked.then_some(flow.path),
             pinned: flow.pinned,
             rule: rule.map(str::to_owned),
             obstacle,
@@ -162,6 +176,7 @@ impl FlowView {
             gone_seconds: ago(flow.times.gone),
             slow: flow.slow().into(),
             fast: flow.fast().into(),
+            dropped: flow.dropped().into(),
         }
     }
 }

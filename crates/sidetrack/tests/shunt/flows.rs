@@ -212,5 +212,6 @@ fn what_policy_ignores_stays_on_the_slow_path_and_what_it_blocks_stops() {
     let flow = shunt.wait_for(blocked.from, |flow| flow.state == "installed");
     assert_eq!(flow.action, ShuntAction::Block);
     blocked.client.write_all(b"another").expect("queued");
-    shunt.wait_for(blocked.from, |flow| flow.fast.packets_up > 0);
+    let flow = shunt.wait_for(blocked.from, |flow| flow.dropped.packets_up > 0);
+    assert_eq!(flow.fast.packets_up, 0, "what is dropped has not moved");
 }

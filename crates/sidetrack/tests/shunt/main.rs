@@ -7,7 +7,9 @@ mod node;
 
 mod firewall;
 
+mod agree;
 mod binary;
+mod blocked;
 mod cycles;
 mod ends;
 mod faults;

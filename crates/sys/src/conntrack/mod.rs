@@ -5,6 +5,7 @@
 //! - ENOBUFS means events are lost: [`Event::Overrun`]. Whoever needs them all lists the table anew and compares.
 
 mod events;
+mod filter;
 mod parse;
 
 use std::io;
@@ -14,7 +15,8 @@ use crate::netlink::{AttributeWriter, Error, Protocol, Requests, Socket, flag};
 use crate::nft::MarkBits;
 use crate::sysctl;
 
-pub use events::{Event, Events, Group};
+pub use events::{Event, Events, Group, buffer_bytes};
+pub use filter::Only;
 pub use parse::{parse, parse_datagram};
 
 const SUBSYSTEM: u16 = 1;

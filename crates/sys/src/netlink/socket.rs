@@ -333,6 +333,29 @@ impl Socket {
         Ok(())
     }
 
+    /// Lets the kernel run a classic BPF program over each message before it queues it here.
+    ///
+    /// # Errors
+    /// If the program is no program, or the kernel has no memory for it.
+    pub(crate) fn filter(&self, program: &[libc::sock_filter]) -> Result<(), Error> {
+        let program = libc::sock_fprog {
+            len: u16::try_from(program.len()).unwrap_or(u16::MAX),
+            filter: program.as_ptr().cast_mut(),
+        };
+        // SAFETY: the option value is a live sock_fprog whose instructions are live; the kernel copies them and writes nothing.
+        let set = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const program).cast(),
+                socklen(size_of::<libc::sock_fprog>()),
+            )
+        };
+        let failed = || Error::Socket { doing: "filter the messages of", source: io::Error::last_os_error() };
+        if set < 0 { Err(failed()) } else { Ok(()) }
+    }
+
     fn set_option(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
         // SAFETY: the option value is a live int of the size given.
         let set = unsafe {

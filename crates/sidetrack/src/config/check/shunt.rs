@@ -163,8 +163,7 @@ impl Check<'_> {
         if let Some(at) = at {
             self.error(at.span(), "no number in marks leaves flows to the rules", help);
         }
-        let denies = |rule: &&At<raw::Rule>| rule.action.as_deref() == Some(&raw::RuleAction::Deny);
-        for rule in rules.iter().filter(denies) {
+        for rule in rules.iter().filter(|rule| denies(rule)) {
             let what =
                 "forwarded flows are not denied by this rule: no number in marks leaves flows to the rules";
             self.warning(rule.span(), what, help);
@@ -173,7 +172,7 @@ impl Check<'_> {
 
     /// Rules that deny by something that is not known of forwarded flows.
     fn denied_by_more(&mut self, rules: &[At<raw::Rule>]) {
-        for rule in rules.iter().filter(|rule| rule.action.as_deref() == Some(&raw::RuleAction::Deny)) {
+        for rule in rules.iter().filter(|rule| denies(rule)) {
             let matcher = &rule.matcher;
             let unknown = [
                 ("host", matcher.host.is_some()),
@@ -363,4 +362,8 @@ fn versions(openflow: &raw::OpenFlow) -> BTreeSet<Version> {
         raw::OpenFlowVersion::V1_3 => Version::V1_3,
     };
     list.items().iter().map(version).collect()
+}
+
+fn denies(rule: &raw::Rule) -> bool {
+    matches!(rule.action.as_deref(), Some(raw::RuleAction::Deny))
 }
