@@ -107,6 +107,9 @@ impl Control for ControlOf {
 
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
+        if let Some(shunt) = &self.shunt {
+            shunt.look(&self.node);
+        }
     }
 
     fn shunt(&self, ask: &Ask) -> Result<Told, String> {

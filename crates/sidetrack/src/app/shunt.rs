@@ -2,15 +2,16 @@
 
 use super::node::Node;
 use crate::config::Config;
-use crate::live::{Decided, Ended, Ledger, LiveFlow};
+use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use crate::shunt::{Ask, FlowView, ShuntRecord, Shunter, Told};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::shunt::{ShuntAction, Transport};
 use sidetrack_sys::caps::{self, CapabilitySet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
@@ -24,6 +25,22 @@ const LISTENER: &str = "shunt";
 pub struct ShuntFlows {
     shunter: Shunter,
     ledger: Arc<Ledger>,
+    /// Those in flight that a look has shown, until their record comes.
+    seen: Mutex<BTreeMap<Key, Seen>>,
+}
+
+/// The addresses of a flow, and its protocol.
+type Key = (SocketAddr, SocketAddr, Transport);
+
+struct Seen {
+    flow: Arc<LiveFlow>,
+    slot: Slot,
+    start_ns: Option<u64>,
+}
+
+/// When a flow began, as far as both know, is the same.
+fn is_same(seen: &Seen, start_ns: Option<u64>) -> bool {
+    seen.start_ns.is_none() || start_ns.is_none() || seen.start_ns == start_ns
 }
 
 impl ShuntFlows {
@@ -40,7 +57,7 @@ impl ShuntFlows {
             "[shunt] needs root (CAP_NET_ADMIN and CAP_BPF): start with sudo"
         );
         let shunter = Shunter::start(name, text).context("[shunt]")?;
-        Ok(Some(Arc::new(Self { shunter, ledger: Arc::default() })))
+        Ok(Some(Arc::new(Self { shunter, ledger: Arc::default(), seen: Mutex::default() })))
     }
 
     /// The flows as the recorder sees them.
@@ -82,42 +99,98 @@ impl ShuntFlows {
 
     fn fetch(&self, node: &Node, last: bool) -> anyhow::Result<()> {
         if let Told::Records(records) = self.ask(&Ask::Records)? {
-            records.iter().for_each(|record| self.note(node.next_flow_id(), record, None));
+            records.iter().for_each(|record| self.note(node, record, None));
         }
         if last {
             if let Told::Flows(flows) = self.ask(&Ask::Flows)? {
                 let shunted = flows.iter().filter(|flow| flow.installs > 0);
-                shunted.for_each(|flow| {
-                    self.note(node.next_flow_id(), &so_far(flow), Some(EndReason::Shutdown))
-                });
+                shunted.for_each(|flow| self.note(node, &so_far(flow), Some(EndReason::Shutdown)));
             }
             self.shunter.finish()?;
         }
         Ok(())
     }
 
-    fn note(&self, id: FlowId, record: &ShuntRecord, reason: Option<EndReason>) {
-        let mut live = LiveFlow::new(id);
-        if let Some(since) = record.start_ns.map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)) {
-            let age = SystemTime::now().duration_since(since).unwrap_or_default();
-            live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
-            live.since = since;
+    /// Brings the ledger up to date with the flows that are or were on the fast path. Blocks as [`ShuntFlows::ask`].
+    pub fn look(&self, node: &Node) {
+        let flows = match self.ask(&Ask::Flows) {
+            Ok(Told::Flows(flows)) => flows,
+            Ok(_) => return,
+            Err(error) => return tracing::warn!("cannot list the shunted flows: {error:#}"),
+        };
+        let mut seen = self.seen();
+        for view in flows.iter().filter(|flow| flow.installs > 0) {
+            let record = so_far(view);
+            let key = (view.client, view.server, view.transport);
+            match seen.get(&key) {
+                // The one before it on these addresses: its record is under way.
+                Some(known) if !is_same(known, view.start_ns) => {}
+                Some(known) => {
+                    known.flow.decide(decided(&record));
+                    count(&known.flow, &record);
+                }
+                None => {
+                    let flow = live(node.next_flow_id(), &record);
+                    let slot = self.ledger.enter(flow.clone());
+                    seen.insert(key, Seen { flow, slot, start_ns: view.start_ns });
+                }
+            }
         }
-        let verdict = verdict(record.rule.as_deref(), record.blocked);
-        live.decide(Decided { flow: flow(record.client, record.server), verdict: Some(verdict) });
-        live.count(
-            record.slow.bytes_up + record.fast.bytes_up,
-            record.slow.bytes_down + record.fast.bytes_down,
-        );
-        let duration = live.opened.elapsed();
-        let reason = reason.unwrap_or(EndReason::KernelClosed);
-        self.ledger.note(Ended {
-            flow: Arc::new(live),
-            reason,
-            detail: Some(detail(record).into()),
-            duration,
-        });
     }
+
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<Key, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, node: &Node, record: &ShuntRecord, reason: Option<EndReason>) {
+        let key = (record.client, record.server, record.transport);
+        let mut all = self.seen();
+        let is_its = all.get(&key).is_some_and(|seen| is_same(seen, record.start_ns));
+        let seen = if is_its { all.remove(&key) } else { None };
+        drop(all);
+        let (flow, slot) = match seen {
+            Some(seen) => (seen.flow, Some(seen.slot)),
+            None => (live(node.next_flow_id(), record), None),
+        };
+        flow.decide(decided(record));
+        count(&flow, record);
+        let otherwise = if record.blocked { EndReason::PolicyDenied } else { EndReason::KernelClosed };
+        let ended = Ended {
+            duration: flow.opened.elapsed(),
+            flow,
+            reason: reason.unwrap_or(otherwise),
+            detail: Some(detail(record).into()),
+        };
+        match slot {
+            Some(slot) => self.ledger.leave(slot, ended),
+            None => self.ledger.note(ended),
+        }
+    }
+}
+
+fn live(id: FlowId, record: &ShuntRecord) -> Arc<LiveFlow> {
+    let mut live = LiveFlow::new(id);
+    if let Some(since) = record.start_ns.map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)) {
+        let age = SystemTime::now().duration_since(since).unwrap_or_default();
+        live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
+        live.since = since;
+    }
+    live.decide(decided(record));
+    count(&live, record);
+    Arc::new(live)
+}
+
+fn decided(record: &ShuntRecord) -> Decided {
+    let verdict = verdict(record.rule.as_deref(), record.blocked);
+    Decided { flow: flow(record.client, record.server), verdict: Some(verdict) }
+}
+
+/// Sets the counts to what passed on both paths, which never shrinks. What was dropped has not moved.
+fn count(flow: &LiveFlow, record: &ShuntRecord) {
+    let (up, down) = flow.bytes();
+    let (now_up, now_down) =
+        (record.slow.bytes_up + record.fast.bytes_up, record.slow.bytes_down + record.fast.bytes_down);
+    flow.count(now_up.saturating_sub(up), now_down.saturating_sub(down));
 }
 
 fn flow(client: SocketAddr, server: SocketAddr) -> Flow {

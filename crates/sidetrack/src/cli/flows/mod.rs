@@ -1,6 +1,7 @@
 //! `sidetrack flows`: what is happening now, what happened lately, and ending some of it.
 
 mod human;
+mod rates;
 mod show;
 mod table;
 pub(super) mod which;
@@ -11,11 +12,13 @@ use crate::admin::{Client, ClientError, Killed};
 use crate::record::FlowRecord;
 use clap::{Args, Subcommand};
 use hyper::Method;
+use rates::Rates;
 use serde::Deserialize;
 use sidetrack_core::filter::Filter;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Exit code for a mistake on the command line.
 const USAGE: u8 = 2;
@@ -29,7 +32,8 @@ pub struct FlowsArgs {
     command: Option<FlowsCommand>,
     /// Which flows; several words are one filter
     filter: Vec<String>,
-    /// Goes on with flows as they end, until interrupted
+    /// Goes on until interrupted: flows as they end and, without --json, every second those that moved bytes, with
+    /// their rates
     #[arg(short, long)]
     follow: bool,
     /// One JSON object a line, as in records
@@ -64,6 +68,9 @@ enum FlowsCommand {
         dry_run: bool,
     },
 }
+
+/// How often rates of flows in flight are shown.
+const RATES_EVERY: Duration = Duration::from_secs(1);
 
 /// Where a command writes, and how wide that is.
 pub struct Output<'a> {
@@ -245,7 +252,21 @@ async fn follow(
     for flow in &before {
         print(flow, args.json, &table, output)?;
     }
-    while let Some(line) = events.next().await? {
+    let mut rates = Rates::default();
+    let mut ticks = tokio::time::interval(RATES_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let line = tokio::select! {
+            biased;
+            line = events.next() => line?,
+            _ = ticks.tick(), if !args.json => {
+                // One that stops answers no more; the end of the events says so.
+                let flows = ask(client, filter, 0).await.unwrap_or_default();
+                moving(&mut rates, &flows, &table, output)?;
+                continue;
+            }
+        };
+        let Some(line) = line else { break };
         match serde_json::from_str(&line)? {
             Event::Ended(flow) if !newest.contains(&flow.flow) => print(&flow, args.json, &table, output)?,
             Event::Missed { count } => {
@@ -256,6 +277,19 @@ async fn follow(
     }
     writeln!(output.notes, "sidetrack has stopped")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the flows in flight that have moved bytes since the last time.
+fn moving(
+    rates: &mut Rates,
+    flows: &[FlowRecord<'static>],
+    table: &Table,
+    output: &mut Output<'_>,
+) -> io::Result<()> {
+    for (flow, rate) in rates.moved(flows, Instant::now()) {
+        output.out.write_all(table.row_at(flow, &rate).as_bytes())?;
+    }
+    output.out.flush()
 }
 
 fn print(flow: &FlowRecord<'_>, json: bool, table: &Table, output: &mut Output<'_>) -> io::Result<()> {

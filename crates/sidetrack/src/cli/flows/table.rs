@@ -204,6 +204,14 @@ impl Table {
         self.line(|column| column.cell(flow))
     }
 
+    /// A flow that goes on, with how fast it moves for its state.
+    pub(super) fn row_at(&self, flow: &FlowRecord<'_>, rate: &str) -> String {
+        self.line(|column| match column {
+            Column::State => rate.to_owned(),
+            _ => column.cell(flow),
+        })
+    }
+
     fn line(&self, text: impl Fn(Column) -> String) -> String {
         let mut line = String::new();
         for (column, width) in &self.columns {

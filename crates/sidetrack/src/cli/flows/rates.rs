@@ -1,0 +1,69 @@
+//! How fast flows in flight move, from two looks at their bytes.
+
+use super::human;
+use crate::record::FlowRecord;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// What the flows in flight had moved at the last look.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    last: BTreeMap<u64, (u64, u64)>,
+    at: Option<Instant>,
+}
+
+impl Rates {
+    /// The flows that have moved bytes since the last look, and how fast, in words. At the first look there are none.
+    pub(super) fn moved<'f>(
+        &mut self,
+        flows: &'f [FlowRecord<'static>],
+        now: Instant,
+    ) -> Vec<(&'f FlowRecord<'static>, String)> {
+        let passed = self.at.map(|at| now.saturating_duration_since(at).as_secs_f64().max(1e-3));
+        let is_live = |flow: &&FlowRecord<'_>| flow.reason.is_none();
+        let moved = flows.iter().filter(is_live).filter_map(|flow| {
+            // One that was not there at the last look has moved all it has since then.
+            let (up, down) = self.last.get(&flow.flow).copied().unwrap_or_default();
+            let (up, down) = (flow.bytes_up.saturating_sub(up), flow.bytes_down.saturating_sub(down));
+            let rate = |bytes: u64, passed: f64| human::bytes((bytes as f64 / passed) as u64);
+            let passed = passed.filter(|_| up + down > 0)?;
+            Some((flow, format!("live: {}/s up, {}/s down", rate(up, passed), rate(down, passed))))
+        });
+        let moved = moved.collect();
+        self.last = flows.iter().map(|flow| (flow.flow, (flow.bytes_up, flow.bytes_down))).collect();
+        self.at = Some(now);
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn flow(id: u64, up: u64, down: u64) -> FlowRecord<'static> {
+        let mut flow: FlowRecord<'static> = serde_json::from_str(LINE).expect("a record");
+        (flow.flow, flow.bytes_up, flow.bytes_down) = (id, up, down);
+        flow
+    }
+
+    const LINE: &str = r#"{"ts":"2026-11-21T23:07:19.123Z","flow":9,"rule":"fast","chain":[],"carrier":"kernel","listener":"out",
+        "intercept":"kernel","client":"10.1.0.5:40000","orig_dst":"10.9.8.7:22","host":null,"process":null,"user":null,
+        "bytes_up":0,"bytes_down":0,"connect_seconds":null,"first_byte_seconds":null,"duration_seconds":1.5,"shunted":true,
+        "reason":null,"detail":null,"path":null,"agreement":null}"#;
+
+    #[test]
+    fn what_moved_between_two_looks_is_shown_by_the_second() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        assert!(rates.moved(&[flow(1, 50, 0), flow(2, 7, 7)], begin).is_empty());
+        let later = [flow(1, 4_050, 1_000_000), flow(2, 7, 7), flow(3, 20, 0)];
+        let shown: Vec<_> = rates
+            .moved(&later, begin + Duration::from_secs(2))
+            .into_iter()
+            .map(|(flow, rate)| (flow.flow, rate))
+            .collect();
+        assert_eq!(shown[0], (1, "live: 2.0 kB/s up, 500 kB/s down".to_owned()));
+        assert_eq!(shown[1], (3, "live: 10 B/s up, 0 B/s down".to_owned()));
+        assert_eq!(shown.len(), 2, "one that stands still is not shown");
+    }
+}
