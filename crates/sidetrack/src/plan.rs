@@ -1,7 +1,7 @@
 //! Every privileged action that `up` would take for a configuration, with the right it needs and how it is undone.
 //! Nothing is done.
 
-use crate::config::{Config, EngineIo, EngineListener, ListenerKind};
+use crate::config::{Config, EngineIo, EngineListener, ListenerKind, Shunt, ShuntPath};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
 use sidetrack_core::policy::Action;
@@ -62,6 +62,7 @@ impl Plan {
             steps.extend(steering(&steer));
         }
         steps.extend(carrying(config, &steer));
+        steps.extend(config.shunt.iter().flat_map(shunting));
         let left = |path: &crate::steer::Path| Left {
             listener: path.listener.to_string(),
             rule: path.rule.as_deref().map(str::to_owned),
@@ -177,6 +178,67 @@ fn routing(rule: &MarkRule) -> [Step; 2] {
         step(format!("{version} route add local {any} dev lo table {table}")),
         step(format!("{version} rule add fwmark {mark:#x}/{mask:#x} lookup {table} priority {priority}")),
     ]
+}
+
+/// What the shunt's process does.
+fn shunting(shunt: &Shunt) -> Vec<Step> {
+    const BY_ITS_PROCESS: &str = "goes with the shunt's process, also after SIGKILL";
+    let step = |what: String, needs, undone| Step { what, needs: Some(needs), undone };
+    let mut steps = vec![
+        step(
+            "switch byte counts, events and time stamps of conntrack on, for the shunt (net.netfilter.nf_conntrack_acct, \
+             _events, _timestamp)"
+                .into(),
+            "CAP_NET_ADMIN",
+            BY_THE_GUARD,
+        ),
+        step(
+            "subscribe to conntrack's events and to changes of nftables, for the shunt".into(),
+            "CAP_NET_ADMIN",
+            WITH_THE_SOCKET,
+        ),
+        step(
+            "change marks, timeouts and window tracking of the connections that the shunt moves".into(),
+            "CAP_NET_ADMIN",
+            "the mark's decision is cleared at an orderly end; else it goes with the connection",
+        ),
+    ];
+    for path in &shunt.fast_paths {
+        let attach = |hook: &str| {
+            let each = |interface| format!("attach a BPF program to {hook} of {interface}, for the shunt");
+            shunt.ports.values().map(each).collect::<Vec<_>>()
+        };
+        let bpf = "CAP_BPF and CAP_NET_ADMIN";
+        match path {
+            ShuntPath::Tc => {
+                steps.extend(attach("tcx ingress").into_iter().map(|what| step(what, bpf, BY_ITS_PROCESS)));
+            }
+            ShuntPath::Xdp | ShuntPath::XdpGeneric => {
+                steps.extend(attach("XDP").into_iter().map(|what| step(what, bpf, BY_ITS_PROCESS)));
+            }
+            ShuntPath::OpenFlow(switch) => steps.extend(switch.listen.iter().map(|at| Step {
+                what: format!("listen on {at} for the switch, and install entries in it"),
+                needs: (at.port() < 1024 && at.port() > 0).then_some("CAP_NET_BIND_SERVICE"),
+                undone: "entries go at the end where [shunt.openflow] says so, else with their idle time",
+            })),
+            ShuntPath::Flowtable => steps.push(step(
+                "make the nftables table 'inet sidetrack_shunt' with a flow table between the shunt's ports"
+                    .into(),
+                "CAP_NET_ADMIN",
+                BY_ITS_PROCESS,
+            )),
+            ShuntPath::None => {}
+        }
+    }
+    if shunt.rules.as_ref().is_some_and(|rules| rules.asks_process()) {
+        steps.push(step(
+            "look up the process behind a forwarded connection of this host (/proc, all network namespaces)"
+                .into(),
+            "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+            "changes nothing",
+        ));
+    }
+    steps
 }
 
 /// Rights that the flows themselves need.

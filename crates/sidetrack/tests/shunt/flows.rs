@@ -207,11 +207,15 @@ fn what_policy_ignores_stays_on_the_slow_path_and_what_it_blocks_stops() {
     let flow = shunt.wait_for(ignored.from, |flow| flow.state == "slow");
     assert_eq!((flow.installs, flow.fast.bytes_up), (0, 0));
     ignored.close();
-    let mut blocked = connect(&network, "10.0.0.2", BLOCK);
-    let _ = blocked.client.write_all(b"word");
-    let flow = shunt.wait_for(blocked.from, |flow| flow.state == "installed");
+    // The packet that the policy decides about is the client's first after the handshake's answer: it is dropped, too.
+    let to = SocketAddr::from(([10, 0, 0, 2], BLOCK));
+    let _listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
+    let mut blocked = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
+    let from = blocked.local_addr().expect("address");
+    let _ = blocked.write_all(b"word");
+    let flow = shunt.wait_for(from, |flow| flow.state == "installed");
     assert_eq!(flow.action, ShuntAction::Block);
-    blocked.client.write_all(b"another").expect("queued");
-    let flow = shunt.wait_for(blocked.from, |flow| flow.dropped.packets_up > 0);
+    blocked.write_all(b"another").expect("queued");
+    let flow = shunt.wait_for(from, |flow| flow.dropped.packets_up > 0);
     assert_eq!(flow.fast.packets_up, 0, "what is dropped has not moved");
 }

@@ -18,7 +18,7 @@ pub struct Shunt {
     pub forwarding: Option<At<Forwarding>>,
     /// A shunted flow is inspected again after so long without a packet, milliseconds, 100 to 86400000. Default 10000.
     pub idle_timeout_ms: Option<At<u64>>,
-    /// The same for a blocked flow, milliseconds. Default 10000.
+    /// A blocked flow that was silent for this long makes room for another where the table is full, milliseconds. Default 10000.
     pub block_idle_timeout_ms: Option<At<u64>>,
     /// Most flows on the fast path at a time, 16 to 1048576; a tenth is kept for those that are blocked. Default 65536.
     pub entries_max: Option<At<u32>>,
