@@ -30,6 +30,14 @@ pub fn connect(network: &Network, address: &str, port: u16) -> Pair {
     Pair { client, server, from, to }
 }
 
+/// Connects to a port whose flows the policy blocks: the server hears the handshake's first packet and no other.
+pub fn knock(network: &Network, address: &str, port: u16) -> (TcpListener, TcpStream) {
+    let to = SocketAddr::new(address.parse::<IpAddr>().expect("address"), port);
+    let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
+    let client = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
+    (listener, client)
+}
+
 impl Pair {
     /// Sends bytes from one end and checks each at the other.
     pub fn transfer(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
@@ -208,9 +216,7 @@ fn what_policy_ignores_stays_on_the_slow_path_and_what_it_blocks_stops() {
     assert_eq!((flow.installs, flow.fast.bytes_up), (0, 0));
     ignored.close();
     // The packet that the policy decides about is the client's first after the handshake's answer: it is dropped, too.
-    let to = SocketAddr::from(([10, 0, 0, 2], BLOCK));
-    let _listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
-    let mut blocked = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
+    let (_listener, mut blocked) = knock(&network, "10.0.0.2", BLOCK);
     let from = blocked.local_addr().expect("address");
     let _ = blocked.write_all(b"word");
     let flow = shunt.wait_for(from, |flow| flow.state == "installed");

@@ -2,7 +2,7 @@
 //! the refusal is what is tested.
 
 use crate::firewall::{BLOCK, IDLE, Network, Running, SHUNT};
-use crate::flows::{Pair, connect, forget};
+use crate::flows::{Pair, connect, forget, knock};
 use crate::hosts::is_root;
 use sidetrack::shunt::{Engine, Path};
 use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle};
@@ -144,8 +144,10 @@ fn flowtable_passes_nothing_that_the_rules_deny_now() {
 fn flowtable_drops_nothing_by_itself() {
     let Some(network) = router() else { return };
     let shunt = network.start(Path::Flowtable);
-    let mut pair = connect(&network, network.server_addresses[0], BLOCK);
-    let _ = std::io::Write::write_all(&mut pair.client, b"word");
-    let flow = shunt.wait_for(pair.from, |flow| flow.obstacle.is_some() || flow.state == "failed");
+    let (_listener, mut blocked) = knock(&network, network.server_addresses[0], BLOCK);
+    let _ = std::io::Write::write_all(&mut blocked, b"word");
+    let flow = shunt.wait_for(blocked.local_addr().expect("address"), |flow| {
+        flow.obstacle.is_some() || flow.state == "failed"
+    });
     assert_eq!((flow.state.as_str(), flow.obstacle), ("failed", Some(Obstacle::Unsupported)));
 }

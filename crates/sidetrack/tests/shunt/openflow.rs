@@ -1,7 +1,7 @@
 //! A real switch (Open vSwitch) as the fast path.
 
 use crate::firewall::{BLOCK, IDLE, SHUNT};
-use crate::flows::{Pair, connect, forget};
+use crate::flows::{Pair, connect, forget, knock};
 use crate::hosts::is_root;
 use crate::switch::{OpenVSwitch, network, settings};
 use sidetrack::shunt::{Path, PathKind};
@@ -106,14 +106,15 @@ fn a_blocked_flow_is_dropped_by_the_switch_and_ipv6_and_udp_are_led_by_1_3() {
     let (network, switch) = network();
     let shunt = network.start(path(&Version::ALL));
     ready(&switch);
-    let mut blocked = connect(&network, "10.0.0.2", BLOCK);
-    let _ = blocked.client.write_all(b"word");
-    let flow = shunt.wait_for(blocked.from, |flow| flow.state == "installed");
+    let (_listener, mut blocked) = knock(&network, "10.0.0.2", BLOCK);
+    let from = blocked.local_addr().expect("address");
+    let _ = blocked.write_all(b"word");
+    let flow = shunt.wait_for(from, |flow| flow.state == "installed");
     assert_eq!(flow.action, ShuntAction::Block);
     let entries = switch.ofctl("dump-flows", "");
     assert_eq!(entries.matches("actions=drop").count(), 2, "{entries}");
-    let _ = blocked.client.write_all(b"another");
-    shunt.wait_for(blocked.from, |flow| flow.fast.packets_up > 0);
+    let _ = blocked.write_all(b"another");
+    shunt.wait_for(from, |flow| flow.dropped.packets_up > 0);
     let mut pair = connect(&network, "fd00::2", SHUNT);
     pair.shunted(&shunt);
     Pair::transfer(&mut pair.client, &mut pair.server, 100_000);
