@@ -88,8 +88,8 @@ fn all_sorts() -> Vec<Ended> {
         let name = at % 3 == 0;
         let mut known =
             flow(if name { "db.example:5432" } else { ["10.9.8.7:1", "[2001:db8::7]:443"][at % 2] });
-        known.host = (at % 4 != 1).then(|| ["db.example", "bücher.example"][at % 2].parse().unwrap());
-        known.client = ["192.0.2.200:9", "[fe80::1%7]:65535", "[::1]:1"][at % 3].parse().unwrap();
+        known.host = (at % 4 != 1).then(|| ["db.example", "bücher.example"][at % 2].parse().expect("a name"));
+        known.client = ["192.0.2.200:9", "[fe80::1%7]:65535", "[::1]:1"][at % 3].parse().expect("an address");
         known.intercept = Intercept::ALL[at % Intercept::ALL.len()];
         known.user = (at % 5 == 0).then(|| text.to_owned());
         let program = (at % 3 != 2).then(|| text.to_owned());
@@ -112,7 +112,7 @@ fn all_sorts() -> Vec<Ended> {
         }
         if at % 5 == 1 {
             flow.shunted();
-            flow.greeted("other.example".parse().unwrap());
+            flow.greeted("other.example".parse().expect("a name"));
             flow.reached(&sidetrack_core::engine::Stamps::default());
         }
         let detail = (at % 3 != 0).then(|| text.into());
@@ -160,7 +160,7 @@ fn a_worker_never_waits_for_who_takes_what_ended() {
             .map(|_| {
                 scope.spawn(|| {
                     let mut taken = Vec::new();
-                    while ledger.len() > 0 || ledger.ended_waiting() > 0 {
+                    while !ledger.is_empty() || ledger.ended_waiting() > 0 {
                         for batch in std::iter::from_fn(|| ledger.take_batch()) {
                             taken.extend(batch.iter().map(|past| past.duration().as_micros() as u64));
                         }
