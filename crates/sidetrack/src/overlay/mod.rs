@@ -15,6 +15,7 @@ mod endpoint;
 pub mod identity;
 mod ingress;
 mod packets;
+mod places;
 mod pool;
 mod records;
 mod sessions;
@@ -48,11 +49,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
-
-/// Handshakes with those who dialled us, at a time.
-const HANDSHAKES_MAX: usize = 512;
 
 /// Flows that wait to be handed to the overlay.
 const REQUESTS_MAX: usize = 4096;
@@ -329,16 +327,21 @@ async fn serve(
 }
 
 async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let identity = &shared.identity;
+    let addresses = identity.members().filter_map(|(node, _)| identity.member(node)?.address);
+    let places = places::Places::new(addresses.map(|address| address.ip()));
     loop {
-        // Whoever floods us with handshakes waits in the kernel.
-        let Ok(leave) = handshakes.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((tcp, peer)) => {
+                // A flood is closed at once: neighbours must not wait behind it in the kernel.
+                let Some(place) = places.take(peer.ip()) else {
+                    shared.counters.strangers.fetch_add(1, Relaxed);
+                    continue;
+                };
                 let shared = shared.clone();
                 tokio::spawn(async move {
                     let accepted = shared.accept(tcp).await;
-                    drop(leave);
+                    drop(place);
                     match accepted {
                         Ok((stream, neighbour, purpose)) => arrived(shared, stream, neighbour, purpose).await,
                         Err(error) => {

@@ -30,6 +30,9 @@ use tokio::time::timeout;
 /// How long a neighbour may take to answer when it is dialled, and for its handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a peer that dialled us may say nothing at first.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -241,6 +244,7 @@ impl Shared {
         self.prepare(&tcp)?;
         let tls = self.tls.accept()?;
         let accepted = timeout(HANDSHAKE_TIMEOUT, async {
+            timeout(SILENCE_TIMEOUT, tcp.readable()).await.context("it says nothing")??;
             let (mut stream, peer) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             match stream.frame().await.context("greeting")? {
                 Frame::Greeting(Greeting { version: VERSION, kind: LinkKind::Reliable, purpose }) => {

@@ -97,8 +97,9 @@ impl Stream {
         poll_fn(|cx| {
             while stream.tls.is_handshaking() {
                 ready!(stream.poll_flush(cx))?;
-                if stream.tls.is_handshaking() {
-                    ready!(stream.poll_fill(cx))?;
+                // TLS takes an end in the middle of a handshake as no bytes yet: waiting on would spin.
+                if stream.tls.is_handshaking() && !ready!(stream.poll_fill(cx))? {
+                    return Poll::Ready(Err(ErrorKind::UnexpectedEof.into()));
                 }
             }
             stream.poll_flush(cx)
@@ -118,8 +119,8 @@ impl Stream {
         Ok(Parked { tcp: tcp.into_std()?, tls, rest, records, decoder })
     }
 
-    /// Reads ciphertext from the socket and decrypts some of it.
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Reads ciphertext from the socket and decrypts some of it; false: the socket's stream has ended.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.rest_start < self.rest.len() {
             let mut part = &self.rest[self.rest_start..];
             let before = part.len();
@@ -128,7 +129,7 @@ impl Stream {
             if self.rest_start == self.rest.len() {
                 (self.rest, self.rest_start) = (Vec::new(), 0);
             }
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(Ok(true));
         }
         CIPHERTEXT.with_borrow_mut(|scratch| {
             let mut buffer = ReadBuf::new(scratch);
@@ -137,13 +138,13 @@ impl Stream {
             if came.is_empty() {
                 // TLS wants to know: an end without its farewell is a cut connection.
                 self.tls.read_tls(&mut &*came)?;
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Ok(false));
             }
             self.records.came(&self.tcp, came)?;
             let mut part = came;
             feed(&mut self.tls, &mut part)?;
             self.rest.extend_from_slice(part);
-            Poll::Ready(Ok(()))
+            Poll::Ready(Ok(true))
         })
     }
 
@@ -330,5 +331,56 @@ impl Write for Socket<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+
+    /// A server's end that waits for a handshake, and what a client sends first.
+    fn ends() -> (Connection, Vec<u8>) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let signed = rcgen::generate_simple_self_signed(["node.example".to_owned()]).expect("a certificate");
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der()));
+        let server = ServerConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![CertificateDer::from(signed.cert.der().to_vec())], key)
+            .expect("a key");
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = "node.example".try_into().expect("a name");
+        let mut client = ClientConnection::new(Arc::new(client), name).expect("a client");
+        let mut hello = Vec::new();
+        client.write_tls(&mut hello).expect("memory");
+        (ServerConnection::new(Arc::new(server)).expect("a server").into(), hello)
+    }
+
+    #[test]
+    fn an_end_in_the_middle_of_a_handshake_is_an_error_at_every_byte() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+            let address = listener.local_addr().expect("an address");
+            let length = ends().1.len();
+            for cut in 0..=length {
+                let (server, hello) = ends();
+                let mut client = std::net::TcpStream::connect(address).expect("connected");
+                let (tcp, _) = listener.accept().await.expect("accepted");
+                client.write_all(&hello[..cut.min(hello.len())]).expect("sent");
+                client.shutdown(std::net::Shutdown::Write).expect("shut down");
+                let ended =
+                    tokio::time::timeout(Duration::from_secs(60), Stream::handshake(tcp, server)).await;
+                let error = ended.expect("it does not wait for ever").err().expect("no handshake");
+                assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{cut}");
+            }
+        });
     }
 }
