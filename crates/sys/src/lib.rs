@@ -22,6 +22,7 @@ pub mod arguments;
 pub mod bpf;
 pub mod caps;
 pub mod cgroup;
+pub mod confine;
 pub mod conntrack;
 pub mod exec;
 pub mod link;

@@ -25,6 +25,7 @@ use sidetrack_core::flow::{FlowId, Process};
 use sidetrack_core::limit::Budget;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine::{self, Kind};
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
@@ -151,10 +152,20 @@ impl Prepared {
     }
 
     /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
-    pub fn give_up_rights(&self) -> anyhow::Result<()> {
+    pub fn give_up_rights(&self, config: &Config) -> anyhow::Result<()> {
         let held = caps::capabilities().context("capabilities")?.permitted;
         caps::keep_only(held & (CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE))
-            .context("cannot give up capabilities")
+            .context("cannot give up capabilities")?;
+        if nix::unistd::geteuid().is_root() {
+            confine::close_memory().context("PR_SET_DUMPABLE")?;
+        }
+        let kind = if engine_listeners(config).next().is_some() { Kind::DataWithEngine } else { Kind::Data };
+        if let Err(error) = confine::confine(kind) {
+            tracing::warn!(
+                "system calls are not confined: {error}; on a kernel with CONFIG_SECCOMP_FILTER they are"
+            );
+        }
+        Ok(())
     }
 
     /// Starts the workers.

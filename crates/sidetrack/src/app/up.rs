@@ -41,6 +41,8 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
     log_as(&config);
     warn(&name, &text, &config);
+    // Before other processes are started: they inherit it.
+    sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     // The keeper, its rules and the sockets first; then the rights go; then threads start and peers' bytes are read.
     let config = Arc::new(config);
@@ -49,7 +51,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let windows = Windows::open(&handle.current().load())?;
-    prepared.give_up_rights()?;
+    prepared.give_up_rights(&handle.current().load())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // Nobody has asked for a reload yet: the reloader is not running.
     let _ = node_to_be.set(node.clone());

@@ -6,6 +6,7 @@ use super::{Ask, Begin, LISTENERS_MAX, Order, Told, wire};
 use crate::process;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine;
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::process as system;
 use sidetrack_sys::undo::Guard;
@@ -39,6 +40,11 @@ pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     let Some(begin) = first(&end)? else { return Ok(()) };
     keep_only(if begin.owners { NEEDED | FOR_OWNERS } else { NEEDED })?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
+    // What it holds would let it look into other processes; nothing it does needs that.
+    let _ = confine::close_memory();
+    if let Err(error) = confine::confine(confine::Kind::Keeper) {
+        tracing::warn!("the keeper's system calls are not confined: {error}");
+    }
     wire::send(&end, &Told::Begun, &[])?;
     let mut serving = Serving { begin, kernel: Kernel::new(guard), proved: Vec::new() };
     let served = serving.serve(&end);

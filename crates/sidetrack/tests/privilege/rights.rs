@@ -134,3 +134,22 @@ fn the_environment_is_ignored_where_the_program_has_more_rights_than_its_caller(
     let set_user_id = asked(0o4755, 65_534);
     assert!(!set_user_id.contains("of-the-caller"), "{set_user_id}");
 }
+
+/// Forbidden calls themselves are tried in `crates/sys/src/confine.rs`.
+#[test]
+fn calls_are_confined_and_no_memory_leaves_the_processes() {
+    in_namespace(|| {
+        let up = Up::start("default = \"direct\"\n", EVERYTHING);
+        for pid in [up.pid(), up.keeper()] {
+            let status = status(pid, &pid.to_string()).expect("it runs");
+            assert_eq!(line(&status, "Seccomp:"), "2", "a filter");
+            let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+            let core = line(&limits, "Max core file size");
+            assert!(core.starts_with('0'), "{core}");
+        }
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", up.pid())).expect("tasks").flatten();
+        let tasks = tasks.filter_map(|task| status(up.pid(), &task.file_name().to_string_lossy()));
+        assert!(tasks.map(|task| line(&task, "Seccomp:").to_owned()).all(|mode| mode == "2"), "every thread");
+        assert!(up.stop().0.success());
+    });
+}
