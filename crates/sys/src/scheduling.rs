@@ -59,8 +59,8 @@ mod tests {
         let policy = std::thread::spawn(|| {
             super::become_idle().expect("needs no right");
             let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("readable");
-            let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
-            fields.skip(38).next().map(str::to_owned)
+            let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+            fields.nth(38).map(str::to_owned)
         });
         assert_eq!(policy.join().expect("no panic").as_deref(), Some("5"), "SCHED_IDLE");
     }
