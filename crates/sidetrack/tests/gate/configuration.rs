@@ -47,7 +47,8 @@ fn never_dial_is_the_default_more_than_it_or_nothing() {
 
 #[test]
 fn check_warns_of_names_that_pass_rules_by_network_on_their_way_to_a_hop() {
-    let deny = "default = \"deny\"\n[[rule]]\nname = \"inside\"\nmatch = { to = \"10.0.0.0/8\" }\naction = \"deny\"\n";
+    let deny = "default = \"deny\"\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n\
+                [[rule]]\nname = \"inside\"\nmatch = { to = \"10.0.0.0/8\" }\naction = \"deny\"\n";
     let warnings = |rule: &str| config(&format!("{deny}[[rule]]\nname = \"on\"\n{rule}\n")).warnings.len();
     assert_eq!(warnings("carrier = \"socks5://192.0.2.1:1080\""), 1);
     for fine in [
