@@ -367,7 +367,9 @@ fn a_first_chunk_that_is_none_is_a_bad_gateway() {
             }
         }
         let ended = node.all_ended(20);
-        let failed = ended.iter().filter(|ended| ended.reason == EndReason::HopFailed).count();
+        // The origin closes at once: its reset may overtake the answer.
+        let is_failure = |reason| matches!(reason, EndReason::HopFailed | EndReason::ServerReset);
+        let failed = ended.iter().filter(|ended| is_failure(ended.reason)).count();
         assert_eq!(failed, 10, "{ended:?}");
     }
 }
