@@ -549,6 +549,7 @@ fn pins_go_before_policy_until_they_are_withdrawn() {
     let Some(Output::Install(block)) = outputs(&mut shunt).pop() else { panic!("wanted") };
     assert!(block.block && block.id > entry.id);
     shunt.handle(now, Input::Installed(block.id));
+    assert_eq!(outputs(&mut shunt), [Output::KeepBlocked(tuple(), marked.identity)]);
     shunt.handle(now, Input::Withdraw(tuple()));
     assert_eq!(outputs(&mut shunt), [Output::Remove(block.id, Cause::Withdrawn)]);
     shunt.handle(now, Input::Gone(block.id, Cause::Withdrawn, bytes(1)));

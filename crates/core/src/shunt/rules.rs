@@ -106,11 +106,11 @@ impl RuleSet<'_> {
             );
         }
         text += "\t\tct mark set meta mark\n";
-        self.nft_drop_blocked(&mut text);
         text + "\t}\n}\n"
     }
 
-    /// What the mark says is blocked is dropped, whether or not a fast path has an entry for it.
+    /// Drops what the mark says is blocked, whether or not a fast path has an entry for it. Only before routing: the packet
+    /// that the policy decided about passes, as otherwise conntrack would not report the new mark.
     fn nft_drop_blocked(&self, text: &mut String) {
         if let Some((mark, mask)) = self.blocked() {
             let _ = writeln!(text, "\t\tct mark and {mask:#010x} == {mark:#010x} drop");
@@ -242,7 +242,6 @@ impl RuleSet<'_> {
             }
         }
         text += "-A SHUNT_POST -j CONNMARK --save-mark\n";
-        self.iptables_drop_blocked(&mut text, "SHUNT_POST");
         for (port, name) in self.ports {
             let (inwards, outwards) = if self.bridged {
                 (format!("-m physdev --physdev-in {name}"), format!("-m physdev --physdev-out {name}"))

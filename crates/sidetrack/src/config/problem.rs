@@ -99,9 +99,16 @@ impl Diagnostic for Problem {
 }
 
 /// A configuration is not accepted, with all that is wrong in it as it is shown to people. Programs end with 2 then.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
+#[derive(Clone, Debug)]
 pub struct BadConfiguration(String);
+
+impl std::fmt::Display for BadConfiguration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadConfiguration {}
 
 impl From<ConfigError> for BadConfiguration {
     fn from(error: ConfigError) -> Self {

@@ -215,7 +215,7 @@ fn what_policy_ignores_stays_on_the_slow_path_and_what_it_blocks_stops() {
     let flow = shunt.wait_for(ignored.from, |flow| flow.state == "slow");
     assert_eq!((flow.installs, flow.fast.bytes_up), (0, 0));
     ignored.close();
-    // The packet that the policy decides about is the client's first after the handshake's answer: it is dropped, too.
+    // The packet that the policy decides about passes; those behind it do not.
     let (_listener, mut blocked) = knock(&network, "10.0.0.2", BLOCK);
     let from = blocked.local_addr().expect("address");
     let _ = blocked.write_all(b"word");
