@@ -56,7 +56,7 @@ pub enum Ask {
     },
 }
 
-/// What later requests may ask for. It is said before a peer's byte was read, and cannot be said again: whoever takes over
+/// What later requests may ask for. It is said before a peer's byte was read, and cannot be said again: an attacker who takes over
 /// the main process later cannot widen it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -15,7 +15,7 @@ const ADDRESSES_MAX: usize = 16;
 pub async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, Failure> {
     let name = match &destination.host {
         Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port)]),
-        // No server is asked: another answer would be somebody else's host (RFC 6761 Sec. 6.3).
+        // No server is asked: another answer would be a foreign host (RFC 6761 Sec. 6.3).
         Host::Name(name) if name.is_localhost() => {
             let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
             return Ok(loopback.map(|ip| SocketAddr::new(ip, destination.port)).into());

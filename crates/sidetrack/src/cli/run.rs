@@ -95,7 +95,7 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
 /// None: what failed is printed.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let code = started(args).unwrap_or_else(|error| {
-        // Nobody may be there to read it: that is no reason to panic.
+        // The reader may be gone, which must not end in a panic.
         let _ = writeln!(io::stderr(), "sidetrack: {error:#}");
         OWN_FAILURE
     });

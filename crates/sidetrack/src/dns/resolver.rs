@@ -110,7 +110,7 @@ impl Resolver {
         }
     }
 
-    /// Nobody could say whether the name exists. With an address that stands for it, the connection says why it fails.
+    /// No server could say whether the name exists. With an address that stands for it, the connection says why it fails.
     fn unknown(&self) -> Known {
         match self.mode {
             Mode::Name => Known::Nothing,

@@ -125,7 +125,7 @@ impl Htcp {
 
     /// Asks a sibling; whether it has it. The caller says how long it waits.
     pub async fn ask(&self, to: SocketAddr, uri: &[u8], fields: &[u8]) -> io::Result<bool> {
-        // Nobody who does not see the question can answer it.
+        // A host that does not see the question cannot answer it.
         let id = u32::from_be_bytes(sidetrack_sys::random::bytes());
         let Some(question) = write_test(id, uri, fields) else { return Ok(false) };
         let (sender, answered) = oneshot::channel();

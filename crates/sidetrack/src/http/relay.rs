@@ -126,7 +126,7 @@ impl<'a> Outgoing<'a> {
         Self { counted: Some((live, from)), ..self }
     }
 
-    /// So many bytes have left.
+    /// Counts bytes that have left.
     fn wrote(&mut self, bytes: u64) {
         self.written += bytes;
         match self.counted {

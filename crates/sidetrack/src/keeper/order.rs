@@ -1,5 +1,5 @@
 //! What the keeper is told to do, as plain values of bounded size. It holds no configuration, no file name, no port of a
-//! listener and no mark: ports come from the listeners' own descriptors, marks are the keeper's. Whoever took over the main
+//! listener and no mark: ports come from the listeners' own descriptors, marks are the keeper's. An attacker who took over the main
 //! process can write anything here, so every list has a bound and every value a reader that refuses what is not canonical.
 
 use serde::de::{self, Deserializer, SeqAccess, Visitor};

@@ -72,7 +72,7 @@ impl Ledger {
             inner.live -= 1;
             inner.free.push(slot.0);
         }
-        // In one step: whoever sees that a flow is no longer in flight finds it among those that ended.
+        // In one step: a reader that sees that a flow is no longer in flight finds it among those that ended.
         if !self.ended.put(&ended) {
             inner.only_count(&ended);
         }
@@ -103,7 +103,7 @@ impl Ledger {
         self.ended.len()
     }
 
-    /// Whether so many wait that they have to be taken soon.
+    /// Whether enough flows wait that they have to be taken soon.
     pub fn is_crowded(&self) -> bool {
         self.ended.is_crowded()
     }

@@ -83,7 +83,7 @@ impl Sinks {
         for ledger in &self.ledgers {
             // Asked before they are taken, and no more than these: others end meanwhile, and this has an end.
             let mut left = ledger.ended_waiting();
-            // Whoever followed before one of them ended is told of it.
+            // A follower from before one of them ended is told of it.
             let is_wanted = writer.is_some() || self.feed.has_followers();
             ledger.set_read(is_wanted);
             while left > 0

@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 /// Most bytes of one read from the server.
 const READ_MAX: usize = 2048;
 
-/// See the module.
+/// Looks at a client's TLS hello before any of its bytes go on.
 pub(super) struct Guard<'a> {
     /// The rules.
     pub policy: &'a Policy,
@@ -116,7 +116,7 @@ impl Guard<'_> {
 /// Ready when the server has said something, or has ended its direction.
 fn poll_spoke(stream: &mut Stream, early: &mut Vec<u8>, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
     if let Stream::Tcp(socket) = stream {
-        // Whoever moves the bytes reads them, and an error, too.
+        // The pump reads them, and an error, too.
         return socket.poll_read_ready(cx).map(Ok);
     }
     let mut buffer = [0; READ_MAX];

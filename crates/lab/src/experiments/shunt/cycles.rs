@@ -111,7 +111,7 @@ pub fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
     Ok(Outcome { installs, seconds, lost: after.lost_since(&before), disordered, retransmits: None })
 }
 
-/// So many datagrams, or fewer, say little about order.
+/// At most this many datagrams say little about order.
 const FEW: u64 = 1000;
 
 /// Sends numbers at [`RATE`] until it is told to stop, then the last word; says how many.
