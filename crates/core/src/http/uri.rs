@@ -288,11 +288,16 @@ fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
 }
 
 /// Appends a path or query with percent-encoded unreserved bytes decoded and other hex digits in upper case.
+///
+/// A `%` that begins no escape is kept, and what follows it is not decoded where that would make it one: `%%30a` stays as
+/// it is, because `%0a` is another resource.
 fn normalise(text: &[u8], out: &mut Vec<u8>) {
     if !text.contains(&b'%') {
         return out.extend_from_slice(text);
     }
     let mut rest = text;
+    // Where `out` may not get a decoded hex digit: within two bytes after a `%` that begins no escape.
+    let mut guarded = 0;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         let decoded = match (byte, after) {
@@ -302,14 +307,20 @@ fn normalise(text: &[u8], out: &mut Vec<u8>) {
         match decoded {
             Some(byte) => {
                 rest = after.get(2..).unwrap_or_default();
-                if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+                let makes_an_escape = byte.is_ascii_hexdigit() && out.len() < guarded;
+                if !makes_an_escape && (byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')) {
                     out.push(byte);
                 } else {
                     out.push(b'%');
                     out.extend(after.iter().take(2).map(u8::to_ascii_uppercase));
                 }
             }
-            None => out.push(*byte),
+            None => {
+                out.push(*byte);
+                if *byte == b'%' {
+                    guarded = out.len() + 2;
+                }
+            }
         }
     }
 }
@@ -367,6 +378,10 @@ mod tests {
         assert_eq!(key("http://web.example:80?q"), "http://web.example:80/?q");
         assert_eq!(key("http://web.example/a//b/./c;d"), "http://web.example:80/a//b/./c;d");
         assert_eq!(key("http://[2001:DB8::1]/%zz%"), "http://[2001:db8::1]:80/%zz%");
+        // Decoding the digit would make an escape of a lone percent sign.
+        assert_eq!(key("http://a/%%30a"), "http://a:80/%%30a");
+        assert_eq!(key("http://a/%3%30"), "http://a:80/%3%30");
+        assert_eq!(key("http://a/%%7a%30"), "http://a:80/%z%30");
         assert_eq!(key("http://10.0.200.7:8080/"), "http://10.0.200.7:8080/");
         assert_eq!(resource("http://10.0.200.7:8080/").host_field(), "10.0.200.7:8080");
         assert_eq!(resource("http://[::1]/").host_field(), "[::1]");
