@@ -147,9 +147,10 @@ fn destinations() -> impl Strategy<Value = Destination> {
         any::<std::net::IpAddr>().prop_map(|ip| ip.to_string()),
         "[a-z0-9_-]{1,63}(\\.[a-z]{1,20}){0,3}",
     ];
-    (host, 1..=u16::MAX).prop_map(|(host, port)| {
+    // The pattern also makes names whose last label is a number, which are refused.
+    (host, 1..=u16::MAX).prop_filter_map("a destination", |(host, port)| {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        format!("{host}:{port}").parse().unwrap()
+        format!("{host}:{port}").parse().ok()
     })
 }
 
