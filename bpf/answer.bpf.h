@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * SYNs that are answered here with a cookie, so that user space hears of a client when its handshake is over (answer.h); a part of
- * engine.bpf.c. A cookie is what crates/core/src/engine/cookie.rs says it is: the worker that gets it back opens it.
+ * SYN cookies in XDP: answers a client's SYN with a SYN-ACK whose sequence number is a cookie, so that user
+ * space hears of a client only when its handshake is complete (answer.h).
+ *
+ * The cookie has the format of crates/core/src/engine/cookie.rs: the worker that gets it back in the
+ * client's ACK decodes it.
  */
 #define STEP_NS 64000000000ULL
 #define STAMP_MS 1000000ULL
 #define STAMP_BITS 63
 #define NO_SHIFT 15
 #define SHIFT_MAX 14
-/* Options that are looked at, NOPs counted. */
+/* At most this many options are read, NOPs included. */
 #define OPTIONS_MAX 24
-/* Where they are read, in the scratch memory; the answer is made at its beginning. */
+/* Where in the scratch memory the SYN's options are read. The SYN-ACK is built at offset 0. */
 #define OPTIONS_AT 128
 #define OPTION(at) scratch[OPTIONS_AT + ((at) & 63)]
 #define OFFER_AT 256
 
 /*
- * What a SYN offers, and how far it is read. In scratch memory: of what is there the verifier knows nothing, so it does not go
- * through each combination of options.
+ * The options of a SYN, and the parser's position `at`. It lies in scratch memory on purpose: the verifier
+ * tracks nothing there, so it does not explore every combination of options.
  */
 struct offer {
 	__u32 at;
@@ -41,7 +44,7 @@ ALWAYS_INLINE void sip_round(__u64 v[4])
 	v[2] = ROTATE(v[2], 32);
 }
 
-/* SipHash-2-4 of whole words. */
+/* SipHash-2-4 of `count` 64-bit words. */
 ALWAYS_INLINE __u64 siphash(const struct cookies *c, const __u64 *words, const int count)
 {
 	__u64 v[4] = { c->key[0] ^ 0x736f6d6570736575, c->key[1] ^ 0x646f72616e646f6d,
@@ -93,7 +96,7 @@ ALWAYS_INLINE __u32 cookie_of(const struct cookies *c, const struct whole *w, __
 	return step << 27 | index << 24 | (__u32)(hash >> 40);
 }
 
-/* One option, or NOP; 0: it is the last, or there is something wrong. */
+/* Reads one option (or NOP) at o->at. Returns 0 at the end of the list and on a malformed option. */
 ALWAYS_INLINE int read_option(const __u8 *scratch, __u32 bytes, volatile struct offer *o)
 {
 	__u32 i = o->at, kind, size;
@@ -127,7 +130,10 @@ ALWAYS_INLINE int read_option(const __u8 *scratch, __u32 bytes, volatile struct 
 	return 1;
 }
 
-/* Reads options, of so many bytes; 0: they are for user space to judge. */
+/*
+ * Reads `bytes` of options from offset `at` of the frame into `o`. Returns 0 if user space has to judge
+ * them (too long, malformed or too many).
+ */
 ALWAYS_INLINE int read_offer(struct xdp_md *xdp, __u8 *scratch, __u32 at, __u32 bytes, volatile struct offer *o)
 {
 	o->at = o->stamp = o->has_stamp = o->has_sack = 0;
@@ -144,19 +150,25 @@ ALWAYS_INLINE int read_offer(struct xdp_md *xdp, __u8 *scratch, __u32 at, __u32 
 	return o->at >= bytes;
 }
 
-/* Writes the answer's TCP header into scratch memory; its options have to fit into so many bytes of header. 0: they need more. */
+/*
+ * Writes the SYN-ACK's TCP header into scratch memory. Its options have to fit into a header of `header`
+ * bytes; returns 0 if they need more.
+ */
 ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const struct whole *w, const struct offer *o, __u64 now,
 			       __u32 cookie, __u32 header, const int v6)
 {
 	__u32 *words = (__u32 *)scratch;
 	__u32 clock = (__u32)(now / STAMP_MS) + c->clock;
 	__u32 stamp = (clock & ~STAMP_BITS) | o->has_sack << 4 | o->shift;
-	/* What does not fit into the cookie is not agreed on. */
+	/*
+	 * The time stamp carries the client's window scale and SACK. Without time stamps neither is
+	 * agreed on.
+	 */
 	__u32 needs = BARE + 4 + (o->has_stamp ? STAMPS_LENGTH + (o->shift != NO_SHIFT ? 4 : 0) : 0);
 
 	if (header < needs)
 		return 0;
-	/* Never a stamp from the future. */
+	/* The low bits may have moved the stamp past the clock: a stamp must not lie in the future. */
 	if (stamp > clock)
 		stamp -= STAMP_BITS + 1;
 	words[0] = w->ends << 16 | w->ends >> 16;
@@ -178,7 +190,10 @@ ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const str
 	return 1;
 }
 
-/* The headers in front of it, the other way round, of a TCP header of so many bytes. */
+/*
+ * Swaps sender and receiver in the Ethernet and IP headers and writes the IP length for a TCP header of
+ * `header` bytes.
+ */
 ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
 {
 	__u16 *eth = (__u16 *)w->eth;
@@ -207,7 +222,7 @@ ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
 	}
 	w->ip[1] = 0;
 	*(__u16 *)(w->ip + 2) = swap16(20 + header);
-	/* No fragments, no number. */
+	/* Don't fragment; the packet identifier is 0. */
 	ip[1] = bpf_htonl(0x00004000);
 	ip[2] = bpf_htonl(64 << 24 | IPPROTO_TCP << 16);
 #pragma unroll
@@ -216,7 +231,7 @@ ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
 	*(__u16 *)(w->ip + 10) = ~fold16(sum);
 }
 
-/* Answers a client's SYN in place; UP: it is user space's. */
+/* Turns a client's SYN into the SYN-ACK in place and sends it. Returns UP if user space has to answer. */
 ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 {
 	__u32 zero = 0, header, tcp = ETH_HLEN + IP_BYTES(v6);
@@ -232,7 +247,10 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 	header = (w.tcp[12] >> 4) * 4;
 	if (!read_offer(xdp, scratch, tcp + BARE, header - BARE, o))
 		return UP;
-	/* Without options it has no room for ours, but the shortest frame has some behind it. */
+	/*
+	 * A SYN without options has no room for the MSS option, but the shortest Ethernet frame is
+	 * padded behind it.
+	 */
 	if (header == BARE && w.tcp + BARE + 4 <= w.end)
 		header += 4;
 	now = ktime_ns() - c->behind_ns;
@@ -249,11 +267,14 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 	if (xdp_store(xdp, tcp, scratch, header))
 		return XDP_DROP;
 	__sync_fetch_and_add(&c->answered, 1);
-	/* Not XDP_TX: a veth sends such frames only to a peer with a program of its own, and these to one with GRO, too. */
+	/* Not XDP_TX: a veth would send the frame only to a peer that has an XDP program or GRO. */
 	return tc_redirect(xdp->ingress_ifindex, 0);
 }
 
-/* A packet to somewhere where clients connect, of this worker: whether it is a SYN that is answered here. */
+/*
+ * Answers a packet of this worker if it is a SYN to an address that the engine listens on. Returns UP
+ * for every other packet.
+ */
 ALWAYS_INLINE int answer_own(struct xdp_md *xdp, const struct ends *ends, __u32 worker, const int v6)
 {
 	struct listen_key key = ends->local;

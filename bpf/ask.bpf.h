@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Answers of servers that user space has sent a SYN to (FLOW_ASKED of offload.h); a part of engine.bpf.c. The frame with the answer
- * becomes the one with the client's first bytes, and the connection is lent from then on.
+ * Takes the SYN-ACK of a server for user space. User space has sent the server a SYN and left here what the
+ * SYN-ACK has to be and which frame follows it (struct question of offload.h). The program turns the frame
+ * with the SYN-ACK into that frame, which acknowledges it and carries the client's first bytes. From then
+ * on the connection is offloaded.
  *
- * Left to user space: answers that do not agree to all that was offered, or to more; that are wrong; and those in whose memory
- * the other frame finds no room.
+ * User space gets the SYN-ACK instead if it does not agree to exactly the options that were offered, if it
+ * is malformed, or if its buffer has no room for the other frame.
+ *
+ * Left to user space: answers that do not agree to all that was offered, or to more; that are wrong; and
+ * those in whose memory the other frame finds no room.
  */
 
 /*
- * Whether a TCP header without payload is as its sender made it, or unfinished because its card was to do that. Its options are in
- * the scratch memory.
+ * Checks the TCP checksum of a segment without payload, whose options are in the scratch memory. A checksum
+ * that the sender left to its network card (it covers the addresses only) is accepted too.
  */
 ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct whole *w, __u8 *scratch, __u32 options, const int v6)
 {
@@ -27,7 +32,7 @@ ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct whole *w, __u8 *scr
 	return fold16(sum) == 0xffff;
 }
 
-/* Whether this is the answer that was waited for; what it offers is in the scratch memory then. */
+/* Whether this packet is the expected SYN-ACK. Its options are in the scratch memory then. */
 ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struct question *q, __u8 *scratch, const int v6)
 {
 	volatile struct offer *o = (struct offer *)(scratch + OFFER_AT);
@@ -41,7 +46,7 @@ ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struc
 	       is_intact(xdp, w, scratch, options, v6);
 }
 
-/* What follows from the answer. */
+/* Writes into the connection what follows from the SYN-ACK: sequence offsets, window, MSS, time stamps. */
 ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flow_side *client, const struct question *q,
 			 const struct offer *o, __u32 seq, __u32 window)
 {
@@ -57,11 +62,14 @@ ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flo
 	server->mss = o->mss < server->mss ? o->mss : server->mss;
 	server->shift = q->scale ? o->shift : 0;
 	client->stamp_add = clock - q->stamp;
-	/* By the clock that is read for packets, or one could seem to come before it. */
+	/*
+	 * The coarse clock, as for packets. With the exact one a packet could seem to come before the
+	 * SYN-ACK.
+	 */
 	flow->answered_ns = ktime_coarse_ns();
 }
 
-/* Makes a frame so much longer, at whichever end there is room. */
+/* Makes a frame longer by `by` bytes (shorter if negative), at whichever end there is room. */
 ALWAYS_INLINE int stretch(struct xdp_md *xdp, __s32 by)
 {
 	if (by > 0 && !adjust_head(xdp, -by))
@@ -69,7 +77,7 @@ ALWAYS_INLINE int stretch(struct xdp_md *xdp, __s32 by)
 	return !by || !adjust_tail(xdp, by);
 }
 
-/* Puts into a frame what was not known when it was made. */
+/* Fills in what user space could not know when it built the frame: acknowledgement and time stamps. */
 ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const struct flow_side *server, __u32 seq,
 			   const int v6)
 {
@@ -93,7 +101,7 @@ ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const s
 	return 1;
 }
 
-/* A packet of a server that was asked. */
+/* Handles a packet of a server whose SYN-ACK is awaited. */
 ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct flow *flow, struct flow_side *server,
 			      struct flow_side *client, const int v6)
 {
@@ -117,8 +125,11 @@ ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct 
 	}
 	agree(flow, server, client, q, o, seq, window);
 	whole = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, server, seq, v6);
-	/* From here on the question may be another's. */
+	/*
+	 * User space may reuse the question once the state is LENT: it is not read any more from here
+	 * on.
+	 */
 	__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_LENT);
-	/* A frame that could not be made is a lost one: user space sends the bytes again. */
+	/* If the frame could not be completed it counts as lost: user space retransmits the bytes. */
 	return whole ? tc_redirect(server->egress, 0) : XDP_DROP;
 }

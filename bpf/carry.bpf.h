@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Lent connections in XDP (offload.h); a part of engine.bpf.c. Here the program has the packet alone, so it follows FINs, too,
- * and tells user space when both sides have closed.
+ * Forwards packets of offloaded connections in XDP. Uses the checks and the translation of offload.bpf.h.
+ * Unlike tc, XDP has the packet alone (no packet socket got a copy), so it forwards FINs too, and tells
+ * user space when both sides have closed.
  */
 
 ALWAYS_INLINE void ends_of(const struct whole *w, struct ends *ends, const int v6)
@@ -29,7 +30,7 @@ ALWAYS_INLINE int take_segment(struct xdp_md *xdp, const struct whole *w, struct
 	return !s->options || !load(xdp, 1, at, s->tcp + BARE / 4, s->options);
 }
 
-/* Hands an ended connection to its worker, once. */
+/* Puts a connection that both sides have closed into its worker's ring, once. */
 ALWAYS_INLINE void tell_over(struct flow *flow, __u32 number)
 {
 	__u32 zero = 0, worker, at;
@@ -50,8 +51,9 @@ ALWAYS_INLINE void tell_over(struct flow *flow, __u32 number)
 }
 
 /*
- * The two sides' packets may be handled on two processors at the same time: each marks what it has learnt before it looks at
- * what the other has.
+ * Records FINs and their acknowledgements. The two sides' packets may be handled on two processors at the
+ * same time. So each marks what it has seen before it reads what the other has marked: at least one of the
+ * two sees both marks.
  */
 ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct flow_side *other, const struct segment *s,
 			       __u32 number)
@@ -70,7 +72,7 @@ ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct 
 		tell_over(flow, number);
 }
 
-/* Writes the headers anew and sends the packet by the other's interface. */
+/* Translates the headers and sends the packet out by the other side's interface. */
 ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *s, const struct flow_side *own,
 			   const struct flow_side *other, const int v6)
 {

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Which packets are the packet engine's, and which worker's: those to an address and port where clients connect, those to
- * a source of connections to servers, and ICMP errors that quote a packet from either. The same question is asked in four
- * places, each a program of its own: a packet socket's filter, the choice among packet sockets, tc (so that the kernel's
- * TCP does not answer what a packet socket has taken), and XDP (which gives the frame to an AF_XDP socket).
+ * The programs of the packet engine; this file holds the sections only, the parts are in the headers.
  *
- * Left to the kernel: fragments, IPv6 extension headers, VLAN tags, and all that is not TCP or such an ICMP error.
+ * They all decide which packets belong to the engine, and to which worker: packets to an address and port
+ * that the engine listens on, packets to a source address and port of its connections to servers, and ICMP
+ * errors that quote a packet from either. Four kinds of program need that decision:
+ *
+ * - the filter of a packet socket;
+ * - the choice among the packet sockets of the workers (fanout);
+ * - tc, so that the kernel's TCP does not answer what a packet socket has taken;
+ * - XDP, which hands the frame to an AF_XDP socket.
+ *
+ * The kernel keeps fragments, packets with IPv6 extension headers or VLAN tags, and everything that is
+ * neither TCP nor such an ICMP error.
  */
 #include "engine.h"
 #include "answer.h"
@@ -34,31 +41,31 @@ static long (*l4_checksum)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to
 	(void *)BPF_FUNC_l4_csum_replace;
 static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
 
-/* Made by user space; the loader puts their descriptors here. */
+/* Maps. User space creates them, the loader puts their descriptors here. */
 extern char listens, sources, settings, sockets, scratches, cookies;
 extern char buckets, flows, lending, taken, over, over_heads, questions;
 extern char plane, plane_flows, plane_places, plane_free, plane_done, decisions, devices, ingresses;
 
 #define swap16(x) __builtin_bswap16(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
-/* Words of it are read at once. */
+/* Aligned for reading whole words. */
 #define ALIGNED __attribute__((aligned(8)))
 #define FROM_NETWORK_HEADER 1
 #define ICMP 1
 #define ICMPV6 58
 
-/* Both ends of a packet, or of one that an ICMP error quotes, the other way round. */
+/* Both ends of a packet. For a packet that an ICMP error quotes: swapped, so that `local` is ours again. */
 struct ends {
 	struct listen_key local;
 	__u8 remote[16] ALIGNED;
 	__u16 remote_port;
-	__u32 transport; /* where TCP begins, from the IP header on */
+	__u32 transport; /* offset of the TCP header from the IP header */
 };
 
-/* What a packet is. */
+/* What kind of packet this is: not the engine's protocol, a TCP segment, an ICMP error that quotes one. */
 enum verdict { FOREIGN, SEGMENT, ERROR };
 
-/* Bytes of the packet from its IP header on. */
+/* Copies bytes of the packet; `at` counts from the IP header. */
 ALWAYS_INLINE int load(void *ctx, int xdp, __u32 at, void *to, __u32 length)
 {
 	return xdp ? xdp_load(ctx, ETH_HLEN + at, to, length) :
@@ -83,7 +90,10 @@ ALWAYS_INLINE void take_ports(struct ends *ends, const __u16 *ports, __u32 at, i
 	ends->local.zero = 0;
 }
 
-/* Reads an IPv4 packet at an offset; its protocol, 0 if it is none that can be read. */
+/*
+ * Reads the IPv4 header at an offset, and the ports behind it. Returns the protocol, 0 if the packet is
+ * left to the kernel.
+ */
 ALWAYS_INLINE int read4(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *after, int quoted)
 {
 	__u8 ip[20] ALIGNED;
@@ -92,7 +102,7 @@ ALWAYS_INLINE int read4(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *
 
 	if (load(ctx, xdp, at, ip, sizeof(ip)) || ip[0] >> 4 != 4)
 		return 0;
-	/* A quoted packet may say "more fragments"; what it says of TCP is there all the same. */
+	/* A quoted packet may have "more fragments" set: its TCP ports are there all the same. */
 	if ((ip[6] & 0x1f) || ip[7] || (!quoted && (ip[6] & 0x20)))
 		return 0;
 	length = (ip[0] & 0xf) * 4;
@@ -125,7 +135,7 @@ ALWAYS_INLINE int read6(void *ctx, int xdp, __u32 at, struct ends *ends, __u32 *
 	return ip[6];
 }
 
-/* Reads a packet, or what an ICMP error in it quotes. */
+/* Reads the ends of a packet, or of the packet that an ICMP error quotes. */
 ALWAYS_INLINE enum verdict read(void *ctx, int xdp, __u16 ethertype, struct ends *ends)
 {
 	__u32 after = 0;
@@ -151,7 +161,7 @@ ALWAYS_INLINE enum verdict read(void *ctx, int xdp, __u16 ethertype, struct ends
 	return FOREIGN;
 }
 
-/* A hash of the client's end: any even spread will do. */
+/* Spreads clients over workers: a hash of the client's address and port. */
 ALWAYS_INLINE __u32 spread(const struct ends *ends)
 {
 	const __u32 *words = (const void *)ends->remote;
@@ -162,7 +172,7 @@ ALWAYS_INLINE __u32 spread(const struct ends *ends)
 	return hash ^ (hash >> 15);
 }
 
-/* The worker whose packet this is; -1: nobody's. */
+/* Returns the worker that a packet belongs to; -1: not the engine's. */
 ALWAYS_INLINE int owner(const struct ends *ends)
 {
 	struct listen_key key = ends->local;
@@ -201,7 +211,7 @@ SECTION("socket/own") int socket_own(struct __sk_buff *skb)
 	return read(skb, 0, swap16(skb->protocol), &ends) != FOREIGN && owner(&ends) >= 0 ? -1 : 0;
 }
 
-/* The same, but for packets of lent connections: tc passes them on. */
+/* Like socket/own, but leaves out packets of offloaded connections: tc forwards them. */
 SECTION("socket/rest") int socket_rest(struct __sk_buff *skb)
 {
 	struct ends ends = {};
@@ -221,7 +231,10 @@ SECTION("socket/worker") int socket_worker(struct __sk_buff *skb)
 	return owner(&ends);
 }
 
-/* The kernel may have errors as well: it finds no connection of its own for them. */
+/*
+ * Drops segments only. The kernel may see ICMP errors as well: it finds no connection of its own for
+ * them.
+ */
 SECTION("tc/own") int tc_own(struct __sk_buff *skb)
 {
 	struct ends ends = {};
@@ -231,7 +244,7 @@ SECTION("tc/own") int tc_own(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* The same, and those that "socket/rest" has left are passed on. */
+/* Like tc/own, and forwards the packets that socket/rest has left out. */
 SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
 {
 	struct ends ends = {};
@@ -251,7 +264,10 @@ SECTION("tc/rest") int tc_rest(struct __sk_buff *skb)
 	}
 }
 
-/* The ends of a plain TCP packet, read where it lies: what nearly all are, for a fraction of what read() takes. */
+/*
+ * Reads the ends of a plain TCP packet in place. Nearly all packets are plain, and this costs a fraction
+ * of read().
+ */
 ALWAYS_INLINE int read_plain(struct xdp_md *xdp, struct ends *ends)
 {
 	const __u8 *ip = (void *)((long)xdp->data + ETH_HLEN), *end = (void *)(long)xdp->data_end;
@@ -307,13 +323,13 @@ SECTION("xdp/own") int xdp_own(struct xdp_md *xdp)
 	return own_xdp(xdp, 0);
 }
 
-/* The same, but SYNs are answered here. */
+/* Like xdp/own, but answers SYNs with cookies. */
 SECTION("xdp/own_answer") int xdp_own_answer(struct xdp_md *xdp)
 {
 	return own_xdp(xdp, 1);
 }
 
-/* The same, but for packets of lent connections. */
+/* Like xdp/own, but forwards packets of offloaded connections. */
 SECTION("xdp/rest") int xdp_rest(struct xdp_md *xdp)
 {
 	int action = carry_own(xdp);
@@ -328,7 +344,7 @@ SECTION("xdp/rest_answer") int xdp_rest_answer(struct xdp_md *xdp)
 	return action == UP ? own_xdp(xdp, 1) : action;
 }
 
-/* The same, but for connections that need no user space at all. */
+/* Like xdp/own, but handles decided connections from the SYN on. */
 SECTION("xdp/plane") int xdp_plane(struct xdp_md *xdp)
 {
 	int action = plane_own(xdp);
@@ -347,7 +363,7 @@ SECTION("xdp/both") int xdp_both(struct xdp_md *xdp)
 
 SECTION("license") char _license[] = "Dual MIT/GPL";
 
-/* For crates/sys/src/bpf/offload.rs: what it takes the layout to be is compared with this. */
+/* For crates/sys/src/bpf/offload.rs, which compares its idea of the layout with this. */
 #define PLACE(type, member) offsetof(struct type, member)
 SECTION("layout") const __u32 _layout[] = {
 	sizeof(struct flow), sizeof(struct flow_side), sizeof(struct bucket), sizeof(struct lending), sizeof(struct taken),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the packet engine's programs and crates/sys/src/bpf/engine.rs share. Addresses are those of IPv6, an IPv4 one as
- * ::ffff:a.b.c.d; ports are in the byte order of the host.
+ * The layout that the packet engine's programs and crates/sys/src/bpf/engine.rs share: which addresses and
+ * ports are the engine's. Addresses have 16 bytes; an IPv4 address is written as ::ffff:a.b.c.d. Ports are
+ * in the byte order of the host.
  */
 #ifndef SIDETRACK_ENGINE_H
 #define SIDETRACK_ENGINE_H
@@ -12,18 +13,18 @@
 #define SECTION(name) __attribute__((section(name), used))
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Where clients connect to; an address of zeros stands for every one. */
+/* An address and port that the engine listens on. An address of zeros stands for every address. */
 struct listen_key {
 	__u8 address[16] __attribute__((aligned(4)));
 	__u16 port;
 	__u16 zero;
 };
 
-/* Which ports of an address connections to servers come from, and whose they are. */
+/* The source ports of an address that the engine uses towards servers, and the worker that owns them. */
 struct source {
 	__u16 first;
 	__u16 last;
-	__u32 worker; /* or SHARED: each worker owns a block of the ports */
+	__u32 worker; /* SHARED: each worker owns a block of the ports */
 };
 
 #define SHARED 0xffffffff
@@ -31,7 +32,7 @@ struct source {
 /* The one value of the settings map. */
 struct settings {
 	__u32 workers;
-	__u32 block; /* ports of each worker where they are shared */
+	__u32 block; /* number of ports in each worker's block of SHARED ports */
 };
 
 #endif

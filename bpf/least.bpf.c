@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The least that a program in the path of packets can do and still stand between clients and a server: one address and port for
- * another, both checksums, the neighbour. It knows no connections and keeps no record. The limit that the laboratory measures the packet
- * engine against.
+ * A lower bound for the laboratory: the least work that a program between clients and a server can do. It
+ * replaces one address and port by another, updates both checksums and writes the next hop's link address.
+ * It knows no connections and keeps no record. The packet engine is measured against it.
  */
 #include "engine.h"
 #include "least.h"
@@ -81,7 +81,7 @@ SECTION("xdp/least") int xdp_least(struct xdp_md *xdp)
 	return XDP_PASS;
 }
 
-/* The same is done by a process. */
+/* Sends the frame to an AF_XDP socket, whose process does the same work. */
 SECTION("xdp/least_socket") int xdp_least_socket(struct xdp_md *xdp)
 {
 	return frame_of(xdp) ? xdp_redirect(&sockets, 0, XDP_PASS) : XDP_PASS;

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What becomes of packets of lent connections (offload.h); a part of engine.bpf.c.
+ * Checks and translates packets of offloaded connections (offload.h), and forwards them from tc.
+ * carry.bpf.h does it from XDP with the same checks.
  *
- * Passed on by a program are segments in the window, with or without payload, whose options are those of every usual
- * sender: none, time stamps, SACK. All else is user space's: SYN, RST, other options, what does not fit the receiver, what
- * lies outside the window, a time to live that would run out; and FIN, but that programs in XDP pass it on (carry.bpf.h).
+ * Programs forward segments inside the window, with or without payload, whose options are those of every
+ * usual sender: none, time stamps, SACK.
+ *
+ * User space gets everything else: SYN, RST, other options, a segment larger than the receiver accepts or
+ * outside the window, a TTL that would run out, and FIN (XDP forwards FINs too).
  */
 #define TCP_FIN 1
 #define TCP_SYN 2
@@ -16,18 +19,21 @@
 #define STAMPS_LENGTH 12
 #define SACK 0x01010500
 #define BLOCKS_MAX 4
-/* Since Linux 6.16: with BPF_F_PSEUDO_HDR, of IPv6, where no header checksum makes up for the addresses. */
+/*
+ * BPF_F_IPV6 (Linux 6.16), with BPF_F_PSEUDO_HDR. IPv6 has no header checksum that would cancel the
+ * change of the addresses.
+ */
 #define F_IPV6 (1ULL << 7)
 
 #define AFTER(a, b) ((__s32)((__u32)(a) - (__u32)(b)) > 0)
 
-/* A segment, as far as is read of it. */
+/* The TCP header of a segment, and what was read of it. */
 struct segment {
-	__u32 tcp[BARE / 4 + 15]; /* room for what four bits can say, which is more than there can be */
-	__u32 options;            /* bytes of them */
+	__u32 tcp[BARE / 4 + 15]; /* as long as the 4-bit header length can say */
+	__u32 options;            /* bytes of options */
 	__u32 payload;
-	__u32 stamps;  /* not 0: they begin with time stamps */
-	__u32 blocks;  /* of SACK, which is the last option */
+	__u32 stamps;  /* not 0: the options begin with time stamps */
+	__u32 blocks;  /* number of SACK blocks; SACK is the last option */
 	__u32 ttl;
 };
 
@@ -51,13 +57,13 @@ ALWAYS_INLINE __u32 window_of(const struct segment *s)
 	return swap16(((const __u16 *)s->tcp)[7]);
 }
 
-/* After its last byte, or FIN. */
+/* The sequence number after its last byte or FIN. */
 ALWAYS_INLINE __u32 end_of(const struct segment *s)
 {
 	return sequence_of(s) + s->payload + (flags_of(s) & TCP_FIN ? 1 : 0);
 }
 
-/* Whether the options are of the usual layout. */
+/* Whether the options have the usual layout; finds time stamps and SACK blocks. */
 ALWAYS_INLINE int understood(struct segment *s)
 {
 	__u32 rest = s->options;
@@ -78,7 +84,7 @@ ALWAYS_INLINE int understood(struct segment *s)
 	return 1;
 }
 
-/* Reads the segment behind the ends that were read already. */
+/* Reads the TCP header and options behind the ends that were read already. */
 ALWAYS_INLINE int read_segment(void *ctx, int xdp, const struct ends *ends, struct segment *s)
 {
 	__u8 ip[8] ALIGNED;
@@ -87,7 +93,7 @@ ALWAYS_INLINE int read_segment(void *ctx, int xdp, const struct ends *ends, stru
 	if (load(ctx, xdp, 0, ip, sizeof(ip)))
 		return 0;
 	if (ip[0] >> 4 == 4) {
-		/* Other than 20: IP options. */
+		/* Not 20: the packet has IP options. */
 		if (at != 20 || load(ctx, xdp, 8, &s->ttl, 1))
 			return 0;
 		length = (__u32)ip[2] << 8 | ip[3];
@@ -113,7 +119,10 @@ ALWAYS_INLINE __u64 mix(__u64 hash, __u64 word)
 	return hash ^ (hash >> 32);
 }
 
-/* The entry of a packet between these ends, as it stands in a place; 0: there is none. */
+/*
+ * Looks up the entry of a packet between these ends, as it stands in a place. Returns 0 if there is
+ * none.
+ */
 ALWAYS_INLINE __u32 entry_of(const struct ends *ends)
 {
 	const __u64 *remote = (const void *)ends->remote;
@@ -158,7 +167,7 @@ ALWAYS_INLINE int is_between(const struct flow_side *own, const struct ends *end
 	       own->ports == ((__u32)ends->remote_port << 16 | ends->local.port);
 }
 
-/* Moves a number forward, whoever else moves it. */
+/* Moves a sequence number forward, never back, while other processors may move it too. */
 ALWAYS_INLINE void forward32(__u32 *number, __u32 to)
 {
 #pragma unroll
@@ -183,13 +192,16 @@ ALWAYS_INLINE void forward64(__u64 *number, __u32 to)
 }
 
 /*
- * Whether nothing of this side's is under way in user space that the segment would overtake. User space counts what it sent
- * on of what it was given; once that is all, the program has the side for good. Acknowledgements without payload may
- * overtake each other: a receiver of an old one learns nothing new from it. They are left to user space until the other
- * side has joined: it holds them back, so that the other side's sender pauses and its segments come to an end there.
+ * Whether the program may forward this segment without overtaking one of this side that user space still
+ * has to send. Sets `joined` once that holds for good.
  *
- * In XDP it is the number that tells: what follows the last byte that user space has sent on overtakes nothing. (In tc it does
- * not: a packet socket is given a copy before tc has its say.)
+ * In tc, user space counts how many of the segments it got (`given`) it has sent on (`done`); when both are
+ * equal, nothing is left. In XDP the sequence number tells: a segment that follows the last byte user space
+ * has sent overtakes nothing. (In tc it does not tell: the packet socket gets its copy before tc runs.)
+ *
+ * Acknowledgements without payload may overtake each other, because a receiver learns nothing new from an
+ * old one. But until the other side has joined they are left to user space, which holds them back. So the
+ * other side's sender pauses and its segments in user space run out.
  */
 ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, const struct segment *s, int xdp)
 {
@@ -209,7 +221,7 @@ ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, co
 	return is_bare;
 }
 
-/* Whether the receiver can have a use for a segment, and its sender had something to acknowledge. */
+/* Whether the segment lies in the receiver's window and acknowledges nothing that was not sent. */
 ALWAYS_INLINE int in_window(const struct flow_side *own, const struct flow_side *other, const struct segment *s)
 {
 	__u32 sent = *(volatile const __u64 *)&other->sent;
@@ -233,7 +245,7 @@ ALWAYS_INLINE void note(struct flow_side *own, const struct segment *s)
 	own->last_ns = ktime_coarse_ns();
 }
 
-/* Whether a program passes on this packet of a lent connection. If so it is counted. */
+/* Whether a program forwards this packet of an offloaded connection. If so, the packet is counted. */
 ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_side *other, __u32 gso_size,
 			struct segment *s, int xdp)
 {
@@ -246,7 +258,10 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 		return 0;
 	if ((flags & (xdp ? TCP_RST : TCP_FIN | TCP_RST)) || !understood(s) ||
 	    (gso_size ? gso_size : s->payload) + s->options > other->mss) {
-		/* What follows it is not to overtake it. One that has ended is user space's before long. */
+		/*
+		 * Packets that follow must not overtake this one, so all go to user space from now on.
+		 * (An ENDED connection stays: user space takes it back soon anyway.)
+		 */
 		__sync_val_compare_and_swap(&flow->state, FLOW_LENT, FLOW_RETURNED);
 		return 0;
 	}
@@ -256,7 +271,10 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 	return 1;
 }
 
-/* The decision about one packet, for whoever sees it next on this processor. */
+/*
+ * Decides about one packet in the socket's filter, and leaves the decision for tc, which sees the packet
+ * next on this processor.
+ */
 ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const struct ends *ends)
 {
 	__u32 zero = 0, entry = entry_of(ends);
@@ -267,7 +285,7 @@ ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const s
 
 	if (!seen)
 		return 0;
-	/* What was decided about an earlier packet that never came to tc. */
+	/* Forget a decision about an earlier packet that never reached tc. */
 	seen->entry = 0;
 	if (!flow)
 		return 0;
@@ -284,9 +302,10 @@ ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const s
 }
 
 /*
- * Counts a packet of a lent connection that user space gets. Only tc may: by now the packet is in the socket and among those
- * that the socket has counted. Were it counted by the filter, which runs before, user space could see the count, but not
- * the packet, and take it for one that it has handled. The next packet of this side meets the filter after this.
+ * Counts a packet of an offloaded connection that user space gets. This has to happen in tc: by now the
+ * packet is in the socket and in the socket's own count. If the filter, which runs earlier, counted it,
+ * user space could see the count before the packet, and take it for one that it has handled already. This
+ * side's next packet meets the filter only after this.
  */
 ALWAYS_INLINE void count_given(struct __sk_buff *skb, const struct ends *ends)
 {
@@ -304,7 +323,7 @@ ALWAYS_INLINE void count_given(struct __sk_buff *skb, const struct ends *ends)
 		__sync_fetch_and_add(&own->given, 1);
 }
 
-/* One's complement sums, folded at the end; words as they stand in the packet. */
+/* One's complement sums of words in network byte order; folded() reduces them to 16 bits at the end. */
 ALWAYS_INLINE __u64 replaced(__u64 sum, __u32 old, __u32 new)
 {
 	return sum + (__u32)~old + new;
@@ -319,7 +338,7 @@ ALWAYS_INLINE __u32 folded(__u64 sum)
 	return sum;
 }
 
-/* Writes a word of the segment; what that changes in its checksum. */
+/* Writes a word of the segment. Returns `sum` plus the change of the checksum. */
 ALWAYS_INLINE __u64 put(struct segment *s, __u32 at, __u32 new, __u64 sum)
 {
 	sum = replaced(sum, s->tcp[at], bpf_htonl(new));
@@ -335,7 +354,10 @@ ALWAYS_INLINE __u32 rescaled(const struct flow_side *own, const struct flow_side
 	return window > 0xffff ? 0xffff : window;
 }
 
-/* Translates the header; what that changes in its checksum, but for the addresses. */
+/*
+ * Translates ports, sequence numbers, window and time stamps. Returns the change of the checksum,
+ * without the addresses.
+ */
 ALWAYS_INLINE __u64 translate(struct segment *s, const struct flow_side *own, const struct flow_side *other)
 {
 	__u32 word = bpf_htonl(s->tcp[3]);
@@ -356,7 +378,7 @@ ALWAYS_INLINE __u64 translate(struct segment *s, const struct flow_side *own, co
 
 enum passed { NOT_TAKEN, FAILED, PASSED };
 
-/* Translates the edges of SACK blocks from this byte of the segment on. */
+/* Translates the edges of the SACK blocks that begin at byte `first` of the segment. */
 ALWAYS_INLINE __u64 translate_blocks(struct segment *s, __u32 first, const struct flow_side *other)
 {
 	__u64 sum = 0;
@@ -371,7 +393,7 @@ ALWAYS_INLINE __u64 translate_blocks(struct segment *s, __u32 first, const struc
 	return sum;
 }
 
-/* The new IP header: addresses, one hop less. */
+/* Writes the new IP header: addresses, TTL one less. */
 ALWAYS_INLINE int rewrite_ip(struct __sk_buff *skb, const struct flow_side *own, const struct flow_side *other)
 {
 	__u32 ip[10];
@@ -396,7 +418,10 @@ ALWAYS_INLINE int rewrite_ip(struct __sk_buff *skb, const struct flow_side *own,
 	return !skb_store(skb, ETH_HLEN, ip, 20, 0);
 }
 
-/* The checksum by what changed; where it is not finished yet, only the addresses are in it. */
+/*
+ * Updates the TCP checksum by the change. A checksum that the sender left to the network card covers the
+ * addresses only.
+ */
 ALWAYS_INLINE int fix_checksum(struct __sk_buff *skb, const struct flow_side *own, __u32 at, __u64 sum)
 {
 	if (l4_checksum(skb, at, 0, folded(sum), 0))
@@ -416,7 +441,7 @@ ALWAYS_INLINE int rewrite(struct __sk_buff *skb, struct segment *s, const struct
 		sum += translate_blocks(s, BARE + STAMPS_LENGTH + 4, other);
 	else
 		sum += translate_blocks(s, BARE + 4, other);
-	/* Destination and source stand together in both. */
+	/* Destination and source address are adjacent in the frame, and so are `to` and `from`. */
 	if (skb_store(skb, 0, other->to, 12, 0) || !rewrite_ip(skb, own, other))
 		return 0;
 	if (skb_store(skb, tcp, s->tcp, BARE + (s->options & 0x3c), 0))
@@ -424,7 +449,7 @@ ALWAYS_INLINE int rewrite(struct __sk_buff *skb, struct segment *s, const struct
 	return fix_checksum(skb, own, tcp + 16, sum);
 }
 
-/* Passes on the packet if the socket's filter has decided so. */
+/* Forwards the packet if the socket's filter has decided so. */
 ALWAYS_INLINE enum passed pass_on(struct __sk_buff *skb, const struct ends *ends)
 {
 	__u32 zero = 0, entry;

@@ -1,13 +1,26 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Connections that the packet engine has lent to the kernel: what the programs of engine.bpf.c and
- * crates/sys/src/bpf/offload.rs share. User space maps the memory of these maps; both sides write to it.
+ * The layout of offloaded connections: established connections of the packet engine whose packets the
+ * kernel translates and forwards. Shared by the programs of engine.bpf.c and crates/sys/src/bpf/offload.rs.
+ * User space maps the memory of these maps; programs and user space both write to it.
  *
- * A connection is found by the hash of a packet's two ends: in one line of memory stand eight places, each the upper half of
- * a hash and a number. Only user space puts places there and takes them out, so a program sees a place or does not.
+ * The states of a connection (flow.state), and who changes them (U: user space, P: a program):
  *
- * Numbers are in the byte order of the host. "Own" is the side a packet comes from, "other" the one it goes to; each side's
- * numbers are as that side sees them.
+ *     FREE --U: offload-----------> LENT --P: a packet for user space--> RETURNED
+ *     FREE --U: sends a SYN-------> ASKED --P: takes the SYN-ACK--> BINDING
+ *     BINDING --P: sent the client's first bytes--> LENT
+ *     BINDING --P: no room for the frame--> RETURNED
+ *     LENT --P: both FINs acknowledged (XDP only)--> ENDED (late packets are still forwarded)
+ *     any but BINDING --U: takes it back--> RETURNED --U: some ms later--> FREE
+ *
+ * User space waits while a connection is BINDING, which takes microseconds.
+ *
+ * A packet's connection is found by the hash of its two ends. The hash selects a bucket, one cache line
+ * with eight places; each place holds the upper half of a hash and a number. Only user space adds and
+ * removes places, each with one atomic write, so a program never sees half of one.
+ *
+ * Numbers are in the byte order of the host. "Own" is the side that a packet comes from, "other" the side
+ * that it goes to. Each side's sequence numbers are kept as that side sees them.
  */
 #ifndef SIDETRACK_OFFLOAD_H
 #define SIDETRACK_OFFLOAD_H
@@ -15,85 +28,83 @@
 #include <linux/types.h>
 #include <stddef.h>
 
-/*
- * flow.state: written by user space, and set to RETURNED by a program that met a packet for user space. ENDED: a program in XDP
- * has seen both sides close, and goes on passing what is left. ASKED: user space has sent the server a SYN, and a program in XDP may
- * take the answer; it is BINDING until it has sent the first bytes, and user space waits for it so long. Then it is LENT.
- */
+/* flow.state; see the diagram above. */
 enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3, FLOW_ASKED = 4, FLOW_BINDING = 5 };
 
-/* flow_side.fins. SECOND: the other side's had come before. */
+/* flow_side.fins: a FIN was seen; it was acknowledged; the peer's FIN was seen first. */
 enum { FIN_SEEN = 1, FIN_ACKED = 2, FIN_SECOND = 4 };
 
 struct flow_side {
-	/* Fixed while it is lent. */
+	/* Fixed while the connection is offloaded. */
 	__u8 remote[16] __attribute__((aligned(8)));
 	__u8 local[16];
 	__u32 ports; /* remote << 16 | local */
-	__u32 add;   /* to sequence numbers of its packets */
-	/* What both write, and only ever forward. */
-	__u64 sent;         /* after the last byte (or FIN) it sent; the upper half counts the turns of the lower */
-	__u32 acknowledged; /* the highest number it acknowledged, as it sees the other side's numbers */
-	__u32 edge;         /* the highest number its window ever allowed, likewise */
+	__u32 add;   /* added to the sequence numbers of its packets */
+	/* Written by programs and user space. Values only ever move forward. */
+	__u64 sent;         /* after the last byte (or FIN) it sent; the upper half counts wraps of the lower half, starting at 1 */
+	__u32 acknowledged; /* the highest number it acknowledged, in the other side's numbers as it sees them */
+	__u32 edge;         /* the highest number its window ever allowed, in the same numbers */
 	__u32 stamp;        /* its last time stamp */
-	__u32 packets;      /* that a program passed on; a frame that stands for several counts once */
-	/* How the kernel takes over from user space, see joins(). */
-	__u32 given;  /* segments with payload in user space's sockets since it lent the connection */
-	__u32 done;   /* of these: sent on. Before user space knows: never equal */
-	__u32 joined; /* not 0: nothing of it is under way in user space */
-	/* Fixed while it is lent. */
-	__u32 stamp_add;   /* to its time stamps */
-	__u32 stamp_first; /* the other side is never shown to echo an earlier one */
-	__u32 egress;      /* interface by which it is reached */
+	__u32 packets;      /* forwarded by a program; a GSO frame that stands for several counts once */
+	/* How the kernel takes over from user space; see joins(). */
+	__u32 given;  /* segments with payload that user space got since the offload */
+	__u32 done;   /* how many of these user space has sent on; ~0 (never equal) until it knows */
+	__u32 joined; /* not 0: user space has no segment of this side left to send */
+	/* Fixed while the connection is offloaded. */
+	__u32 stamp_add;   /* added to its time stamps */
+	__u32 stamp_first; /* lower bound of the echoed time stamps that this side is shown */
+	__u32 egress;      /* interface towards it */
 	__u8 to[6];        /* its neighbour on that interface, and our own address there */
 	__u8 from[6];
-	__u16 mss;         /* largest payload it takes, options included */
-	__u8 shift;        /* of the windows it sends */
-	__u8 shown_shift;  /* of those it is shown */
-	__u32 fix;         /* change of checksums by the new addresses of its packets */
+	__u16 mss;         /* largest payload it accepts, TCP options included */
+	__u8 shift;        /* window scale of the windows it sends */
+	__u8 shown_shift;  /* window scale of the windows it is shown */
+	__u32 fix;         /* change of the checksums by the new addresses of its packets */
 	__u32 v6;
-	/* What programs in XDP write. */
-	__u32 fin;  /* after its FIN */
+	/* Written by programs in XDP. */
+	__u32 fin;  /* sequence number after its FIN */
 	__u32 fins;
 	__u64 last_ns;     /* CLOCK_MONOTONIC_COARSE of its last packet; 0: none yet */
 };
 
 struct flow {
 	__u32 state;
-	__u32 question;    /* number + 1 of that of one that is ASKED */
-	__u64 answered_ns; /* CLOCK_MONOTONIC when its server's answer was taken here; 0: it was not */
-	__u32 number;      /* of the answer's SYN */
+	__u32 question;    /* while ASKED or BINDING: index of its question + 1 */
+	__u64 answered_ns; /* CLOCK_MONOTONIC (coarse) when a program took its SYN-ACK; 0: none was taken */
+	__u32 number;      /* sequence number of that SYN-ACK */
 	__u32 zero[3];
 	struct flow_side side[2]; /* client, server */
 };
 
 /*
- * What a server was asked, in the map "questions": what its answer has to be, and the frame that is sent to it then. All that
- * follows from the answer is zero in the frame, and counts as that in its checksum: the acknowledgement, and two time stamps.
+ * A value of the map "questions": what the SYN-ACK of a server has to be, and the frame that is sent to the
+ * server then. Everything in the frame that depends on the SYN-ACK is zero, in its checksum too: the
+ * acknowledgement and two time stamps.
  */
 struct question {
-	__u64 behind_ns;    /* the worker's time is so much behind the monotonic clock */
-	__u32 clock;        /* our time stamps are milliseconds of the worker's time and this */
-	__u32 acknowledges; /* what the answer has to */
-	__u32 shown;        /* the server's numbers begin here for the client */
-	__u32 stamp;        /* the client's last */
-	__u32 length;       /* of the frame */
-	__u16 needs;        /* the least that MSS and window have to be */
-	__u8 stamps, sack, scale; /* what it has to agree to */
-	__u8 zero[3]; /* they follow in the word of scale */
+	__u64 behind_ns;    /* CLOCK_MONOTONIC minus the worker's time */
+	__u32 clock;        /* our time stamps are the worker's time in milliseconds plus this */
+	__u32 acknowledges; /* what the SYN-ACK has to acknowledge */
+	__u32 shown;        /* the server's initial sequence number as the client sees it */
+	__u32 stamp;        /* the client's last time stamp */
+	__u32 length;       /* length of the frame */
+	__u16 needs;        /* MSS and window of the SYN-ACK have to be at least this */
+	__u8 stamps, sack, scale; /* options that the SYN-ACK has to contain (1) or must not (0) */
+	__u8 zero[3]; /* they complete the 32-bit word of scale */
 	__u8 frame[988];
 };
 
 #define PLACES 8
 
-/* Upper half: that of the hash. Lower half: number of the flow * 2 + side + 1; 0: free. */
+/* Upper half: upper half of the hash. Lower half: number of the flow * 2 + side + 1; 0: free. */
 struct bucket {
 	__u64 place[PLACES];
 };
 
 /*
- * The one value of the map "lending". Each worker has so many of the flows, and a ring in "over": the number + 1 of each of
- * its flows that has ended. Programs write there from the number in "over_heads" on, and user space takes out.
+ * The one value of the map "lending". Each worker has `share` of the flows, and a ring in "over" for those
+ * of its flows that have ended (number + 1). Programs write into the ring at the position in "over_heads";
+ * user space takes out.
  */
 struct lending {
 	__u64 seed;
@@ -103,15 +114,18 @@ struct lending {
 	__u32 zero;
 };
 
-/* The values of the map "over_heads", each in a line of memory of its own. */
+/* The values of the map "over_heads", each in a cache line of its own. */
 struct over_head {
 	__u32 head;
 	__u32 zero[15];
 };
 
-/* What a packet socket's filter has decided, for tc, which sees the same packet next on the same processor. */
+/*
+ * The decision of a packet socket's filter, for tc, which sees the same packet next on the same
+ * processor.
+ */
 struct taken {
-	__u32 entry; /* as in a place; 0: nothing */
+	__u32 entry; /* as in a place; 0: no packet was taken */
 	__u32 ports;
 	__u32 sequence;
 	__u32 acknowledgement;

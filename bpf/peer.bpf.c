@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The laboratory's peer of the packet engine: plays clients and server of many short TCP connections, without user space.
- * One frame of 60 bytes goes round for each connection; the end of one begins the next, from another port.
+ * The laboratory's peer of the packet engine: plays the clients and the server of many short TCP
+ * connections, without user space. Each connection slot ("place") has one frame of 60 bytes that goes
+ * round; the end of one connection begins the next, from another port.
  *
- * Seven packets each way: SYN, SYN-ACK, ACK, request, FIN of the server, FIN of the client, its acknowledgement. A program
- * cannot make frames, only send on one that came: so the client asks when its ACK has been seen at the server. Where the
- * engine itself shakes hands ("answered"), no ACK comes there: the client asks in it, which makes six towards the engine.
+ * Seven packets each way: SYN, SYN-ACK, ACK, request, the server's FIN, the client's FIN, its
+ * acknowledgement. A program cannot create frames, only send on a frame that came in. So the client sends
+ * its request when its ACK has arrived at the server. Where the engine completes handshakes itself
+ * ("answered"), no ACK arrives there. Then the client puts the request into its ACK, which makes six
+ * packets towards the engine.
  */
 #include "engine.h"
 #include "peer.h"
@@ -23,7 +26,7 @@ extern char peer, places, drain;
 #define swap32(x) __builtin_bswap32(x)
 #define FRAME 60
 #define REQUEST 6
-/* The server's initial number where the engine chooses those of its own connections. */
+/* The server's initial sequence number where the engine has connections of its own to the server. */
 #define FIRST 0x7ffffff0U
 #define FIN 1
 #define SYN 2
@@ -61,7 +64,7 @@ ALWAYS_INLINE __u16 folded(__u64 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-/* Of so many bytes from the TCP header on; there are never more than the frame has. */
+/* Sums `bytes` from the TCP header on, at most what the frame has. */
 ALWAYS_INLINE __u64 sum_tcp(const struct frame *f, __u32 bytes)
 {
 	const __u16 *words = (const void *)f->tcp;
@@ -80,9 +83,9 @@ ALWAYS_INLINE __u64 sum_ip(const struct frame *f)
 	return (__u64)words[0] + words[1] + words[2] + words[3] + words[4];
 }
 
-/* What is to be sent in the place of the frame that came. */
+/* The segment to send instead of the frame that came in. */
 struct segment {
-	__u32 from, to; /* as they stand in a packet */
+	__u32 from, to; /* in network byte order */
 	__u16 from_port, to_port;
 	__u32 seq, ack;
 	__u32 payload;
@@ -121,7 +124,7 @@ ALWAYS_INLINE __u32 first_of(__u32 place, __u32 turn)
 	return place << 16 | (turn & 0x7ff) << 5;
 }
 
-/* The server's initial number follows from the client's. */
+/* The server's initial sequence number, computed from the client's. */
 ALWAYS_INLINE __u32 server_first(__u32 first)
 {
 	return first * 0x9e3779b1 ^ 0x7ffffff0;
@@ -160,7 +163,7 @@ ALWAYS_INLINE int begin(struct peer *p, struct place *place, __u32 number, struc
 	return 1;
 }
 
-/* 0: nothing to be sent. */
+/* Plays a client. Returns 0 if nothing is to be sent. */
 ALWAYS_INLINE int client(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
 {
 	__u32 address = swap32(f->ip->to) - p->clients, port = swap16(f->tcp->to) - 1024;
@@ -200,13 +203,16 @@ ALWAYS_INLINE int client(struct peer *p, const struct frame *f, __u32 payload, s
 		p->completed++;
 		return begin(p, place, number, s);
 	}
-	/* The engine may acknowledge what it holds. */
+	/* The engine may acknowledge bytes that it still buffers: that is expected. */
 	if (!(p->answered && place->step == ASKED && flags == ACK && !payload))
 		p->unexpected++;
 	return 0;
 }
 
-/* The server behind an engine that shakes hands with it on its own: every answer follows from the segment. */
+/*
+ * Plays the server of an engine that completes the handshake itself. Every reply follows from the
+ * segment alone.
+ */
 ALWAYS_INLINE int server_of_engine(struct peer *p, const struct frame *f, __u32 payload, struct segment *s)
 {
 	__u32 seq = swap32(f->tcp->seq), ack = swap32(f->tcp->ack);
@@ -259,7 +265,7 @@ ALWAYS_INLINE int server(struct peer *p, const struct frame *f, __u32 payload, s
 		return 1;
 	}
 	if (flags == ACK && !payload && place->step == OPENED && seq == first + 1 && ack == own + 1) {
-		/* The client's turn. */
+		/* The client's turn: this frame becomes its request. */
 		place->step = ASKED;
 		s->from = address_of(p, number);
 		s->to = p->front;
@@ -282,7 +288,10 @@ ALWAYS_INLINE int server(struct peer *p, const struct frame *f, __u32 payload, s
 	return 0;
 }
 
-/* What the engine has its kernel route before it knows the way is not filled up to the shortest frame of Ethernet. */
+/*
+ * Pads the frame to the shortest Ethernet frame. Packets that the engine sends through its kernel,
+ * before it knows the route, are shorter.
+ */
 ALWAYS_INLINE void fill_up(struct xdp_md *xdp)
 {
 	__u32 length = xdp->data_end - xdp->data;

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What peer.bpf.c and the laboratory share. */
+/* The layout that peer.bpf.c and the laboratory share. */
 #ifndef SIDETRACK_PEER_H
 #define SIDETRACK_PEER_H
 
 #include <linux/types.h>
 
-/* Addresses that clients come from. */
+/* Number of client addresses. */
 #define CLIENTS 16
 
 enum { VACANT, OPENING, OPENED, ASKED, CLOSING };
 
 /* The one value of "peer". */
 struct peer {
-	__u16 link[6]; /* of the engine, and our own */
-	__u32 front;   /* where clients connect to, and the server's address: as they stand in a packet */
+	__u16 link[6]; /* link addresses of the engine, and our own */
+	__u32 front;   /* the address that clients connect to, and the server's, in network byte order */
 	__u32 server;
-	__u32 clients; /* the first of their addresses, in the byte order of the host */
-	__u32 ports;   /* that each place uses in turn */
+	__u32 clients; /* the first client address, in the byte order of the host */
+	__u32 ports;   /* number of ports that each place uses in turn */
 	__u16 port, server_port;
-	__u32 answered; /* not 0: by the engine, which shakes hands with both ends */
+	__u32 answered; /* not 0: the engine completes handshakes itself, with both ends */
 	__u32 zero;
 	__u64 opened, completed, server_closed, reset, unexpected, corrupt, checked, received, sent;
 };
@@ -27,7 +27,7 @@ struct place {
 	__u32 turn;
 	__u32 step;
 	__u64 since_ns;
-	__u32 theirs; /* initial number of the other end, as the client sees it */
+	__u32 theirs; /* initial sequence number of the other end, as the client sees it */
 	__u32 zero;
 };
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Whole connections in XDP (plane.h); a part of engine.bpf.c. What is not certain here is left to user space: headers other
- * than the plain ones, fragments, clients without a decision, a full table, packets that belong to no connection of ours.
+ * Handles decided connections in XDP from the SYN on (plane.h): follows the handshake, sequence numbers and
+ * FINs, translates addresses and ports, and forwards.
+ *
+ * User space gets every packet about which there is doubt: headers other than the plain ones, fragments,
+ * clients without a decision, a full table, packets of no known connection.
  */
-/* Writes the headers of a packet of "own" and sends it by the other's interface. */
+/* Writes the new headers of a packet of "own" and sends it out by the other side's interface. */
 ALWAYS_INLINE int pass_whole(struct xdp_md *xdp, struct whole *w, const struct plane_side *own, const struct plane_side *other,
 			     const __u16 *link, const __u8 *source, const __u8 *target, __u32 ends, const int v6)
 {
@@ -25,7 +28,7 @@ ALWAYS_INLINE __u32 both_ports(__u16 first, __u16 second)
 	return bpf_htonl((__u32)first << 16 | second);
 }
 
-/* Sends on a packet of this side. */
+/* Forwards a packet of this side. */
 ALWAYS_INLINE int forward_whole(struct xdp_md *xdp, struct whole *w, struct plane_flow *f, int is_client, const int v6)
 {
 	int from = is_client ? 0 : 1;
@@ -37,7 +40,7 @@ ALWAYS_INLINE int forward_whole(struct xdp_md *xdp, struct whole *w, struct plan
 			  v6);
 }
 
-/* Hands a slot back to user space; its state is set already. */
+/* Gives a slot back to user space. Its state is set already. */
 ALWAYS_INLINE void give_back(struct plane *p, __u32 slot)
 {
 	__u32 at = __sync_fetch_and_add(&p->done_head, 1) & p->ring_mask;
@@ -47,7 +50,10 @@ ALWAYS_INLINE void give_back(struct plane *p, __u32 slot)
 		*(volatile __u64 *)place = slot + 1;
 }
 
-/* One processor may see one side's end, another the other's. */
+/*
+ * Closes a connection once. Two processors may see the end at the same time, one for each side: the one
+ * that changes the state gives the slot back.
+ */
 ALWAYS_INLINE void close_whole(struct plane *p, struct plane_flow *f, const struct whole *w)
 {
 	if (w->state >= PLANE_CLOSED ||
@@ -64,14 +70,20 @@ ALWAYS_INLINE void seen(struct plane_side *own)
 	own->last_ns = ktime_coarse_ns();
 }
 
-/* Follows the numbers of a segment of a connection whose both initial numbers are known; 0: they are impossible. */
+/*
+ * Checks and records the sequence numbers of a segment after the handshake. Returns 0 if they are
+ * impossible.
+ */
 ALWAYS_INLINE int follow(struct plane_side *own, struct plane_side *other, struct whole *w, __u32 reset)
 {
 	__u32 end = w->seq + w->payload + (w->flags & TCP_FIN ? 1 : 0), sent = own->sent;
 	__u32 peer = other->sent;
 
 	if (w->flags & TCP_RST) {
-		/* The end only with a number that the other side takes for sure. */
+		/*
+		 * A reset ends the connection only with a sequence number that the receiver certainly
+		 * accepts (RFC 5961). Others are forwarded.
+		 */
 		if (w->seq == other->acknowledged || w->seq == sent)
 			w->ending = reset;
 		return 1;
@@ -121,14 +133,14 @@ ALWAYS_INLINE int from_server(struct plane *p, struct plane_flow *f, struct whol
 			server->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
 			server->acknowledged = w->ack;
 			f->connected_ns = ktime_ns();
-			/* User space may have killed it. */
+			/* Fails if user space has killed it meanwhile. */
 			if (__sync_val_compare_and_swap(&f->state, PLANE_SYN, PLANE_SYN_ACK) != PLANE_SYN)
 				return UP;
 		}
 	} else if (state == PLANE_SYN) {
 		if (w->flags & TCP_RST && w->ack == client->first + 1)
 			w->ending = PLANE_REFUSED;
-		/* What else it says, of an earlier connection perhaps, is the client's to answer. */
+		/* Anything else, perhaps of an earlier connection, is forwarded: the client answers it. */
 	} else if (!follow(server, client, w, PLANE_SERVER_RESET)) {
 		return refuse(p);
 	}
@@ -146,10 +158,13 @@ ALWAYS_INLINE int from_client(struct plane *p, struct plane_flow *f, struct whol
 	if (state == PLANE_CLOSED)
 		return FORWARD;
 	if (w->flags & TCP_SYN) {
-		/* The same once more; or another on a live connection, which the server answers with a challenge. */
+		/*
+		 * A retransmitted SYN, or a SYN on a live connection, which the server answers with a
+		 * challenge ACK.
+		 */
 		if (w->flags & (TCP_ACK | TCP_RST | TCP_FIN))
 			return refuse(p);
-		/* A new attempt, while the server has answered none. */
+		/* A new attempt while the server has not answered the first. */
 		if (state == PLANE_SYN && w->seq != client->first) {
 			client->first = w->seq;
 			client->sent = (1ULL << 32 | w->seq) + 1 + w->payload;
@@ -161,7 +176,10 @@ ALWAYS_INLINE int from_client(struct plane *p, struct plane_flow *f, struct whol
 			w->ending = PLANE_CLIENT_RESET;
 	} else {
 		if (state == PLANE_SYN_ACK && !(w->flags & TCP_RST)) {
-			/* A client that has not acknowledged this server's number may be one that user space serves. */
+			/*
+			 * If the ACK does not acknowledge this server's SYN, the client may be one that
+			 * user space serves.
+			 */
 			if (!(w->flags & TCP_ACK) || AFTER(w->ack, (__u32)server->sent) || !AFTER(w->ack, server->first))
 				return UP;
 			w->state = PLANE_OPEN;
@@ -175,7 +193,7 @@ ALWAYS_INLINE int from_client(struct plane *p, struct plane_flow *f, struct whol
 	return FORWARD;
 }
 
-/* Takes a slot; none: count. */
+/* Takes a free slot. Returns p->count if there is none. */
 ALWAYS_INLINE __u32 take_slot(struct plane *p)
 {
 #pragma unroll
@@ -197,7 +215,7 @@ ALWAYS_INLINE __u32 take_slot(struct plane *p)
 	return p->count;
 }
 
-/* A mapped address. */
+/* Copies an address; an IPv4 address becomes ::ffff:a.b.c.d. */
 ALWAYS_INLINE void copy_address(__u8 *to, const __u8 *from, const int v6)
 {
 	__u32 *words = (void *)to;
@@ -226,7 +244,7 @@ ALWAYS_INLINE void fill(struct plane_flow *f, const struct plane_decision *d, co
 	f->local_port = key->port;
 	f->server_port = d->server_port;
 	f->source_port = port;
-	/* Back to whom it came from. */
+	/* Packets to the client go to the neighbour that its SYN came from. */
 #pragma unroll
 	for (int i = 0; i < 6; i++) {
 		f->to_client[i] = ((const __u16 *)w->eth)[(i + 3) % 6];
@@ -248,7 +266,10 @@ ALWAYS_INLINE void fill(struct plane_flow *f, const struct plane_decision *d, co
 	seen(client);
 }
 
-/* A client's SYN: a connection if there is a decision. `replaced` is the place of one between the same ends that is over. */
+/*
+ * Begins a connection for a client's SYN if there is a decision. Sets w->ending to PLANE_UNUSED if the
+ * bucket is full.
+ */
 ALWAYS_INLINE struct plane_flow *begin_whole(struct xdp_md *xdp, struct plane *p, struct whole *w, struct plane_bucket *bucket,
 			      __u32 index, __u32 tag, const int v6)
 {
@@ -283,7 +304,7 @@ ALWAYS_INLINE struct plane_flow *begin_whole(struct xdp_md *xdp, struct plane *p
 		if (!old && __sync_val_compare_and_swap(&bucket->place[i], 0, place) == 0)
 			return f;
 	}
-	/* One that only rests makes room. */
+	/* The place of a closed connection can be reused. */
 #pragma unroll
 	for (int i = 0; i < PLANE_PLACES; i++) {
 		__u64 old = *(volatile __u64 *)&bucket->place[i];
@@ -343,7 +364,7 @@ ALWAYS_INLINE int plane_packet(struct xdp_md *xdp, struct plane *p, const int v6
 		__u64 place = *(volatile __u64 *)&bucket->place[i];
 		__u64 differs = (place >> 32) ^ tag, mask = ((differs | -differs) >> 63) - 1;
 
-		/* Without a branch: the verifier would follow every combination of them. */
+		/* Without branches: the verifier would follow every combination of them. */
 		HIDE(mask);
 		found = (found & ~mask) | (place & mask);
 		at = (at & ~mask) | (i & mask);
@@ -354,7 +375,7 @@ ALWAYS_INLINE int plane_packet(struct xdp_md *xdp, struct plane *p, const int v6
 	    same(w.ip + TARGET_AT(v6), AT(f->local, v6), v6) && w.ends == both_ports(f->client_port, f->local_port)) {
 		if ((w.flags & (TCP_SYN | TCP_ACK)) != TCP_SYN || *(volatile __u32 *)&f->state != PLANE_CLOSED)
 			goto client;
-		/* The next connection between these ends. */
+		/* A new SYN after the end: the next connection between these ends. */
 		__sync_val_compare_and_swap(&bucket->place[at & (PLANE_PLACES - 1)], found, 0);
 	}
 	if ((w.flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) != TCP_SYN)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The fast path of shunted flows: a packet of an installed flow goes straight from the interface it came in by to the one
- * it leaves by; everything else, and everything unusual, goes on to the bridge or the router and to netfilter.
+ * The shunt's fast path. A packet of an installed flow goes straight from the interface it came in by to
+ * the interface it leaves by. Every other packet goes on to the bridge or the router and to netfilter (the
+ * slow path).
  *
- * Passed on to the slow path, always: fragments, IP options and extension headers, VLAN tags, anything but TCP and UDP,
- * SYN, a FIN or RST that fits the connection, packets larger than the egress takes, TTL that would run out, flows that
- * stood still, entries installed under older rules, and everything when user space is gone.
+ * These always take the slow path: fragments, IP options and extension headers, VLAN tags, protocols other
+ * than TCP and UDP, SYN, a FIN or RST that fits the connection, packets larger than the egress takes, a TTL
+ * that would run out, flows that were idle for too long, entries installed under older rules, and
+ * everything once user space is gone.
  */
 #include "shunt.h"
 #include <linux/if_ether.h>
@@ -17,8 +19,10 @@
 #include <linux/udp.h>
 
 static void *(*map_lookup)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
-/* As exact as the kernel's tick, which is enough for times of milliseconds; asking the hardware is a good part of what a
- * small packet costs. */
+/*
+ * As exact as the kernel's tick, which is enough for times of milliseconds. Reading the hardware clock
+ * would be a good part of the cost of a small packet.
+ */
 static __u64 (*coarse_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
 static long (*tc_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
 static long (*tc_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect_peer;
@@ -26,38 +30,40 @@ static long (*xdp_redirect)(const void *map, __u64 key, __u64 flags) = (void *)B
 static long (*fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
 	(void *)BPF_FUNC_fib_lookup;
 
-/* Made by user space; the loader puts their descriptors here. */
+/* Maps. User space creates them, the loader puts their descriptors here. */
 extern char flows4, flows6, settings, devices;
 
 #define htons(x) __builtin_bswap16(x)
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
-/* Farther than any window reaches (RFC 7323 Sec. 2.3): not of this connection as we know it. */
+/* Farther than any window reaches (RFC 7323 Sec. 2.3): such a number does not belong to this connection. */
 #define FAR (1 << 30)
-/* How long what the kernel's tables said of a routed flow's next hop is used again. */
+/* How long the looked-up next hop of a routed flow is used again. */
 #define WAY_NS 10000000ULL
-/* A direction that was silent for so long has no packet on its way through this host any more: longer than a softirq may
- * take, and than the clock's tick. */
+/*
+ * After this much silence no packet of the direction is left inside this host: longer than a softirq may
+ * take, and than the clock's tick.
+ */
 #define SETTLED_NS 30000000ULL
 
-/* A packet, as far as the program looks into it. */
+/* A packet, as far as the program reads it. */
 struct packet {
 	void *data;
 	void *end;
 	__u32 ingress;
-	__u32 length;   /* of the whole frame, where it may stand for several packets */
-	__u32 gso_size; /* payload of each segment where the frame stands for several */
+	__u32 length;   /* of the whole frame, which may stand for several packets (GSO) */
+	__u32 gso_size; /* payload of each segment of a GSO frame; 0: one packet */
 	__u8 *network;
 	__u8 *transport;
-	__u32 ip_header; /* bytes of the IP header; pointers are not subtracted, which takes a right more (CAP_PERFMON) */
+	__u32 ip_header; /* bytes of the IP header; kept because subtracting pointers takes CAP_PERFMON */
 	__u32 ip_length;
-	__u32 each; /* bytes of the IP packet, or of each of those that it stands for */
+	__u32 each; /* bytes of the IP packet, or of each packet of a GSO frame */
 	__u8 protocol;
 	__u8 v6;
 	__u64 now;
 };
 
-/* What is to be done with a packet. */
+/* What happens to a packet. */
 enum verdict { SLOW, DROP, SEND };
 
 ALWAYS_INLINE int fits(const struct packet *p, const void *until)
@@ -109,7 +115,7 @@ ALWAYS_INLINE int read_ports(struct packet *p, __u16 *source, __u16 *destination
 	return 1;
 }
 
-/* The entry of the opposite direction, whose packets come in where this one's leave. */
+/* Looks up the entry of the opposite direction, whose packets come in where this direction's leave. */
 ALWAYS_INLINE struct flow *opposite(const struct packet *p, const struct flow *flow, const void *key)
 {
 	if (p->v6) {
@@ -134,8 +140,9 @@ ALWAYS_INLINE struct flow *opposite(const struct packet *p, const struct flow *f
 }
 
 /*
- * Whether a FIN or RST fits what was seen of the connection. One that does not is passed on to the end host on the fast
- * path, which judges it by RFC 5961; conntrack, which was made liberal and would believe it, does not see it.
+ * Whether a FIN or RST fits what was seen of the connection. One that does not fit is forwarded on the fast
+ * path, and the end host judges it by RFC 5961. Conntrack must not see it: it was made liberal and would
+ * accept it.
  */
 ALWAYS_INLINE int end_fits(const struct packet *p, const struct flow *flow, const void *key,
 			   __u32 sequence, int reset)
@@ -147,12 +154,12 @@ ALWAYS_INLINE int end_fits(const struct packet *p, const struct flow *flow, cons
 	other = opposite(p, flow, key);
 	if (!other || !other->known || sequence == other->acknowledged)
 		return 1;
-	/* A FIN sent again, perhaps with data that is not acknowledged yet. */
+	/* A retransmitted FIN, perhaps with data that is not acknowledged yet. */
 	return !reset && (__s32)(sequence - other->acknowledged) >= 0 &&
 	       (__s32)(flow->sequence_end - sequence) >= 0;
 }
 
-/* Whether the segment may take the fast path; keeps what is known of the connection up to date. */
+/* Whether the segment may take the fast path. Updates what is known of the connection. */
 ALWAYS_INLINE int judge_tcp(const struct packet *p, struct flow *flow, const void *key)
 {
 	const struct tcphdr *tcp = (void *)p->transport;
@@ -161,7 +168,10 @@ ALWAYS_INLINE int judge_tcp(const struct packet *p, struct flow *flow, const voi
 	__u32 data = p->ip_length > header ? p->ip_length - header : 0;
 
 	if (tcp->syn) {
-		/* Another connection on the same addresses and ports, or a forged one: conntrack knows. */
+		/*
+		 * Another connection on the same addresses and ports, or a forged SYN: conntrack
+		 * decides.
+		 */
 		flow->ended |= ENDED_SYN;
 		return 0;
 	}
@@ -186,7 +196,10 @@ ALWAYS_INLINE int judge_tcp(const struct packet *p, struct flow *flow, const voi
 	return 1;
 }
 
-/* A bridged flow stays with the link addresses of its first packet: somebody else's are the bridge's business. */
+/*
+ * A bridged flow keeps the link addresses of its first packet. Packets with other ones are left to the
+ * bridge.
+ */
 ALWAYS_INLINE int same_link(const struct packet *p, struct flow *flow)
 {
 	const __u32 *frame = p->data;
@@ -230,7 +243,7 @@ ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, cons
 	}
 	if (flow->action == ACTION_DROP)
 		return DROP;
-	/* Larger than the egress takes: the slow path answers. */
+	/* Larger than the egress takes: the slow path answers with an ICMP error or fragments it. */
 	if (p->each > flow->mtu)
 		return SLOW;
 	if (!routed && !same_link(p, flow))
@@ -242,12 +255,12 @@ ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, cons
 
 ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
 {
-	/* A frame that stands for several counts once and in full, as in conntrack. */
+	/* A GSO frame counts as one packet and with all its bytes, as in conntrack. */
 	__u64 bytes = p->gso_size ? p->length - sizeof(struct ethhdr) : p->ip_length;
 
 	__sync_fetch_and_add(&flow->packets, 1);
 	__sync_fetch_and_add(&flow->bytes, bytes);
-	/* Within a tick there is nothing new to write. */
+	/* The coarse clock does not move within a tick: skip the write. */
 	if (flow->last_ns != p->now) {
 		if (flow->pair == PAIR_WAITS && p->now > flow->last_ns && p->now - flow->last_ns > SETTLED_NS)
 			flow->pair = PAIR_ACROSS;
@@ -257,7 +270,10 @@ ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
 		flow->known = 1;
 }
 
-/* The entry of a packet; none if there is none or the packet is of a kind that always takes the slow path. */
+/*
+ * Looks up the entry of a packet. Returns 0 if there is none, or if the packet is of a kind that always
+ * takes the slow path.
+ */
 ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6 *key6)
 {
 	struct ethhdr *frame = p->data;
@@ -297,8 +313,9 @@ ALWAYS_INLINE int hops_left(const struct packet *p)
 }
 
 /*
- * Asks the kernel's own tables for the way of a routed packet and keeps it with the flow. Two processors that write a way
- * at the very moment when it changes may mix both for one packet, which nobody takes then.
+ * Looks up the next hop of a routed packet in the kernel's tables and keeps it with the flow. If two
+ * processors do this at the moment when the route changes, one packet may get a mixture of both link
+ * addresses; no host accepts that packet.
  */
 ALWAYS_INLINE int find_way(void *ctx, const struct packet *p, struct flow *flow)
 {
@@ -325,7 +342,7 @@ ALWAYS_INLINE int find_way(void *ctx, const struct packet *p, struct flow *flow)
 	way.l4_protocol = p->protocol;
 	way.tot_len = p->each;
 	way.ifindex = p->ingress;
-	/* Another egress than the one the flow was allowed for: the slow path decides. */
+	/* The route leads to another egress than the one that was allowed: the slow path decides. */
 	if (fib_lookup(ctx, &way, sizeof(way), 0) != BPF_FIB_LKUP_RET_SUCCESS || way.ifindex != flow->egress)
 		return 0;
 	__builtin_memcpy(flow->link, way.dmac, ETH_ALEN);
@@ -336,20 +353,23 @@ ALWAYS_INLINE int find_way(void *ctx, const struct packet *p, struct flow *flow)
 }
 
 /*
- * Whether a routed packet has a way, which is then in flow->link: the one found for a packet before it, if that is not long
- * ago and this one is no larger. Whatever is not plain goes to the slow path.
+ * Whether the next hop of a routed packet is known and stands in flow->link. A recent lookup is used again
+ * for packets no larger than the one it was made for. Packets that are not plain take the slow path.
  */
 ALWAYS_INLINE int route(void *ctx, const struct packet *p, struct flow *flow)
 {
 	if (!hops_left(p))
 		return 0;
-	/* As long as none was found, way_mtu is 0. */
+	/* way_mtu is 0 until a route was found. */
 	if (flow->way_mtu >= p->each && p->now - flow->way_ns < WAY_NS)
 		return 1;
 	return find_way(ctx, p, flow);
 }
 
-/* RFC 1624: the TTL is the high byte of its 16-bit word. */
+/*
+ * Decrements the TTL (hop limit) and updates the checksum by RFC 1624: the TTL is the high byte of its
+ * 16-bit word.
+ */
 ALWAYS_INLINE void one_hop(struct packet *p)
 {
 	if (p->v6) {
@@ -439,7 +459,7 @@ ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
 
 	switch (run(ctx, &p, &flow, routed)) {
 	case SEND:
-		/* No such device any more: the slow path. */
+		/* If the device is gone, the packet takes the slow path. */
 		return xdp_redirect(&devices, flow->egress, XDP_PASS);
 	case DROP:
 		return XDP_DROP;
@@ -448,7 +468,10 @@ ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
 	}
 }
 
-/* Two of each: a tc program that may write to packets gets its own copy of each header first, which costs. */
+/*
+ * One program each for bridging and routing: the verifier makes a tc program that may write to packets
+ * copy each header first, which costs bridged packets time.
+ */
 SECTION("tc/bridge") int tc_bridge(struct __sk_buff *skb)
 {
 	return tc(skb, 0);
@@ -471,7 +494,7 @@ SECTION("xdp/route") int xdp_route(struct xdp_md *ctx)
 
 SECTION("license") char _license[] = "Dual MIT/GPL";
 
-/* For crates/sys/src/bpf/flow.rs: what it takes the layout to be is compared with this. */
+/* For crates/sys/src/bpf/flow.rs, which compares its idea of the layout with this. */
 #define PLACE(type, member) offsetof(struct type, member)
 SECTION("layout") const __u32 _layout[] = {
 	sizeof(struct key4), sizeof(struct key6), sizeof(struct flow), sizeof(struct settings),

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Whole packets in XDP, read and written where they lie; a part of engine.bpf.c. Such are those with the plain headers only,
- * no fragments, all of whose bytes are there.
+ * Reads and writes packets in place, in XDP. Only plain packets are read: no IP options, extension headers
+ * or fragments, and all bytes are there.
  */
-/* The compiler is not to know what a number is. */
+/*
+ * Hides the value of a number from the compiler, so that it keeps the bounds checks that the verifier
+ * wants to see.
+ */
 #define HIDE(number) __asm__ volatile("" : "+r"(number))
 
 enum { UP = -1, FORWARD = -2 };
@@ -13,15 +16,18 @@ ALWAYS_INLINE __u16 fold16(__u64 sum)
 	return folded(sum);
 }
 
-/* A packet as far as it is read. Addresses are words of the packet: one of IPv4, four of IPv6. */
+/* A packet, as far as it is read. `v6` below: an address is one word in IPv4 and four words in IPv6. */
 struct whole {
 	__u8 *eth, *ip, *tcp, *end;
-	__u32 ends;    /* both ports as they stand */
+	__u32 ends;    /* both ports in network byte order */
 	__u32 total;   /* bytes of the IP packet */
 	__u32 payload;
 	__u32 seq, ack;
 	__u8 flags;
-	/* How it ends its connection: a reason, or NO_END; and the state it found. */
+	/*
+	 * Set by plane.bpf.h: the reason why this packet ends its connection, or NO_END; and the state
+	 * it found.
+	 */
 	__u32 ending, state;
 };
 
@@ -74,7 +80,7 @@ ALWAYS_INLINE int same(const void *one, const void *other, const int v6)
 	return v6 ? a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] : a[0] == b[0];
 }
 
-/* Where the words of an address stand in 16 bytes. */
+/* The address's first word in 16 bytes: an IPv4 address stands in the last four. */
 #define AT(address, v6) ((address) + ((v6) ? 0 : 12))
 
 ALWAYS_INLINE __u64 sum_words(const void *from, const int v6)
@@ -88,11 +94,17 @@ ALWAYS_INLINE __u64 sum_words(const void *from, const int v6)
 	return sum;
 }
 
-/* Room for the largest packet that AF_XDP takes, and what one call sums up in every kernel. */
+/*
+ * Room for the largest packet that AF_XDP takes, and the most bytes that one checksum call takes in
+ * every kernel.
+ */
 #define SCRATCH 4096
 #define CHUNK 512
 
-/* The checksum of a packet whose sender left that to the card holds only the addresses: it is finished here. */
+/*
+ * Completes a TCP checksum that the sender left to its network card: such a one covers the addresses
+ * only. Returns 0 if the packet is too long.
+ */
 ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
 {
 	__u32 left = w->total - IP_BYTES(v6), zero = 0;
@@ -108,7 +120,7 @@ ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
 	if (!scratch || !left || left > SCRATCH - 4)
 		return 0;
 	*check = 0;
-	/* What an odd length leaves of the last word. */
+	/* Zero the rest of the last word if the length is odd. */
 	*(__u32 *)(scratch + (left & (SCRATCH - 4))) = 0;
 	if (xdp_load(xdp, ETH_HLEN + IP_BYTES(v6), scratch, left))
 		return 0;
@@ -126,7 +138,10 @@ ALWAYS_INLINE int finish(struct xdp_md *xdp, struct whole *w, const int v6)
 	return 1;
 }
 
-/* New addresses, and one hop less; "fix" is what the addresses change in the header's checksum. */
+/*
+ * Writes new addresses and decrements the TTL. "fix" is the change of the IP header checksum by the
+ * addresses.
+ */
 ALWAYS_INLINE void readdress(struct whole *w, const __u8 *source, const __u8 *target, __u32 fix, const int v6)
 {
 	__u32 *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
@@ -135,7 +150,7 @@ ALWAYS_INLINE void readdress(struct whole *w, const __u8 *source, const __u8 *ta
 	if (v6) {
 		w->ip[7]--;
 	} else {
-		/* One hop less is 0x0100 less in its word. */
+		/* One hop less is 0x0100 less in the word of the TTL. */
 		*check = ~fold16((__u64)(__u16)~*check + fix + (__u16)~swap16(0x0100));
 		w->ip[8]--;
 	}
