@@ -2,8 +2,7 @@
 /*
  * The layout of decided connections: connections that XDP handles from the SYN on, by a decision that user
  * space has made for the client before. Shared by plane.bpf.h and crates/sys/src/bpf/plane.rs. User space
- * maps the memory of all these maps except
- * `decisions`, `devices` and `ingresses`.
+ * maps the memory of all these maps except `decisions`, `devices` and `ingresses`.
  *
  * The states of a connection (plane_flow.state; P: a program changes it, U: user space):
  *

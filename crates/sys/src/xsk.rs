@@ -1,8 +1,8 @@
-//! AF_XDP sockets (the kernel's Documentation/networking/af_xdp.rst): frames of one receive queue of an interface, in memory
-//! that we and the kernel share, handed over by four rings.
+//! AF_XDP sockets (the kernel's Documentation/networking/af_xdp.rst): frames of one receive queue of an
+//! interface, in memory shared with the kernel and handed over through four rings.
 //!
-//! One [`Umem`] may serve several sockets, so that a frame that came in by one interface goes out by another without being
-//! copied by us.
+//! Several sockets may share one [`Umem`], so that a frame that came in by one interface can go out by
+//! another without a copy.
 #![allow(unsafe_code)]
 
 mod ring;
@@ -15,28 +15,30 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Entries of the rings of frames to fill, to send and sent, a power of two.
+/// Entries of the fill, transmit and completion rings, a power of two.
 pub const RING_ENTRIES: u32 = 2048;
-/// Entries of the ring of frames that came in, a power of two: whoever is late finds this many at most.
+/// Entries of the receive ring, a power of two. A reader that is late loses what exceeds it.
 pub const RECEIVE_ENTRIES: u32 = 8192;
-/// What the kernel leaves free in front of a frame that came in (`XDP_PACKET_HEADROOM`), bytes.
+/// Bytes that the kernel leaves free in front of a received frame (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: usize = 256;
 
-/// `XDP_MAX_TX_SKB_BUDGET` of <linux/if_xdp.h>: frames that one system call sends at most, Linux 6.17.
+/// `XDP_MAX_TX_SKB_BUDGET` of <linux/if_xdp.h> (Linux 6.17): the maximum number of frames that one system
+/// call sends.
 const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// Bytes that each frame of a [`Umem`] has.
+/// The size of the frames of a [`Umem`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FrameSize {
-    /// 2,048: enough for Ethernet's usual packets, and twice as many fit into caches.
+    /// 2,048 bytes: enough for Ethernet's usual packets, and twice as many frames fit into caches.
     Half,
-    /// 4,096, the most that there may be.
+    /// 4,096 bytes, the maximum.
     #[default]
     Page,
 }
 
 impl FrameSize {
-    /// The smallest that has room for frames of so many bytes behind the [`HEADROOM`]; none: they do not fit.
+    /// Returns the smallest size with room for packets of this many bytes behind the [`HEADROOM`]; `None` if
+    /// they do not fit.
     pub const fn holding(bytes: usize) -> Option<Self> {
         match bytes + HEADROOM {
             0..=2048 => Some(Self::Half),
@@ -45,7 +47,7 @@ impl FrameSize {
         }
     }
 
-    /// As a number.
+    /// Returns it in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Half => 2048,
@@ -53,25 +55,25 @@ impl FrameSize {
         }
     }
 
-    /// The beginning of the frame that an offset lies in.
+    /// Returns the offset of the beginning of the frame that contains an offset.
     pub const fn beginning(self, address: u64) -> u64 {
         address & !(self.bytes() as u64 - 1)
     }
 }
 
-/// How a socket gets its frames.
+/// Whether frames are copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Copying {
-    /// Without copying where the driver can, else with.
+    /// Zero copy where the driver supports it, otherwise copies.
     #[default]
     Auto,
     /// The kernel copies each frame.
     Copy,
-    /// The card writes frames where we read them.
+    /// The network card reads and writes the frames in place.
     ZeroCopy,
 }
 
-/// Where a frame lies in its [`Umem`], and how long it is.
+/// The place of a frame in its [`Umem`], and its length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Descriptor {
@@ -79,7 +81,7 @@ pub struct Descriptor {
     pub address: u64,
     /// Bytes.
     pub length: u32,
-    /// Nothing is set here.
+    /// Always 0 here.
     pub options: u32,
 }
 
@@ -97,7 +99,7 @@ unsafe impl Send for Umem {}
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// Room for so many frames of this size, on huge pages where the kernel has some.
+    /// Makes room for `frames` frames of this size, on huge pages where the kernel has some.
     ///
     /// # Errors
     /// ENOMEM.
@@ -116,20 +118,20 @@ impl Umem {
         Ok(Arc::new(Self { memory, bytes, frame }))
     }
 
-    /// How many frames it has room for.
+    /// Returns the number of frames it has room for.
     pub const fn frames(&self) -> usize {
         self.bytes / self.frame.bytes()
     }
 
-    /// How large they are.
+    /// Returns the size of its frames.
     pub const fn frame_size(&self) -> FrameSize {
         self.frame
     }
 
-    /// The bytes that a descriptor names; empty where it names none of ours.
+    /// Returns the bytes that a descriptor names; an empty slice if they are outside of the memory.
     ///
     /// # Safety
-    /// The frame is neither the kernel's at the moment nor borrowed by anybody else.
+    /// The kernel does not own the frame at the moment, and no other code borrows it.
     #[allow(clippy::mut_from_ref, reason = "the rings say whose a frame is, and the caller keeps to them")]
     unsafe fn frame(&self, descriptor: Descriptor) -> &mut [u8] {
         let (start, length) = (descriptor.address as usize, descriptor.length as usize);
@@ -160,12 +162,13 @@ pub struct XskSocket {
 }
 
 impl XskSocket {
-    /// Takes the frames of a queue of the interface with this index into `umem`, which `shared` uses already if it is given.
-    /// Frames come once an XDP program sends them here. Needs CAP_NET_RAW.
+    /// Opens a socket for one queue of the interface with this index. Its frames lie in `umem`; if another
+    /// socket uses that already, pass that one as `shared`. Frames arrive once an XDP program redirects them
+    /// here. Needs CAP_NET_RAW.
     ///
     /// # Errors
-    /// EBUSY if somebody else has the queue, EOPNOTSUPP without zero copy where it is asked for, ENOBUFS where memory may not
-    /// be locked.
+    /// EBUSY if another socket has the queue; EOPNOTSUPP if zero copy is required but not supported; ENOBUFS
+    /// if the memory may not be locked.
     pub fn open(
         umem: &Arc<Umem>,
         index: u32,
@@ -192,7 +195,7 @@ impl XskSocket {
         ] {
             set_int(&fd, libc::SOL_XDP, ring, entries.cast_signed())?;
         }
-        // Older kernels send 32 a call and do not know this: `wake` calls as often as it takes.
+        // Older kernels do not know this option and send 32 frames a call; `wake` calls again then.
         let _ = set_int(&fd, libc::SOL_XDP, MAX_TX_SKB_BUDGET, RING_ENTRIES.cast_signed());
         let offsets = offsets(&fd)?;
         let socket = Self {
@@ -228,43 +231,44 @@ impl XskSocket {
         if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Gives the kernel frames to fill, by the offsets of their beginnings; how many it had room for.
+    /// Gives the kernel empty frames to fill, by the offsets of their beginnings. Returns how many it had
+    /// room for.
     pub fn give(&mut self, frames: &[u64]) -> usize {
         self.fill.push(frames.iter().copied())
     }
 
-    /// Takes frames that came in, as many as fit into `taken`; how many.
+    /// Takes received frames, as many as fit into `taken`. Returns how many.
     pub fn receive(&mut self, taken: &mut [Descriptor]) -> usize {
         self.receive.pop(taken)
     }
 
-    /// The bytes of a frame that this socket has received, or that is nobody's.
+    /// Returns the bytes of a frame that this socket has received, or that the kernel does not own.
     pub fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
         // SAFETY: frames are the kernel's between `give` and `receive`, and between `send` and `finished`; those in
         // between are the caller's, who has this socket, and through it the frame, for itself.
         unsafe { self.umem.frame(descriptor) }
     }
 
-    /// Sends frames; how many found room.
+    /// Queues frames to be sent. Returns how many there was room for.
     pub fn send(&mut self, frames: &[Descriptor]) -> usize {
         self.transmit.push(frames.iter().copied())
     }
 
-    /// Takes back frames that were sent, by offsets somewhere in them; how many.
+    /// Takes back frames that were sent, by an offset inside of each. Returns how many.
     pub fn finished(&mut self, frames: &mut [u64]) -> usize {
         self.completion.pop(frames)
     }
 
-    /// Frames given that the kernel has not begun to fill; those that came in and wait to be received are none of them.
+    /// Returns how many of the given frames the kernel has not begun to fill. Received frames do not count.
     pub fn to_fill(&self) -> usize {
         self.fill.waiting() as usize
     }
 
-    /// Tells the kernel that there is something to send or to fill, if it wants to be told. Where the kernel copies, all
-    /// frames are sent when this returns, or the interface takes no more.
+    /// Wakes the kernel if frames wait to be sent or filled and it asks to be woken. Where the kernel copies,
+    /// all frames have been sent when this returns, unless the interface takes no more.
     ///
     /// # Errors
-    /// ENETDOWN, ENXIO: the interface is down, or gone.
+    /// ENETDOWN if the interface is down, ENXIO if it is gone.
     pub fn wake(&mut self) -> io::Result<()> {
         self.wake_to_send()?;
         if self.fill.wants_wakeup() {
@@ -286,7 +290,8 @@ impl XskSocket {
         Ok(())
     }
 
-    /// One call sends so many frames and no more, and says EAGAIN if there are others: again, as long as they become fewer.
+    /// Calls sendto(2) until all frames are sent: one call sends a limited number and says EAGAIN if more are
+    /// left. Stops if a call sends none.
     fn wake_to_send(&self) -> io::Result<()> {
         let mut waiting = self.transmit.waiting();
         while waiting > 0 && self.transmit.wants_wakeup() {
@@ -306,10 +311,11 @@ impl XskSocket {
         Ok(())
     }
 
-    /// Frames for this socket that the kernel had to drop since it was opened: there was none to fill, or too many waited.
+    /// Returns how many frames for this socket the kernel has dropped since it was opened, because no frame
+    /// to fill was left or the receive ring was full.
     ///
     /// # Errors
-    /// What getsockopt(2) says.
+    /// What getsockopt(2) reports.
     pub fn lost(&self) -> io::Result<u64> {
         // SAFETY: plain integers; all zero bytes are a value of it.
         let mut statistics: libc::xdp_statistics = unsafe { zeroed() };
@@ -317,10 +323,10 @@ impl XskSocket {
         Ok(statistics.rx_dropped + statistics.rx_ring_full)
     }
 
-    /// Whether the kernel hands frames over without copying them.
+    /// True if the kernel hands frames over without copying them.
     ///
     /// # Errors
-    /// What getsockopt(2) says.
+    /// What getsockopt(2) reports.
     pub fn zero_copy(&self) -> io::Result<bool> {
         let mut options = libc::xdp_options { flags: 0 };
         get(&self.fd, libc::XDP_OPTIONS, &mut options)?;
@@ -334,13 +340,13 @@ impl AsFd for XskSocket {
     }
 }
 
-/// How many receive queues the interface of this name has at work, in this thread's network namespace; 1 where its driver
-/// does not say.
+/// Returns the number of active receive queues of the interface with this name, in this thread's network
+/// namespace; 1 if its driver does not say.
 pub fn queues(interface: &str) -> u32 {
     const GET_CHANNELS: u32 = 0x3c;
     const RECEIVE: usize = 5;
     const COMBINED: usize = 8;
-    // struct ethtool_channels: the command, four bounds, and what is set: rx, tx, other, combined.
+    // struct ethtool_channels: the command, four maxima, then the current numbers: rx, tx, other, combined.
     let mut channels = [GET_CHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
     // SAFETY: `ifreq` is plain integers and a union of such; all zero bytes are a value of it.
     let mut request: libc::ifreq = unsafe { zeroed() };
@@ -356,7 +362,7 @@ pub fn queues(interface: &str) -> u32 {
     if asked < 0 { 1 } else { (channels[RECEIVE] + channels[COMBINED]).max(1) }
 }
 
-/// The kernel is at it already, or has no room now: it will be asked again.
+/// Treats "busy" and "no room now" as success: the caller wakes the kernel again later.
 fn busy_is_fine(error: io::Error) -> io::Result<()> {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(()),

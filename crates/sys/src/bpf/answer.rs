@@ -1,4 +1,5 @@
-//! SYNs that XDP answers with cookies: `bpf/answer.h` says how both sides share what that takes.
+//! SYN cookies in XDP: what the program needs to answer clients' SYNs. `bpf/answer.h` describes the shared
+//! layout.
 
 use super::Map;
 use super::memory::Shared;
@@ -15,31 +16,31 @@ const MSS: usize = 32;
 const WINDOW: usize = 36;
 const ANSWERED: usize = 40;
 
-/// What an answer to a SYN takes: the cookies are those of `sidetrack_core::engine`.
+/// What the SYN-ACKs of one worker contain. The cookies are those of `sidetrack_core::engine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The secret that cookies are made with.
+    /// The secret key of the cookies.
     pub key: [u64; 2],
-    /// Time stamps are milliseconds of the worker's time and this, modulo 2^32.
+    /// Time stamps are the worker's time in milliseconds plus this, modulo 2^32.
     pub clock: u32,
-    /// By how much the worker's time is behind the monotonic clock, nanoseconds.
+    /// Monotonic clock minus the worker's time, nanoseconds.
     pub behind_ns: u64,
-    /// The MSS that clients are told, by IPv4 and by IPv6, bytes.
+    /// The MSS announced to clients by IPv4 and by IPv6, bytes.
     pub mss: [u16; 2],
-    /// The first window, not scaled, bytes.
+    /// The window of the SYN-ACK, which is never scaled, bytes.
     pub window: u16,
-    /// The shift of later ones, 0 to 14.
+    /// The window scale of later segments, 0 to 14.
     pub shift: u8,
 }
 
-/// How the SYNs of each worker's clients are answered.
+/// The settings of SYN cookies, one for each worker, in memory shared with the program.
 #[derive(Debug)]
 pub struct Answers {
     cookies: Shared,
 }
 
 impl Answers {
-    /// Of so many workers; none is answered yet.
+    /// Makes settings for this number of workers. No SYN is answered yet.
     ///
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
@@ -51,7 +52,8 @@ impl Answers {
         self.cookies.map()
     }
 
-    /// SYNs that are this worker's are answered so from now on. Called again, a packet may be answered by parts of both.
+    /// Answers this worker's SYNs with these settings from now on. If it is called again, one SYN-ACK may mix
+    /// old and new settings.
     pub fn answer(&self, worker: u32, answer: &Answer) {
         let at = |word| worker as usize * COOKIES + word;
         let [low, high] = answer.mss.map(u16::to_ne_bytes);
@@ -66,7 +68,7 @@ impl Answers {
         self.cookies.u32(at(ON)).store(1, Release);
     }
 
-    /// SYNs that were answered for this worker.
+    /// Returns how many of this worker's SYNs the program has answered.
     pub fn answered(&self, worker: u32) -> u64 {
         self.cookies.u64(worker as usize * COOKIES + ANSWERED).load(Relaxed)
     }

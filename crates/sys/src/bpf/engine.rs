@@ -1,4 +1,5 @@
-//! Which packets are the packet engine's, as `bpf/engine.bpf.c` asks it in four places.
+//! Tells the programs of `bpf/engine.bpf.c` which packets belong to the packet engine, and loads and attaches
+//! them.
 
 use super::load::{self, BpfError};
 use super::{Answers, ENGINE, Hook, Lending, Link, Map, MapKind, Plane, Program, ProgramKind};
@@ -7,7 +8,8 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Most addresses with a port where clients connect, and most addresses of our own towards servers.
+/// At most this many addresses with a port to listen on, and at most this many source addresses towards
+/// servers.
 const ENTRIES_MAX: u32 = 1024;
 
 /// `SCRATCH` of `bpf/whole.bpf.h`.
@@ -16,7 +18,7 @@ const SCRATCH: usize = 4096;
 /// `SHARED` of `bpf/engine.h`.
 const SHARED: u32 = u32::MAX;
 
-/// The engine's addresses and ports, for the programs that look for them.
+/// The engine's addresses and ports, in maps that the programs read.
 #[derive(Debug)]
 pub struct Own {
     listens: Map,
@@ -28,14 +30,14 @@ pub struct Own {
     plane: Option<Arc<Plane>>,
 }
 
-/// The engine's packets on one interface, kept from the kernel's own TCP until this is dropped.
+/// A program that keeps the engine's packets of one interface from the kernel's TCP, until this is dropped.
 #[derive(Debug)]
 pub struct OwnOn {
     _link: Link,
 }
 
-/// The engine's frames on one interface, given to AF_XDP sockets until this is dropped. Frames of a queue without a socket
-/// go to the kernel.
+/// A program that hands the engine's frames of one interface to AF_XDP sockets, until this is dropped. Frames
+/// of a queue without a socket go to the kernel.
 #[derive(Debug)]
 pub struct XdpOn {
     sockets: Map,
@@ -43,7 +45,7 @@ pub struct XdpOn {
     _link: Link,
 }
 
-/// An address in 16 bytes, as `bpf/engine.h` has it; none: every address.
+/// An address in the 16 bytes of `bpf/engine.h`; `None` stands for every address.
 fn address(ip: Option<IpAddr>) -> [u8; 16] {
     match ip {
         None => [0; 16],
@@ -53,8 +55,8 @@ fn address(ip: Option<IpAddr>) -> [u8; 16] {
 }
 
 impl Own {
-    /// Nobody's packets yet, of an engine with so many workers. `block` is how many source ports each of them owns where
-    /// they share addresses.
+    /// Makes empty maps for an engine with this number of workers: no packet is the engine's yet. `block` is
+    /// the number of source ports that each worker owns where workers share addresses.
     ///
     /// # Errors
     /// EPERM without CAP_BPF.
@@ -73,7 +75,7 @@ impl Own {
         Ok(own)
     }
 
-    /// Clients connect to this port of this address, or of every address.
+    /// Adds an address and port to listen on; `None` stands for every address.
     ///
     /// # Errors
     /// E2BIG if there are too many.
@@ -82,7 +84,8 @@ impl Own {
         self.listens.put(&key, &1_u32.to_ne_bytes()).map_err(BpfError::Map)
     }
 
-    /// Connections to servers come from these ports of this address: all of one worker, or a block for each.
+    /// Adds source ports of an address for connections to servers. They belong to one worker, or each worker
+    /// owns a block of them.
     ///
     /// # Errors
     /// E2BIG if there are too many.
@@ -97,11 +100,11 @@ impl Own {
         self.sources.put(&address(Some(ip)), &value).map_err(BpfError::Map)
     }
 
-    /// Has the programs of packet sockets and tc that are loaded from now on pass on the packets of connections that are lent to
-    /// them.
+    /// Offloads connections by tc: the programs for packet sockets and tc that are loaded from now on forward
+    /// the packets of offloaded connections.
     ///
     /// # Errors
-    /// What the kernel has against the programs that do that; then the others stay in use.
+    /// The kernel's reason to refuse those programs; the plain programs stay in use then.
     pub fn try_lending(&mut self, lending: &Arc<Lending>) -> Result<(), BpfError> {
         self.lending = Some(lending.clone());
         let tried = self.socket_filter().and_then(|_| self.load("tc/rest", ProgramKind::Tc, None));
@@ -111,7 +114,7 @@ impl Own {
         tried.map(drop)
     }
 
-    /// The same for XDP programs.
+    /// Offloads connections by XDP, likewise.
     ///
     /// # Errors
     /// As [`Own::try_lending`].
@@ -124,7 +127,8 @@ impl Own {
         tried
     }
 
-    /// Has the XDP programs that are loaded from now on answer SYNs, but those that carry whole connections.
+    /// Answers SYNs with cookies in the XDP programs that are loaded from now on, except in those for decided
+    /// connections.
     ///
     /// # Errors
     /// As [`Own::try_lending`].
@@ -137,10 +141,10 @@ impl Own {
         tried
     }
 
-    /// Has the XDP programs that are loaded from now on carry whole connections.
+    /// Handles decided connections in the XDP programs that are loaded from now on.
     ///
     /// # Errors
-    /// What the kernel has against the program that does that; then the other stays in use.
+    /// The kernel's reason to refuse that program; the plain program stays in use then.
     pub fn try_plane(&mut self, plane: &Arc<Plane>) -> Result<(), BpfError> {
         self.plane = Some(plane.clone());
         let tried = self.try_xdp();
@@ -155,10 +159,10 @@ impl Own {
         self.xdp_program(&sockets).map(drop)
     }
 
-    /// The program of [`Own::take_by_xdp`], for trials.
+    /// Loads the program of [`Own::take_by_xdp`] without attaching it, for trials.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's reason to refuse it.
     pub fn xdp_program(&self, sockets: &Map) -> Result<Program, BpfError> {
         let name = match (&self.plane, &self.lending, &self.answers) {
             (None, None, None) => "xdp/own",
@@ -184,25 +188,27 @@ impl Own {
         load::program(ENGINE, name, kind, &maps)
     }
 
-    /// The filter of a packet socket: the engine's packets only, and of these not what [`Own::keep_from_kernel`] passes on.
+    /// Loads the filter of a packet socket. It accepts the engine's packets, except those that
+    /// [`Own::keep_from_kernel`] forwards.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's reason to refuse it.
     pub fn socket_filter(&self) -> Result<Program, BpfError> {
         let name = if self.lending.is_some() { "socket/rest" } else { "socket/own" };
         self.load(name, ProgramKind::SocketFilter, None)
     }
 
-    /// Chooses the packet socket of a fanout group: that of the worker whose packet it is.
+    /// Loads the program that chooses a packet's socket in a fanout group: that of the packet's worker.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's reason to refuse it.
     pub fn fanout(&self) -> Result<Program, BpfError> {
         self.load("socket/worker", ProgramKind::SocketFilter, None)
     }
 
-    /// Keeps the engine's packets that come in by the interface with this index from the kernel's own TCP, which would
-    /// answer them with resets. Packet sockets still see them. What their filter has left of lent connections is passed on.
+    /// Keeps the engine's packets that come in by the interface with this index from the kernel's own TCP,
+    /// which would answer them with resets. Packet sockets still see them. Forwards packets of offloaded
+    /// connections that the sockets' filter has left out.
     ///
     /// # Errors
     /// EINVAL before Linux 6.6.
@@ -214,7 +220,8 @@ impl Own {
         Ok(OwnOn { _link: link })
     }
 
-    /// Takes the engine's frames that come in by the interface with this index, for sockets that [`XdpOn::serve`] names.
+    /// Hands the engine's frames that come in by the interface with this index to the sockets that
+    /// [`XdpOn::serve`] names.
     ///
     /// # Errors
     /// EBUSY if another XDP program is there; EOPNOTSUPP if the driver has no XDP: then [`Hook::XdpGeneric`] does it.
@@ -227,7 +234,7 @@ impl Own {
 }
 
 impl XdpOn {
-    /// Gives the frames of this receive queue to a socket that is bound to it.
+    /// Hands the frames of this receive queue to a socket that is bound to it.
     ///
     /// # Errors
     /// EINVAL if there is no such queue.

@@ -1,4 +1,4 @@
-//! Entries of the flow table as bytes. The layout is that of `bpf/shunt.h`; a test compares both.
+//! Entries of the shunt's flow table as bytes, in the layout of `bpf/shunt.h`; a test compares both.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -11,11 +11,11 @@ pub(super) const SETTINGS: usize = 16;
 /// One direction of a flow, as its packets come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
-    /// Index of the interface that they come in by.
+    /// Index of the interface that the packets come in by.
     pub ingress: u32,
-    /// Where they come from. Never mixed with a destination of the other IP version.
+    /// Source address; of the same IP version as the destination.
     pub source: SocketAddr,
-    /// Where they go.
+    /// Destination address.
     pub destination: SocketAddr,
     /// IP protocol number: 6 (TCP) or 17 (UDP).
     pub protocol: u8,
@@ -24,75 +24,77 @@ pub struct FlowKey {
 /// What happens to packets of one direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEntry {
-    /// Index of the interface that they leave by; `None`: they are dropped.
+    /// Index of the interface that the packets leave by; `None`: they are dropped.
     pub egress: Option<u32>,
-    /// Largest IP packet that the egress takes, bytes; larger ones are the slow path's.
+    /// Largest IP packet that the egress takes, bytes. Larger packets take the slow path.
     pub mtu: u32,
-    /// After so long without a packet the slow path has the flow again.
+    /// After this time without a packet, the flow returns to the slow path.
     pub idle: Duration,
     /// Generation of the rules that allowed it.
     pub generation: u32,
-    /// By tc: the egress is an end of a pair (veth, netkit) whose other end is in another network namespace, and packets are
-    /// put there at once (`bpf_redirect_peer`), once nothing of the direction can be on its way any more.
+    /// For tc, if the egress is one end of a pair (veth, netkit) whose other end is in another network
+    /// namespace: injects packets at the other end (`bpf_redirect_peer`) as soon as no earlier packet of this
+    /// direction can be queued any more.
     pub redirect_peer: bool,
-    /// The caller's number for it.
+    /// The caller's number for the entry.
     pub installed_as: u64,
 }
 
-/// Why a direction is on the slow path though its entry is there.
+/// Why a direction takes the slow path although its entry exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// A FIN that fits the connection was seen.
     pub fin: bool,
     /// A RST that fits the connection was seen.
     pub rst: bool,
-    /// A SYN was seen: somebody uses the addresses and ports anew.
+    /// A SYN was seen: another connection uses the same addresses and ports.
     pub syn: bool,
-    /// It stood still for its idle time, and a packet came after that.
+    /// It was idle for its idle time, and a packet came after that.
     pub idle: bool,
 }
 
 impl Ended {
-    /// Whether there is any reason.
+    /// True if there is any reason.
     pub const fn any(self) -> bool {
         self.fin || self.rst || self.syn || self.idle
     }
 }
 
-/// An entry as the program keeps it.
+/// The state of an entry, as the program updates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowState {
-    /// Packets on the fast path; one that stands for several segments counts once, as in conntrack.
+    /// Packets on the fast path. A GSO frame that stands for several segments counts once, as in conntrack.
     pub packets: u64,
     /// Bytes of IP packets on the fast path.
     pub bytes: u64,
-    /// Monotonic clock at the latest packet, as exact as the kernel's tick, or at the installation; nanoseconds.
+    /// Monotonic clock, as exact as the kernel's tick, at the latest packet or at the installation;
+    /// nanoseconds.
     pub last_ns: u64,
     /// Generation of the rules that allowed it.
     pub generation: u32,
-    /// Whether and why it is over.
+    /// Whether it has ended, and why.
     pub ended: Ended,
-    /// The caller's number for it.
+    /// The caller's number for the entry.
     pub installed_as: u64,
 }
 
-/// What the program asks before everything else.
+/// What the program checks first for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Entries of another generation are on the slow path.
+    /// Entries of another generation take the slow path.
     pub generation: u32,
-    /// From then on everything is on the slow path; monotonic clock, nanoseconds.
+    /// After this time every packet takes the slow path; monotonic clock, nanoseconds.
     pub alive_until_ns: u64,
 }
 
 impl FlowKey {
-    /// The opposite direction of a flow whose packets this one's leave by `egress`.
+    /// Returns the opposite direction of a flow whose packets leave by `egress`.
     #[must_use]
     pub const fn reverse(self, egress: u32) -> Self {
         Self { ingress: egress, source: self.destination, destination: self.source, protocol: self.protocol }
     }
 
-    /// As a key; none if the addresses are of two IP versions.
+    /// Encodes a key of the map; `None` if the addresses are of two IP versions.
     pub(super) fn to_bytes(self) -> Option<Vec<u8>> {
         let mut bytes = self.ingress.to_ne_bytes().to_vec();
         match (self.source.ip(), self.destination.ip()) {
@@ -112,7 +114,7 @@ impl FlowKey {
         Some(bytes)
     }
 
-    /// From a key.
+    /// Decodes a key of the map.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let ingress = u32::from_ne_bytes(array(bytes, 0)?);
         let (source, destination, rest) = match bytes.len() {
@@ -137,7 +139,7 @@ impl FlowKey {
 }
 
 impl FlowEntry {
-    /// As the value of a new entry.
+    /// Encodes the value of a new entry.
     pub(super) fn to_bytes(self, now_ns: u64) -> [u8; FLOW] {
         let mut bytes = [0; FLOW];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -155,7 +157,7 @@ impl FlowEntry {
 }
 
 impl FlowState {
-    /// From a value.
+    /// Decodes a value of the map.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at| Some(u32::from_ne_bytes(array(bytes, at)?));
         let u64_at = |at| Some(u64::from_ne_bytes(array(bytes, at)?));

@@ -1,14 +1,14 @@
-//! From an object that clang made to a program in the kernel, and what can go wrong on the way.
+//! Loads programs from the objects that clang made, and the errors on the way.
 
 use super::{Hook, LoadError, Map, MapKind, MapShape, Object, ObjectError, Program, ProgramKind};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The licence of everything in `bpf/`, as the kernel wants to hear it.
+/// The licence of everything in `bpf/`, in the kernel's words.
 const LICENSE: &str = "Dual MIT/GPL";
 
-/// Why a set of programs and maps is not at work.
+/// Why a set of programs and maps could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
     /// The object was built wrong.
@@ -32,7 +32,7 @@ pub enum BpfError {
     },
 }
 
-/// An empty map under the name that the programs know it by.
+/// Creates an empty map with the name that the programs use.
 pub(super) fn map(
     name: &'static str,
     kind: MapKind,
@@ -43,7 +43,7 @@ pub(super) fn map(
     Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max }).map_err(BpfError::Map)
 }
 
-/// Loads the program of this section, which sees these maps.
+/// Loads the program of this section, which may use these maps.
 pub(super) fn program(
     object: &[u8],
     section: &str,

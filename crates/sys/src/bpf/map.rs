@@ -1,4 +1,4 @@
-//! Maps: tables that programs and user space share.
+//! BPF maps: tables that programs and user space share.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -6,31 +6,32 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::syscall::{Argument, Command};
 
-/// Entries that one call of [`Map::for_each`] takes from the kernel.
+/// Entries that [`Map::for_each`] reads in one system call.
 const BATCH: usize = 256;
 
-/// What a map is (`enum bpf_map_type`).
+/// The kind of a map (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MapKind {
-    /// Keys of any kind; memory for all entries is set aside at once, so that an insertion fails only when it is full.
+    /// A hash table. Memory for all entries is reserved at once, so an insertion fails only when the table is
+    /// full.
     Hash = 1,
-    /// Numbered from 0.
+    /// An array, indexed from 0.
     Array = 2,
-    /// Numbered from 0, each processor with values of its own.
+    /// An array, indexed from 0, with separate values for each processor.
     PerCpuArray = 6,
-    /// Devices, numbered from 0, for XDP.
+    /// Devices for XDP to redirect to, indexed from 0.
     Devices = 14,
-    /// AF_XDP sockets, numbered from 0.
+    /// AF_XDP sockets, indexed from 0.
     Xsk = 17,
-    /// Devices by interface index, for XDP.
+    /// Devices for XDP to redirect to, by interface index.
     DeviceHash = 25,
 }
 
 /// The shape of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapShape {
-    /// What it is.
+    /// Its kind.
     pub kind: MapKind,
     /// The name that programs and `bpftool` know it by, at most 15 bytes.
     pub name: &'static str,
@@ -38,12 +39,12 @@ pub struct MapShape {
     pub key_bytes: usize,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Most entries.
+    /// Maximum number of entries.
     pub entries_max: u32,
 }
 
-/// A map. It lives as long as somebody holds it: we, or a program that is attached. Once made it can be used without any
-/// right.
+/// A map. It lives as long as this process or an attached program holds it. Using it after its creation takes
+/// no capability.
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
@@ -65,7 +66,7 @@ fn wrong_size() -> io::Error {
 }
 
 impl Map {
-    /// Makes an empty map.
+    /// Creates an empty map.
     ///
     /// # Errors
     /// EPERM without CAP_BPF (CAP_SYS_ADMIN before Linux 5.8), ENOMEM.
@@ -73,7 +74,7 @@ impl Map {
         Self::create_with(shape, 0)
     }
 
-    /// The same with flags of the kernel's (`BPF_F_*`).
+    /// Creates an empty map with flags (`BPF_F_*`).
     ///
     /// # Errors
     /// As [`Map::create`].
@@ -90,7 +91,7 @@ impl Map {
         Ok(Self { fd, shape })
     }
 
-    /// Its shape.
+    /// Returns its shape.
     pub const fn shape(&self) -> &MapShape {
         &self.shape
     }
@@ -102,7 +103,7 @@ impl Map {
         Ok(Argument::new().fd(0, self.fd.as_raw_fd()).input(8, key))
     }
 
-    /// Adds an entry; says `AlreadyExists` if there is one with this key.
+    /// Adds an entry; fails with `AlreadyExists` if there is one with this key.
     ///
     /// # Errors
     /// E2BIG if the map is full.
@@ -111,7 +112,7 @@ impl Map {
         self.write(key, value, NO_EXIST)
     }
 
-    /// Adds an entry or takes the place of the one with this key.
+    /// Adds an entry, or replaces the one with this key.
     ///
     /// # Errors
     /// E2BIG if the map is full.
@@ -128,22 +129,22 @@ impl Map {
         unsafe { argument.perform(Command::MapUpdate) }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key; `None` if there is no such entry.
     ///
     /// # Errors
-    /// What bpf(2) says other than that there is none.
+    /// What bpf(2) reports, except that the entry does not exist.
     pub fn look_up(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         self.read(key, Command::MapLookup)
     }
 
-    /// Removes an entry and gives its last value. For hashes: Linux 5.14; before that it is read and then removed, and what
-    /// the program counts in between is lost.
+    /// Removes an entry and returns its last value. For hash tables this takes Linux 5.14. On older kernels
+    /// the entry is read and then removed, and what the program counts in between is lost.
     ///
     /// # Errors
-    /// What bpf(2) says other than that there is none.
+    /// What bpf(2) reports, except that the entry does not exist.
     pub fn take(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         match self.read(key, Command::MapLookupAndDelete) {
-            // ENOTSUPP (524) of kernels that cannot do it for hashes.
+            // Kernels that cannot do it for hash tables say ENOTSUPP (524).
             Err(error) if matches!(error.raw_os_error(), Some(524 | libc::EINVAL | libc::EOPNOTSUPP)) => {
                 let value = self.look_up(key)?;
                 self.remove(key)?;
@@ -154,7 +155,7 @@ impl Map {
     }
 
     fn read(&self, key: &[u8], command: Command) -> io::Result<Option<Vec<u8>>> {
-        // Values are copied in whole words.
+        // The kernel copies values in whole 8-byte words.
         let mut value = vec![0; self.shape.value_bytes.next_multiple_of(8)];
         let mut argument = self.element(key)?.output(16, &mut value);
         // SAFETY: the key has the map's size, the value at least that; both are borrowed until here.
@@ -169,10 +170,10 @@ impl Map {
         }
     }
 
-    /// Removes an entry; says whether it was there.
+    /// Removes an entry; returns whether it existed.
     ///
     /// # Errors
-    /// What bpf(2) says other than that there is none.
+    /// What bpf(2) reports, except that the entry does not exist.
     pub fn remove(&self, key: &[u8]) -> io::Result<bool> {
         let mut argument = self.element(key)?;
         // SAFETY: the key has the map's size and is borrowed until here.
@@ -183,19 +184,19 @@ impl Map {
         }
     }
 
-    /// Shows every entry of a hash, in no order, a few hundred for each call of the kernel. Entries that come or go
-    /// meanwhile may be shown or not.
+    /// Calls `look` with every entry of a hash table, in no order, reading a few hundred entries in each
+    /// system call. Entries that are added or removed meanwhile may be missed.
     ///
     /// # Errors
-    /// What bpf(2) says (Linux 5.6).
+    /// What bpf(2) reports; it needs Linux 5.6.
     pub fn for_each(&self, mut look: impl FnMut(&[u8], &[u8])) -> io::Result<()> {
         let (key, value) = (self.shape.key_bytes, self.shape.value_bytes);
         let mut keys = vec![0; key * BATCH];
         let mut values = vec![0; value * BATCH];
-        // The place to go on from: for a hash a number, for others a key.
+        // Where the next call continues: a number for hash tables, a key for others.
         let mut place = vec![0; key.max(4)];
         let mut begun = false;
-        // A table that others fill while we read ends all the same: there are no more buckets than this.
+        // Bounds the loop even if the table is filled while we read: there are no more buckets than this.
         for _ in 0..=self.shape.entries_max {
             let from = place.clone();
             let mut argument = Argument::new()

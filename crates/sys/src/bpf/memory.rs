@@ -1,4 +1,5 @@
-//! Arrays whose memory user space maps: programs and we read and write the same words, without a call of the kernel.
+//! BPF arrays in memory that user space maps: programs and user space read and write the same words without
+//! system calls.
 #![allow(unsafe_code)]
 
 use super::{Map, MapKind, MapShape};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// `BPF_F_MMAPABLE` (Linux 5.5).
 const MAPPABLE: u32 = 1 << 10;
 
-/// An array and its memory. It is gone from our memory when this is dropped.
+/// An array and its memory, which is unmapped when this is dropped.
 pub(super) struct Shared {
     map: Map,
     start: NonNull<u8>,
@@ -30,7 +31,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// An array of so many values of zeros, each a multiple of eight bytes.
+    /// Creates an array of `entries` zeroed values, each a multiple of eight bytes.
     ///
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
@@ -54,17 +55,17 @@ impl Shared {
         Ok(Self { map, start, bytes })
     }
 
-    /// How long it is.
+    /// Returns its length in bytes.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The array.
+    /// Returns the map.
     pub(super) const fn map(&self) -> &Map {
         &self.map
     }
 
-    /// The word at a multiple of four bytes.
+    /// Returns the 32-bit word at this offset, a multiple of four.
     pub(super) fn u32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "a word outside of the array");
         // SAFETY: inside of the mapping, which begins at a page, and aligned; it lives as long as `self`. The kernel's side
@@ -72,7 +73,7 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(self.start.add(at).as_ptr().cast()) }
     }
 
-    /// The double word at a multiple of eight bytes.
+    /// Returns the 64-bit word at this offset, a multiple of eight.
     pub(super) fn u64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "a word outside of the array");
         // SAFETY: as in `u32`.

@@ -1,8 +1,10 @@
-//! BPF: maps, programs and the flow table of the shunt's fast path, by bpf(2) itself.
+//! BPF by bpf(2) itself: maps, programs, the shunt's flow table, and the packet engine's offloaded and
+//! decided connections.
 //!
-//! Why our own loader: the programs need maps and nothing more of an object file, so what a BPF library brings (type
-//! information, relocations against kernel structures, a dozen program types) would be most of the code and none of the use.
-//! Every attachment made here goes when its descriptor is closed: nothing is left behind, whatever kills us.
+//! Why this has its own loader: the programs need their code and maps out of an object file and nothing more.
+//! What a BPF library brings besides (type information, relocations against kernel structures, a dozen
+//! program types) would be most of the code and would not be used. Every attachment made here ends when its
+//! descriptor is closed, so nothing is left behind, however the process ends.
 
 mod answer;
 mod engine;
@@ -31,8 +33,8 @@ pub use plane::{
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
 
-/// The object that `bpf/shunt.bpf.c` was compiled to.
+/// The object file compiled from `bpf/shunt.bpf.c`.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));
 
-/// The object that `bpf/engine.bpf.c` was compiled to.
+/// The object file compiled from `bpf/engine.bpf.c`.
 pub(crate) static ENGINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/engine.bpf.o"));

@@ -1,5 +1,5 @@
-//! Reading the objects that clang makes: ELF, little but enough. They are our own, embedded at build time; still nothing
-//! here can panic on their bytes.
+//! Reads the object files that clang makes: the parts of ELF that BPF programs need. The files are our own,
+//! embedded at build time; still nothing here panics on their bytes.
 //!
 //! Layout: System V ABI, "Object Files"; relocations of BPF: the kernel's Documentation/bpf/llvm_reloc.rst.
 
@@ -10,11 +10,11 @@ const SYMBOL: usize = 24;
 const RELOCATION: usize = 16;
 const SYMBOLS: u32 = 2;
 const RELOCATIONS: u32 = 9;
-/// `R_BPF_64_64`: the two halves of a 64-bit constant.
+/// `R_BPF_64_64`: a relocation of a 64-bit constant in two halves.
 const CONSTANT: u32 = 1;
-/// `BPF_LD | BPF_IMM | BPF_DW`, the operation such a constant belongs to.
+/// `BPF_LD | BPF_IMM | BPF_DW`, the instruction that such a constant belongs to.
 const LOAD_CONSTANT: u8 = 0x18;
-/// `BPF_PSEUDO_MAP_FD` in the source register: the constant is a map's descriptor.
+/// `BPF_PSEUDO_MAP_FD` in the source register: the constant is the descriptor of a map.
 const MAP_DESCRIPTOR: u8 = 1;
 /// Bytes of an instruction.
 pub(super) const INSTRUCTION: usize = 8;
@@ -22,13 +22,13 @@ pub(super) const INSTRUCTION: usize = 8;
 /// Why an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// The file is cut off or no 64-bit ELF object of this machine's byte order.
+    /// The file is truncated, or not a 64-bit ELF object in this machine's byte order.
     #[error("the BPF object is broken: {0}")]
     Broken(&'static str),
-    /// The section is not there.
+    /// The section does not exist.
     #[error("the BPF object has no program '{0}'")]
     NoProgram(String),
-    /// The program asks for something that is no map of ours.
+    /// The program refers to a map that was not passed.
     #[error("the BPF program '{0}' asks for '{1}', which nobody made")]
     NoMap(String, String),
 }
@@ -115,12 +115,12 @@ impl<'a> Object<'a> {
         Ok(Self { sections, symbols })
     }
 
-    /// The bytes of a section.
+    /// Returns the bytes of a section.
     pub fn section(&self, name: &str) -> Option<&'a [u8]> {
         self.sections.iter().find(|section| section.name == name).map(|section| section.bytes)
     }
 
-    /// The instructions of the program in a section, with the descriptors of `maps` in their places.
+    /// Returns the instructions of the program in a section, with the descriptors of `maps` filled in.
     ///
     /// # Errors
     /// If there is no such program, it asks for a map that is not in `maps`, or the object is broken.

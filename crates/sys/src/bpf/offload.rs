@@ -1,4 +1,5 @@
-//! Connections of the packet engine that are lent to the kernel: `bpf/offload.h` says how both sides share them.
+//! Offloaded connections of the packet engine: user space's side of `bpf/offload.h`, which describes the
+//! states, the layout and who writes what.
 
 mod question;
 
@@ -53,7 +54,7 @@ const FIN_SEEN: u32 = 1;
 const FIN_ACKED: u32 = 2;
 const FIN_SECOND: u32 = 4;
 
-/// Places of a bucket.
+/// Number of places in a bucket.
 const PLACES: usize = 8;
 const BUCKET: usize = PLACES * 8;
 /// Bytes of `struct lending` and `struct taken`.
@@ -62,10 +63,10 @@ const TAKEN: usize = 16;
 /// Bytes of `struct over_head`.
 const HEAD: usize = 64;
 
-/// What one side's numbers are: each as that side sees it.
+/// The sequence numbers of one side, each as that side sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// After the last byte it sent.
+    /// The number after the last byte it sent.
     pub sent: u32,
     /// The highest number it acknowledged.
     pub acknowledged: u32,
@@ -75,77 +76,78 @@ pub struct Numbers {
     pub stamp: u32,
 }
 
-/// One side of a connection to be lent: how its packets come, how it is reached, what is done to its numbers.
+/// One side of a connection to offload: the addresses of its packets, the way to it, and what is added to its
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LentSide {
-    /// The host on this side; of the same IP version as everything else of the connection.
+    /// The host on this side. All addresses of a connection are of one IP version.
     pub remote: SocketAddr,
-    /// Whom it talks to.
+    /// Our address and port that it talks to.
     pub local: SocketAddr,
     /// What is added to its sequence numbers, modulo 2^32.
     pub add: u32,
     /// What is added to its time stamps.
     pub stamp_add: u32,
-    /// The other side is never shown to echo an earlier one.
+    /// Lower bound of the echoed time stamps that this side is shown.
     pub stamp_first: u32,
-    /// Index of the interface by which it is reached.
+    /// Index of the interface towards it.
     pub egress: u32,
-    /// Its neighbour's link-layer address on that interface.
+    /// Link-layer address of the next hop on that interface.
     pub to: [u8; 6],
-    /// Our own address there.
+    /// Our own link-layer address there.
     pub from: [u8; 6],
-    /// Largest payload it takes, options included, bytes.
+    /// Largest payload it accepts, TCP options included, bytes.
     pub mss: u16,
-    /// Shift of the windows it sends, and of those it is shown; 0 to 14.
+    /// Window scale of the windows it sends, 0 to 14.
     pub shift: u8,
-    /// See `shift`.
+    /// Window scale of the windows it is shown, 0 to 14.
     pub shown_shift: u8,
-    /// It has sent its FIN, and that was acknowledged.
+    /// True if it has sent its FIN and the FIN was acknowledged.
     pub finished: bool,
-    /// Where it stands.
+    /// Its sequence numbers so far.
     pub numbers: Numbers,
 }
 
-/// A FIN that the kernel passed on, by XDP.
+/// A FIN that a program in XDP forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenFin {
-    /// After it, as `Numbers::sent`.
+    /// The number after it, as `Numbers::sent`.
     pub end: u32,
-    /// The other side's had come before.
+    /// True if the peer's FIN was seen first.
     pub is_second: bool,
 }
 
-/// What has become of one side of a lent connection.
+/// The state of one side of an offloaded connection, as the kernel sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Where it stands; the lower half of `sent` is the number itself.
+    /// Its sequence numbers so far.
     pub numbers: Numbers,
-    /// As `numbers.sent`, the turns of the circle counted.
+    /// `numbers.sent` in 64 bits: the upper half counts wraps.
     pub sent: u64,
-    /// Packets that the kernel passed on. A frame that stands for several counts once.
+    /// Packets that the kernel forwarded. A GSO frame that stands for several counts once.
     pub packets: u32,
-    /// Segments with payload that were left to user space; each is counted when it is in a socket already.
+    /// Segments with payload that were left to user space. Each is counted after it is in a socket.
     pub given: u32,
-    /// The kernel has this side for good.
+    /// True once user space has no segment of this side left to send; the kernel forwards all that follow.
     pub joined: bool,
-    /// Its FIN, if that was passed on.
+    /// Its FIN, if the kernel forwarded one.
     pub fin: Option<SeenFin>,
-    /// Monotonic clock at the last packet that the kernel passed on, nanoseconds; 0: none.
+    /// Monotonic clock at the last packet that the kernel forwarded, nanoseconds; 0: none.
     pub last_ns: u64,
 }
 
-/// A lent connection.
+/// The number of an offloaded connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lent(u32);
 
 impl Lent {
-    /// As a number.
+    /// Returns it as a number.
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// The memory of lent connections, of all workers of an engine.
+/// The memory of offloaded connections, for all workers of an engine.
 #[derive(Debug)]
 pub struct Lending {
     buckets: Shared,
@@ -157,24 +159,24 @@ pub struct Lending {
     taken: Map,
     seed: u64,
     mask: u32,
-    /// Flows of each worker, and places of its ring.
+    /// Number of flows of each worker, and of places in its ring.
     share: u32,
     ring: u32,
-    /// Questions of each worker.
+    /// Number of questions of each worker.
     asks: u32,
 }
 
-/// One worker's part of it. When it is dropped, the kernel has none of its connections any more.
+/// One worker's part of the memory. When it is dropped, all its connections leave the kernel.
 #[derive(Debug)]
 pub struct LendingPart {
     whole: Arc<Lending>,
     first: u32,
     count: u32,
     free: Vec<u32>,
-    /// Questions that are free.
+    /// Numbers of free questions.
     free_questions: Vec<u32>,
     worker: u32,
-    /// What was taken out of the ring of ended ones.
+    /// How many entries were taken out of the ring of ended connections.
     taken: u32,
 }
 
@@ -183,7 +185,7 @@ fn mix(hash: u64, word: u64) -> u64 {
     hash ^ hash >> 32
 }
 
-/// An address in two words as they stand in memory, an IPv4 one as `::ffff:a.b.c.d`.
+/// An address as two words in memory order; an IPv4 address as `::ffff:a.b.c.d`.
 fn words(ip: IpAddr) -> [u64; 2] {
     let bytes = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -197,7 +199,7 @@ fn ports(side: &LentSide) -> u32 {
     u32::from(side.remote.port()) << 16 | u32::from(side.local.port())
 }
 
-/// The one's complement sum of an address, in words as they stand in memory.
+/// The one's complement sum of an address, of words in memory order.
 fn sum(ip: IpAddr) -> u64 {
     let add =
         |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().map(|word| u64::from(u16::from_ne_bytes(*word))).sum();
@@ -207,7 +209,7 @@ fn sum(ip: IpAddr) -> u64 {
     }
 }
 
-/// The change of a checksum when a packet of `own` gets the addresses of one to `other`.
+/// The change of a checksum when a packet from `own` gets the addresses of a packet to `other`.
 fn fix(own: &LentSide, other: &LentSide) -> u32 {
     let fold = |sum: u64| (0..4).fold(sum, |sum, _| (sum & 0xffff) + (sum >> 16));
     let old = fold(sum(own.remote.ip()) + sum(own.local.ip()));
@@ -216,8 +218,8 @@ fn fix(own: &LentSide, other: &LentSide) -> u32 {
 }
 
 impl Lending {
-    /// Room for so many connections, at least one for each of so many workers. `seed` decides where they stand: nobody outside
-    /// may know it.
+    /// Makes room for `flows_max` connections, at least one for each worker. `seed` is part of the hash; it
+    /// has to be secret, or clients could fill one bucket.
     ///
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
@@ -225,9 +227,9 @@ impl Lending {
         let workers = workers.clamp(1, 1024);
         let flows_max = flows_max.clamp(workers, 1 << 22);
         let share = flows_max / workers;
-        // A connection is there once at most.
+        // Each connection is in the ring at most once, so the ring cannot overflow.
         let ring = share.next_power_of_two();
-        // Two entries each, half of the places in use.
+        // Each connection has two entries; half of the places stay free.
         let buckets = (flows_max / 2).max(1).next_power_of_two();
         let asks = (QUESTIONS_MAX.min(flows_max) / workers).max(1);
         let map = |kind, name, value_bytes| {
@@ -253,7 +255,7 @@ impl Lending {
         Ok(lending)
     }
 
-    /// What the programs need.
+    /// Returns the maps that the programs need.
     pub(super) fn maps(&self) -> [&Map; 7] {
         let shared =
             [&self.buckets, &self.flows, &self.over, &self.over_heads, &self.questions].map(Shared::map);
@@ -261,8 +263,8 @@ impl Lending {
         [buckets, flows, over, over_heads, questions, &self.settings, &self.taken]
     }
 
-    /// The part of a worker, counted from 0; of the last one if there are not so many. What an earlier owner of the part has left
-    /// in its ring is gone.
+    /// Returns the part of a worker, counted from 0; the last part if the number is too large. Discards what
+    /// an earlier owner of the part has left in its ring.
     pub fn part(self: &Arc<Self>, worker: u32) -> LendingPart {
         let worker = worker.min(self.over_heads.bytes() as u32 / HEAD as u32 - 1);
         let (first, count) = (self.share * worker, self.share);
@@ -277,7 +279,7 @@ impl Lending {
         part
     }
 
-    /// The bucket of a side and what stands in the upper half of its place.
+    /// Returns the offset of a side's bucket, and the upper half of its place.
     fn home(&self, side: &LentSide) -> (usize, u64) {
         let [remote, local] = [words(side.remote.ip()), words(side.local.ip())];
         let hash = remote.iter().chain(&local).fold(self.seed, |hash, word| mix(hash, *word));
@@ -285,7 +287,7 @@ impl Lending {
         ((hash as u32 & self.mask) as usize * BUCKET, hash & !u64::from(u32::MAX))
     }
 
-    /// Where the word of a side is.
+    /// Returns the offset of a word of a side.
     const fn at(flow: u32, side: usize, word: usize) -> usize {
         flow as usize * FLOW + SIDES + side * SIDE + word
     }
@@ -335,7 +337,7 @@ impl Lending {
         }
     }
 
-    /// Puts a side where programs find it; false if there is no place.
+    /// Puts a side into its bucket, where programs find it; false if the bucket is full.
     fn place(&self, flow: u32, side: usize, own: &LentSide) -> bool {
         let (bucket, tag) = self.home(own);
         let place = tag | u64::from(flow * 2 + side as u32 + 1);
@@ -344,7 +346,7 @@ impl Lending {
         })
     }
 
-    /// Takes a side out again.
+    /// Removes a side from its bucket.
     fn displace(&self, flow: u32, side: usize) {
         let wanted = flow * 2 + side as u32 + 1;
         let word = |word| self.flows.u64(Self::at(flow, side, word)).load(Relaxed);
@@ -355,7 +357,7 @@ impl Lending {
         let bucket = (hash as u32 & self.mask) as usize * BUCKET;
         for number in 0..PLACES {
             let place = self.buckets.u64(bucket + number * 8);
-            // Only who put it there takes it out.
+            // Only user space adds and removes places, so no program competes.
             if place.load(Relaxed) as u32 == wanted {
                 place.store(0, Release);
             }
@@ -364,13 +366,13 @@ impl Lending {
 }
 
 impl LendingPart {
-    /// The lowest number that a connection of this part may have.
+    /// Returns the lowest number of a connection of this part.
     pub const fn first(&self) -> u32 {
         self.first
     }
 
-    /// Lends a connection, the client first; none if there is no room. Until user space has told by [`LendingPart::done`]
-    /// what it sent on, the kernel passes nothing on.
+    /// Offloads a connection (client, server); `None` if there is no room. In tc the kernel forwards nothing
+    /// until [`LendingPart::done`] has told what user space sent on.
     pub fn lend(&mut self, sides: &[LentSide; 2]) -> Option<Lent> {
         self.lend_as(sides, None)
     }
@@ -398,12 +400,13 @@ impl LendingPart {
         self.whole.flows.u32(flow as usize * FLOW).store(state, Release);
     }
 
-    /// What has become of both sides, the client first.
+    /// Returns the state of both sides, the client first.
     pub fn look(&self, lent: Lent) -> [Seen; 2] {
         [0, 1].map(|side| {
             let word = |word| self.whole.read(lent.0, side, word);
             let double = |word| self.whole.flows.u64(Lending::at(lent.0, side, word)).load(Acquire);
-            // Marked after its number was written, and that after everything before it.
+            // The program writes a FIN's number before its mark, and everything else before both: read the
+            // mark first.
             let (fins, sent) = (word(FINS), double(SENT));
             Seen {
                 numbers: Numbers {
@@ -423,7 +426,8 @@ impl LendingPart {
         })
     }
 
-    /// Whether a packet came that is user space's, and all after it: the connection is back.
+    /// True if a packet came that user space has to handle: the program has left the connection to user
+    /// space.
     pub fn is_returned(&self, lent: Lent) -> bool {
         let state = self.whole.flows.u32(lent.0 as usize * FLOW).load(Acquire);
         !matches!(state, LENT | ENDED | ASKED | BINDING)
@@ -434,7 +438,8 @@ impl LendingPart {
         self.whole.over.u64(at as usize * 8)
     }
 
-    /// The next connection both of whose sides have closed, as a program in XDP saw it. It may have come back before that.
+    /// Returns the next connection whose sides have both closed, as seen by a program in XDP. User space may
+    /// have taken it back before.
     pub fn over(&mut self) -> Option<Lent> {
         let place = self.place(self.taken);
         let found = place.load(Acquire) as u32;
@@ -444,8 +449,8 @@ impl LendingPart {
         Some(Lent(flow))
     }
 
-    /// User space has moved a side's numbers forward: so does the kernel, unless it is ahead. Gives the place of
-    /// `numbers.sent` on the line that [`Seen::sent`] counts on.
+    /// Moves the kernel's copy of a side's numbers forward to `numbers`; numbers that are ahead already stay.
+    /// Returns `numbers.sent` in 64 bits, counted like [`Seen::sent`].
     pub fn advance(&self, lent: Lent, side: usize, numbers: &Numbers) -> u64 {
         let sent = self.whole.flows.u64(Lending::at(lent.0, side, SENT));
         let ahead = |old: u64| {
@@ -455,36 +460,36 @@ impl LendingPart {
         for (word, to) in [(ACKNOWLEDGED, numbers.acknowledged), (EDGE, numbers.edge)] {
             let is_after = |old: u32| to.wrapping_sub(old).cast_signed() > 0;
             let number = self.whole.flows.u32(Lending::at(lent.0, side, word));
-            // An error: the kernel is ahead.
+            // It fails if the kernel is ahead, which is fine.
             let _ = number.fetch_update(AcqRel, Acquire, |old| is_after(old).then_some(to));
         }
         before.map_or_else(ahead, ahead)
     }
 
-    /// Of the segments that were left to user space so many are sent on, counted as [`Seen::given`]: once there are no
-    /// more, the next one is the kernel's.
+    /// Tells how many of the segments that were left to user space it has sent on, counted as
+    /// [`Seen::given`]. Once both are equal, the kernel forwards the next segment.
     pub fn done(&self, lent: Lent, side: usize, given: u32) {
         self.whole.flows.u32(Lending::at(lent.0, side, DONE)).store(given, Release);
     }
 
-    /// The first time stamp that the other side may be shown to echo follows at a distance.
+    /// Sets [`LentSide::stamp_first`] later, when it is known.
     pub fn stamp_first(&self, lent: Lent, side: usize, stamp: u32) {
         self.whole.set(lent.0, side, STAMP_FIRST, stamp);
     }
 
-    /// Everything of this connection comes to user space from now on. What programs are at work on at this moment they
-    /// still pass on and count.
+    /// Returns the connection to user space: all packets from now on. Packets that a program is handling at
+    /// this moment are still forwarded and counted.
     pub fn take_back(&self, lent: Lent) {
         let state = self.whole.flows.u32(lent.0 as usize * FLOW);
-        // A program that has begun to take an answer needs a microsecond more.
+        // A program that has begun to take the SYN-ACK needs a microsecond more.
         while state.fetch_update(AcqRel, Acquire, |now| (now != BINDING).then_some(RETURNED)).is_err() {
             std::hint::spin_loop();
         }
         self.displace(lent.0);
     }
 
-    /// Its number is free again, after [`LendingPart::take_back`]. To be called some milliseconds after it is back: a program may still be
-    /// at work on a packet.
+    /// Frees the connection's number, after [`LendingPart::take_back`]. Call it some milliseconds later: a
+    /// program may still be handling a packet.
     pub fn forget(&mut self, lent: Lent) {
         self.close_question(lent);
         self.state(lent.0, FREE);
@@ -497,7 +502,7 @@ impl LendingPart {
         }
     }
 
-    /// Both ends of packets from either side: who sends, and to whom.
+    /// Returns the ends of packets from each side: source and destination.
     pub fn ends(&self, lent: Lent) -> [(SocketAddr, SocketAddr); 2] {
         [0, 1].map(|side| {
             let word = |word| self.whole.flows.u64(Lending::at(lent.0, side, word)).load(Relaxed);

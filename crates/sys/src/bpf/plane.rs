@@ -1,4 +1,5 @@
-//! Whole connections of the packet engine in XDP: `bpf/plane.h` says how both sides share them.
+//! Decided connections of the packet engine, which XDP handles from the SYN on: user space's side of
+//! `bpf/plane.h`, which describes the states, the layout and who writes what.
 
 use super::memory::Shared;
 use super::{Map, MapKind, MapShape};
@@ -8,11 +9,11 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// Most connections of one plane: each has a source port of its own.
+/// At most this many decided connections: each has a source port of its own.
 pub const PLANE_CONNECTIONS_MAX: u32 = 65_535;
-/// Most clients whose decision the programs know.
+/// At most this many clients with a decision.
 const DECISIONS_MAX: u32 = 65_536;
-/// Most interfaces.
+/// At most this many interfaces.
 const DEVICES_MAX: u32 = 64;
 
 /// Bytes and offsets of the structures of `bpf/plane.h`.
@@ -53,16 +54,16 @@ const REFUSED: usize = 200;
 const FREE: u32 = 0;
 const KILLED: u32 = 5;
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaneState {
-    /// The client asks.
+    /// The client has sent its SYN.
     Syn,
-    /// The server has answered.
+    /// The server has sent its SYN-ACK.
     SynAck,
-    /// The client has acknowledged that.
+    /// The client has acknowledged the SYN-ACK.
     Open,
-    /// It is over.
+    /// It has ended.
     Closed,
     /// User space has ended it.
     Killed,
@@ -71,128 +72,129 @@ pub enum PlaneState {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaneReason {
-    /// Both sides closed, and know that the other has.
+    /// Both sides closed, and both FINs were acknowledged.
     Ok,
-    /// By a reset of the client.
+    /// The client reset it.
     ClientReset,
-    /// By a reset of the server.
+    /// The server reset it.
     ServerReset,
-    /// By a reset in answer to the SYN.
+    /// The server refused the SYN by a reset.
     Refused,
-    /// It never was one: there was no place for it.
+    /// It never was a connection: its bucket was full.
     Unused,
 }
 
-/// Whose connections to which listener a decision is about.
+/// Which connections a decision is for: those of one client to one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaneKey {
     /// The client's address.
     pub client: IpAddr,
-    /// Where it connects to.
+    /// The address and port it connects to.
     pub local: SocketAddr,
 }
 
-/// What becomes of them.
+/// The decision: where the connections go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneRoute {
-    /// By which rules; see [`Plane::renew`].
+    /// Generation of the rules that made it; see [`Plane::renew`].
     pub generation: u32,
-    /// The caller's number for it; comes back in [`PlaneFlow::number`].
+    /// The caller's number for it, as in [`PlaneFlow::number`].
     pub number: u32,
     /// The server.
     pub server: SocketAddr,
-    /// Our own address towards it.
+    /// Our source address towards it.
     pub source: IpAddr,
-    /// By which interface, as counted by [`Plane::device`].
+    /// The interface towards it, as numbered by [`Plane::device`].
     pub egress: u16,
-    /// The neighbour's link-layer address, and ours.
+    /// Link-layer address of the next hop.
     pub to: [u8; 6],
-    /// See `to`.
+    /// Our own link-layer address there.
     pub from: [u8; 6],
 }
 
 /// One side of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlaneSide {
-    /// After the last sequence number it used.
+    /// The number after the last sequence number it used.
     pub sent: u32,
     /// The highest number it acknowledged.
     pub acknowledged: u32,
-    /// Bytes of payload, each counted once.
+    /// Bytes of payload, without retransmissions.
     pub bytes: u64,
-    /// Its packets.
+    /// Number of its packets.
     pub packets: u32,
-    /// Monotonic (coarse) clock at the last of them, nanoseconds; 0: there was none.
+    /// Monotonic (coarse) clock at its last packet, nanoseconds; 0: none came.
     pub last_ns: u64,
-    /// By which interface it is reached, as counted by [`Plane::device`].
+    /// The interface towards it, as numbered by [`Plane::device`].
     pub egress: usize,
-    /// Its neighbour's link-layer address, and ours.
+    /// Link-layer address of the next hop to it.
     pub to: [u8; 6],
-    /// See `to`.
+    /// Our own link-layer address there.
     pub from: [u8; 6],
 }
 
-/// A connection.
+/// A decided connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneFlow {
-    /// How far it is.
+    /// Its state.
     pub state: PlaneState,
-    /// How it ended, once it is closed.
+    /// How it ended, once the state is `Closed`.
     pub reason: PlaneReason,
     /// [`PlaneRoute::number`].
     pub number: u32,
     /// Monotonic clock at its SYN, nanoseconds.
     pub opened_ns: u64,
-    /// At the server's answer; 0: there was none.
+    /// Monotonic clock at the server's SYN-ACK, nanoseconds; 0: none came.
     pub connected_ns: u64,
-    /// At its end.
+    /// Monotonic clock at its end, nanoseconds.
     pub closed_ns: u64,
     /// The client.
     pub client: SocketAddr,
-    /// Where it connected to.
+    /// The address and port it connected to.
     pub local: SocketAddr,
     /// The server.
     pub server: SocketAddr,
-    /// Our end towards it.
+    /// Our source address and port towards the server.
     pub source: SocketAddr,
     /// The client's side and the server's.
     pub sides: [PlaneSide; 2],
 }
 
-/// What there is to count of a connection that has ended.
+/// What the record of an ended connection needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneEnd {
-    /// How.
+    /// How it ended.
     pub reason: PlaneReason,
     /// [`PlaneRoute::number`].
     pub number: u32,
     /// Payload of the client and of the server.
     pub bytes: [u64; 2],
-    /// See [`PlaneFlow`].
+    /// As [`PlaneFlow::opened_ns`].
     pub opened_ns: u64,
-    /// See [`PlaneFlow`].
+    /// As [`PlaneFlow::connected_ns`].
     pub connected_ns: u64,
-    /// See [`PlaneFlow`].
+    /// As [`PlaneFlow::closed_ns`].
     pub closed_ns: u64,
 }
 
-/// What programs have turned away.
+/// What the programs did not forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlaneCounts {
-    /// SYNs for which there was no slot: user space got them.
+    /// SYNs that found no free slot and went to user space.
     pub full: u64,
-    /// Segments with impossible numbers: nobody got them.
+    /// Segments with impossible sequence numbers, which were dropped.
     pub refused: u64,
 }
 
-/// The part of user space in taking and giving slots.
+/// User space's positions in the rings of free and ended slots.
 #[derive(Debug, Default)]
 struct Cursor {
     free_tail: u32,
     done: u32,
 }
 
-/// See the module. One caller alone may use [`Plane::ended`], [`Plane::release`] at a time.
+/// The memory of decided connections. Only one caller at a time may use [`Plane::ended`] and
+/// [`Plane::release`].
 #[derive(Debug)]
 pub struct Plane {
     settings: Shared,
@@ -209,12 +211,12 @@ pub struct Plane {
     cursor: Mutex<Cursor>,
 }
 
-/// A connection that has come to its end in the kernel: its slot.
+/// The slot of a connection that user space may read, kill or release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Closing(u32);
 
 impl Closing {
-    /// As a number.
+    /// Returns it as a number.
     pub const fn number(self) -> u32 {
         self.0
     }
@@ -251,8 +253,8 @@ impl PlaneRoute {
 }
 
 impl Plane {
-    /// Room for so many connections, whose source ports begin with `first`. `seed` decides where they stand: nobody outside
-    /// may know it.
+    /// Makes room for `count` connections, whose source ports begin with `first`. `seed` is part of the hash;
+    /// it has to be secret, or clients could fill one bucket.
     ///
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
@@ -260,7 +262,7 @@ impl Plane {
         Self::with_buckets(first, count, count / 2, seed)
     }
 
-    /// The same with about so many buckets of eight places.
+    /// Does the same with about this many buckets of eight places.
     ///
     /// # Errors
     /// As [`Plane::new`].
@@ -295,7 +297,7 @@ impl Plane {
         Ok(plane)
     }
 
-    /// What the program needs.
+    /// Returns the maps that the program needs.
     pub(super) fn maps(&self) -> [&Map; 8] {
         let shared = [&self.settings, &self.flows, &self.places, &self.free, &self.done].map(Shared::map);
         let [settings, flows, places, free, done] = shared;
@@ -306,7 +308,7 @@ impl Plane {
         self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The interface with this index, in this thread's network namespace, is number `number` here.
+    /// Gives number `number` to the interface with this index in this thread's network namespace.
     ///
     /// # Errors
     /// E2BIG if there are too many.
@@ -315,7 +317,7 @@ impl Plane {
         self.ingresses.put(&index.to_ne_bytes(), &number.to_ne_bytes())
     }
 
-    /// From now on connections of this client need no user space.
+    /// Decides: XDP handles connections of this client to this listener from now on, from the SYN on.
     ///
     /// # Errors
     /// E2BIG if there are too many.
@@ -323,37 +325,37 @@ impl Plane {
         self.decisions.put(&key.to_bytes(), &route.to_bytes())
     }
 
-    /// New connections of this client are user space's again.
+    /// Removes the decision: new connections of this client go to user space again.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// What bpf(2) reports.
     pub fn forget(&self, key: &PlaneKey) -> io::Result<()> {
         self.decisions.remove(&key.to_bytes()).map(drop)
     }
 
-    /// All decisions of another generation hold no longer.
+    /// Makes all decisions of other generations invalid.
     pub fn renew(&self, generation: u32) {
         self.settings.u32(GENERATION).store(generation, Release);
     }
 
-    /// Its ports.
+    /// Returns the source ports of its connections.
     pub fn ports(&self) -> std::ops::RangeInclusive<u16> {
         let last = u32::from(self.first) + self.count - 1;
         self.first..=u16::try_from(last).unwrap_or(u16::MAX)
     }
 
-    /// Slots.
+    /// Returns the number of slots.
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Slots that programs may take at once.
+    /// Returns the number of free slots that programs can take.
     pub fn free(&self) -> u32 {
         let tail = self.cursor().free_tail;
         tail.wrapping_sub(self.settings.u32(FREE_HEAD).load(Acquire))
     }
 
-    /// What was turned away.
+    /// Returns what the programs did not forward.
     pub fn counts(&self) -> PlaneCounts {
         let read = |at| self.settings.u64(at).load(Relaxed);
         PlaneCounts { full: read(FULL), refused: read(REFUSED) }
@@ -366,7 +368,7 @@ impl Plane {
         self.settings.u32(FREE_TAIL).store(cursor.free_tail, Release);
     }
 
-    /// The next connection that has ended; it stands there until it is released.
+    /// Returns the next connection that has ended. Its slot stays as it is until it is released.
     pub fn ended(&self) -> Option<Closing> {
         let mut cursor = self.cursor();
         let at = (cursor.done & (self.ring - 1)) as usize * 8;
@@ -383,12 +385,12 @@ impl Plane {
         self.flows.u64(slot as usize * FLOW + at).load(Acquire)
     }
 
-    /// The slot of connection number so-and-so, if one stands there that is not over.
+    /// Returns a slot if a connection stands there that has not ended.
     pub fn standing(&self, slot: u32) -> Option<Closing> {
         (slot < self.count && matches!(self.word(slot, 0), 1..=3)).then_some(Closing(slot))
     }
 
-    /// How a slot's connection ended.
+    /// Returns how the connection in a slot ended.
     pub fn end(&self, slot: Closing) -> PlaneEnd {
         let slot = slot.0;
         PlaneEnd {
@@ -418,7 +420,7 @@ impl Plane {
             return 0;
         }
         let fin = u64::from(self.word(slot, at + FINS) & 1);
-        // SYN and FIN each count one.
+        // SYN and FIN each take one sequence number.
         (sent - (1 << 32)).saturating_sub(u64::from(self.word(slot, at + FIRST)) + 1 + fin)
     }
 
@@ -454,7 +456,7 @@ impl Plane {
         }
     }
 
-    /// Everything about a connection.
+    /// Returns everything about a connection.
     pub fn look(&self, slot: Closing) -> PlaneFlow {
         let slot = slot.0;
         PlaneFlow {
@@ -478,27 +480,27 @@ impl Plane {
         }
     }
 
-    /// Monotonic clock at the last packet of either side, nanoseconds.
+    /// Returns the monotonic clock at the last packet of either side, nanoseconds.
     pub fn last_ns(&self, slot: Closing) -> u64 {
         self.double(slot.0, SIDES + LAST).max(self.double(slot.0, SIDES + SIDE + LAST))
     }
 
-    /// User space ends a connection; false if it is over already. It is to be released after some milliseconds: a program
-    /// may still be at work on a packet.
+    /// Ends a connection from user space; false if it has ended already. Release it some milliseconds later:
+    /// a program may still be handling a packet.
     pub fn kill(&self, slot: Closing) -> bool {
         let state = self.flows.u32(slot.0 as usize * FLOW);
         let end = |now| matches!(now, 1..=3).then_some(KILLED);
         state.fetch_update(AcqRel, Acquire, end).is_ok()
     }
 
-    /// Its slot and its port are free again.
+    /// Frees a slot and its source port.
     pub fn release(&self, slot: Closing) {
         let bucket = self.word(slot.0, PLACE) as usize * BUCKET;
         for number in 0..PLACES {
             let place = self.places.u64(bucket + number * 8);
             let found = place.load(Relaxed);
             if found as u32 == slot.0 + 1 {
-                // An error: a program has put another one there.
+                // It fails if a program has reused the place meanwhile, which is fine.
                 let _ = place.compare_exchange(found, 0, Release, Relaxed);
             }
         }

@@ -1,4 +1,4 @@
-//! Programs: loading, trying out, attaching.
+//! BPF programs: loads them, runs them on test packets, attaches them to interfaces.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,32 +7,33 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use super::object::INSTRUCTION;
 use super::syscall::{Argument, Command};
 
-/// What the kernel's verifier may write about a program that it refuses, bytes.
+/// Room for the verifier's log about a program that it rejects, bytes.
 const LOG_BYTES: usize = 1 << 20;
 
-/// The last of the verifier's words that an error repeats.
+/// Lines of the verifier's log that an error quotes, from its end.
 const LOG_LINES: usize = 12;
 
-/// What a program is (`enum bpf_prog_type`).
+/// The kind of a program (`enum bpf_prog_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ProgramKind {
-    /// Decides for a socket whether, or which of several, gets a packet.
+    /// Filters packets for a socket, or chooses one of several sockets.
     SocketFilter = 1,
-    /// Runs on packets between driver and stack, with all the stack knows of them.
+    /// Runs on packets between the driver and the network stack, with the kernel's metadata (`__sk_buff`).
     Tc = 3,
     /// Runs on frames in the driver.
     Xdp = 6,
 }
 
-/// Where a program is attached to an interface. The kernel takes it off when its descriptor is closed, however that comes.
+/// Where a program is attached to an interface. The kernel detaches it when its descriptor is closed, however
+/// the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// tcx ingress (Linux 6.6).
     TcxIngress,
     /// XDP in the driver.
     XdpNative,
-    /// XDP behind the driver: works on every interface, and is slow.
+    /// XDP behind the driver: works on every interface, but is slow.
     XdpGeneric,
 }
 
@@ -46,39 +47,40 @@ pub struct LoadError {
 }
 
 impl LoadError {
-    /// The system's own error: EPERM lacks the right, EINVAL or EACCES come from the verifier.
+    /// Returns the system's error: EPERM means that a capability is missing, EINVAL and EACCES come from the
+    /// verifier.
     pub const fn io(&self) -> &io::Error {
         &self.source
     }
 }
 
-/// A loaded program. It lives as long as somebody holds it: we, or an interface that it is attached to.
+/// A loaded program. It lives as long as this process or an interface it is attached to holds it.
 #[derive(Debug)]
 pub struct Program {
     fd: OwnedFd,
     kind: ProgramKind,
 }
 
-/// A program at work on an interface, until this is dropped.
+/// A program attached to an interface, until this is dropped.
 #[derive(Debug)]
 pub struct Link {
     _fd: OwnedFd,
 }
 
-/// What a program did with a packet that it was tried on.
+/// What a program did with a test packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// What it returned: `TC_ACT_*` or `XDP_*`.
+    /// Its return value: `TC_ACT_*` or `XDP_*`.
     pub verdict: u32,
     /// The packet afterwards.
     pub packet: Vec<u8>,
 }
 
 impl Program {
-    /// Loads instructions, of a licence that the kernel knows.
+    /// Loads instructions, under a licence that the kernel knows.
     ///
     /// # Errors
-    /// EPERM without CAP_BPF and CAP_NET_ADMIN; what the verifier has against it.
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; the verifier's reason to reject it.
     pub fn load(name: &str, kind: ProgramKind, code: &[u8], license: &str) -> Result<Self, LoadError> {
         let fail = |source, log| LoadError { name: name.to_owned(), source, log };
         let license = std::ffi::CString::new(license).map_err(|error| fail(error.into(), String::new()))?;
@@ -95,7 +97,7 @@ impl Program {
         if let Ok(fd) = unsafe { argument().open(Command::ProgramLoad) } {
             return Ok(Self { fd, kind });
         }
-        // Once more, for the reasons.
+        // Loading again with a log yields the reason.
         let mut log = vec![0; LOG_BYTES];
         let mut argument = argument().u32(24, 1).u32(28, 1 << 20).output(32, &mut log);
         // SAFETY: as above, and the log is as long as said.
@@ -103,12 +105,12 @@ impl Program {
         again.map(|fd| Self { fd, kind }).map_err(|source| fail(source, last_words(&log)))
     }
 
-    /// Runs it on one packet (a whole frame), as if it had come in by the interface with this index.
+    /// Runs it on one packet (a whole frame) as if it had come in by the interface with this index.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// What bpf(2) reports.
     pub fn try_on(&self, packet: &[u8], ingress: u32) -> io::Result<Trial> {
-        // Programs may make it longer, up to a page.
+        // A program may lengthen the packet, up to a page.
         let mut after = vec![0; packet.len() + 4096];
         // struct __sk_buff has ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
         let mut context = vec![0; if self.kind == ProgramKind::Xdp { 24 } else { 192 }];

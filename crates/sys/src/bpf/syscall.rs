@@ -1,4 +1,5 @@
-//! bpf(2). The argument is a union of structures; only their offsets are written here (linux/bpf.h, `union bpf_attr`).
+//! The system call bpf(2). Its argument is a union of structures, of which only the offsets are written here
+//! (linux/bpf.h, `union bpf_attr`).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -20,10 +21,10 @@ pub(super) enum Command {
     LinkCreate = 28,
 }
 
-/// Bytes of an argument: more than any field used here is at, and what kernels do not know of is zero.
+/// Bytes of an argument: enough for every field used here. The rest is zero, which older kernels require.
 const SIZE: usize = 128;
 
-/// An argument of bpf(2), with the buffers that it points to borrowed for as long as it lives.
+/// An argument of bpf(2). It borrows the buffers that it points to.
 #[repr(C, align(8))]
 pub(super) struct Argument<'a> {
     bytes: [u8; SIZE],
@@ -40,38 +41,38 @@ impl<'a> Argument<'a> {
         self
     }
 
-    /// A number at this offset.
+    /// Sets the number at this offset.
     pub(super) fn u32(self, at: usize, value: u32) -> Self {
         self.put(at, &value.to_ne_bytes())
     }
 
-    /// A number at this offset.
+    /// Sets the number at this offset.
     pub(super) fn u64(self, at: usize, value: u64) -> Self {
         self.put(at, &value.to_ne_bytes())
     }
 
-    /// A descriptor at this offset.
+    /// Sets the descriptor at this offset.
     pub(super) fn fd(self, at: usize, fd: impl std::os::fd::AsRawFd) -> Self {
         self.put(at, &fd.as_raw_fd().to_ne_bytes())
     }
 
-    /// A name of at most 15 bytes at this offset.
+    /// Sets the name at this offset, cut to 15 bytes.
     pub(super) fn name(self, at: usize, name: &str) -> Self {
         let length = name.len().min(15);
         self.put(at, &name.as_bytes()[..length])
     }
 
-    /// The address of bytes that the kernel reads.
+    /// Sets the address of bytes that the kernel reads.
     pub(super) fn input(self, at: usize, bytes: &'a [u8]) -> Self {
         self.u64(at, bytes.as_ptr() as u64)
     }
 
-    /// The address of bytes that the kernel writes.
+    /// Sets the address of bytes that the kernel writes.
     pub(super) fn output(self, at: usize, bytes: &'a mut [u8]) -> Self {
         self.u64(at, bytes.as_mut_ptr() as u64)
     }
 
-    /// The number at this offset, after the call.
+    /// Returns the number at this offset, after the call.
     pub(super) fn read_u32(&self, at: usize) -> u32 {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&self.bytes[at..at + 4]);
@@ -81,7 +82,7 @@ impl<'a> Argument<'a> {
     /// Calls bpf(2).
     ///
     /// # Safety
-    /// Every address in the argument is that of a buffer as long as the kernel takes it to be for this command.
+    /// Every address in the argument points to a buffer as long as the kernel expects for this command.
     unsafe fn call(&mut self, command: Command) -> io::Result<i32> {
         // SAFETY: the argument is initialised and SIZE bytes long; its buffers are the caller's promise.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command as i32, self.bytes.as_mut_ptr(), SIZE) };
@@ -91,7 +92,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// Calls a command whose result says nothing but success.
+    /// Calls a command that returns nothing but success.
     ///
     /// # Safety
     /// As [`Argument::call`].
@@ -100,7 +101,7 @@ impl<'a> Argument<'a> {
         unsafe { self.call(command) }.map(drop)
     }
 
-    /// Calls a command that makes a descriptor.
+    /// Calls a command that returns a new descriptor.
     ///
     /// # Safety
     /// As [`Argument::call`], and the command is one whose result is a new descriptor.

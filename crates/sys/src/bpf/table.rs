@@ -1,4 +1,4 @@
-//! The flow table with the program that looks packets up in it, at work on a set of interfaces.
+//! The shunt's flow table, and the program that looks packets up in it, attached to a set of interfaces.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,20 +7,20 @@ use super::flow::{FLOW, FlowEntry, FlowKey, FlowState, KEY4, KEY6, SETTINGS, Set
 use super::load::{self, BpfError};
 use super::{Hook, Link, Map, MapKind, Program, ProgramKind, SHUNT};
 
-/// Most interfaces of one fast path; the mark of the slow path has four bits for their number.
+/// At most this many interfaces of one fast path: the mark of the slow path has four bits for their number.
 pub const PORTS_MAX: u32 = 16;
 
-/// How packets get from one interface to the other.
+/// How packets get from one interface to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// Frames go out as they came in.
+    /// Frames go out unchanged.
     Bridged,
-    /// One hop of IP: addresses of the link and TTL are rewritten; the next hop is looked up in the kernel's tables, anew
-    /// every 10 ms.
+    /// Packets are routed: link addresses and TTL are rewritten. The next hop is looked up in the kernel's
+    /// tables, again every 10 ms.
     Routed,
 }
 
-/// An interface whose packets are looked up.
+/// An interface that the fast path is attached to.
 #[derive(Debug)]
 pub struct Port {
     /// Its index.
@@ -28,7 +28,7 @@ pub struct Port {
     _link: Link,
 }
 
-/// A fast path. When it is dropped, or its process ends in any way, every packet takes the slow path again.
+/// A fast path. When it is dropped or its process ends, every packet takes the slow path again.
 #[derive(Debug)]
 pub struct FastPath {
     flows4: Map,
@@ -39,7 +39,7 @@ pub struct FastPath {
     ports: Vec<Port>,
 }
 
-/// The monotonic clock that the program reads, nanoseconds.
+/// Returns the monotonic clock, which the program reads too, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is ours to write; this clock always exists.
@@ -48,11 +48,12 @@ pub fn monotonic_ns() -> u64 {
 }
 
 impl FastPath {
-    /// Loads the program for tc or XDP with an empty table of at most `entries_max` entries of each IP version; a flow has
-    /// two. Nothing is attached, and without [`FastPath::set`] nothing takes the fast path.
+    /// Loads the program for tc or XDP with an empty table of at most `entries_max` entries for each IP
+    /// version; a flow has two. It is attached to no interface yet, and no packet takes the fast path before
+    /// [`FastPath::set`].
     ///
     /// # Errors
-    /// Without CAP_BPF and CAP_NET_ADMIN, or if the kernel is too old (Linux 5.12).
+    /// Fails without CAP_BPF and CAP_NET_ADMIN, or if the kernel is older than Linux 5.12.
     pub fn new(kind: ProgramKind, forwarding: Forwarding, entries_max: u32) -> Result<Self, BpfError> {
         let flows4 = load::map("flows4", MapKind::Hash, KEY4, FLOW, entries_max)?;
         let flows6 = load::map("flows6", MapKind::Hash, KEY6, FLOW, entries_max)?;
@@ -68,14 +69,14 @@ impl FastPath {
         Ok(Self { flows4, flows6, settings, devices, program, ports: Vec::new() })
     }
 
-    /// Looks packets up that come in by the interface with this index, in this thread's network namespace.
+    /// Attaches the program to the interface with this index, in this thread's network namespace.
     ///
     /// # Errors
-    /// If the hook is taken or not there.
+    /// Fails if the hook is in use or does not exist.
     pub fn attach(&mut self, index: u32, hook: Hook) -> Result<(), BpfError> {
         let attach = |source| BpfError::Attach { index, hook, source };
         let device = index.to_ne_bytes();
-        // Needed to send frames there by XDP; the namespace is that of this thread.
+        // XDP sends frames to devices in this map; the index belongs to this thread's namespace.
         if hook != Hook::TcxIngress {
             self.devices.put(&device, &device).map_err(attach)?;
         }
@@ -84,20 +85,21 @@ impl FastPath {
         Ok(())
     }
 
-    /// The interfaces at work.
+    /// Returns the interfaces that it is attached to.
     pub fn ports(&self) -> &[Port] {
         &self.ports
     }
 
-    /// The program, for trials.
+    /// Returns the program, for trials.
     pub const fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Sets the generation of the rules in force and until when the program may take our word for anything.
+    /// Sets the generation of the rules in force, and the time until which the program may use the table
+    /// without hearing from us again.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// What bpf(2) reports.
     pub fn set(&self, generation: u32, alive_until_ns: u64) -> io::Result<()> {
         self.settings.put(&0u32.to_ne_bytes(), &Settings { generation, alive_until_ns }.to_bytes())
     }
@@ -118,28 +120,28 @@ impl FastPath {
         map.insert(&bytes, &entry.to_bytes(monotonic_ns()))
     }
 
-    /// Removes an entry and gives its last state.
+    /// Removes an entry and returns its last state.
     ///
     /// # Errors
-    /// What bpf(2) says other than that there is none.
+    /// What bpf(2) reports, except that the entry does not exist.
     pub fn take(&self, key: &FlowKey) -> io::Result<Option<FlowState>> {
         let (map, bytes) = self.map(key)?;
         Ok(map.take(&bytes)?.and_then(|value| FlowState::from_bytes(&value)))
     }
 
-    /// An entry's state now.
+    /// Returns the current state of an entry.
     ///
     /// # Errors
-    /// What bpf(2) says other than that there is none.
+    /// What bpf(2) reports, except that the entry does not exist.
     pub fn state(&self, key: &FlowKey) -> io::Result<Option<FlowState>> {
         let (map, bytes) = self.map(key)?;
         Ok(map.look_up(&bytes)?.and_then(|value| FlowState::from_bytes(&value)))
     }
 
-    /// Shows every entry, in no order.
+    /// Calls `look` with every entry, in no order.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// What bpf(2) reports.
     pub fn for_each(&self, mut look: impl FnMut(FlowKey, FlowState)) -> io::Result<()> {
         for map in [&self.flows4, &self.flows6] {
             map.for_each(|key, value| {

@@ -1,12 +1,13 @@
-//! The rings of an AF_XDP socket: one side writes entries and moves the producer's index, the other reads them and moves the
-//! consumer's. Indices are only ever increased, by their one owner; each is published after what it stands for.
+//! The rings of an AF_XDP socket. One side writes entries and moves the producer index, the other reads them
+//! and moves the consumer index. Each index only grows, is written by one owner, and is published after the
+//! entries it covers.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A ring that is mapped.
+/// A mapped ring.
 #[derive(Debug)]
 struct Ring<T> {
     mapping: NonNull<u8>,
@@ -54,7 +55,7 @@ impl<T> Ring<T> {
         unsafe { part.as_ref() }
     }
 
-    /// The place of an entry.
+    /// Returns the place of an entry.
     fn place(&self, index: u32) -> NonNull<T> {
         // SAFETY: the index is brought into the ring, which has `size` entries, a power of two.
         unsafe { self.entries.add((index & (self.size - 1)) as usize) }
@@ -85,7 +86,7 @@ impl<T> Producer<T> {
         Ok(Self { ring: Ring::map(fd, offsets, page, size)?, next: 0 })
     }
 
-    /// Writes entries until there is no room; how many.
+    /// Writes entries until the ring is full. Returns how many.
     pub(super) fn push(&mut self, entries: impl Iterator<Item = T>) -> usize {
         let taken = Ring::<T>::index(self.ring.consumer).load(Ordering::Acquire);
         let room = self.ring.size - self.next.wrapping_sub(taken);
@@ -100,13 +101,13 @@ impl<T> Producer<T> {
         count
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Returns the number of entries that the kernel has not taken yet.
     pub(super) fn waiting(&self) -> u32 {
         let taken = Ring::<T>::index(self.ring.consumer).load(Ordering::Acquire);
         self.next.wrapping_sub(taken).min(self.ring.size)
     }
 
-    /// Whether the kernel sleeps until it is told that there is something.
+    /// True if the kernel sleeps until it is woken.
     pub(super) fn wants_wakeup(&self) -> bool {
         Ring::<T>::index(self.ring.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
@@ -129,7 +130,7 @@ impl<T: Copy> Consumer<T> {
         Ok(Self { ring: Ring::map(fd, offsets, page, size)?, next: 0 })
     }
 
-    /// Reads entries until there are none; how many.
+    /// Reads entries until the ring or `entries` is exhausted. Returns how many.
     pub(super) fn pop(&mut self, entries: &mut [T]) -> usize {
         let made = Ring::<T>::index(self.ring.producer).load(Ordering::Acquire);
         let waiting = made.wrapping_sub(self.next).min(self.ring.size) as usize;

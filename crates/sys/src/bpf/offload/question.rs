@@ -1,9 +1,10 @@
-//! Servers that are asked, whose answers programs in XDP take: `struct question` of `bpf/offload.h`.
+//! Server handshakes that a program in XDP finishes: user space sends the SYN, the program takes the SYN-ACK
+//! and sends the client's first bytes (`struct question` of `bpf/offload.h`).
 
 use super::{BINDING, FLOW, Lending, LendingPart, Lent, LentSide, MSS, STAMP_ADD, STAMP_FIRST};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Of `struct flow`: its question, and what was answered.
+/// Offsets in `struct flow`: its question, and what the SYN-ACK said.
 pub(super) const QUESTION_OF: usize = 4;
 pub(super) const ANSWERED: usize = 8;
 pub(super) const NUMBER: usize = 16;
@@ -17,54 +18,55 @@ pub(super) const SHOWN: usize = 16;
 pub(super) const CLIENT_STAMP: usize = 20;
 pub(super) const LENGTH: usize = 24;
 pub(super) const NEEDS: usize = 28;
-/// Of `stamps`, `sack`.
+/// Offset of `stamps` and `sack`.
 #[cfg(test)]
 pub(super) const OPTIONS: usize = 30;
 pub(super) const SCALE: usize = 32;
 pub(super) const FRAME: usize = 36;
 /// Bytes of an Ethernet header.
 pub(super) const LINK_HEADER: usize = 14;
-/// Most questions that are open at once, of all workers: eight megabytes.
+/// At most this many questions at once, of all workers: 8 MiB.
 pub(super) const QUESTIONS_MAX: u32 = 8192;
 
-/// A server that is about to be sent a SYN: what its answer has to be, and what is sent to it then.
+/// The handshake of a server that is about to get a SYN: what its SYN-ACK has to be, and what is sent to it
+/// then.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// By how much the worker's time is behind the monotonic clock, nanoseconds.
+    /// Monotonic clock minus the worker's time, nanoseconds.
     pub behind_ns: u64,
-    /// Time stamps are milliseconds of the worker's time and this, modulo 2^32.
+    /// Time stamps are the worker's time in milliseconds plus this, modulo 2^32.
     pub clock: u32,
-    /// The number that it has to acknowledge.
+    /// The number that the SYN-ACK has to acknowledge.
     pub acknowledges: u32,
-    /// What is added to the server's numbers is this less that of its SYN.
+    /// The server's initial sequence number as the client sees it.
     pub shown: u32,
-    /// It has to agree to time stamps, or must not; to SACK; to windows that are scaled.
+    /// Whether the SYN-ACK has to have time stamps; if false, it must not.
     pub timestamps: bool,
-    /// See `timestamps`.
+    /// The same for SACK.
     pub sack: bool,
-    /// See `timestamps`.
+    /// The same for window scaling.
     pub window_scale: bool,
-    /// The least that its MSS and its window may be, bytes.
+    /// Its MSS and its window have to be at least this, bytes.
     pub needs: u16,
-    /// The IP packet for the server. Zero in it, and in its checksum, are the acknowledgement and, if there is an option of time
-    /// stamps, which then is the only one, both stamps.
+    /// The IP packet that is sent to the server then. What depends on the SYN-ACK is zero in it and in its
+    /// checksum: the acknowledgement and, if there are time stamps (then the only option), both stamps.
     pub packet: &'a [u8],
 }
 
-/// The answer, as a program understood it.
+/// What the SYN-ACK said, as the program read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
-    /// The number of its SYN.
+    /// Its sequence number.
     pub number: u32,
-    /// Largest payload that the server takes, or that was said of it before, if that is less; bytes.
+    /// Largest payload that the server accepts: the lesser of its MSS and what was set before, bytes.
     pub mss: u16,
-    /// Shift of the server's windows.
+    /// Window scale of the server's windows.
     pub shift: u8,
-    /// Its first time stamp.
+    /// Its time stamp.
     pub stamp: u32,
-    /// Our clock then: see [`Question::clock`].
+    /// Our time stamp clock at that moment; see [`Question::clock`].
     pub clock: u32,
-    /// Monotonic clock, nanoseconds.
+    /// Monotonic clock at that moment, nanoseconds.
     pub at_ns: u64,
 }
 
@@ -87,7 +89,7 @@ impl Lending {
         ] {
             self.questions.u32(at(word)).store(value, Relaxed);
         }
-        // Two bytes of the packet complete the words of the header.
+        // The Ethernet header has 14 bytes: two bytes of the packet complete its last word.
         let (first, rest) = packet.split_at(packet.len().min(2));
         let mut header = [0; LINK_HEADER + 2];
         header[..6].copy_from_slice(&server.to);
@@ -105,10 +107,11 @@ impl Lending {
 }
 
 impl LendingPart {
-    /// Lends a connection whose server is about to be sent a SYN, to a program in XDP: it takes the answer, if it is as in the
-    /// question. None if there is no room.
+    /// Leaves the handshake of a server that is about to get a SYN to a program in XDP: it takes the SYN-ACK
+    /// if that is as in the question, and the connection is offloaded from then on. `None` if there is no
+    /// room.
     pub fn ask(&mut self, sides: &[LentSide; 2], question: &Question<'_>) -> Option<Lent> {
-        // What is left of the last word needs one more.
+        // The packet's last bytes may take one word more.
         if question.packet.len() > QUESTION - FRAME - LINK_HEADER - 4 {
             return None;
         }
@@ -120,8 +123,8 @@ impl LendingPart {
         self.lend_as(sides, Some(number))
     }
 
-    /// What its server has answered, if a program has taken it and sent the first bytes. To be read before anything else is
-    /// told of the connection.
+    /// Returns what the SYN-ACK said, if a program has taken it and sent the first bytes. Read this before
+    /// anything else of the connection.
     pub fn answered(&mut self, lent: Lent) -> Option<Answered> {
         let at = lent.0 as usize * FLOW;
         let flows = &self.whole.flows;
@@ -141,7 +144,8 @@ impl LendingPart {
         Some(Answered { number, mss: u16::from_ne_bytes([low, high]), shift, stamp, clock, at_ns })
     }
 
-    /// Its question, if it has one, is open no more: it was answered, or the connection was taken back.
+    /// Frees the connection's question, if it has one: the program has read it, or the connection was taken
+    /// back.
     pub(super) fn close_question(&mut self, lent: Lent) {
         let question = self.whole.flows.u32(lent.0 as usize * FLOW + QUESTION_OF).swap(0, Relaxed);
         self.free_questions.extend(question.checked_sub(1));
