@@ -308,7 +308,9 @@ fn normalise(text: &[u8], out: &mut Vec<u8>) {
             Some(byte) => {
                 rest = after.get(2..).unwrap_or_default();
                 let makes_an_escape = byte.is_ascii_hexdigit() && out.len() < guarded;
-                if !makes_an_escape && (byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')) {
+                if !makes_an_escape
+                    && (byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~'))
+                {
                     out.push(byte);
                 } else {
                     out.push(b'%');
