@@ -6,6 +6,7 @@
 #
 #   isolate "$@"          re-runs the script in namespaces of its own (as root, or as an ordinary user where the
 #                         kernel lets one make user namespaces)
+#   need_root REASON      ends the script for an ordinary user, with the reason
 #   host NAME             a host
 #   wire A ADDR4 ADDR6 B ADDR4 ADDR6    joins two hosts; addresses with prefix lengths
 #   on HOST CMD...        runs a command there
@@ -39,6 +40,11 @@ need() {
     for command in "$@"; do
         command -v "$command" >/dev/null || fail "'$command' is not installed: run 'make deps-run' first"
     done
+}
+
+# Before `isolate`: inside, everybody is root of a user namespace at least.
+need_root() {
+    [ "$(id -u)" = 0 ] || fail "this example needs root: $1. Run it with sudo"
 }
 
 isolate() {
@@ -159,7 +165,7 @@ NGINX
 records() {
     if command -v jq >/dev/null; then
         jq -r '(.host // "") as $host | (.orig_dst | startswith($host)) as $same |
-            "    \(.client) -> \(if $same then "" else $host + " at " end)\(.orig_dst), by \(.carrier)\n" +
+            "    \(.client) -> \(if $same then "" else $host + " at " end)\(.orig_dst), by \(.carrier // "no carrier")\n" +
             "      rule \(.rule // "(default)"), caught by \(.intercept), \(.bytes_up) bytes up, " +
             "\(.bytes_down) bytes down, \(.duration_seconds) s, ended: \(.reason)"' "$1"
     else
