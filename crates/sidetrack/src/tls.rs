@@ -88,6 +88,11 @@ impl Mutual {
         self.client.clone()
     }
 
+    /// Whether an authority signs the peers' certificates, and with them the names in them.
+    pub const fn has_authority(&self) -> bool {
+        matches!(self.trust, Trust::Authority(_))
+    }
+
     /// For the end that accepts them.
     pub fn server(&self) -> Arc<ServerConfig> {
         self.server.clone()
@@ -138,6 +143,15 @@ pub fn peer_name(certificate: &CertificateDer<'_>) -> String {
             name.unwrap_or_else(|| Pin::of_key(&parsed.subject_public_key_info()).to_string())
         }
         // rustls has parsed it before, so this is for a future rustls that takes other forms.
+        Err(_) => "?".to_owned(),
+    }
+}
+
+/// The pin of a peer's key.
+pub fn peer_pin(certificate: &CertificateDer<'_>) -> String {
+    match webpki::EndEntityCert::try_from(certificate) {
+        Ok(parsed) => Pin::of_key(&parsed.subject_public_key_info()).to_string(),
+        // As in `peer_name`.
         Err(_) => "?".to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 use super::orchestrate::To;
 use crate::control::api::{Configured, Consent, ConsentChange};
 use crate::control::domain::Held;
-use crate::control::{self, openapi};
+use crate::control::{self, name, openapi};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use std::path::PathBuf;
@@ -66,7 +66,8 @@ pub fn run(args: &DomainArgs) -> anyhow::Result<ExitCode> {
             Command::Serve { config } => control::domain(config).await?,
             Command::Consent { data, consent, to } => {
                 let link = to.link("the domain's agent")?;
-                let (path, change) = (format!("/v1/consent/{data}"), ConsentChange { consent: *consent });
+                let segment = name::segment(data).map_err(anyhow::Error::msg)?;
+                let (path, change) = (format!("/v1/consent/{segment}"), ConsentChange { consent: *consent });
                 let Configured { revoked } = link.ask(Method::PUT, &path, &change, PATIENCE).await?;
                 println!("{data}: {revoked} running flows ended");
             }

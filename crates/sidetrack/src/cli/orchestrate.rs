@@ -2,7 +2,7 @@
 
 use crate::control::api::{Agreed, Application, ApplicationStatus, Phase, Progress};
 use crate::control::link::{ALPN, Link, LinkError};
-use crate::control::{self, openapi};
+use crate::control::{self, name, openapi};
 use crate::tls::{Mutual, Pin, Trust};
 use anyhow::Context;
 use axum::body::Body;
@@ -45,7 +45,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the applications
+    /// Lists your applications; operators see all
     Ls {
         #[command(flatten)]
         to: To,
@@ -116,6 +116,7 @@ pub fn run(args: &OrchestrateArgs) -> anyhow::Result<ExitCode> {
             Command::Submit { file, to, json } => return submit(file, to, *json).await,
             Command::Ls { to, json } => ls(to, *json).await?,
             Command::End { name, to } => {
+                name::check(name).map_err(anyhow::Error::msg)?;
                 let path = format!("/v1/applications/{name}");
                 orchestrator(to)?.ask::<()>(Method::DELETE, &path, &(), PATIENCE).await?;
                 println!("{name}: ended");
@@ -190,8 +191,9 @@ async fn ls(to: &To, json: bool) -> anyhow::Result<()> {
             Phase::Ready => "ready",
             Phase::Ending => "ending",
         };
+        let owner = status.owner.as_deref().map(|owner| format!(", of {owner}")).unwrap_or_default();
         println!(
-            "{} ({}): {phase}, {}",
+            "{} ({}): {phase}, {}{owner}",
             status.application.name,
             status.application.purpose,
             status.domains.join(", ")

@@ -1,18 +1,16 @@
 //! What orchestrators, domains and applications say to each other: JSON over HTTP/2, as `openapi.json` describes.
 
+use super::name;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::agreement::Access;
 use std::fmt;
 
-/// Longest name of an application, bytes.
-pub const NAME_MAX: usize = 48;
-
 /// What an application needs: data of others, at its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Application {
-    /// Its name, 1 to 48 letters, digits and `- _ .`; unique at an orchestrator.
+    /// Its name, 1 to 48 letters, digits and `- _ .`, but not `.` or `..`; unique at an orchestrator.
     pub name: String,
     /// What the data is wanted for: a purpose of the agreement.
     pub purpose: String,
@@ -148,6 +146,10 @@ pub enum Phase {
 pub struct ApplicationStatus {
     /// What it asked for.
     pub application: Application,
+    /// The member that submitted it: the name in its certificate, or its pin where peers are trusted by pins. Null: it was
+    /// submitted before owners were stored, and belongs to the operators.
+    #[serde(default)]
+    pub owner: Option<String>,
     /// How it stands.
     pub phase: Phase,
     /// The domains it touches.
@@ -268,10 +270,7 @@ impl Application {
     /// # Errors
     /// In words.
     pub fn check(&self) -> Result<(), String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if self.name.is_empty() || self.name.len() > NAME_MAX || !self.name.chars().all(fits) {
-            return Err(format!("'{}' is no name: use 1 to {NAME_MAX} letters, digits and - _ .", self.name));
-        }
+        name::check(&self.name)?;
         if self.flows.is_empty() {
             return Err("the application asks for no data: list `flows` of a client and data".to_owned());
         }

@@ -34,9 +34,14 @@ const CONNECTIONS_MAX: usize = 256;
 /// Requests that one connection may have open.
 const STREAMS_MAX: u32 = 64;
 
-/// Who is at the other end of a connection: the name in its certificate, else its pin.
+/// The other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer(pub String);
+pub struct Peer {
+    /// The name in its certificate, else its pin. Where peers are trusted by pins, a peer chooses this name itself.
+    pub name: String,
+    /// What no other peer can show: the name if an authority signed it, otherwise the pin of its key.
+    pub identity: String,
+}
 
 /// Why a request was not done.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -84,7 +89,7 @@ pub async fn serve(
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let acceptor = TlsAcceptor::from(mutual.server());
+    let (acceptor, signed) = (TlsAcceptor::from(mutual.server()), mutual.has_authority());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(place) = room.clone().acquire_owned().await else { return Ok(()) };
@@ -104,14 +109,14 @@ pub async fn serve(
         tokio::spawn(async move {
             let _place = place;
             tokio::select! {
-                () = connection(stream, acceptor, router) => {}
+                () = connection(stream, acceptor, signed, router) => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
         });
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, signed: bool, router: Router) {
     let _ = stream.set_nodelay(true);
     let stream = match timeout(CONNECT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
@@ -119,7 +124,10 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
         Err(_) => return,
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let Some(peer) = certificate.map(|certificate| Peer(tls::peer_name(certificate))) else { return };
+    let Some(certificate) = certificate else { return };
+    let name = tls::peer_name(certificate);
+    let identity = if signed { name.clone() } else { tls::peer_pin(certificate) };
+    let peer = Peer { name, identity };
     let service = TowerToHyperService::new(router.layer(Extension(peer)));
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.max_concurrent_streams(STREAMS_MAX);

@@ -12,6 +12,7 @@ pub mod domain;
 mod facts;
 pub mod image;
 pub mod link;
+pub mod name;
 pub mod openapi;
 pub mod orchestrator;
 pub mod settings;

@@ -113,7 +113,14 @@ pub fn orchestrator() -> Value {
         submit.media = "application/x-ndjson";
     }
     let list = json!({ "type": "array", "items": status });
-    document.add("get", "/v1/applications", "list", "All applications", None, list);
+    document.add(
+        "get",
+        "/v1/applications",
+        "list",
+        "The applications of the member that asks; an operator gets those of all",
+        None,
+        list,
+    );
     document.add("get", "/v1/applications/{name}", "show", "One application", None, status);
     let about = "Ends an application; what was done for it is taken back";
     document.add("delete", "/v1/applications/{name}", "end", about, None, nothing.clone());

@@ -56,6 +56,8 @@ struct RawOrchestrator {
     tls: RawTls,
     /// Names of those who may submit applications.
     applications: Option<List<String>>,
+    /// Names of those who may list and end the applications of all.
+    operators: Option<List<String>>,
     /// By party.
     #[serde(default)]
     domain: BTreeMap<String, At<RawEnd>>,
@@ -128,8 +130,10 @@ pub struct OrchestratorSettings {
     pub state: PathBuf,
     /// Who it is and whom it believes.
     pub mutual: Mutual,
-    /// Who may submit applications.
+    /// Who may submit applications, and list and end their own.
     pub applications: Vec<String>,
+    /// Who may list and end the applications of all.
+    pub operators: Vec<String>,
     /// The agents of the domains, by party.
     pub domains: BTreeMap<String, End>,
     /// The archives of the images that it ships, by name.
@@ -203,6 +207,7 @@ fn is_image_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
     let tag = name.rsplit('/').next().and_then(|last| last.split_once(':'));
     name.chars().all(fits)
+        && name.split('/').all(super::name::is_segment)
         && tag.is_some_and(|(base, tag)| !base.is_empty() && !tag.is_empty() && !tag.contains(':'))
 }
 
@@ -404,6 +409,7 @@ impl OrchestratorSettings {
                 state,
                 mutual: mutual?,
                 applications: texts(&raw.applications),
+                operators: texts(&raw.operators),
                 domains,
                 images: check.archives(&raw.image),
             })

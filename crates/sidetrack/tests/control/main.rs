@@ -5,6 +5,7 @@
 mod node;
 
 mod faults;
+mod members;
 mod outgoing;
 mod plane;
 mod steps;

@@ -152,7 +152,7 @@ impl Plane {
         let ca = authority(1).expect("an authority");
         let ca_private = ca.identity_pem();
         std::fs::write(at("ca.pem"), &ca.certificate_pem).expect("written");
-        for name in ["orchestrator", "hospital", "centre", "app", "stranger"] {
+        for name in ["orchestrator", "hospital", "centre", "app", "other", "keeper", "stranger"] {
             let made = signed(&format!("{name}.example"), 1, &ca_private).expect("a key");
             std::fs::write(at(&format!("{name}.pem")), made.identity_pem()).expect("written");
         }
@@ -166,7 +166,8 @@ impl Plane {
             at("orchestrator.toml"),
             format!(
                 "version = 1\nlisten = \"{main}\"\nagreement = \"agreement.toml\"\nstate = \"orchestrator.redb\"\n\
-                 applications = [\"app.example\"]\n{}[domain.hospital]\naddress = \"{one}\"\nname = \"hospital.example\"\n\
+                 applications = [\"app.example\", \"other.example\"]\n\
+                 operators = [\"keeper.example\"]\n{}[domain.hospital]\naddress = \"{one}\"\nname = \"hospital.example\"\n\
                  [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n{}",
                 tls("orchestrator"),
                 images.orchestrator
@@ -196,13 +197,18 @@ impl Plane {
         Self { runtime, server, lab, ward, hospital, centre, orchestrator, app, operator, folder }
     }
 
-    /// The orchestrator, or the agent of a party, asked by somebody whom nobody knows.
+    /// The orchestrator, or the agent of a party, asked by a peer that no list names.
     pub fn stranger(&self, whom: &str) -> Link {
+        self.asked_by(whom, "stranger")
+    }
+
+    /// The orchestrator, or the agent of a party, asked with this peer's certificate.
+    pub fn asked_by(&self, whom: &str, who: &str) -> Link {
         let text =
             std::fs::read_to_string(self.folder.path().join(format!("{whom}.toml"))).expect("the file");
         let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
         let listen = listen.expect("an address").parse().expect("an address");
-        link(self.folder.path(), listen, &format!("{whom}.example"), "stranger")
+        link(self.folder.path(), listen, &format!("{whom}.example"), who)
     }
 
     /// Gives the client's proxy other functions.
@@ -223,6 +229,17 @@ impl Plane {
     /// Where clients reach the data.
     pub fn entry(&self) -> SocketAddr {
         self.lab.addresses("in")[0]
+    }
+
+    /// Submits an application as this member, and returns all lines of progress as they came.
+    pub fn submitted(&self, member: &Link, application: &Value) -> String {
+        let body = serde_json::to_vec(application).expect("JSON");
+        self.runtime.block_on(async {
+            let answer = member.send(Method::POST, "/v1/applications", body).await.expect("submitted");
+            let read = axum::body::to_bytes(answer.into_body(), 1 << 20);
+            let bytes = tokio::time::timeout(LIMIT, read).await.expect("in time").expect("lines");
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
     }
 
     /// Submits an application; after so many lines of progress `then` is done. Gives the lines that came.

@@ -12,6 +12,7 @@ use super::api::{
 };
 use super::facts;
 use super::link::{Link, LinkError};
+use super::name;
 use super::settings::DomainSettings;
 use super::store::{If, LeaseId, Store, StoreError};
 use crate::admin::{Applied, Client, FunctionCounts, Functions};
@@ -274,7 +275,8 @@ impl Domain {
         for (key, entry) in self.store.list(UNTOLD).unwrap_or_default() {
             let data = key.trim_start_matches(UNTOLD);
             let Ok(consent) = parse::<Consent>(&entry.value) else { continue };
-            let path = format!("/v1/consent/{data}");
+            let Ok(segment) = name::segment(data) else { continue };
+            let path = format!("/v1/consent/{segment}");
             let told =
                 self.orchestrator.ask::<()>(Method::PUT, &path, &ConsentChange { consent }, PATIENCE).await;
             match told {

@@ -5,6 +5,7 @@ use crate::control::api::{
     AccessRequest, Configuration, Configured, ConsentChange, Offer, Shipment, Shipped,
 };
 use crate::control::link::{BODY_MAX, No, Peer};
+use crate::control::name::{self, Name};
 use crate::control::openapi;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -59,11 +60,11 @@ impl From<DomainError> for No {
 
 fn is_orchestrator(domain: &Domain, peer: &Peer) -> Result<(), No> {
     let help = "[orchestrator] of the domain names whom it serves";
-    let ours = domain.settings().orchestrator.name == peer.0;
+    let ours = domain.settings().orchestrator.name == peer.name;
     if ours {
         Ok(())
     } else {
-        Err(No::new(StatusCode::FORBIDDEN, format!("'{}' is not our orchestrator", peer.0), help))
+        Err(No::new(StatusCode::FORBIDDEN, format!("'{}' is not our orchestrator", peer.name), help))
     }
 }
 
@@ -79,7 +80,7 @@ async fn grant(
 }
 
 async fn list(State(domain): State<Shared>, Extension(peer): Extension<Peer>) -> Said<Vec<Held>> {
-    if !domain.settings().operators.contains(&peer.0) {
+    if !domain.settings().operators.contains(&peer.name) {
         is_orchestrator(&domain, &peer)?;
     }
     Ok(Json(domain.held().map_err(DomainError::from)?))
@@ -93,7 +94,7 @@ async fn nodes(State(domain): State<Shared>, Extension(peer): Extension<Peer>) -
 async fn ship(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Json(shipment): Json<Shipment>,
 ) -> Said<Shipped> {
     is_orchestrator(&domain, &peer)?;
@@ -107,24 +108,21 @@ async fn receive(
     archive: Body,
 ) -> Said<()> {
     is_orchestrator(&domain, &peer)?;
+    name::check(&name).map_err(name::refused)?;
     Ok(Json(domain.receive(&name, &id, archive).await?))
 }
 
 async fn configure(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Json(configuration): Json<Configuration>,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
     Ok(Json(domain.configure(&name, configuration).await?))
 }
 
-async fn ready(
-    State(domain): State<Shared>,
-    Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
-) -> Said<()> {
+async fn ready(State(domain): State<Shared>, Extension(peer): Extension<Peer>, Name(name): Name) -> Said<()> {
     is_orchestrator(&domain, &peer)?;
     Ok(Json(domain.ready(&name)?))
 }
@@ -132,7 +130,7 @@ async fn ready(
 async fn end(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
     Ok(Json(domain.end(&name).await?))
@@ -144,9 +142,9 @@ async fn consent(
     Path(data): Path<String>,
     Json(change): Json<ConsentChange>,
 ) -> Said<Configured> {
-    if !domain.settings().operators.contains(&peer.0) {
+    if !domain.settings().operators.contains(&peer.name) {
         let help = "add the name to `operators` of the domain";
-        return Err(No::new(StatusCode::FORBIDDEN, format!("'{}' may not change consent", peer.0), help));
+        return Err(No::new(StatusCode::FORBIDDEN, format!("'{}' may not change consent", peer.name), help));
     }
     Ok(Json(domain.consent(&data, change.consent).await?))
 }

@@ -86,14 +86,15 @@ impl Master {
     pub fn agreed(&self, application: &Application, wanted: &Wanted) -> Result<Agreed, String> {
         let purpose = &application.purpose;
         if !self.book.purposes().iter().any(|one| **one == **purpose) {
-            return Err(format!("there is no purpose '{purpose}' in the agreement"));
+            return Err(unknown("purpose", purpose, self.book.purposes().iter().map(|one| &**one)));
         }
         let agreement = self.book.agreement();
         let client = agreement.facts().nodes().iter().position(|node| *node.name == *wanted.client);
-        let client =
-            client.ok_or_else(|| format!("there is no node '{}' in the agreement", wanted.client))?;
+        let nodes = agreement.facts().nodes().iter().map(|node| &*node.name);
+        let client = client.ok_or_else(|| unknown("node", &wanted.client, nodes))?;
         let data = agreement.facts().data().iter().position(|data| *data.name == *wanted.data);
-        let data = data.ok_or_else(|| format!("there is no data set '{}' in the agreement", wanted.data))?;
+        let sets = agreement.facts().data().iter().map(|data| &*data.name);
+        let data = data.ok_or_else(|| unknown("data set", &wanted.data, sets))?;
         let plan =
             agreement.plan(client, data, purpose, application.access).ok_or("there is nothing to plan")?;
         let Plan { missing, ruling, .. } = plan;
@@ -114,4 +115,14 @@ impl Master {
     pub fn allowed(&self, application: &Application) -> Vec<Agreed> {
         application.flows.iter().filter_map(|wanted| self.agreed(application, wanted).ok()).collect()
     }
+}
+
+/// Says that the agreement has no `what` of this name, and which it has.
+fn unknown<'k>(what: &str, name: &str, known: impl Iterator<Item = &'k str>) -> String {
+    let known: Vec<_> = known.collect();
+    let there = match known.is_empty() {
+        true => format!("it declares no {what}"),
+        false => format!("it has: {}", known.join(", ")),
+    };
+    format!("there is no {what} '{name}' in the agreement; {there}")
 }

@@ -122,13 +122,17 @@ impl Orchestrator {
         self.links.get(party).ok_or_else(missing)
     }
 
-    /// Has everything that was done for an application taken back; false: there is none. Domains that cannot be reached now
-    /// are asked again until they answer.
+    /// Has everything that was done for an application taken back, if it is one that `may_end` allows; returns whether there
+    /// was such a one. Domains that cannot be reached now are asked again until they answer.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn end(&self, name: &str) -> Result<bool, StoreError> {
-        let Some(status) = self.application(name)? else { return Ok(false) };
+    pub async fn end(
+        &self,
+        name: &str,
+        may_end: impl FnOnce(&ApplicationStatus) -> bool,
+    ) -> Result<bool, StoreError> {
+        let Some(status) = self.application(name)?.filter(may_end) else { return Ok(false) };
         self.set(&ApplicationStatus { phase: Phase::Ending, ..status.clone() })?;
         self.take_back(status).await?;
         Ok(true)

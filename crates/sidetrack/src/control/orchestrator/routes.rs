@@ -3,6 +3,7 @@
 use super::Orchestrator;
 use crate::control::api::{Application, ApplicationStatus, ConsentChange};
 use crate::control::link::{BODY_MAX, No, Peer};
+use crate::control::name::Name;
 use crate::control::openapi;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -54,12 +55,39 @@ impl<T: serde::Serialize> hyper::body::Body for Lines<T> {
 }
 
 fn may_submit(orchestrator: &Orchestrator, peer: &Peer) -> Result<(), No> {
-    let known = orchestrator.settings().applications.contains(&peer.0);
+    let known = orchestrator.settings().applications.contains(&peer.name);
     let help = "add the name to `applications` of the orchestrator";
     if known {
         Ok(())
     } else {
-        Err(No::new(StatusCode::FORBIDDEN, format!("'{}' may not have applications", peer.0), help))
+        Err(No::new(StatusCode::FORBIDDEN, format!("'{}' may not have applications", peer.name), help))
+    }
+}
+
+/// Whose applications a peer may see and end.
+#[derive(Clone, Debug)]
+enum Reach {
+    /// Those of all members.
+    Operator,
+    /// Its own.
+    Member(String),
+}
+
+impl Reach {
+    /// # Errors
+    /// The peer is neither a member nor an operator.
+    fn of(orchestrator: &Orchestrator, peer: &Peer) -> Result<Self, No> {
+        if orchestrator.settings().operators.contains(&peer.name) {
+            return Ok(Self::Operator);
+        }
+        may_submit(orchestrator, peer).map(|()| Self::Member(peer.identity.clone()))
+    }
+
+    fn covers(&self, status: &ApplicationStatus) -> bool {
+        match self {
+            Self::Operator => true,
+            Self::Member(identity) => status.owner.as_ref() == Some(identity),
+        }
     }
 }
 
@@ -75,8 +103,8 @@ async fn submit(
 ) -> Result<Response, No> {
     may_submit(&orchestrator, &peer)?;
     let (told, lines) = mpsc::channel(LINES_MAX);
-    // Not part of the request: whoever asked may go, and the set-up comes to an end all the same.
-    tokio::spawn(async move { orchestrator.submit(application, told).await });
+    // A task of its own: if the client goes, the set-up comes to an end all the same.
+    tokio::spawn(async move { orchestrator.submit(application, peer.identity, told).await });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::new(Lines(lines))).into_response())
 }
 
@@ -84,28 +112,29 @@ async fn list(
     State(orchestrator): State<Shared>,
     Extension(peer): Extension<Peer>,
 ) -> Result<Json<Vec<ApplicationStatus>>, No> {
-    may_submit(&orchestrator, &peer)?;
+    let reach = Reach::of(&orchestrator, &peer)?;
     let all = orchestrator.applications().map_err(failed)?;
-    Ok(Json(all.into_iter().map(|(_, status)| status).collect()))
+    Ok(Json(all.into_iter().map(|(_, status)| status).filter(|status| reach.covers(status)).collect()))
 }
 
 async fn show(
     State(orchestrator): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<Json<ApplicationStatus>, No> {
-    may_submit(&orchestrator, &peer)?;
-    let found = orchestrator.application(&name).map_err(failed)?;
+    let reach = Reach::of(&orchestrator, &peer)?;
+    // Another member's application and none at all get the same answer.
+    let found = orchestrator.application(&name).map_err(failed)?.filter(|status| reach.covers(status));
     found.map(Json).ok_or_else(|| none(&name))
 }
 
 async fn end(
     State(orchestrator): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<Json<()>, No> {
-    may_submit(&orchestrator, &peer)?;
-    match orchestrator.end(&name).await.map_err(failed)? {
+    let reach = Reach::of(&orchestrator, &peer)?;
+    match orchestrator.end(&name, |status| reach.covers(status)).await.map_err(failed)? {
         true => Ok(Json(())),
         false => Err(none(&name)),
     }
@@ -126,6 +155,6 @@ async fn consent(
     Json(change): Json<ConsentChange>,
 ) -> Result<Json<()>, No> {
     let help = "only the agent of the party that has the data may change consent";
-    let changed = orchestrator.consent(&peer.0, &data, change.consent);
+    let changed = orchestrator.consent(&peer.name, &data, change.consent);
     changed.map(Json).map_err(|error| No::new(StatusCode::FORBIDDEN, format!("{error:#}"), help))
 }

@@ -35,9 +35,9 @@ impl From<StoreError> for Stop {
 
 fn taken(error: StoreError) -> Stop {
     match error {
-        StoreError::Conflict(_) => {
-            stop("there is an application of this name already: end it, or choose another name")
-        }
+        StoreError::Conflict(_) => stop(
+            "there is an application of this name already: choose another name, or end it if it is yours",
+        ),
         other => stop(other.to_string()),
     }
 }
@@ -67,10 +67,16 @@ struct Setup<'a> {
 impl Orchestrator {
     /// Sets an application up, and tells of each step. Gives whether it is ready; if not, nothing of it is left, or will
     /// be as soon as the domains can be reached.
-    pub async fn submit(&self, application: Application, told: mpsc::Sender<Progress>) -> bool {
+    pub async fn submit(
+        &self,
+        application: Application,
+        owner: String,
+        told: mpsc::Sender<Progress>,
+    ) -> bool {
         let name = application.name.clone();
         let status = ApplicationStatus {
             application,
+            owner: Some(owner.clone()),
             phase: Phase::Preparing,
             domains: Vec::new(),
             movements: Vec::new(),
@@ -100,7 +106,9 @@ impl Orchestrator {
             return true;
         };
         tracing::warn!(application = %name, %step, ?domain, %error, "not set up");
-        if entered && let Err(error) = self.end(&name).await {
+        // If the owner has ended it meanwhile, the name may be another member's by now.
+        let is_ours = |status: &ApplicationStatus| status.owner.as_ref() == Some(&owner);
+        if entered && let Err(error) = self.end(&name, is_ours).await {
             tracing::error!(%error, "cannot take back what was done; trying again at the next start");
         }
         // Who asked may have gone.
