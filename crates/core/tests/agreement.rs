@@ -5,7 +5,7 @@ use proptest::collection::btree_set;
 use proptest::prelude::*;
 use sidetrack_core::agreement::{
     Access, Agreement, Clause, DataSet, End, Facts, FactsError, FactsParts, Node, Opinion, Permit, Question,
-    Reasoner, Ruling, Steps,
+    Reasoner, Ruling, Steps, Surplus,
 };
 use sidetrack_core::area::{AttributeSet, BridgingFunction, Catalogue, Position};
 use sidetrack_core::flow::{Flow, Intercept};
@@ -13,14 +13,14 @@ use sidetrack_core::net::IpNet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Agrees to whatever is for this purpose, and obliges to this.
+/// Agrees to everything for this purpose, obliges to this, and says this about surpluses.
 #[derive(Debug)]
-struct Only(&'static str, AttributeSet);
+struct Only(&'static str, AttributeSet, Surplus);
 
 impl Reasoner for Only {
     fn opinion(&self, question: &Question<'_>) -> Opinion {
         if question.purpose == self.0 {
-            Opinion::Permit(Permit { by: vec!["all".into()], obligations: self.1 })
+            Opinion::Permit(Permit { by: vec!["all".into()], obligations: self.1, surplus: self.2 })
         } else {
             Opinion::Refuse(format!("not for {}", question.purpose))
         }
@@ -64,8 +64,12 @@ fn parts(nodes: Vec<Node>, data: Vec<DataSet>) -> FactsParts {
 }
 
 fn agreement(nodes: Vec<Node>, data: Vec<DataSet>, obligations: &[&str]) -> Agreement {
-    let obligations = catalogue().set(obligations).unwrap();
-    Agreement::new(Facts::new(parts(nodes, data)).unwrap(), Arc::new(Only("research", obligations)))
+    agreement_with(nodes, data, obligations, Surplus::Deny)
+}
+
+fn agreement_with(nodes: Vec<Node>, data: Vec<DataSet>, obligations: &[&str], surplus: Surplus) -> Agreement {
+    let only = Only("research", catalogue().set(obligations).unwrap(), surplus);
+    Agreement::new(Facts::new(parts(nodes, data)).unwrap(), Arc::new(only))
 }
 
 fn flow(client: &str, destination: &str) -> Flow {
@@ -132,7 +136,7 @@ fn the_narrowest_network_says_which_node_it_is() {
 
 #[test]
 fn functions_stand_at_both_ends_and_enclose_each_other() {
-    let agreement = agreement(two_nodes(), vec![data("pulse", 1, 80, "db")], &["e"]);
+    let agreement = agreement_with(two_nodes(), vec![data("pulse", 1, 80, "db")], &["e"], Surplus::Allow);
     let Ruling::Allow(bridging) = agreement.ask(&flow("10.2.0.7", "10.1.0.10:80"), &clause("research"))
     else {
         panic!("denied")
@@ -172,7 +176,7 @@ fn a_service_with_several_data_sets_needs_leave_for_all_of_them() {
         fn opinion(&self, question: &Question<'_>) -> Opinion {
             match &*question.data.name {
                 "secret" => Opinion::Refuse("secret".into()),
-                name => Opinion::Permit(Permit { by: vec![name.into()], obligations: AttributeSet::EMPTY }),
+                name => Opinion::Permit(Permit { by: vec![name.into()], ..Permit::default() }),
             }
         }
     }
@@ -194,20 +198,36 @@ proptest! {
     /// Eqs. 4 and 5 with obligations, written down once more over sets of names.
     #[test]
     fn exactly_what_is_missing_is_applied(
-        from in some(&["a", "e", "x"]), to in some(&["a", "e", "x"]), oblige in some(&["a", "e", "x"])
+        from in some(&["a", "e", "x"]), to in some(&["a", "e", "x"]), oblige in some(&["a", "e", "x"]),
+        is_allowed in any::<bool>(),
     ) {
         let list = |names: &BTreeSet<&'static str>| names.iter().copied().collect::<Vec<_>>();
         let nodes = vec![node("lab", "10.2.0.0/24", &list(&to)), node("db", "10.1.0.10", &list(&from))];
-        let agreement = agreement(nodes, vec![data("pulse", 1, 80, "db")], &list(&oblige));
-        let mut needed = if from.is_subset(&to) { BTreeSet::new() } else { to };
+        let word = if is_allowed { Surplus::Allow } else { Surplus::Deny };
+        let agreement = agreement_with(nodes, vec![data("pulse", 1, 80, "db")], &list(&oblige), word);
+        let channel = from.is_subset(&to);
+        let surplus_only = !channel && to.difference(&from).next().is_none();
+        let surplus: Vec<_> = from.difference(&to).copied().collect();
+        let mut needed = if channel { BTreeSet::new() } else { to };
         needed.extend(&oblige);
         let missing: BTreeSet<_> = needed.difference(&from).copied().collect();
-        match agreement.ask(&flow("10.2.0.7", "10.1.0.10:80"), &clause("research")) {
+        let ruling = agreement.ask(&flow("10.2.0.7", "10.1.0.10:80"), &clause("research"));
+        let plan = agreement.plans("research", Access::Read).next().unwrap();
+        prop_assert_eq!(plan.channel, channel);
+        prop_assert_eq!(plan.surplus.iter().map(|name| &**name).collect::<Vec<_>>(), surplus);
+        prop_assert_eq!(plan.unfeasible, matches!(ruling, Ruling::Deny(_)), "nothing else is said against it");
+        prop_assert_eq!(&plan.ruling, &ruling);
+        match ruling {
+            Ruling::Deny(why) if surplus_only && !is_allowed => {
+                prop_assert!(why.starts_with("unfeasible: 'lab' lacks ") && why.contains("(Eq. 4)"), "{}", why);
+            }
             Ruling::Deny(why) => {
                 prop_assert!(missing.contains("x"), "{}", why);
                 prop_assert_eq!(&*why, "unfeasible: no bridging function can apply 'x'");
             }
             Ruling::Allow(bridging) => {
+                prop_assert!(!surplus_only || is_allowed, "Eq. 4");
+                prop_assert_eq!(bridging.surplus == Surplus::Allow, surplus_only);
                 let applied: BTreeSet<_> = bridging.functions.iter().map(|name| if **name == *"crypt" { "e" } else { "a" }).collect();
                 prop_assert_eq!(applied, missing);
                 prop_assert_eq!(bridging.client.len(), bridging.server.len());

@@ -55,6 +55,30 @@ impl fmt::Display for Access {
     }
 }
 
+/// What an agreement says about attributes of the node that data leaves, which the node that it comes to lacks: Eq. 4 rules
+/// such a movement out, and no function can help where Eq. 5 finds nothing missing.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Surplus {
+    /// The movement is denied.
+    #[default]
+    Deny,
+    /// It is allowed all the same.
+    Allow,
+}
+
+impl Surplus {
+    /// The word of agreements.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deny => "deny",
+            Self::Allow => "allow",
+        }
+    }
+}
+
 /// What a rule asks the agreement about its flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Clause {

@@ -1,7 +1,7 @@
 //! From a flow to a ruling.
 
 use super::facts::{DataSet, Facts, Node, Steps};
-use super::{Access, Clause, End};
+use super::{Access, Clause, End, Surplus};
 use crate::area::AttributeSet;
 use crate::flow::Flow;
 use std::collections::BTreeSet;
@@ -42,6 +42,8 @@ pub struct Permit {
     pub by: Vec<Arc<str>>,
     /// What they oblige to.
     pub obligations: Obligations,
+    /// Whether one of them allows a movement to a node that has less, and lacks nothing (Eq. 4).
+    pub surplus: Surplus,
 }
 
 /// Who knows what the parties have agreed to.
@@ -75,6 +77,8 @@ pub struct Bridging {
     pub by: Vec<Arc<str>>,
     /// The attributes that the data does not have where it comes from and has to carry.
     pub attributes: AttributeSet,
+    /// [`Surplus::Allow`] if the movement is allowed for this word of an agreement only.
+    pub surplus: Surplus,
     /// The bridging functions that apply them, in the order in which a client's bytes pass them.
     pub functions: Vec<Arc<str>>,
     /// The functions of the proxy at the client's end, in the order in which a client's bytes pass them.
@@ -108,6 +112,11 @@ pub struct Plan {
     pub channel: bool,
     /// What is missing where there is none (Eq. 5), and what the agreements oblige to.
     pub missing: Vec<Arc<str>>,
+    /// What the node that the data leaves has and the other lacks: empty exactly if there is a channel.
+    pub surplus: Vec<Arc<str>>,
+    /// Whether the area logic rules the movement out, whatever else is said against it: no function can apply what is
+    /// missing, or there is a surplus that nothing can be done about and that no agreement allows.
+    pub unfeasible: bool,
     /// What comes of it.
     pub ruling: Ruling,
 }
@@ -149,12 +158,19 @@ impl Agreement {
     /// Decides about a movement. Every data set of it has to be agreed on, and gets all that any of them needs.
     pub fn rule(&self, movement: &Movement, purpose: &str, access: Access) -> Ruling {
         let (mut by, mut missing) = (BTreeSet::new(), AttributeSet::EMPTY);
+        let mut surplus = Surplus::Deny;
         for data in &movement.data {
             let Some(question) = self.question(movement.client, *data, purpose, access) else {
                 return Ruling::Deny("the agreement does not know what would move".into());
             };
             match self.reasoner.opinion(&question) {
                 Opinion::Permit(permit) => {
+                    if has_surplus_only(&question) {
+                        if permit.surplus == Surplus::Deny {
+                            return Ruling::Deny(self.surplus_denied(&question).into());
+                        }
+                        surplus = Surplus::Allow;
+                    }
                     missing = missing.union(&missing_for(&question, &permit.obligations));
                     by.extend(permit.by);
                 }
@@ -163,7 +179,10 @@ impl Agreement {
         }
         self.bridge(missing).map_or_else(
             |why| Ruling::Deny(why.into()),
-            |bridging| Ruling::Allow(Arc::new(Bridging { by: by.into_iter().collect(), ..bridging })),
+            |bridging| {
+                let by = by.into_iter().collect();
+                Ruling::Allow(Arc::new(Bridging { by, surplus, ..bridging }))
+            },
         )
     }
 
@@ -188,18 +207,23 @@ impl Agreement {
     pub fn plan(&self, client: usize, data: usize, purpose: &str, access: Access) -> Option<Plan> {
         let question = self.question(client, data, purpose, access)?;
         let (from, to) = ends(&question);
-        let obligations = match self.reasoner.opinion(&question) {
-            Opinion::Permit(permit) => permit.obligations,
-            Opinion::Refuse(_) => Obligations::EMPTY,
+        let permit = match self.reasoner.opinion(&question) {
+            Opinion::Permit(permit) => permit,
+            Opinion::Refuse(_) => Permit::default(),
         };
-        let missing = missing_for(&question, &obligations);
+        let missing = missing_for(&question, &permit.obligations);
+        let catalogue = self.facts.catalogue();
+        let is_refused = has_surplus_only(&question) && permit.surplus == Surplus::Deny;
+        let names = |set| catalogue.attribute_names(set).cloned().collect();
         Some(Plan {
             client: question.client.name.clone(),
             data: question.data.name.clone(),
             from: from.name.clone(),
             to: to.name.clone(),
             channel: from.attributes.is_subset(&to.attributes),
-            missing: self.facts.catalogue().attribute_names(missing).cloned().collect(),
+            missing: names(missing),
+            surplus: names(from.attributes.minus(&to.attributes)),
+            unfeasible: is_refused || !catalogue.is_bridgeable(missing),
             ruling: self.rule(&Movement { client, data: vec![data] }, purpose, access),
         })
     }
@@ -216,6 +240,20 @@ impl Agreement {
         Some(Question { client, data, holder, purpose, access })
     }
 
+    /// Says that Eq. 4 rules a movement out, and what allows it.
+    fn surplus_denied(&self, question: &Question<'_>) -> String {
+        let (from, to) = ends(question);
+        let surplus = self.facts.catalogue().attribute_names(from.attributes.minus(&to.attributes));
+        let surplus: Vec<_> = surplus.map(|name| format!("'{name}'")).collect();
+        format!(
+            "unfeasible: '{}' lacks {}, which '{}' has (Eq. 4), and no function can help; `surplus = \"allow\"` in an \
+             agreement allows it",
+            to.name,
+            surplus.join(", "),
+            from.name
+        )
+    }
+
     /// The functions at both ends that apply exactly these attributes. Each bridging function encloses those before it:
     /// what comes last at the client's end comes first at the other.
     fn bridge(&self, missing: AttributeSet) -> Result<Bridging, String> {
@@ -230,6 +268,7 @@ impl Agreement {
         Ok(Bridging {
             by: Vec::new(),
             attributes: missing,
+            surplus: Surplus::Deny,
             client: steps().flat_map(|Steps { client, .. }| client).cloned().collect(),
             server: steps().rev().flat_map(|Steps { server, .. }| server).cloned().collect(),
             functions,
@@ -243,6 +282,12 @@ const fn ends<'a>(question: &Question<'a>) -> (&'a Node, &'a Node) {
         Access::Read => (question.holder, question.client),
         Access::Write => (question.client, question.holder),
     }
+}
+
+/// Whether Eq. 4 does not hold, although nothing is missing by Eq. 5: the node that the data comes to has less.
+fn has_surplus_only(question: &Question<'_>) -> bool {
+    let (from, to) = ends(question);
+    from.attributes != to.attributes && to.attributes.is_subset(&from.attributes)
 }
 
 /// Eq. 5 where there is no channel (Eq. 4), and whatever else the parties have obliged themselves to; none of what the

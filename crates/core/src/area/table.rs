@@ -9,8 +9,10 @@ use std::sync::Arc;
 pub enum Outcome {
     /// A channel (Eq. 4): data may move as it is.
     Channel,
-    /// These functions bridge what is missing.
+    /// These functions bridge what is missing (Eq. 5).
     Bridged(Bridge),
+    /// Nothing is missing, but the second lacks these attributes of the first: Eq. 4 does not hold, and no function helps.
+    Surplus(AttributeSet),
     /// Functions cannot bridge what is missing, because of these attributes.
     Unfeasible(AttributeSet),
 }
@@ -24,12 +26,12 @@ pub struct Counts {
     pub channels: u64,
     /// Bridged by functions.
     pub bridged: u64,
-    /// Neither.
+    /// Neither: no function can apply what is missing, or there is nothing but a surplus.
     pub unfeasible: u64,
 }
 
 impl Counts {
-    /// The share of pairs that cannot be bridged, 0 to 1 (the seed's unfeasibility ratio); 0 where there are no pairs.
+    /// The share of pairs between which data cannot move, 0 to 1 (EPI framework, Sec. III-B); 0 where there are no pairs.
     pub fn unfeasibility_ratio(&self) -> f64 {
         if self.pairs == 0 { 0.0 } else { self.unfeasible as f64 / self.pairs as f64 }
     }
@@ -136,11 +138,6 @@ impl Areas {
         })
     }
 
-    /// What the second node lacks of the attributes of the first; Eq. 5 does not ask for it.
-    pub fn surplus(&self, from: &str, to: &str) -> Option<AttributeSet> {
-        Some(self.attributes(from)?.minus(&self.attributes(to)?))
-    }
-
     /// How many pairs there are of each kind.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
@@ -186,9 +183,10 @@ impl Areas {
 }
 
 fn class(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Class {
+    let missing = to.minus(&from);
     if from.is_subset(&to) {
         Class::Channel
-    } else if catalogue.is_bridgeable(to.minus(&from)) {
+    } else if !missing.is_empty() && catalogue.is_bridgeable(missing) {
         Class::Bridged
     } else {
         Class::Unfeasible
@@ -200,5 +198,9 @@ fn outcome(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Outco
     if from.is_subset(&to) {
         return Outcome::Channel;
     }
-    catalogue.bridge(to.minus(&from)).map_or_else(Outcome::Unfeasible, Outcome::Bridged)
+    let missing = to.minus(&from);
+    if missing.is_empty() {
+        return Outcome::Surplus(from.minus(&to));
+    }
+    catalogue.bridge(missing).map_or_else(Outcome::Unfeasible, Outcome::Bridged)
 }

@@ -8,7 +8,7 @@ use crate::record::Timestamp;
 use axum::Json;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
-use sidetrack_core::agreement::{Access, Plan, Ruling};
+use sidetrack_core::agreement::{Access, Plan, Ruling, Surplus};
 use std::sync::Arc;
 
 /// The data-flow agreement in force.
@@ -30,7 +30,7 @@ pub struct AgreementStatus {
 pub struct Movements {
     /// Every pair of a node and data of another, for every purpose and access; at most [`Movements::MAX`].
     pub movements: Vec<Movement>,
-    /// The share of pairs that the area logic cannot bridge, whatever the parties agree to, 0 to 1.
+    /// The share of these movements that are unfeasible, 0 to 1; 0 if there are none.
     pub unfeasibility_ratio: f64,
 }
 
@@ -53,6 +53,13 @@ pub struct Movement {
     pub channel: bool,
     /// The attributes that have to be applied.
     pub missing: Vec<String>,
+    /// The attributes that `from` has and `to` lacks: none if there is a channel.
+    #[serde(default)]
+    pub surplus: Vec<String>,
+    /// Whether the area logic rules it out: no function can apply what is missing, or there is only a surplus, and no
+    /// agreement allows it.
+    #[serde(default)]
+    pub unfeasible: bool,
     /// Whether it may move: what is said against it, or how.
     #[serde(flatten)]
     pub way: Way,
@@ -70,6 +77,9 @@ pub enum Way {
         functions_client: Vec<String>,
         /// The functions at the end of the data.
         functions_server: Vec<String>,
+        /// "allow": it may for `surplus = "allow"` of an agreement only.
+        #[serde(default)]
+        surplus: Surplus,
     },
     /// It may not.
     Deny {
@@ -89,13 +99,21 @@ impl Movements {
         let all = asked.flat_map(|(purpose, access)| {
             agreement.plans(purpose, access).map(move |plan| Movement::of(plan, purpose, access))
         });
-        let facts = agreement.facts();
-        let mut areas = sidetrack_core::area::Areas::new(facts.catalogue().clone());
-        for node in facts.nodes() {
-            areas.set_node(node.name.clone(), node.attributes);
+        Self::new(all.take(Self::MAX).collect())
+    }
+
+    /// These movements and their unfeasibility ratio (EPI framework, Sec. III-B).
+    pub fn new(movements: Vec<Movement>) -> Self {
+        let mut all = Self { movements, unfeasibility_ratio: 0.0 };
+        if !all.movements.is_empty() {
+            all.unfeasibility_ratio = all.unfeasible() as f64 / all.movements.len() as f64;
         }
-        let unfeasibility_ratio = areas.counts().unfeasibility_ratio();
-        Self { movements: all.take(Self::MAX).collect(), unfeasibility_ratio }
+        all
+    }
+
+    /// How many of the movements are unfeasible.
+    pub fn unfeasible(&self) -> usize {
+        self.movements.iter().filter(|movement| movement.unfeasible).count()
     }
 }
 
@@ -107,6 +125,7 @@ impl Movement {
                 by: texts(&bridging.by),
                 functions_client: texts(&bridging.client),
                 functions_server: texts(&bridging.server),
+                surplus: bridging.surplus,
             },
             Ruling::Deny(why) => Way::Deny { why: why.to_string() },
         };
@@ -119,6 +138,8 @@ impl Movement {
             to: plan.to.to_string(),
             channel: plan.channel,
             missing: texts(&plan.missing),
+            surplus: texts(&plan.surplus),
+            unfeasible: plan.unfeasible,
             way,
         }
     }

@@ -16,7 +16,7 @@ use cedar_policy::{
     ValidationMode, Validator,
 };
 use serde_json::{Value, json};
-use sidetrack_core::agreement::{Facts, Obligations, Opinion, Permit, Question, Reasoner};
+use sidetrack_core::agreement::{Facts, Obligations, Opinion, Permit, Question, Reasoner, Surplus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -70,13 +70,14 @@ pub struct Cedar {
     authorizer: Authorizer,
     policies: PolicySet,
     entities: Entities,
-    obligations: BTreeMap<Arc<str>, Obligations>,
+    /// What each agreement obliges to, and what it says about surpluses.
+    terms: BTreeMap<Arc<str>, (Obligations, Surplus)>,
     clauses: Vec<Clause>,
 }
 
 impl fmt::Debug for Cedar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cedar").field("agreements", &self.obligations.keys()).finish_non_exhaustive()
+        f.debug_struct("Cedar").field("agreements", &self.terms.keys()).finish_non_exhaustive()
     }
 }
 
@@ -104,8 +105,9 @@ impl Cedar {
         policies.add(ground.consent.clone()).map_err(|error| internal(&error))?;
         let entities = Entities::from_json_value(entities(facts, labels), Some(&ground.schema))
             .map_err(|error| internal(&error))?;
-        let obligations = clauses.iter().map(|clause| (clause.name.clone(), clause.obligations)).collect();
-        Ok(Self { authorizer: Authorizer::new(), policies, entities, obligations, clauses })
+        let terms = |clause: &Clause| (clause.name.clone(), (clause.obligations, clause.surplus));
+        let terms = clauses.iter().map(terms).collect();
+        Ok(Self { authorizer: Authorizer::new(), policies, entities, terms, clauses })
     }
 
     fn request(question: &Question<'_>) -> Result<Request, String> {
@@ -153,10 +155,13 @@ impl Reasoner for Cedar {
         match response.decision() {
             Decision::Allow => {
                 let mut permit = Permit::default();
-                for (name, obligations) in self.obligations.iter().filter(|(name, _)| by.contains(&&***name))
+                for (name, (obligations, surplus)) in
+                    self.terms.iter().filter(|(name, _)| by.contains(&&***name))
                 {
                     permit.by.push(name.clone());
                     permit.obligations = permit.obligations.union(obligations);
+                    // One that allows it is enough, as one that permits is.
+                    permit.surplus = permit.surplus.max(*surplus);
                 }
                 Opinion::Permit(permit)
             }

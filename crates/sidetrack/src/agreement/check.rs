@@ -86,11 +86,12 @@ impl Check<'_> {
         named.extend(given.map(|at| (at.as_str(), at.span())));
         for (name, span) in named {
             let fits = |c: char| c.is_alphanumeric() || "-_.:/".contains(c);
-            if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(fits) {
+            let is_dots = matches!(name, "." | "..");
+            if name.is_empty() || is_dots || name.len() > NAME_MAX || !name.chars().all(fits) {
                 self.error(
                     span,
-                    format!("'{name}' is no name"),
-                    "a name has 1 to 64 letters, digits and - _ . : /",
+                    format!("'{name}' is not a valid name"),
+                    "a name has 1 to 64 letters, digits and - _ . : / and is not . or ..",
                 );
             }
         }
@@ -167,7 +168,7 @@ impl Check<'_> {
         }
         let all: Vec<_> = known.clone().collect();
         let help = match nearest(at.as_str(), known) {
-            Some(near) => format!("did you mean \"{near}\"?"),
+            Some(near) => format!("did you mean \"{near}\"? There are: {}", all.join(", ")),
             None if all.is_empty() => format!("this file declares no {what}"),
             None => format!("there are: {}", all.join(", ")),
         };
@@ -279,6 +280,9 @@ impl Check<'_> {
             if let Some(requires) = raw.requires.as_ref().filter(|_| effect == Effect::Forbid) {
                 self.error(requires.span(), "what is forbidden obliges to nothing", "take `requires` out");
             }
+            if let Some(surplus) = raw.surplus.as_ref().filter(|_| effect == Effect::Forbid) {
+                self.error(surplus.span(), "what is forbidden allows nothing", "take `surplus` out");
+            }
             let clause = Clause {
                 name: name.as_str().into(),
                 effect,
@@ -288,6 +292,7 @@ impl Check<'_> {
                 purposes: texts(&raw.purpose),
                 access: raw.access.iter().flat_map(List::items).map(|access| access.as_str()).collect(),
                 obligations: set(catalogue, &raw.requires),
+                surplus: raw.surplus.as_deref().copied().unwrap_or_default(),
                 when: raw.when.as_ref().map(|when| when.to_string()),
             };
             clauses.push((place, clause));

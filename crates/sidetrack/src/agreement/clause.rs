@@ -2,7 +2,7 @@
 
 pub use super::raw::Effect;
 
-use sidetrack_core::agreement::Obligations;
+use sidetrack_core::agreement::{Obligations, Surplus};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub struct Clause {
     pub access: Vec<&'static str>,
     /// What it obliges to.
     pub obligations: Obligations,
+    /// Whether data may move to a node that has less.
+    pub surplus: Surplus,
     /// A condition in Cedar.
     pub when: Option<String>,
 }

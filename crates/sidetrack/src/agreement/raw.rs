@@ -2,7 +2,7 @@
 
 use crate::config::{At, List};
 use serde::Deserialize;
-use sidetrack_core::agreement::Access;
+use sidetrack_core::agreement::{Access, Surplus};
 use std::collections::BTreeMap;
 
 /// An agreement between parties.
@@ -142,6 +142,8 @@ pub struct Agreement {
     pub access: Option<List<Access>>,
     /// Attributes that have to be applied.
     pub requires: Option<List<String>>,
+    /// Whether data may move to a node that has less (Eq. 4).
+    pub surplus: Option<At<Surplus>>,
     /// From when on.
     pub from: Option<At<String>>,
     /// Until when.

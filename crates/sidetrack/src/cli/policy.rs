@@ -6,7 +6,7 @@ use crate::agreement::Book;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
-use sidetrack_core::agreement::Access;
+use sidetrack_core::agreement::{Access, Surplus};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -111,12 +111,14 @@ pub fn plan(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
         let err = format!("there is no purpose '{purpose}'; there are: {}\n", known.join(", "));
         return Ok(Printed { err, code: 2, ..Printed::default() });
     }
-    let mut movements = Movements::of(&book);
-    movements.movements.retain(|movement| {
+    let mut movements = Movements::of(&book).movements;
+    movements.retain(|movement| {
         args.purpose.as_ref().is_none_or(|purpose| *purpose == movement.purpose)
             && args.access.is_none_or(|access| access == movement.access)
             && (!args.allowed || matches!(movement.way, Way::Allow { .. }))
     });
+    // The ratio is that of what is listed.
+    let movements = Movements::new(movements);
     let out = if args.json { line(&movements)? } else { table(&movements) };
     Ok(Printed { out, ..Printed::default() })
 }
@@ -165,19 +167,13 @@ fn standing(status: &AgreementStatus) -> String {
 fn table(movements: &Movements) -> String {
     let mut out = String::new();
     for movement in &movements.movements {
-        let Movement { purpose, access, client, data, from, to, channel, missing, .. } = movement;
-        let channel = if *channel { "channel" } else { "no channel" };
-        let missing = if missing.is_empty() {
-            "nothing missing".to_owned()
-        } else {
-            format!("missing {}", missing.join(", "))
-        };
+        let Movement { purpose, access, client, data, from, to, .. } = movement;
+        let between = between(movement);
         // Writing to a text cannot fail.
-        let _ =
-            writeln!(out, "{client}: {access} {data} for {purpose}\n  {from} -> {to}: {channel}, {missing}");
+        let _ = writeln!(out, "{client}: {access} {data} for {purpose}\n  {from} -> {to}: {between}");
         let _ = match &movement.way {
             Way::Deny { why } => writeln!(out, "  deny: {why}"),
-            Way::Allow { by, functions_client, functions_server } => {
+            Way::Allow { by, functions_client, functions_server, surplus } => {
                 let all: Vec<_> =
                     functions_client.iter().chain(functions_server).map(String::as_str).collect();
                 let through = if all.is_empty() {
@@ -185,10 +181,37 @@ fn table(movements: &Movements) -> String {
                 } else {
                     format!("through {}", all.join(" -> "))
                 };
-                writeln!(out, "  allow: by {}, {through}", by.join(", "))
+                let surplus = match surplus {
+                    Surplus::Allow => ", surplus = \"allow\"",
+                    Surplus::Deny => "",
+                };
+                writeln!(out, "  allow: by {}, {through}{surplus}", by.join(", "))
             }
         };
     }
-    let _ = writeln!(out, "unfeasibility ratio {:.2}", movements.unfeasibility_ratio);
+    let listed = movements.movements.len();
+    if listed == Movements::MAX {
+        let _ = writeln!(out, "only the first {listed} movements are listed");
+    }
+    let (ratio, unfeasible) = (movements.unfeasibility_ratio, movements.unfeasible());
+    let _ =
+        writeln!(out, "unfeasibility ratio {ratio:.2}: {unfeasible} of {listed} movements are unfeasible");
     out
+}
+
+/// What the area logic says about a movement.
+fn between(movement: &Movement) -> String {
+    let Movement { channel, missing, surplus, unfeasible, .. } = movement;
+    let mut said = vec![if *channel { "channel" } else { "no channel" }.to_owned()];
+    said.push(match missing.is_empty() {
+        true => "nothing missing".to_owned(),
+        false => format!("missing {}", missing.join(", ")),
+    });
+    if !surplus.is_empty() {
+        said.push(format!("surplus {}", surplus.join(", ")));
+    }
+    if *unfeasible {
+        said.push("unfeasible".to_owned());
+    }
+    said.join(", ")
 }

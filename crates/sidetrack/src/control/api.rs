@@ -3,7 +3,7 @@
 use super::name;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::agreement::Access;
+use sidetrack_core::agreement::{Access, Surplus};
 use std::fmt;
 
 /// What an application needs: data of others, at its clients.
@@ -29,6 +29,15 @@ pub struct Application {
 enum AccessWord {
     Read,
     Write,
+}
+
+/// The schema of what an agreement says about surpluses.
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[allow(dead_code, reason = "stands in the schema for a type of core, which knows no schemas")]
+enum SurplusWord {
+    Deny,
+    Allow,
 }
 
 /// Data at a node.
@@ -168,6 +177,10 @@ pub struct Agreed {
     pub by: Vec<String>,
     /// The attributes that the data has to carry, beside those that the area logic asks for.
     pub requires: Vec<String>,
+    /// "allow": it moves to a node that has less, which an agreement allows.
+    #[serde(default)]
+    #[schemars(with = "SurplusWord")]
+    pub surplus: Surplus,
     /// The functions at the client's end.
     pub functions_client: Vec<String>,
     /// The functions at the end of the data.

@@ -44,6 +44,7 @@ pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) 
             table.insert("access".to_owned(), one(application.access.as_str()));
             let requires = agreed.requires.iter().map(|attribute| Value::from(attribute.as_str())).collect();
             table.insert("requires".to_owned(), Value::Array(requires));
+            table.insert("surplus".to_owned(), agreed.surplus.as_str().into());
             agreements.push(Value::Table(table));
         }
     }
@@ -56,3 +57,46 @@ pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) 
 
 /// What a proxy gets that knows of no application: nothing may move.
 pub const NOTHING: &str = "version = 1\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agreement::Book;
+    use crate::control::api::Wanted;
+    use sidetrack_core::agreement::{Access, Ruling, Surplus};
+    use std::time::SystemTime;
+
+    /// The data's node has an attribute that the client's lacks.
+    const FACTS: &str = "version = 1\nattributes = [\"isolated\"]\npurposes = [\"research\"]\n[party.p]\n\
+                         [node.ward]\nparty = \"p\"\naddress = \"10.0.0.1\"\nattributes = \"isolated\"\n\
+                         [node.lab]\nparty = \"p\"\naddress = \"10.0.0.2\"\n\
+                         [data.pulse]\nnode = \"ward\"\nport = 80\nconsent = \"given\"\n";
+
+    #[test]
+    fn a_proxy_is_told_of_a_surplus_that_was_agreed_on() {
+        let wanted = Wanted { client: "lab".to_owned(), data: "pulse".to_owned() };
+        let application = Application {
+            name: "trial".to_owned(),
+            purpose: "research".to_owned(),
+            access: Access::Read,
+            flows: vec![wanted.clone()],
+        };
+        for surplus in [Surplus::Deny, Surplus::Allow] {
+            let agreed = Agreed {
+                wanted: wanted.clone(),
+                by: Vec::new(),
+                requires: Vec::new(),
+                surplus,
+                functions_client: Vec::new(),
+                functions_server: Vec::new(),
+            };
+            let facts: Table = FACTS.parse().unwrap();
+            let text = agreement(facts, &[(application.clone(), vec![agreed])]).unwrap();
+            let book = Book::read("agreement.toml", &text, SystemTime::now()).unwrap();
+            let agreement = book.agreement();
+            let lab = agreement.facts().nodes().iter().position(|node| *node.name == *"lab").unwrap();
+            let plan = agreement.plan(lab, 0, "research", Access::Read).unwrap();
+            assert_eq!(matches!(plan.ruling, Ruling::Allow(_)), surplus == Surplus::Allow, "{text}");
+        }
+    }
+}

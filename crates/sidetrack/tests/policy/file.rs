@@ -56,6 +56,11 @@ fn mistakes_are_pointed_at() {
         ),
         ("[data.heart-rates]", "[dada.heart-rates]"),
         ("name = \"trial-17\"", "name = \"trial 17\""),
+        ("name = \"trial-17\"", "name = \"..\""),
+        ("until = \"2099-01-01T00:00:00Z\"", "surplus = \"maybe\""),
+        ("effect = \"forbid\"", "effect = \"forbid\"\nsurplus = \"allow\""),
+        ("until = \"2099-01-01T00:00:00Z\"", "nodes = [\"radix-lap\"]"),
+        ("until = \"2099-01-01T00:00:00Z\"", "nodes = [\"somewhere\"]"),
     ];
     let all: Vec<_> =
         cases.iter().map(|(old, new)| format!("=== {old} -> {new}\n{}", mistake(old, new))).collect();
@@ -79,6 +84,59 @@ fn a_plan_names_pairs_gaps_functions_and_what_cannot_be() {
     insta::assert_snapshot!(printed.out);
     let unknown = plan(&args(Some("sale")), false).expect("a plan");
     assert_eq!((unknown.code, unknown.err.contains("there is no purpose 'sale'")), (2, true));
+}
+
+/// The research centre has fewer attributes than the hospital, and lacks nothing: Eq. 4 rules the movement out.
+#[test]
+fn data_moves_to_a_node_that_has_less_only_where_an_agreement_allows_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("agreement.toml");
+    let printed = |surplus: &str| {
+        let text = HOSPITALS
+            .replacen(
+                "attributes = [\"audited\"]",
+                "attributes = [\"audited\", \"counted\", \"isolated\"]",
+                1,
+            )
+            .replacen("until = \"2099-01-01T00:00:00Z\"", surplus, 1);
+        std::fs::write(&file, text).expect("written");
+        let printed = plan(
+            &PlanArgs {
+                file: file.clone(),
+                purpose: Some("research".into()),
+                access: Some(Access::Read),
+                allowed: false,
+                json: false,
+            },
+            false,
+        );
+        printed.expect("a plan").out
+    };
+    let block = |out: &str| {
+        let from = out.find("radix-lab: read heart-rates").expect("the movement");
+        out[from..].lines().take(3).collect::<Vec<_>>().join("\n")
+    };
+    for denied in ["", "surplus = \"deny\""] {
+        let out = printed(denied);
+        assert_eq!(
+            block(&out),
+            "radix-lab: read heart-rates for research\n  lucas-db -> radix-lab: no channel, missing encrypted, \
+             pseudonymised, surplus isolated, unfeasible\n  deny: unfeasible: 'radix-lab' lacks 'isolated', which 'lucas-db' \
+             has (Eq. 4), and no function can help; `surplus = \"allow\"` in an agreement allows it"
+        );
+        // The ratio follows from the list: of its lines those that say so.
+        let marked = out.lines().filter(|line| line.ends_with(", unfeasible")).count();
+        let listed = out.lines().filter(|line| line.contains(" -> ") && line.contains("channel")).count();
+        assert_eq!((marked, listed), (2, 4), "{out}");
+        assert!(out.ends_with("unfeasibility ratio 0.50: 2 of 4 movements are unfeasible\n"), "{out}");
+    }
+    let out = printed("surplus = \"allow\"");
+    assert_eq!(
+        block(&out),
+        "radix-lab: read heart-rates for research\n  lucas-db -> radix-lab: no channel, missing encrypted, \
+         pseudonymised, surplus isolated\n  allow: by trial-17, through encrypt -> decrypt -> pseudonymise, surplus = \"allow\""
+    );
+    assert!(out.ends_with("unfeasibility ratio 0.25: 1 of 4 movements are unfeasible\n"), "{out}");
 }
 
 #[test]

@@ -105,6 +105,7 @@ impl Master {
                 wanted: wanted.clone(),
                 by: texts(&bridging.by),
                 requires: texts(&missing),
+                surplus: bridging.surplus,
                 functions_client: texts(&bridging.client),
                 functions_server: texts(&bridging.server),
             }),
