@@ -81,18 +81,18 @@ pub fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Becomes an ordinary user and group, without supplementary groups, and keeps only `kept` of the
-/// capabilities held now.
+/// Becomes an ordinary user and group, with these supplementary groups, and keeps only `kept` of the capabilities held now.
 ///
 /// # Errors
 /// `PermissionDenied` without CAP_SETUID and CAP_SETGID, or as [`keep_only`].
 ///
 /// # Panics
 /// If the process has more than one thread: the others would stay what they are.
-pub fn become_user(uid: u32, gid: u32, kept: CapabilitySet) -> io::Result<()> {
+pub fn become_user(uid: u32, gid: u32, groups: &[u32], kept: CapabilitySet) -> io::Result<()> {
     assert!(crate::process::is_single_threaded(), "become_user is for a process with one thread");
     rustix::thread::set_keep_capabilities(true)?;
-    rustix::thread::set_thread_groups(&[])?;
+    let groups: Vec<_> = groups.iter().map(|gid| rustix::process::Gid::from_raw(*gid)).collect();
+    rustix::thread::set_thread_groups(&groups)?;
     let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     // A change of user empties the effective set and, thanks to the flag above, keeps the permitted one;
@@ -107,6 +107,26 @@ pub fn become_user(uid: u32, gid: u32, kept: CapabilitySet) -> io::Result<()> {
     set_capabilities(None, sets)?;
     keep_only(kept)?;
     Ok(rustix::thread::set_keep_capabilities(false)?)
+}
+
+/// True if this process may become this user and group: it has CAP_SETUID and CAP_SETGID, and its user namespace knows both ids.
+pub fn can_become(uid: u32, gid: u32) -> bool {
+    let is_mapped = |map: &str, id: u32| {
+        let map = std::fs::read_to_string(map).unwrap_or_default();
+        map.lines().any(|line| {
+            let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+            let (Some(Ok(first)), _, Some(Ok(count))) = (numbers.next(), numbers.next(), numbers.next())
+            else {
+                return false;
+            };
+            (first..first + count).contains(&u64::from(id))
+        })
+    };
+    let denied = std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|word| word.trim() == "deny");
+    holds(CapabilitySet::SETUID | CapabilitySet::SETGID)
+        && !denied
+        && is_mapped("/proc/self/uid_map", uid)
+        && is_mapped("/proc/self/gid_map", gid)
 }
 
 /// Asks the kernel to send `signal` when the thread that started this process ends. False if it has ended

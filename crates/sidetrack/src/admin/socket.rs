@@ -2,6 +2,7 @@
 
 use super::places::make_directory;
 use sidetrack_sys::probe::socket_is_stale;
+use sidetrack_sys::undo::Action;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -99,6 +100,12 @@ impl AdminSocket {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(BindError::InUse(path.to_owned())),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    /// What removes it, for a process that outlives this one.
+    pub fn undo(&self) -> Action {
+        let Guard { path, inode, with_directory } = &self.guard;
+        Action::RemoveSocket { path: path.clone(), inode: *inode, with_directory: *with_directory }
     }
 
     /// Where it is.

@@ -38,6 +38,10 @@ impl Node {
             engine_listeners(change.old).eq(engine_listeners(new)),
             "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
         );
+        anyhow::ensure!(
+            change.old.user == new.user,
+            "user is not changed by a reload: what root may do was given up; restart sidetrack for it"
+        );
         self.allowed_by_keeper(new)?;
         // Wrong agreements are refused before anything is started for the configuration.
         agreement::read(new, &self.agreement().load())?;

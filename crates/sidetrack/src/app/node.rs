@@ -2,6 +2,7 @@
 
 use super::agreement;
 use super::kernel::{KernelFlows, Paths};
+use super::rights::{self, DataUser};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::agreement::InForce;
@@ -30,6 +31,7 @@ use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -40,6 +42,9 @@ use tokio::task::JoinHandle;
 /// Descriptors kept back from flows: listeners, epoll, records, admin clients, resolver.
 const DESCRIPTOR_RESERVE: u64 = 128;
 
+/// The listeners of a configuration, each with its sockets.
+type Listeners = Vec<(Listener, Vec<Bound>)>;
+
 /// A listener of the configuration with the addresses that serve it.
 pub(super) struct Served {
     pub listener: Listener,
@@ -49,11 +54,7 @@ pub(super) struct Served {
 /// Everything that needs rights: made before they are given up.
 pub struct Prepared {
     workers: usize,
-    bound: Vec<(Listener, Vec<Bound>)>,
     steered: Steered,
-    steer: Steer,
-    steered_since: SystemTime,
-    events: Option<Events>,
     overlay: Option<overlay::Bound>,
     engines: engine::Opened,
     containers: Option<Arc<Containers>>,
@@ -94,10 +95,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Prepared {
-    /// Binds all listeners and lets the keeper do what the configuration asks of the kernel.
+    /// Starts the processes that keep rights, and opens what takes rights to open.
     ///
     /// # Errors
-    /// Which listener or rule, and what the system said.
+    /// What cannot be had, and what the system said.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -105,58 +106,42 @@ impl Prepared {
         };
         let agreement = agreement::read(config, &InForce::default())?;
         let may_steer = may_steer(config)?;
-        let bound = config
-            .listeners
-            .iter()
-            .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, workers)?)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
         let overlay = config
             .overlay
             .as_ref()
             .map(|overlay| overlay::Bound::new(overlay, config.on_crash))
             .transpose()?;
         let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
-        let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let host = Host::here();
-        let steer = Steer::new(config, &addresses, 0, &host)?;
         let mut steered = Steered { keeper: None, may: Begin::default() };
-        let steered_since = SystemTime::now();
-        let mut events = None;
         if may_steer {
             // Also where there is nothing to steer yet: a reload may bring it, and rules may ask for processes of others.
             let begin =
                 Begin { closed: config.on_crash == OnCrash::Closed, owners: config.policy.asks_process() };
             steered.keeper = Some(Arc::new(Keeper::start(begin).context("cannot start the keeper")?));
             steered.may = begin;
-            if steer.is_empty() {
+            if Steer::new(config, &configured(config), 0, &Host::here())?.is_empty() {
                 remove_orphan();
-            } else {
-                let listeners = bound.iter().flat_map(|(_, bound)| bound);
-                let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
-                events = steered.steer(&steer, &listeners)?;
             }
         }
         let containers = super::containers::start(config)?;
-        Ok(Self {
-            workers,
-            bound,
-            steered,
-            steer,
-            steered_since,
-            events,
-            overlay,
-            engines,
-            containers,
-            agreement,
-        })
+        Ok(Self { workers, steered, overlay, engines, containers, agreement })
     }
 
-    /// From here on peers' bytes are read: nothing but what marked and transparent sockets and low ports need is kept.
-    pub fn give_up_rights(&self, config: &Config) -> anyhow::Result<()> {
-        let held = caps::capabilities().context("capabilities")?.permitted;
-        caps::keep_only(held & (CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE))
-            .context("cannot give up capabilities")?;
-        if nix::unistd::geteuid().is_root() {
+    /// From here on peers' bytes are read: the process becomes the user of the data plane and keeps what marked and transparent
+    /// sockets and low ports need. To be called while it has one thread.
+    ///
+    /// # Errors
+    /// What could not be given up.
+    pub fn give_up_rights(
+        &mut self,
+        config: &Config,
+        file: &Path,
+        user: Option<&DataUser>,
+    ) -> anyhow::Result<()> {
+        let was_root = nix::unistd::geteuid().is_root();
+        let of_packets = self.overlay.as_ref().map_or(CapabilitySet::empty(), overlay::Bound::needs);
+        rights::give_up(config, file, user, of_packets)?;
+        if was_root {
             confine::close_memory().context("PR_SET_DUMPABLE")?;
         }
         let kind = if engine_listeners(config).next().is_some() { Kind::DataWithEngine } else { Kind::Data };
@@ -165,17 +150,49 @@ impl Prepared {
                 "system calls are not confined: {error}; on a kernel with CONFIG_SECCOMP_FILTER they are"
             );
         }
-        Ok(())
+        if let Some(overlay) = &mut self.overlay {
+            overlay.answer_kernel()?;
+        }
+        let held = caps::capabilities().context("capabilities")?.permitted;
+        caps::keep_only(held - of_packets).context("cannot give up capabilities")
     }
 
-    /// Starts the workers.
-    pub fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
+    /// Binds all listeners; sockets that share a port later have to be made by the same user (SO_REUSEPORT).
+    fn bind(&self, config: &Config) -> anyhow::Result<Listeners> {
+        let listeners = config.listeners.iter();
+        listeners
+            .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, self.workers)?)))
+            .collect()
+    }
+
+    /// Lets the keeper do what the configuration asks of the kernel.
+    fn steer(&self, config: &Config, bound: &Listeners) -> anyhow::Result<(Paths, Option<Events>)> {
         let mut paths = Paths::default();
+        let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
+        let steer = Steer::new(config, &addresses, 0, &Host::here())?;
+        if self.steered.keeper.is_none() {
+            return Ok((paths, None));
+        }
+        let since = SystemTime::now();
+        let mut events = None;
+        if !steer.is_empty() {
+            let listeners = bound.iter().flat_map(|(_, bound)| bound);
+            let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
+            events = self.steered.steer(&steer, &listeners)?;
+        }
+        paths.learn(&steer, config, since);
+        Ok((paths, events))
+    }
+
+    /// Binds the listeners, has the kernel lead flows to them, and starts the workers.
+    ///
+    /// # Errors
+    /// Which listener or rule, and what the system said.
+    pub fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
+        let bound = self.bind(&config.load())?;
+        let (paths, events) = self.steer(&config.load(), &bound)?;
         let (budget, warm) = {
             let config = config.load();
-            if self.steered.keeper.is_some() {
-                paths.learn(&self.steer, &config, self.steered_since);
-            }
             let warm = warm_room(&config, nofile, self.workers);
             sheet::allow(sheets(&config, nofile));
             (budget(&config, nofile, self.workers), usize::try_from(warm).unwrap_or(usize::MAX))
@@ -192,7 +209,7 @@ impl Prepared {
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
-        let served = self.bound.into_iter().map(|(listener, bound)| {
+        let served = bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
             Served { listener, serving }
         });
@@ -205,8 +222,8 @@ impl Prepared {
             shared,
             steered: self.steered,
             recording: Mutex::default(),
-            subscribed: AtomicBool::new(self.events.is_some()),
-            events: Mutex::new(self.events),
+            subscribed: AtomicBool::new(events.is_some()),
+            events: Mutex::new(events),
             workers: self.workers,
             overlay: self.overlay.map(overlay::Bound::start).transpose()?,
             engines,
@@ -427,6 +444,15 @@ impl Steered {
         }
         Ok(events)
     }
+}
+
+/// The addresses that a configuration names; port 0 where the kernel picks one.
+fn configured(config: &Config) -> Vec<(Arc<str>, SocketAddr)> {
+    let of = |listener: &Listener| {
+        let name = listener.name.clone();
+        listener.addresses.clone().into_iter().map(move |address| (name.clone(), address))
+    };
+    config.listeners.iter().flat_map(of).collect()
 }
 
 /// The packet engines of a configuration.

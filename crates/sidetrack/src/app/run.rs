@@ -9,7 +9,7 @@ use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::tap::{ROOT_FILE, authority};
-use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunDns, Tap};
+use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap};
 use crate::dns;
 use crate::http::Proxy;
 use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
@@ -159,6 +159,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             version: 1,
             workers: 1,
             on_crash: OnCrash::Open,
+            user: RunAs::Default,
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             log_format: None,
@@ -176,6 +177,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
             warnings: Vec::new(),
+            named: Vec::new(),
         },
     };
     if !command.via.is_empty() {

@@ -6,6 +6,7 @@ use crate::intercept::{Catches, Listening};
 use anyhow::Context;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::sockopt::{self, ListenOptions};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -13,6 +14,10 @@ use std::time::Duration;
 
 /// Connections that wait to be accepted, per listening socket; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
+
+/// Why a port below 1024 may be refused.
+const LOW_PORT: &str = " (the right to ports below 1024 is kept only where the configuration that sidetrack started with uses \
+                        one: start it as root, or restart it)";
 
 /// TCP Fast Open requests that wait, per listening socket (RFC 7413 Sec. 5.1); in force where the sysctl
 /// `net.ipv4.tcp_fastopen` lets servers use it.
@@ -68,8 +73,12 @@ fn bind_one(
     };
     let mut sockets = Vec::with_capacity(workers);
     for _ in 0..workers {
-        let socket = sockopt::listen(address, &options)
-            .with_context(|| format!("listener '{}': cannot listen on {address}", listener.name))?;
+        let socket = sockopt::listen(address, &options).map_err(|error| {
+            let low = error.kind() == ErrorKind::PermissionDenied && address.port() < 1024;
+            let hint = if low { LOW_PORT } else { "" };
+            let place = format!("listener '{}': cannot listen on {address}{hint}", listener.name);
+            anyhow::Error::new(error).context(place)
+        })?;
         if matches!(listener.kind, ListenerKind::Socks(_)) {
             // The client waits for our answer, which comes at once: it carries the acknowledgement. A wish.
             let _ = sockopt::set_tcp_ack_with_data(&socket);

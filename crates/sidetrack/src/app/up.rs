@@ -2,6 +2,7 @@
 
 use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
+use super::rights::DataUser;
 use super::shunt::ShuntFlows;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, LogFormat, RecordTo};
@@ -10,7 +11,8 @@ use crate::metrics::Metrics;
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
 use anyhow::Context;
-use sidetrack_sys::caps;
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::undo::Guard;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -44,18 +46,21 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // Before other processes are started: they inherit it.
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
-    // The keeper, its rules and the sockets first; then the rights go; then threads start and peers' bytes are read.
+    // What needs rights first; then the rights go; then sockets are bound, threads start and peers' bytes are read.
+    let user = DataUser::of(&config)?;
     let config = Arc::new(config);
-    let prepared = Prepared::new(&config)?;
+    let mut prepared = Prepared::new(&config)?;
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let windows = Windows::open(&handle.current().load())?;
-    prepared.give_up_rights(&handle.current().load())?;
+    let guard = windows.guard(user.as_ref())?;
+    prepared.give_up_rights(&handle.current().load(), path, user.as_ref())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // Nobody has asked for a reload yet: the reloader is not running.
     let _ = node_to_be.set(node.clone());
-    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))
+    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))?;
+    guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
 }
 
 /// Lines of the log look as the configuration says, if it does.
@@ -117,6 +122,13 @@ impl Windows {
         let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
         let metrics = metrics.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
         Ok(Self { admin, metrics, outgoing })
+    }
+
+    /// Starts the process that removes the admin socket at our end, where the data plane's user may not.
+    fn guard(&self, user: Option<&DataUser>) -> anyhow::Result<Option<Guard>> {
+        let Some(socket) = self.admin.as_ref().filter(|_| user.is_some()) else { return Ok(None) };
+        let guard = Guard::spawn_fixed(vec![socket.undo()], CapabilitySet::DAC_OVERRIDE);
+        guard.map(Some).context("cannot start the guard of the admin socket")
     }
 
     /// The TCP ports.

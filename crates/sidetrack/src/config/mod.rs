@@ -15,6 +15,7 @@ mod problem;
 mod question;
 pub mod raw;
 mod redact;
+mod run_as;
 mod shape;
 mod shunt;
 mod surroundings;
@@ -32,6 +33,7 @@ pub(crate) use problem::nearest;
 pub use problem::{BadConfiguration, ConfigError, Problem};
 pub use question::Question;
 pub use raw::RunDns;
+pub use run_as::RunAs;
 pub use shape::Secret;
 pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
 pub use surroundings::{SecretFile, Surroundings, System};
@@ -56,6 +58,8 @@ pub struct Config {
     pub workers: usize,
     /// What happens to captured traffic when the process dies.
     pub on_crash: OnCrash,
+    /// The user of the data plane.
+    pub user: RunAs,
     /// Where the running program can be asked and told things.
     pub admin: Admin,
     /// Where records of flows go.
@@ -90,6 +94,8 @@ pub struct Config {
     pub tests: Vec<DecisionTest>,
     /// What is allowed but hardly meant.
     pub warnings: Vec<Problem>,
+    /// The files and folders that the file names.
+    pub named: Vec<PathBuf>,
 }
 
 /// What happens to captured traffic when the process dies without taking its rules back.
@@ -545,7 +551,8 @@ impl Config {
         let mut parsed = parse::parse_all::<raw::File>(text, "`sidetrack schema`");
         let shape = std::mem::take(&mut parsed.problems);
         let mut problems = shape.clone();
-        let config = parsed.file.as_ref().and_then(|raw| check::check(raw, surroundings, &mut problems));
+        let noting = surroundings::Noting::new(surroundings);
+        let config = parsed.file.as_ref().and_then(|raw| check::check(raw, &noting, &mut problems));
         if !shape.is_empty() {
             // What is left of the file may look wrong, or strange, only because something was taken out of it.
             let of_values = problems.split_off(shape.len());
@@ -553,7 +560,7 @@ impl Config {
         }
         let (errors, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(Problem::is_error);
         match config {
-            Some(config) if errors.is_empty() => Ok(Self { warnings, ..config }),
+            Some(config) if errors.is_empty() => Ok(Self { warnings, named: noting.named(), ..config }),
             _ => Err(ConfigError::new(name, text, errors.into_iter().chain(warnings).collect())),
         }
     }

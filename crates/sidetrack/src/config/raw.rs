@@ -49,6 +49,9 @@ pub struct File {
     /// restart or `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed".
     /// Default "open".
     pub on_crash: Option<At<OnCrash>>,
+    /// The user that `up` becomes when root starts it. "root" keeps user id 0. A reload does not change it. Default: the user
+    /// `sidetrack` if this machine has it, otherwise `nobody`.
+    pub user: Option<At<String>>,
     /// What happens to a flow that no rule matches. Required as soon as there is a rule.
     pub default: Option<At<DefaultAction>>,
     /// Where the running program can be asked and told things.

@@ -1,5 +1,6 @@
 //! What a configuration refers to outside itself: users of this machine, and files.
 
+use std::cell::RefCell;
 use std::io;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -63,5 +64,43 @@ impl Surroundings for System {
 
     fn resolve(&self, path: &str) -> PathBuf {
         self.folder.join(path)
+    }
+}
+
+/// Surroundings that note which paths a configuration names.
+pub(super) struct Noting<'a> {
+    inner: &'a dyn Surroundings,
+    named: RefCell<Vec<PathBuf>>,
+}
+
+impl<'a> Noting<'a> {
+    /// Notes nothing yet.
+    pub const fn new(inner: &'a dyn Surroundings) -> Self {
+        Self { inner, named: RefCell::new(Vec::new()) }
+    }
+
+    /// The paths, each once.
+    pub fn named(&self) -> Vec<PathBuf> {
+        let mut named = self.named.take();
+        named.sort_unstable();
+        named.dedup();
+        named
+    }
+}
+
+impl Surroundings for Noting<'_> {
+    fn uid_of(&self, name: &str) -> Option<u32> {
+        self.inner.uid_of(name)
+    }
+
+    fn secret_file(&self, path: &str) -> io::Result<SecretFile> {
+        let _ = self.resolve(path);
+        self.inner.secret_file(path)
+    }
+
+    fn resolve(&self, path: &str) -> PathBuf {
+        let resolved = self.inner.resolve(path);
+        self.named.borrow_mut().push(resolved.clone());
+        resolved
     }
 }

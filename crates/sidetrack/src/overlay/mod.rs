@@ -40,6 +40,7 @@ use shared::Shared;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::Purpose;
 use sidetrack_core::overlay::reserved::Reserved;
+use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::io;
@@ -110,6 +111,19 @@ impl Bound {
         let datagrams = datagrams::bind(&addresses, dialled.filter_map(|node| node.address));
         let packets = packets::Bound::new(config, on_crash)?;
         Ok(Self { config: config.clone(), listeners, datagrams, packets })
+    }
+
+    /// The capabilities that [`Bound::answer_kernel`] needs.
+    pub fn needs(&self) -> CapabilitySet {
+        self.packets.as_ref().map_or(CapabilitySet::empty(), |_| packets::NEEDED)
+    }
+
+    /// Starts the thread that answers the kernel about packets. It keeps the capabilities that the caller has now.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn answer_kernel(&mut self) -> anyhow::Result<()> {
+        self.packets.as_mut().map_or(Ok(()), packets::Bound::answer_kernel)
     }
 
     /// Starts the threads.

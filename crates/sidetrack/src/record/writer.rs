@@ -198,6 +198,8 @@ struct LogFile {
     path: PathBuf,
     file: File,
     looked: Instant,
+    /// The file could not be made anew, which was said.
+    refused: bool,
 }
 
 impl LogFile {
@@ -205,7 +207,7 @@ impl LogFile {
         let file = open(&path).map_err(|error| {
             io::Error::new(error.kind(), format!("records cannot be written to {}: {error}", path.display()))
         })?;
-        Ok(Self { path, file, looked: Instant::now() })
+        Ok(Self { path, file, looked: Instant::now(), refused: false })
     }
 
     /// Whether the name still leads to the file we hold.
@@ -231,7 +233,20 @@ impl Output for LogFile {
             return Ok(());
         }
         self.looked = Instant::now();
-        self.file = open(&self.path)?;
+        match open(&self.path) {
+            Ok(file) => (self.file, self.refused) = (file, false),
+            // The file was made while this process was root. What was moved away can still be written to.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                if !std::mem::replace(&mut self.refused, true) {
+                    tracing::warn!(
+                        "this user may not make {} anew: records go on into the file that was moved away. Have log rotation \
+                         make the file for this user (`create` of logrotate)",
+                        self.path.display()
+                    );
+                }
+            }
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 

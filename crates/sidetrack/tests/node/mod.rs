@@ -106,7 +106,8 @@ impl Up {
         Self::spawn_with(top, tables, |_| {})
     }
 
-    fn spawn_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
+    /// As [`Up::spawn`], with more files in its folder.
+    pub fn spawn_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         files(folder.path());
         write_config(&folder, top, tables);
@@ -269,6 +270,9 @@ fn write_config(folder: &tempfile::TempDir, top: &str, tables: &str) {
     // The table [admin] is the harness's own: a comment `#admin KEY = VALUE` adds a key to it.
     let admin: String = top.lines().filter_map(|line| line.strip_prefix("#admin ")).collect();
     let own = TABLES.replacen("[admin]\n", &format!("[admin]\n{admin}\n"), 1);
+    // So is [record]: a comment `#record-to PATH` has records go to a file.
+    let file = top.lines().find_map(|line| line.strip_prefix("#record-to ")).unwrap_or("stdout");
+    let own = own.replacen("to = \"stdout\"", &format!("to = \"{file}\""), 1);
     let text = format!("{preamble}{top}{own}{tables}").replace('@', &path);
     // At once: whoever watches the file must not see half of it.
     let fresh = folder.path().join("fresh");

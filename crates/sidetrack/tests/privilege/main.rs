@@ -10,3 +10,4 @@ mod crash;
 mod interference;
 mod keeper;
 mod rights;
+mod user;

@@ -3,6 +3,7 @@
 use crate::hosts::{in_namespace, is_root};
 use crate::node::{Up, eventually};
 use sidetrack_sys::caps::CapabilitySet;
+use std::os::unix::fs::PermissionsExt;
 
 const EVERYTHING: &str = "[[listen]]\nname = \"out\"\nkind = \"redirect\"\nports = 9\n\
                           [[listen]]\nname = \"router\"\nkind = \"tproxy\"\nports = 9\n\
@@ -26,7 +27,10 @@ fn capabilities(status: &str, field: &str) -> u64 {
 #[test]
 fn every_thread_of_the_main_process_keeps_two_capabilities_at_most() {
     in_namespace(|| {
-        let up = Up::start("default = \"direct\"\n", EVERYTHING);
+        let up = Up::start_with("default = \"direct\"\n", EVERYTHING, |folder| {
+            // What its user can read needs no capability to be read again.
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
+        });
         let allowed = (CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE).bits();
         let tasks = std::fs::read_dir(format!("/proc/{}/task", up.pid())).expect("tasks").flatten();
         let tasks: Vec<_> = tasks.map(|task| task.file_name().to_string_lossy().into_owned()).collect();
@@ -110,7 +114,6 @@ fn without_rights_the_refusal_says_what_to_do() {
 /// A copy of the program that is set-user-id: its caller's environment does not steer it.
 #[test]
 fn the_environment_is_ignored_where_the_program_has_more_rights_than_its_caller() {
-    use std::os::unix::fs::PermissionsExt;
     if !is_root() {
         return;
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -56,6 +57,15 @@ pub enum Action {
     EndCgroup(PathBuf),
     /// Removes a file (a unix socket, a bound namespace).
     RemoveFile(PathBuf),
+    /// Removes a unix socket that nothing listens at any more, if it still is this one.
+    RemoveSocket {
+        /// Its path.
+        path: PathBuf,
+        /// Its inode.
+        inode: u64,
+        /// The folder goes, too, if nothing else is in it.
+        with_directory: bool,
+    },
 }
 
 /// Why an action could not be performed, or a line is no action.
@@ -101,6 +111,9 @@ impl Action {
             Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
             Self::EndCgroup(path) => self.file(end_cgroup(path)),
             Self::RemoveFile(path) => self.file(fs::remove_file(path)),
+            Self::RemoveSocket { path, inode, with_directory } => {
+                self.file(remove_socket(path, *inode, *with_directory))
+            }
         }
     }
 
@@ -133,6 +146,9 @@ impl Action {
             Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
             Self::EndCgroup(path) => format!("cgroup {}", escape_path(path)),
             Self::RemoveFile(path) => format!("file {}", escape_path(path)),
+            Self::RemoveSocket { path, inode, with_directory } => {
+                format!("socket {} {inode} {}", escape_path(path), u8::from(*with_directory))
+            }
         }
     }
 }
@@ -162,7 +178,9 @@ impl fmt::Display for Action {
             Self::EndCgroup(path) => {
                 write!(f, "end what runs in the cgroup {} and remove it", path.display())
             }
-            Self::RemoveFile(path) => write!(f, "remove {}", path.display()),
+            Self::RemoveFile(path) | Self::RemoveSocket { path, .. } => {
+                write!(f, "remove {}", path.display())
+            }
         }
     }
 }
@@ -203,8 +221,29 @@ fn read(words: &[&str]) -> Option<Action> {
         ["directory", path] => Action::RemoveDirectory(path_of(path)?),
         ["cgroup", path] => Action::EndCgroup(path_of(path)?),
         ["file", path] => Action::RemoveFile(path_of(path)?),
+        ["socket", path, inode, with_directory @ ("0" | "1")] => Action::RemoveSocket {
+            path: path_of(path)?,
+            inode: inode.parse().ok()?,
+            with_directory: *with_directory == "1",
+        },
         _ => return None,
     })
+}
+
+fn remove_socket(path: &Path, inode: u64, with_directory: bool) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.ino() != inode {
+        return Ok(());
+    }
+    // The descriptors of a process that is killed are closed one after the other.
+    if !crate::probe::socket_is_stale(path) {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    fs::remove_file(path)?;
+    if let Some(directory) = path.parent().filter(|_| with_directory) {
+        // Other sockets may be in it.
+        let _ = fs::remove_dir(directory);
+    }
+    Ok(())
 }
 
 /// Kills what is in a cgroup until it is empty, then removes it. A killed process leaves its cgroup a moment later.
@@ -300,6 +339,7 @@ mod tests {
             Action::RemoveDirectory(OsString::from_vec(b"/sys/fs/\xff\n%x".to_vec()).into()),
             Action::RemoveFile("/run/sidetrack/admin.sock".into()),
             Action::EndCgroup("/sys/fs/cgroup/sidetrack-run-1".into()),
+            Action::RemoveSocket { path: "/run/a b".into(), inode: 7, with_directory: true },
         ];
         for action in actions {
             let line = action.to_line();
@@ -317,6 +357,8 @@ mod tests {
             "rule 4 x 1 1 1",
             "file",
             "file a b",
+            "socket /run/a 1",
+            "socket /run/a 1 2",
             "file %f",
             "file %zz",
             "boom /",

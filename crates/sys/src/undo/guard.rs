@@ -2,13 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions};
 
 use super::{Action, ActionError};
+use crate::caps::{self, CapabilitySet};
+use crate::confine;
 
 /// First letter of a line: take this action when the writer is gone.
 const ADD: char = '+';
@@ -38,6 +40,27 @@ impl Guard {
     /// If this process has several threads already (a forked child of such a process may find locks taken for ever), or
     /// fork or pipe fail.
     pub fn spawn(actions: &[Action]) -> io::Result<Self> {
+        let (guard, read) = Self::fork()?;
+        let Some(mut guard) = guard else { live(read) };
+        actions.iter().try_for_each(|action| guard.add(action))?;
+        Ok(guard)
+    }
+
+    /// Starts a guard that performs exactly these actions, later ones first, and keeps only these capabilities. Nothing that
+    /// the writer says changes that, so the writer may be a process that reads peers' bytes.
+    ///
+    /// # Errors
+    /// As [`Guard::spawn`].
+    pub fn spawn_fixed(actions: Vec<Action>, kept: CapabilitySet) -> io::Result<Self> {
+        let (guard, read) = Self::fork()?;
+        match guard {
+            Some(guard) => Ok(guard),
+            None => live_fixed(read, actions, kept),
+        }
+    }
+
+    /// Forks: the guard's own side is none in the child.
+    fn fork() -> io::Result<(Option<Self>, OwnedFd)> {
         if !crate::process::is_single_threaded() {
             return Err(io::Error::other("the undo guard must start before any other thread"));
         }
@@ -47,14 +70,10 @@ impl Guard {
         match Pid::from_raw(forked) {
             None if forked == 0 => {
                 drop(write);
-                live(read);
+                Ok((None, read))
             }
             None => Err(io::Error::last_os_error()),
-            Some(child) => {
-                let mut guard = Self { pipe: File::from(write), child };
-                actions.iter().try_for_each(|action| guard.add(action))?;
-                Ok(guard)
-            }
+            Some(child) => Ok((Some(Self { pipe: File::from(write), child }), read)),
         }
     }
 
@@ -106,7 +125,26 @@ impl Guard {
 /// The guard's life.
 fn live(pipe: OwnedFd) -> ! {
     detach(&pipe);
-    for error in perform_all(listen(pipe)) {
+    undo(listen(pipe))
+}
+
+/// The life of a guard whose actions do not change.
+fn live_fixed(pipe: OwnedFd, actions: Vec<Action>, kept: CapabilitySet) -> ! {
+    detach(&pipe);
+    // Each of these can fail only where the guard works without it as well.
+    let held = caps::capabilities().map_or(kept, |sets| sets.permitted);
+    let _ = caps::keep_only(held & kept);
+    let _ = confine::close_memory();
+    let _ = confine::confine(confine::Kind::Keeper);
+    let mut pipe = File::from(pipe);
+    let mut bytes = [0; 64];
+    while pipe.read(&mut bytes).is_ok_and(|count| count > 0) {}
+    undo(actions)
+}
+
+/// Performs the actions and ends.
+fn undo(actions: Vec<Action>) -> ! {
+    for error in perform_all(actions) {
         // Whoever read our standard error may have gone, too; that must not keep us from the rest.
         let _ = writeln!(io::stderr(), "sidetrack guard: {error}; `sidetrack cleanup` tries again");
     }

@@ -143,5 +143,5 @@ pub fn become_nobody(keep: CapabilitySet) {
     while !sidetrack_sys::process::is_single_threaded() && std::time::Instant::now() < until {
         std::thread::yield_now();
     }
-    caps::become_user(NOBODY, NOBODY, keep).expect("become nobody");
+    caps::become_user(NOBODY, NOBODY, &[], keep).expect("become nobody");
 }

@@ -143,6 +143,7 @@ pub(super) fn check(
         version,
         workers: usize::try_from(workers).unwrap_or(0),
         on_crash: on_crash(file),
+        user: check.run_as(file.user.as_ref()),
         admin,
         record,
         log_format: log_format(&file.log),
@@ -160,6 +161,7 @@ pub(super) fn check(
         engine,
         tests,
         warnings: Vec::new(),
+        named: Vec::new(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Single values: networks, ports, users, addresses, destinations, names.
 
 use super::super::problem::{Problem, nearest};
-use super::super::{At, List, raw};
+use super::super::{At, List, RunAs, raw};
 use super::Check;
 use sidetrack_core::flow::{Destination, Host, HostNameError};
 use sidetrack_core::net::{IpNet, IpNetError, IpSet, PortSet};
@@ -127,6 +127,25 @@ impl Check<'_> {
             self.error(span, format!("there is no user '{name}' on this machine"), help);
         }
         uid
+    }
+
+    /// The user of the data plane.
+    pub(super) fn run_as(&mut self, user: Option<&At<String>>) -> RunAs {
+        let Some(at) = user else { return RunAs::Default };
+        match self.surroundings.uid_of(at) {
+            Some(0) => {
+                let help =
+                    "without `user`, sidetrack becomes an unprivileged user once its sockets are bound";
+                self.warning(at.span(), "what clients and servers send is read as root", help);
+            }
+            Some(_) => {}
+            None => {
+                let help =
+                    "`getent passwd` lists the users of this machine; `useradd --system sidetrack` adds one";
+                self.error(at.span(), format!("there is no user '{}' on this machine", at.as_str()), help);
+            }
+        }
+        RunAs::Named(at.as_str().into())
     }
 
     /// An address and port to listen on.

@@ -90,9 +90,20 @@ pub struct Interception {
 pub struct Bound {
     catches: Vec<config::Packets>,
     raw: RoutedSocket,
-    thread: JoinHandle<()>,
-    begin: oneshot::Sender<Begin>,
+    queue: Option<Waiting>,
+    /// The thread, if it runs.
+    thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
 }
+
+/// What the thread takes with it.
+struct Waiting {
+    queue: Queue,
+    table: OwnedTable,
+    bypass: bool,
+}
+
+/// Verdicts need it at the moment they are given.
+pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
 /// What the thread waits for.
 struct Begin {
@@ -108,7 +119,7 @@ pub struct Catching {
 }
 
 impl Bound {
-    /// Takes a queue, puts the rules in force and starts the thread that answers the kernel: it alone keeps the right to.
+    /// Takes a queue and puts the rules in force.
     ///
     /// # Errors
     /// Which of them is not to be had.
@@ -135,16 +146,25 @@ impl Bound {
             .context("[[overlay.packets]] cannot catch packets")?;
         let raw =
             RoutedSocket::open(DELIVERED_MARK.value).context("[[overlay.packets]] cannot deliver packets")?;
+        let queue = Some(Waiting { queue, table, bypass });
+        Ok(Some(Self { catches: config.packets.clone(), raw, queue, thread: None }))
+    }
+
+    /// Starts the thread that answers the kernel. It alone keeps the right to.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn answer_kernel(&mut self) -> anyhow::Result<()> {
+        let Some(Waiting { queue, table, bypass }) = self.queue.take() else { return Ok(()) };
         let (begin, begun) = oneshot::channel();
         let thread = std::thread::Builder::new().name("overlay-packets".to_owned()).spawn(move || {
-            // Verdicts need the right at the moment they are given; nothing else does.
-            if let Err(error) = caps::keep_only(CapabilitySet::NET_ADMIN) {
+            if let Err(error) = caps::keep_only(NEEDED) {
                 tracing::error!(%error, "cannot give up capabilities");
             }
             answer_kernel(queue, table, bypass, begun);
         });
-        let thread = thread.context("cannot start a thread for packets")?;
-        Ok(Some(Self { catches: config.packets.clone(), raw, thread, begin }))
+        self.thread = Some((thread.context("cannot start a thread for packets")?, begin));
+        Ok(())
     }
 
     /// What the other threads of the overlay need.
@@ -162,7 +182,7 @@ impl Bound {
         for packets in &self.catches {
             *nodes.entry(packets.node.clone()).or_insert(false) |= packets.link == LinkKind::BestEffort;
         }
-        Start { interception, nodes, thread: self.thread, begin: self.begin }
+        Start { interception, nodes, thread: self.thread }
     }
 }
 
@@ -171,8 +191,7 @@ pub struct Start {
     interception: Arc<Interception>,
     /// And whether packets go to them in datagrams.
     nodes: BTreeMap<Arc<str>, bool>,
-    thread: JoinHandle<()>,
-    begin: oneshot::Sender<Begin>,
+    thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
 }
 
 impl Start {
@@ -204,9 +223,12 @@ impl Start {
             tasks.push(carry(shared.clone(), carried, waiting));
         }
         let stop = Arc::new(AtomicBool::new(false));
-        // If the thread has ended already, it has said why.
-        let _ = self.begin.send(Begin { interception: self.interception, ways, stopped: stop.clone() });
-        (Catching { stop, thread: Some(self.thread) }, tasks)
+        let thread = self.thread.map(|(thread, begin)| {
+            // If the thread has ended already, it has said why.
+            let _ = begin.send(Begin { interception: self.interception, ways, stopped: stop.clone() });
+            thread
+        });
+        (Catching { stop, thread }, tasks)
     }
 }
 

@@ -1,0 +1,120 @@
+//! Files that root made and that the data plane writes: they are given to its user before it is no longer root.
+//!
+//! Only what belongs to root is given away, and only under names that are ours: a folder that was named by mistake keeps its
+//! files.
+
+use super::rights::DataUser;
+use crate::config::{Config, HttpListener, RecordTo};
+use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+
+/// The files, with the permissions of one that is not there yet.
+pub fn files(config: &Config) -> Vec<(PathBuf, u32)> {
+    let mut files = Vec::new();
+    if let RecordTo::File(path) = &config.record.to {
+        files.push((path.clone(), 0o640));
+    }
+    let taps = proxies(config).any(|http| http.tap.is_some());
+    if let Some(tap) = config.tap.as_ref().filter(|_| taps) {
+        files.extend([&tap.keylog, &tap.har].into_iter().flatten().map(|path| (path.clone(), 0o600)));
+    }
+    files
+}
+
+/// The folders of caches.
+pub fn folders(config: &Config) -> Vec<PathBuf> {
+    let disks = proxies(config).filter_map(|http| http.cache.as_ref()?.disk.as_ref());
+    disks.map(|disk| disk.folder.clone()).collect()
+}
+
+fn proxies(config: &Config) -> impl Iterator<Item = &HttpListener> {
+    config.listeners.iter().filter_map(|listener| listener.kind.http())
+}
+
+/// Makes what is not there, and gives it to the user.
+///
+/// # Errors
+/// What could not be made or given.
+pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
+    let cannot = |path: &Path| format!("cannot give {} to user '{}'", path.display(), user.name);
+    for (path, mode) in files(config) {
+        file(&path, mode, user).with_context(|| cannot(&path))?;
+    }
+    for folder in folders(config) {
+        cache(&folder, user).with_context(|| cannot(&folder))?;
+    }
+    Ok(())
+}
+
+/// Gives what is open here to the user, if it belongs to root and has one name.
+fn give(file: &File, user: &DataUser) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    // A second name may be anywhere: whoever made it would have the user change a file of root.
+    let is_plain = metadata.is_dir() || (metadata.is_file() && metadata.nlink() == 1);
+    if metadata.uid() == 0 && is_plain {
+        fchown(file, Some(user.uid), Some(user.gid))?;
+    }
+    Ok(())
+}
+
+fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?.into())
+}
+
+/// One file. What is no plain file (a link, a pipe, /dev/null) stays as it is.
+fn file(path: &Path, mode: u32, user: &DataUser) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Ok(()),
+        Ok(_) => give(&open(path, OFlags::RDONLY, 0)?, user),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            give(&open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode)?, user)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The folder of a cache with its folders and files.
+fn cache(folder: &Path, user: &DataUser) -> io::Result<()> {
+    let is_new = !folder.try_exists()?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    if folder.metadata()?.uid() == user.uid {
+        return Ok(());
+    }
+    let is_ours = is_new || folder.join("new").is_dir() || fs::read_dir(folder)?.next().is_none();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let kind = entry.file_type()?;
+        if kind.is_file() && name == "lock" {
+            give(&open(&entry.path(), OFlags::RDONLY, 0)?, user)?;
+        } else if kind.is_dir() && (name == "new" || is_number(name, 2)) {
+            give_folder(&entry.path(), user)?;
+        }
+    }
+    // Last: after a start that broke off, the next one begins again.
+    if is_ours {
+        give(&open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?, user)?;
+    }
+    Ok(())
+}
+
+fn give_folder(folder: &Path, user: &DataUser) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let ours = entry.file_name().to_str().is_some_and(|name| is_number(name, 16));
+        if ours && entry.file_type()?.is_file() {
+            give(&open(&entry.path(), OFlags::RDONLY, 0)?, user)?;
+        }
+    }
+    give(&open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?, user)
+}
+
+fn is_number(name: &str, digits: usize) -> bool {
+    name.len() == digits && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,0 +1,172 @@
+//! Who the data plane is once its sockets are prepared: user, groups and capabilities.
+
+use super::handover;
+use crate::config::{Config, Listener, RunAs};
+use anyhow::Context;
+use nix::unistd::{Gid, Uid, User, getgrouplist};
+use rustix::fs::Access;
+use rustix::io::Errno;
+use sidetrack_sys::caps::{self, CapabilitySet};
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+/// A user of this machine that the data plane becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataUser {
+    /// Its name.
+    pub name: String,
+    /// Its user id.
+    pub uid: u32,
+    /// Its main group.
+    pub gid: u32,
+    /// Its other groups.
+    pub groups: Vec<u32>,
+}
+
+impl DataUser {
+    /// The user to become; none if the process stays what it is.
+    ///
+    /// # Errors
+    /// The configuration names a user that this process cannot become.
+    pub fn of(config: &Config) -> anyhow::Result<Option<Self>> {
+        match &config.user {
+            RunAs::Default if !Uid::effective().is_root() => Ok(None),
+            RunAs::Default => Ok(Self::default()),
+            RunAs::Named(name) => Self::named(name),
+        }
+    }
+
+    /// The first user of [`RunAs::DEFAULTS`] that this machine has, and that this process may become.
+    fn default() -> Option<Self> {
+        let found = RunAs::DEFAULTS.iter().find_map(|name| Self::look_up(name).ok().flatten());
+        let user = found.filter(Self::can_be_become);
+        if user.is_none() {
+            tracing::warn!(
+                "the data plane stays root: it cannot become a user 'sidetrack' or 'nobody' (CAP_SETUID and CAP_SETGID are \
+                 needed). `user = \"root\"` says that this is meant"
+            );
+        }
+        user
+    }
+
+    fn named(name: &str) -> anyhow::Result<Option<Self>> {
+        let user = Self::look_up(name)?.with_context(|| format!("user = \"{name}\": no such user"))?;
+        let own = Uid::effective();
+        if own.as_raw() == user.uid {
+            return Ok(None);
+        }
+        anyhow::ensure!(
+            own.is_root() && user.can_be_become(),
+            "user = \"{name}\": this process (user id {own}) cannot become it: start sidetrack as root, or leave `user` out"
+        );
+        Ok(Some(user))
+    }
+
+    fn look_up(name: &str) -> anyhow::Result<Option<Self>> {
+        let found = User::from_name(name).with_context(|| format!("user = \"{name}\""))?;
+        let Some(User { name, uid, gid, .. }) = found else { return Ok(None) };
+        let groups = getgrouplist(&CString::new(name.as_str())?, gid)?;
+        let groups = groups.into_iter().map(Gid::as_raw).collect();
+        Ok(Some(Self { name, uid: uid.as_raw(), gid: gid.as_raw(), groups }))
+    }
+
+    fn can_be_become(&self) -> bool {
+        caps::can_become(self.uid, self.gid)
+    }
+}
+
+/// The capabilities that the data plane needs for its listeners and its connections to servers, with the reason.
+pub fn needed(config: &Config) -> Vec<(CapabilitySet, &'static str)> {
+    let mut needed = vec![(
+        CapabilitySet::NET_RAW,
+        "CAP_NET_RAW: to mark its own connections, and to use addresses of clients (tproxy)",
+    )];
+    if config.listeners.iter().any(has_low_port) {
+        needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));
+    }
+    needed
+}
+
+fn has_low_port(listener: &Listener) -> bool {
+    let low = |port: u16| (1..1024).contains(&port);
+    let cache = listener.kind.http().and_then(|http| http.cache.as_ref());
+    let htcp = cache.and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.address.port());
+    listener.addresses.iter().map(|address| address.port()).chain(htcp).any(low)
+}
+
+/// Gives up every right that the data plane does not need, for good. `beside` is needed for a moment longer.
+///
+/// # Errors
+/// The user cannot be become, or may not write what the configuration says.
+pub fn give_up(
+    config: &Config,
+    file: &Path,
+    user: Option<&DataUser>,
+    beside: CapabilitySet,
+) -> anyhow::Result<()> {
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    let mut kept: CapabilitySet = needed(config).into_iter().map(|(capability, _)| capability).collect();
+    kept |= beside;
+    let Some(user) = user else {
+        return caps::keep_only(held & kept).context("cannot give up capabilities");
+    };
+    handover::hand_over(config, user)?;
+    // CAP_SETPCAP only as long as the bounding set is still to shrink.
+    let first = kept | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SETPCAP;
+    caps::become_user(user.uid, user.gid, &user.groups, held & first)
+        .with_context(|| format!("cannot become user '{}'", user.name))?;
+    // access(2) asks without capabilities.
+    let closed = read(config, file).into_iter().find(|path| is_refused(path, Access::READ_OK));
+    let closed =
+        closed.or_else(|| written(config).into_iter().find(|path| is_refused(path, Access::WRITE_OK)));
+    if let Some(path) = &closed {
+        kept |= CapabilitySet::DAC_READ_SEARCH;
+        tracing::info!(
+            "CAP_DAC_READ_SEARCH is kept for reloads: {} is closed to user '{}'",
+            path.display(),
+            user.name
+        );
+    }
+    caps::keep_only(held & kept).context("cannot give up capabilities")?;
+    for path in written(config) {
+        let may =
+            rustix::fs::accessat(rustix::fs::CWD, &path, Access::WRITE_OK, rustix::fs::AtFlags::EACCESS);
+        anyhow::ensure!(
+            may != Err(Errno::ACCESS),
+            "user '{}' may not write {}: give it to this user, or name another one with `user`",
+            user.name,
+            path.display()
+        );
+    }
+    if let Some(folder) = config.agreement.as_ref().and_then(|file| file.path.parent())
+        && is_refused(folder, Access::WRITE_OK)
+    {
+        tracing::warn!(
+            "user '{}' may not write to {}: `sidetrack policy apply` will be refused; give it the folder of the agreement, or edit \
+             the file",
+            user.name,
+            folder.display()
+        );
+    }
+    tracing::info!(user = user.name, uid = user.uid, "the data plane has become an unprivileged user");
+    Ok(())
+}
+
+/// Whether the user may not do this by itself.
+fn is_refused(path: &Path, access: Access) -> bool {
+    rustix::fs::access(path, access) == Err(Errno::ACCESS)
+}
+
+/// What a reload reads: the configuration file, its folder, which is watched, and what it names.
+fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
+    let written = written(config);
+    let named = config.named.iter().filter(|path| !written.contains(path));
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    [file, folder].map(Path::to_owned).into_iter().chain(named.cloned()).collect()
+}
+
+/// What is written while the node runs.
+fn written(config: &Config) -> Vec<PathBuf> {
+    let files = handover::files(config).into_iter().map(|(path, _)| path);
+    files.chain(handover::folders(config)).collect()
+}
