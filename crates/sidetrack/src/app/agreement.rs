@@ -10,6 +10,8 @@ use anyhow::Context;
 use sidetrack_core::agreement::End;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::policy::{Action, Verdict};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -155,8 +157,25 @@ fn status(in_force: &InForce) -> AgreementStatus {
     }
 }
 
-/// Puts a text in the place of a file: whoever reads it has the old one or the new one.
+/// Puts a text in place of a file.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    match rename_over(path, text) {
+        // The folder belongs to root, the file was given to the user of the data plane.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => overwrite(path, text),
+        done => done,
+    }
+}
+
+/// Writes the text into the file itself. After a crash in its middle the file is neither text, and not accepted.
+fn overwrite(path: &Path, text: &str) -> std::io::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(text.as_bytes(), 0)?;
+    file.set_len(text.len() as u64)?;
+    file.sync_all()
+}
+
+/// Makes a file with the text and renames it: a reader has the old text or the new one.
+fn rename_over(path: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");

@@ -41,6 +41,10 @@ fn proxies(config: &Config) -> impl Iterator<Item = &HttpListener> {
 /// What could not be made or given.
 pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
     let cannot = |path: &Path| format!("cannot give {} to user '{}'", path.display(), user.name);
+    if let Some(agreement) = &config.agreement {
+        // `sidetrack policy apply` writes it.
+        file(&agreement.path, 0o644, user).with_context(|| cannot(&agreement.path))?;
+    }
     for (path, mode) in files(config) {
         file(&path, mode, user).with_context(|| cannot(&path))?;
     }
@@ -48,6 +52,17 @@ pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
         cache(&folder, user).with_context(|| cannot(&folder))?;
     }
     Ok(())
+}
+
+/// Makes the files and folders that are not there yet, so that they can be allowed. What cannot be made is an error where it is
+/// used.
+pub fn make(config: &Config) {
+    for (path, mode) in files(config) {
+        let _ = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode);
+    }
+    for folder in folders(config) {
+        let _ = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    }
 }
 
 /// Gives what is open here to the user, if it belongs to root and has one name.

@@ -1,7 +1,7 @@
 //! Who the data plane is once its sockets are prepared: user, groups and capabilities.
 
 use super::handover;
-use crate::config::{Config, Listener, RunAs};
+use crate::config::{AdminAt, Config, Listener, RunAs};
 use anyhow::Context;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use rustix::fs::Access;
@@ -108,6 +108,7 @@ pub fn give_up(
     let mut kept: CapabilitySet = needed(config).into_iter().map(|(capability, _)| capability).collect();
     kept |= beside;
     let Some(user) = user else {
+        handover::make(config);
         return caps::keep_only(held & kept).context("cannot give up capabilities");
     };
     handover::hand_over(config, user)?;
@@ -138,14 +139,13 @@ pub fn give_up(
             path.display()
         );
     }
-    if let Some(folder) = config.agreement.as_ref().and_then(|file| file.path.parent())
-        && is_refused(folder, Access::WRITE_OK)
+    if let Some(agreement) = &config.agreement
+        && is_refused(&agreement.path, Access::WRITE_OK)
     {
         tracing::warn!(
-            "user '{}' may not write to {}: `sidetrack policy apply` will be refused; give it the folder of the agreement, or edit \
-             the file",
+            "user '{}' may not write {}: `sidetrack policy apply` will be refused. Give the file to this user, or edit it",
             user.name,
-            folder.display()
+            agreement.path.display()
         );
     }
     tracing::info!(user = user.name, uid = user.uid, "the data plane has become an unprivileged user");
@@ -159,8 +159,13 @@ fn is_refused(path: &Path, access: Access) -> bool {
 
 /// What a reload reads: the configuration file, its folder, which is watched, and what it names.
 fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
-    let written = written(config);
-    let named = config.named.iter().filter(|path| !written.contains(path));
+    let mut others = written(config);
+    // Root has bound it.
+    others.extend(match &config.admin.socket {
+        AdminAt::Path(path) => Some(path.clone()),
+        AdminAt::Default | AdminAt::None => None,
+    });
+    let named = config.named.iter().filter(|path| !others.contains(path));
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     [file, folder].map(Path::to_owned).into_iter().chain(named.cloned()).collect()
 }
