@@ -10,6 +10,7 @@ mod handover;
 mod kernel;
 mod node;
 mod outgoing;
+mod paths;
 mod rights;
 mod run;
 mod shunt;

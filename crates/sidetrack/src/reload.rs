@@ -6,6 +6,7 @@ use crate::config::Config;
 use arc_swap::ArcSwap;
 use notify::event::ModifyKind;
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -176,7 +177,11 @@ impl Reloader {
     /// What was read last need not be read again; a file that is gone for a moment will come back.
     fn changed(&self) -> bool {
         let text = std::fs::read_to_string(&*self.handle.path);
-        text.is_ok_and(|text| Some(&text) != lock(&self.work).last_text.as_ref())
+        match text {
+            Ok(text) => Some(&text) != lock(&self.work).last_text.as_ref(),
+            // The reload says why.
+            Err(error) => error.kind() == ErrorKind::PermissionDenied,
+        }
     }
 
     /// One reload, on a thread that may block: whoever looks in meanwhile is answered.
@@ -198,7 +203,8 @@ impl Work {
             Err(_) => Config::load(&*path),
         };
         self.last_text = text.ok();
-        let result = result.map_err(|error| error.render(false)).and_then(|config| self.swap(config));
+        let result = result.map_err(|error| with_hint(error.render(false)));
+        let result = result.and_then(|config| self.swap(config));
         let mut standing = lock(&self.handle.standing);
         match &result {
             Ok(generation) => {
@@ -223,6 +229,20 @@ impl Work {
         Ok(self.handle.standing().generation + 1)
     }
 }
+
+/// Says why a file may be closed that others can read.
+fn with_hint(error: String) -> String {
+    if !error.contains(DENIED) {
+        return error;
+    }
+    format!(
+        "{error}\nhelp: after its start sidetrack may read only the folders of files that its first configuration named, and no \
+         others: restart it for files elsewhere"
+    )
+}
+
+/// How the system words a refusal.
+const DENIED: &str = "Permission denied";
 
 /// A file that changes: since when, and when that is over.
 #[derive(Debug, Default)]

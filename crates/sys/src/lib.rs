@@ -25,6 +25,7 @@ pub mod cgroup;
 pub mod confine;
 pub mod conntrack;
 pub mod exec;
+pub mod landlock;
 pub mod link;
 pub mod lookup;
 pub mod napi;

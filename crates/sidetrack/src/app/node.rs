@@ -2,6 +2,7 @@
 
 use super::agreement;
 use super::kernel::{KernelFlows, Paths};
+use super::paths;
 use super::rights::{self, DataUser};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
@@ -128,7 +129,7 @@ impl Prepared {
     }
 
     /// From here on peers' bytes are read: the process becomes the user of the data plane and keeps what marked and transparent
-    /// sockets and low ports need. To be called while it has one thread.
+    /// sockets and low ports need. `socket`: its admin socket. To be called while it has one thread.
     ///
     /// # Errors
     /// What could not be given up.
@@ -137,10 +138,13 @@ impl Prepared {
         config: &Config,
         file: &Path,
         user: Option<&DataUser>,
+        socket: Option<&Path>,
     ) -> anyhow::Result<()> {
         let was_root = nix::unistd::geteuid().is_root();
         let of_packets = self.overlay.as_ref().map_or(CapabilitySet::empty(), overlay::Bound::needs);
         rights::give_up(config, file, user, of_packets)?;
+        // A guard removes the socket for an unprivileged user.
+        paths::restrict(config, file, socket.filter(|_| user.is_none()));
         if was_root {
             confine::close_memory().context("PR_SET_DUMPABLE")?;
         }

@@ -159,15 +159,19 @@ fn is_refused(path: &Path, access: Access) -> bool {
 
 /// What a reload reads: the configuration file, its folder, which is watched, and what it names.
 fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    [file, folder].map(Path::to_owned).into_iter().chain(named(config)).collect()
+}
+
+/// The files that the configuration names and that are read.
+pub fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
     let mut others = written(config);
     // Root has bound it.
     others.extend(match &config.admin.socket {
         AdminAt::Path(path) => Some(path.clone()),
         AdminAt::Default | AdminAt::None => None,
     });
-    let named = config.named.iter().filter(|path| !others.contains(path));
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    [file, folder].map(Path::to_owned).into_iter().chain(named.cloned()).collect()
+    config.named.iter().filter(move |path| !others.contains(path)).cloned()
 }
 
 /// What is written while the node runs.

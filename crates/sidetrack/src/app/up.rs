@@ -55,7 +55,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let windows = Windows::open(&handle.current().load())?;
     let guard = windows.guard(user.as_ref())?;
-    prepared.give_up_rights(&handle.current().load(), path, user.as_ref())?;
+    prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // Nobody has asked for a reload yet: the reloader is not running.
     let _ = node_to_be.set(node.clone());
@@ -122,6 +122,10 @@ impl Windows {
         let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
         let metrics = metrics.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
         Ok(Self { admin, metrics, outgoing })
+    }
+
+    fn admin_path(&self) -> Option<&Path> {
+        self.admin.as_ref().map(AdminSocket::path)
     }
 
     /// Starts the process that removes the admin socket at our end, where the data plane's user may not.

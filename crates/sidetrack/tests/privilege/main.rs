@@ -7,6 +7,7 @@ mod hosts;
 mod node;
 
 mod crash;
+mod files;
 mod interference;
 mod keeper;
 mod rights;
