@@ -25,6 +25,7 @@ pub mod openflow;
 pub mod overlay;
 pub mod policy;
 pub mod proxy_protocol;
+pub mod secret;
 pub mod shunt;
 pub mod socks;
 pub mod splice;

@@ -114,7 +114,10 @@ impl Shared {
             handshakes: waiting::Handshakes::new(count(handshakes)),
             next_flow: AtomicU64::new(1),
             warm_room: Arc::new(Room::new(WARM_MIN)),
-            sessions: Arc::new(Mutex::new(SessionTable::new(SessionLimits::default()))),
+            sessions: Arc::new(Mutex::new(SessionTable::new(
+                SessionLimits::default(),
+                sidetrack_sys::random::bytes(),
+            ))),
             clock,
         }
     }

@@ -14,18 +14,12 @@ pub fn credentials(value: &[u8]) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-/// Whether two secrets are the same, in a time that does not say where they differ.
-pub fn same(one: &str, other: &str) -> bool {
-    let differences = one.bytes().zip(other.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
-    (one.len() == other.len()) & (differences == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn credentials_are_read_and_compared_whole() {
+    fn credentials_are_read() {
         let login = |text: &str| credentials(text.as_bytes());
         let pair = Some(("a".to_owned(), "b:c".to_owned()));
         assert_eq!(login("Basic YTpiOmM="), pair);
@@ -33,6 +27,5 @@ mod tests {
         for bad in ["Bearer x", "Basic", "Basic ?", "Basic YQ==", ""] {
             assert_eq!(login(bad), None, "{bad}");
         }
-        assert!(same("abc", "abc") && !same("abc", "abd") && !same("ab", "abc") && !same("", "a"));
     }
 }

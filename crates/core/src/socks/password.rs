@@ -1,7 +1,6 @@
 //! User name and password (RFC 1929), in the stream of version 5 and -11, and inside options of version 6.
 
 use super::reader::{Reader, Stop};
-use crate::carrier::Credentials;
 
 /// Method number: no authentication.
 pub(crate) const METHOD_NONE: u8 = 0;
@@ -30,21 +29,4 @@ pub(crate) fn read_request<'a>(reader: &mut Reader<'a>) -> Result<(u8, &'a [u8],
     let user = reader.take(usize::from(user_len))?;
     let password_len = reader.u8()?;
     Ok((version, user, reader.take(usize::from(password_len))?))
-}
-
-/// Compares without telling by its duration where the difference is.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (x, y)| difference | (x ^ y)) == 0
-}
-
-/// The account that these belong to. Looks at every account, whatever matches.
-pub(crate) fn account<'a>(
-    accounts: &'a [Credentials],
-    user: &[u8],
-    password: &[u8],
-) -> Option<&'a Credentials> {
-    accounts.iter().fold(None, |found, account| {
-        let matches = same(account.user.as_bytes(), user) & same(account.password.as_bytes(), password);
-        if matches { Some(account) } else { found }
-    })
 }

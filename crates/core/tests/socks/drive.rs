@@ -32,7 +32,7 @@ pub struct Served {
 pub fn serve<'a>(config: &ServerConfig, pieces: impl IntoIterator<Item = &'a [u8]>, reply: &Reply) -> Served {
     let now = Instant::ZERO;
     let mut server = Server::new(Arc::new(config.clone()), now);
-    let mut table = SessionTable::new(SessionLimits::default());
+    let mut table = SessionTable::new(SessionLimits::default(), [7; 16]);
     let mut served = Served::default();
     for piece in pieces {
         if matches!(served.end, Some(Output::Done { .. })) {

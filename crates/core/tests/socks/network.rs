@@ -90,7 +90,7 @@ impl Network {
     pub fn new(config: ServerConfig) -> Self {
         Self {
             config,
-            sessions: SessionTable::new(SessionLimits::default()),
+            sessions: SessionTable::new(SessionLimits::default(), [7; 16]),
             piece_len: usize::MAX,
             reply: Reply::connected("198.51.100.7:40000".parse().unwrap()),
             expected_len: 5,

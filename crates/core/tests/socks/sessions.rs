@@ -174,7 +174,7 @@ struct Table {
 
 impl Table {
     fn new(limits: SessionLimits) -> Self {
-        Self { table: SessionTable::new(limits), random: 0 }
+        Self { table: SessionTable::new(limits, [7; 16]), random: 0 }
     }
 
     fn ask(&mut self, now: Instant, client: &str, action: SessionAction, tokens: Tokens) -> SessionAnswer {

@@ -12,6 +12,7 @@ mod layering;
 mod markdown;
 mod promises;
 mod purity;
+mod secrets;
 mod shape;
 mod source;
 mod unsafety;

@@ -193,7 +193,7 @@ const fn version(version: Version, is_http2: bool) -> &'static str {
 
 fn fields(fields: &Fields) -> Vec<Value> {
     let one = |(name, value): (&[u8], &[u8])| {
-        let is_secret = SECRET.iter().any(|secret| name.eq_ignore_ascii_case(secret.as_bytes()));
+        let is_secret = SECRET.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
         let value = if is_secret { "***".into() } else { String::from_utf8_lossy(value) };
         json!({"name": String::from_utf8_lossy(name), "value": value})
     };

@@ -7,6 +7,7 @@ use super::super::reply::ReplyCode;
 use super::super::server::{Input, MAX_PIPELINED_LEN, Output, Reply, Request, ServerConfig, Version};
 use super::{CONNECT, VERSION, put_message};
 use crate::flow::{Destination, EndReason};
+use crate::secret;
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -175,7 +176,7 @@ impl Server {
             return Ok(());
         }
         let (_, user, password) = password::read_request(reader)?;
-        let account = password::account(&self.config.accounts, user, password);
+        let account = secret::account(&self.config.accounts, user, password);
         if account.is_none() && !self.config.accounts.is_empty() {
             self.send(vec![password::VERSION, 1]);
             let user = String::from_utf8_lossy(user);

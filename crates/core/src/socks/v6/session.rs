@@ -3,6 +3,8 @@
 //! A session stands for the credentials it was begun with; its id is a secret. Tokens are numbers modulo 2^32, spent
 //! once each, so that a replayed request (TCP Fast Open, TLS early data) is refused.
 
+use crate::engine::siphash::{Key, siphash24};
+use crate::secret;
 use crate::time::Instant;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -135,8 +137,13 @@ enum Owner {
     Address(IpAddr),
 }
 
+/// Where a session is in the table: a keyed hash of its id. The search compares places, which no peer can foresee, so the time it
+/// takes says nothing about ids.
+type Place = [u64; 2];
+
 #[derive(Debug)]
 struct Session {
+    id: SessionId,
     owner: Owner,
     used: Instant,
     /// Flows that are part of it now. While there are any it does not fall idle.
@@ -149,16 +156,38 @@ struct Session {
 #[derive(Debug)]
 pub struct SessionTable {
     limits: SessionLimits,
-    sessions: BTreeMap<SessionId, Session>,
+    /// What places are hashed with.
+    key: Key,
+    sessions: BTreeMap<Place, Session>,
     /// When each session without flows was used last, oldest first.
     by_use: std::collections::BTreeSet<(Instant, SessionId)>,
     per_owner: BTreeMap<Owner, usize>,
 }
 
 impl SessionTable {
-    /// An empty table.
-    pub fn new(limits: SessionLimits) -> Self {
-        Self { limits, sessions: BTreeMap::new(), by_use: Default::default(), per_owner: BTreeMap::new() }
+    /// An empty table. `key` are random bytes from the operating system, which stay secret.
+    pub fn new(limits: SessionLimits, key: [u8; 16]) -> Self {
+        let [low, high] = halves(key);
+        let key = [u64::from_le_bytes(low), u64::from_le_bytes(high)];
+        Self {
+            limits,
+            key,
+            sessions: BTreeMap::new(),
+            by_use: Default::default(),
+            per_owner: BTreeMap::new(),
+        }
+    }
+
+    fn place(&self, id: &SessionId) -> Place {
+        [0, 1].map(|half| {
+            let mut words = vec![half, id.0.len() as u64];
+            // Ids are multiples of 4 bytes.
+            words.extend(id.0.chunks_exact(4).map(|four| match four {
+                &[a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
+                _ => 0,
+            }));
+            siphash24(self.key, &words)
+        })
     }
 
     /// Answers a query. `client` is where the request came from. `random` are fresh random bytes from the operating
@@ -181,7 +210,8 @@ impl SessionTable {
 
     /// A flow of this session begins: until it ends the session does not fall idle.
     pub fn flow_began(&mut self, id: &SessionId) {
-        if let Some(session) = self.sessions.get_mut(id) {
+        let place = self.place(id);
+        if let Some(session) = found(&mut self.sessions, place, id) {
             self.by_use.remove(&(session.used, id.clone()));
             session.flows = session.flows.saturating_add(1);
         }
@@ -189,14 +219,16 @@ impl SessionTable {
 
     /// A flow of this session ended: it counts as used now. Nothing happens if the session was torn down meanwhile.
     pub fn flow_ended(&mut self, now: Instant, id: &SessionId) {
-        if let Some(session) = self.sessions.get_mut(id) {
+        let place = self.place(id);
+        if let Some(session) = found(&mut self.sessions, place, id) {
             session.flows = session.flows.saturating_sub(1);
             self.touch(now, id);
         }
     }
 
     fn touch(&mut self, now: Instant, id: &SessionId) {
-        if let Some(session) = self.sessions.get_mut(id) {
+        let place = self.place(id);
+        if let Some(session) = found(&mut self.sessions, place, id) {
             self.by_use.remove(&(session.used, id.clone()));
             session.used = session.used.max(now);
             if session.flows == 0 {
@@ -231,7 +263,11 @@ impl SessionTable {
     }
 
     fn remove(&mut self, id: &SessionId) -> bool {
-        let Some(session) = self.sessions.remove(id) else { return false };
+        let place = self.place(id);
+        if found(&mut self.sessions, place, id).is_none() {
+            return false;
+        }
+        let Some(session) = self.sessions.remove(&place) else { return false };
         self.by_use.remove(&(session.used, id.clone()));
         if let Some(count) = self.per_owner.get_mut(&session.owner) {
             *count = count.saturating_sub(1);
@@ -253,7 +289,8 @@ impl SessionTable {
         let owner = user.map_or(Owner::Address(client), |user| Owner::User(user.to_owned()));
         let owned = self.per_owner.get(&owner).copied().unwrap_or(0);
         let [id @ .., _, _, _, _] = random;
-        let Some(id) = SessionId::from_bytes(&id).filter(|id| !self.sessions.contains_key(id)) else {
+        let Some(id) = SessionId::from_bytes(&id).filter(|id| !self.sessions.contains_key(&self.place(id)))
+        else {
             return SessionAnswer::Declined;
         };
         if self.sessions.len() >= self.limits.max_sessions || owned >= self.limits.max_per_owner {
@@ -261,7 +298,8 @@ impl SessionTable {
         }
         self.per_owner.insert(owner.clone(), owned + 1);
         self.by_use.insert((now, id.clone()));
-        self.sessions.insert(id.clone(), Session { owner, used: now, flows: 0, tokens: None });
+        let session = Session { id: id.clone(), owner, used: now, flows: 0, tokens: None };
+        self.sessions.insert(self.place(&id), session);
         self.resume(now, &id, query, random)
     }
 
@@ -273,7 +311,8 @@ impl SessionTable {
         random: [u8; 20],
     ) -> SessionAnswer {
         self.touch(now, id);
-        let Some(session) = self.sessions.get_mut(id) else { return SessionAnswer::Invalid };
+        let place = self.place(id);
+        let Some(session) = found(&mut self.sessions, place, id) else { return SessionAnswer::Invalid };
         // Spent first: a token of a window that this same request asks for cannot be known yet.
         let token_accepted =
             query.token_spend.map(|token| session.tokens.as_mut().is_some_and(|tokens| tokens.spend(token)));
@@ -294,6 +333,21 @@ impl SessionTable {
             token_accepted,
         }
     }
+}
+
+/// The session with this id, if it is at this place.
+fn found<'s>(
+    sessions: &'s mut BTreeMap<Place, Session>,
+    place: Place,
+    id: &SessionId,
+) -> Option<&'s mut Session> {
+    sessions.get_mut(&place).filter(|session| secret::same(session.id.as_bytes(), id.as_bytes()))
+}
+
+fn halves(key: [u8; 16]) -> [[u8; 8]; 2] {
+    let mut halves = [[0; 8]; 2];
+    halves.as_flattened_mut().copy_from_slice(&key);
+    halves
 }
 
 /// A window and which of its tokens are spent, as a ring of bits: token `t` is bit `t % size` while it is inside.

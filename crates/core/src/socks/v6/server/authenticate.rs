@@ -2,6 +2,7 @@
 
 use super::{Authenticated, Pending, Server, State};
 use crate::flow::EndReason;
+use crate::secret;
 use crate::socks::password::{self, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
 use crate::socks::reader::{Reader, Stop};
 use crate::socks::server::Output;
@@ -35,7 +36,7 @@ impl Server {
             _ => None,
         });
         if let Some((user, password)) = given {
-            let account = password::account(&self.config.accounts, user, password);
+            let account = secret::account(&self.config.accounts, user, password);
             let mut reply = Options::default();
             reply.auth_data.push(AuthData::PasswordStatus(u8::from(account.is_none())));
             match account.map(|account| account.user.clone()) {
@@ -74,7 +75,7 @@ impl Server {
                 return;
             }
         };
-        let account = password::account(&self.config.accounts, user, password);
+        let account = secret::account(&self.config.accounts, user, password);
         let user_name = account.map(|account| account.user.clone());
         let claimed = String::from_utf8_lossy(user).into_owned();
         let end = initial_len + reader.position();
