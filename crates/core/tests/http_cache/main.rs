@@ -2,6 +2,7 @@
 
 mod decide;
 mod file;
+mod part;
 mod store;
 mod update;
 

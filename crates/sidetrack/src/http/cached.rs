@@ -89,7 +89,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
 }
 
 /// What Cache-Status says of a request that went to the server.
-fn forwarded(why: Forward) -> String {
+pub(super) fn forwarded(why: Forward) -> String {
     ["fwd=", why.as_str()].concat()
 }
 
@@ -119,15 +119,19 @@ fn with_cookies(stored: &Stored, response: &Response) -> Option<Fields> {
 }
 
 /// A request with what is stored under its key.
-struct Cached<'t, 'a> {
-    turn: &'t mut Turn<'a>,
-    cache: &'t Cache,
-    key: &'t [u8],
-    objects: &'t [Arc<Object>],
+pub(super) struct Cached<'t, 'a> {
+    /// The request.
+    pub(super) turn: &'t mut Turn<'a>,
+    /// The cache.
+    pub(super) cache: &'t Cache,
+    /// Its key.
+    pub(super) key: &'t [u8],
+    /// What is stored under it.
+    pub(super) objects: &'t [Arc<Object>],
 }
 
 impl Cached<'_, '_> {
-    fn status(&self, rest: &str) -> String {
+    pub(super) fn status(&self, rest: &str) -> String {
         [&self.turn.proxy.pseudonym, "; ", rest].concat()
     }
 
@@ -175,7 +179,13 @@ impl Cached<'_, '_> {
         for object in self.objects.iter().filter(|object| object.stored.is_selected_by(request)) {
             let mut stored = object.stored.clone();
             let times = (requested_s, super::now_s());
-            freshen_by_head(&mut stored, head, object.content.length, times, &self.cache.rules);
+            let length = match stored.extent {
+                Extent::Whole => Some(object.content.length),
+                Extent::Part(part) => part.total,
+            };
+            // Of a part of unknown length it may be about another representation.
+            let Some(length) = length else { continue };
+            freshen_by_head(&mut stored, head, length, times, &self.cache.rules);
             let new = Arc::new(Object { stored, content: object.content.clone() });
             self.cache.store.replace(self.key, object, Some(new));
         }
@@ -194,7 +204,12 @@ impl Cached<'_, '_> {
     async fn fetch(&mut self, why: Forward, fetching: Option<Fetching>) -> Result<Outcome, Box<Answer>> {
         let best =
             self.candidate().filter(|best| best.stored.has_validator() && why != Forward::Partial).cloned();
-        let Some(best) = best else { return self.fetch_plain(why, fetching).await };
+        let Some(best) = best else {
+            return match self.incomplete().filter(|_| why == Forward::Partial) {
+                Some(parts) => Box::pin(self.complete(parts, fetching)).await,
+                None => self.fetch_plain(why, fetching).await,
+            };
+        };
         let mut request = self.turn.asked.request.clone();
         let stored: Vec<&Stored> = self.objects.iter().map(|object| &object.stored).collect();
         conditions(&mut request.fields, &best.stored, &stored);
@@ -223,7 +238,8 @@ impl Cached<'_, '_> {
         }
     }
 
-    async fn fetch_plain(
+    /// Asks for a new response, as the client asks.
+    pub(super) async fn fetch_plain(
         &mut self,
         why: Forward,
         fetching: Option<Fetching>,
@@ -261,14 +277,19 @@ impl Cached<'_, '_> {
         cache.siblings.ask(&question, &self.turn.proxy.pseudonym).await
     }
 
-    async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
+    /// Sends a request without a body to the server.
+    pub(super) async fn send(&mut self, request: &Request) -> Result<(Server, Fetched), Failure> {
         let way = self.turn.way();
         let client = knows_interim(self.turn.asked.version).then_some(self.turn.stream);
         way.fetch(request, Interim { client }).await
     }
 
     /// A stale response in place of an error, if there is one and it may be served.
-    async fn stale_or(&mut self, trouble: Trouble, failure: &Failure) -> Result<Outcome, Box<Answer>> {
+    pub(super) async fn stale_or(
+        &mut self,
+        trouble: Trouble,
+        failure: &Failure,
+    ) -> Result<Outcome, Box<Answer>> {
         let Some(object) = self.may_be_stale(trouble) else {
             let mut answer = self.turn.failed(failure);
             if self.candidate().is_some_and(|best| best.stored.must_be_fresh()) {
@@ -311,7 +332,7 @@ impl Cached<'_, '_> {
     }
 
     /// Takes a new response: kept if it may be, and sent.
-    async fn receive(
+    pub(super) async fn receive(
         &mut self,
         server: Server,
         mut fetched: Fetched,
@@ -386,19 +407,35 @@ impl Cached<'_, '_> {
         let (copied, most) = (stored.clone(), self.cache.object_max);
         let spill: Spill = Box::new(move || store.fill(&key, &copied, most));
         let mut tee = Tee::new(self.cache.in_memory_max, Some(spill));
+        let length = fetched.length.length;
         let outcome = self.turn.send(server, fetched, Some(&mut tee)).await;
-        let is_ok = outcome.as_ref().is_ok_and(|outcome| outcome.reason == EndReason::Ok);
-        let is_whole = is_ok && !tee.is_over;
-        match (tee.fill, fetching) {
-            (Some(fill), _) if is_whole => fill.finish(),
-            (None, _) if is_whole => {
-                let object = Object { stored, content: Arc::new(Content::whole(tee.bytes)) };
-                self.cache.store.insert(self.key, Arc::new(object));
-            }
-            (_, Some(fetching)) => fetching.not_shared(),
-            _ => {}
+        let is_whole = outcome.as_ref().is_ok_and(|outcome| outcome.reason == EndReason::Ok);
+        let stored = match length {
+            _ if is_whole => Some(stored),
+            Length::Exact(length) if outcome.is_ok() => stored.cut(tee.taken(), length),
+            _ => None,
+        };
+        let is_kept = self.keep_copy(tee, stored, &[]);
+        if let Some(fetching) = fetching.filter(|_| !(is_whole && is_kept)) {
+            fetching.not_shared();
         }
         outcome
+    }
+
+    /// Stores the copy of a response that passed, instead of the parts that it has the bytes of; whether it did.
+    pub(super) fn keep_copy(&self, tee: Tee, stored: Option<Stored>, parts: &[Stored]) -> bool {
+        let Some(stored) = stored.filter(|_| !tee.is_over) else { return false };
+        match tee.fill {
+            Some(fill) => fill.finish(stored, parts),
+            None => {
+                if stored.extent == Extent::Whole {
+                    self.cache.store.drop_parts(self.key, &stored);
+                }
+                let content = Arc::new(Content::whole(tee.bytes));
+                self.cache.store.insert(self.key, Arc::new(Object { stored, content }));
+            }
+        }
+        true
     }
 
     /// Of known length: others read along while it comes in.
@@ -428,7 +465,12 @@ impl Cached<'_, '_> {
 
     /// Answers from a stored response; with the fields as they were received, where it is the answer to this very
     /// request.
-    async fn reply(&mut self, object: &Arc<Object>, received: Option<&Fields>, note: &str) -> Outcome {
+    pub(super) async fn reply(
+        &mut self,
+        object: &Arc<Object>,
+        received: Option<&Fields>,
+        note: &str,
+    ) -> Outcome {
         let asked = self.turn.asked;
         let now_s = super::now_s();
         let request = (&asked.request.method, &asked.request.fields);
@@ -442,24 +484,45 @@ impl Cached<'_, '_> {
             None => reply(&object.stored, request, total, &boundary, now_s),
             Some(fields) => reply_first_hand(&object.stored, fields, request, total, &boundary),
         };
-        let mut head = answer.head;
-        let ttl_s = object.stored.ttl_s(now_s).to_string();
+        let mut opening = self.opening(answer.head, &answer.body, &object.stored, note);
+        let progress = self.turn.progress();
+        let mut out = opening.outgoing(self.turn);
+        let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
+        self.ended(stopped, note, opening.ends)
+    }
+
+    /// The head of an answer from stored content, ready for the client.
+    pub(super) fn opening(
+        &mut self,
+        mut head: Response,
+        body: &Body,
+        stored: &Stored,
+        note: &str,
+    ) -> Opening {
+        let ttl_s = stored.ttl_s(super::now_s()).to_string();
         let status = [&self.turn.proxy.pseudonym, "; ", note, "; ttl=", &ttl_s].map(str::as_bytes);
         head.fields.push_pieces("Cache-Status", &status);
-        let length = match &answer.body {
+        let length = match body {
             Body::None => Length::None,
             _ => said_length(&head).map_or(Length::Chunked, Length::Exact),
         };
+        let asked = self.turn.asked;
         let (length, again) = finish(&mut head, length, asked.version, asked.hop.keeps_alive);
         let mut bytes = Vec::with_capacity(HEAD_ROOM);
         head.write_to(&mut bytes);
         self.turn.told.begin(&head);
-        let progress = self.turn.progress();
-        progress.mark();
-        let out = Outgoing::new(self.turn.stream, bytes, length).counted(progress.live, Side::Server);
-        let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
-        let stopped = send_content(&mut out, object, &answer.body, progress).await.err();
-        let said = name_of(asked, &[&head.status.to_string(), note]);
+        self.turn.progress().mark();
+        Opening { bytes, length, ends: (head.status, again) }
+    }
+
+    /// How an answer from stored content ended.
+    pub(super) fn ended(
+        &self,
+        stopped: Option<Stopped>,
+        note: &str,
+        (status, again): (u16, bool),
+    ) -> Outcome {
+        let said = name_of(self.turn.asked, &[&status.to_string(), note]);
         match stopped {
             None => Outcome::new(EndReason::Ok, Some(said), if again { Next::Again } else { Next::Close }),
             Some(Stopped::Sink(error)) => Outcome::new(
@@ -471,6 +534,24 @@ impl Cached<'_, '_> {
                 Outcome::new(EndReason::ServerReset, Some(format!("{said}, cut: {source}")), Next::Reset)
             }
         }
+    }
+}
+
+/// A head that is ready to be sent.
+pub(super) struct Opening {
+    bytes: Vec<u8>,
+    length: Length,
+    /// Its status, and whether another request can follow.
+    pub(super) ends: (u16, bool),
+}
+
+impl Opening {
+    /// The way to the client, beginning with this head.
+    pub(super) fn outgoing<'a>(&mut self, turn: &Turn<'a>) -> Outgoing<'a> {
+        let progress = turn.progress();
+        let bytes = std::mem::take(&mut self.bytes);
+        let out = Outgoing::new(turn.stream, bytes, self.length).counted(progress.live, Side::Server);
+        out.metered(turn.asked.meter.as_deref(), Side::Server, progress.clock)
     }
 }
 

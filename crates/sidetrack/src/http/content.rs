@@ -136,6 +136,29 @@ impl Content {
         (self.on_disk.is_none() && state.end == End::Whole).then(|| state.pieces(0, usize::MAX))?.ok()
     }
 
+    /// What has come of it so far, in memory.
+    pub fn so_far(&self) -> Option<Vec<Arc<[u8]>>> {
+        let state = lock(&self.state);
+        self.on_disk.is_none().then(|| state.pieces(0, usize::MAX))?.ok()
+    }
+
+    /// All of it, wherever it is; `None` if it cannot be had.
+    pub async fn all(&self) -> Option<Vec<Arc<[u8]>>> {
+        let mut all = Vec::new();
+        loop {
+            let (pieces, end) = self.pieces(all.len(), usize::MAX).await;
+            let is_last = pieces.is_empty() || end == End::Whole;
+            all.extend(pieces);
+            match end {
+                End::Cut => return None,
+                _ if is_last => break,
+                _ => {}
+            }
+        }
+        let held: u64 = all.iter().map(|piece| piece.len() as u64).sum();
+        (held == self.length).then_some(all)
+    }
+
     /// All of it in pages, if it is whole and there.
     pub fn pages(&self) -> Option<Arc<Pages>> {
         let state = lock(&self.state);

@@ -5,7 +5,7 @@ use super::content::{Content, End};
 use super::pool::Server;
 use super::relay::Progress;
 use super::store::{Object, Store};
-use sidetrack_core::http::cache::{ContentRange, Extent, combine};
+use sidetrack_core::http::cache::{ContentRange, Extent, Rules, Stored, combine};
 use sidetrack_core::http::framing::{Decoder, Length};
 use std::sync::Arc;
 
@@ -15,13 +15,17 @@ const PIECES_MAX: usize = 256;
 /// Content in memory.
 type Pieces = Vec<Arc<[u8]>>;
 
-/// A response on its way into the store. If it does not arrive, it is taken out again, and who reads it sees the cut.
+/// A response on its way into the store. If its transfer is cut, what came is kept as a part where the rest can be fetched
+/// later, and who reads it sees the cut.
 pub struct Filling {
     store: Arc<Store>,
     key: Arc<[u8]>,
     object: Arc<Object>,
     /// Most bytes of several parts together.
     most: u64,
+    rules: Rules,
+    /// The stored parts that it completes, and the bytes of the one behind it.
+    completes: (Vec<Arc<Object>>, Pieces),
 }
 
 impl Filling {
@@ -29,7 +33,16 @@ impl Filling {
     pub fn begin(cache: &Cache, key: &[u8], object: &Arc<Object>) -> Self {
         let (store, most) = (&cache.store, cache.in_memory_max);
         store.insert(key, object.clone());
-        Self { store: store.clone(), key: key.into(), object: object.clone(), most }
+        let (store, key, rules) = (store.clone(), key.into(), cache.rules.clone());
+        Self { store, key, object: object.clone(), most, rules, completes: Default::default() }
+    }
+
+    /// The same for an object that completes stored parts: its content has the bytes before those that come already;
+    /// `behind` follow them.
+    #[must_use]
+    pub fn completing(mut self, parts: Vec<Arc<Object>>, behind: Pieces) -> Self {
+        self.completes = (parts, behind);
+        self
     }
 
     /// Reads the content from the server; whether all of it came.
@@ -43,9 +56,9 @@ impl Filling {
                 server.buffer.consume(consumed);
             }
             if decoder.is_done() {
+                self.completes.1.iter().for_each(|piece| self.object.content.push(piece));
                 self.object.content.finish(true);
-                self.store.settled(&self.key, &self.object);
-                self.combine();
+                self.arrived();
                 return true;
             }
             match server.buffer.fill(&server.stream).await {
@@ -55,11 +68,34 @@ impl Filling {
         }
     }
 
+    /// All of it is there: it replaces the parts that it has the bytes of.
+    fn arrived(&self) {
+        if self.object.content.end() != End::Whole {
+            return;
+        }
+        if self.object.stored.extent == Extent::Whole {
+            // Before it goes to the disk: what is on its way there would be dropped with them.
+            self.store.drop_parts(&self.key, &self.object.stored);
+        } else if !self.completes.0.is_empty() {
+            let parts: Vec<_> = self.completes.0.iter().chain([&self.object]).collect();
+            self.store.merge(&self.key, &parts, &self.object);
+        }
+        self.store.settled(&self.key, &self.object);
+        self.combine(self.object.clone());
+    }
+
+    /// What came of a response whose transfer was cut, as a part.
+    fn cut(&self, stored: &Stored) -> Option<Arc<Object>> {
+        let pieces = self.object.content.so_far()?;
+        let held = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let stored = stored.cut(held, self.object.content.length)?;
+        Some(Arc::new(Object { stored, content: Arc::new(Content::of_pieces(pieces)) }))
+    }
+
     /// Makes one of a part that has come and of the stored ones that it touches (RFC 9111 Sec. 3.4), as far as they are in
     /// memory.
-    fn combine(&self) {
-        let Extent::Part(part) = self.object.stored.extent else { return };
-        let mut object = self.object.clone();
+    fn combine(&self, mut object: Arc<Object>) {
+        let Extent::Part(part) = object.stored.extent else { return };
         if part.is_whole() {
             let stored = object.stored.with_range(part);
             let whole = Arc::new(Object { stored, content: object.content.clone() });
@@ -86,22 +122,26 @@ impl Filling {
         let (Extent::Part(a), Extent::Part(b)) = (newer.stored.extent, older.stored.extent) else {
             return None;
         };
-        let range = combine(&newer.stored, &older.stored)?;
-        let fits = !Arc::ptr_eq(newer, older) && range.length() <= self.most;
+        let stored = combine(&newer.stored, &older.stored, &self.rules)?;
+        let length = a.last.max(b.last) - a.first.min(b.first) + 1;
+        let fits = !Arc::ptr_eq(newer, older) && length <= self.most;
         let (bytes, others) = (newer.content.in_memory().filter(|_| fits)?, older.content.in_memory()?);
         let pieces = joined((a, bytes), (b, &others));
         let content = Arc::new(Content::of_pieces(pieces));
-        Some(Arc::new(Object { stored: newer.stored.with_range(range), content }))
+        Some(Arc::new(Object { stored, content }))
     }
 }
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        if self.object.content.end() == End::Coming {
-            self.object.content.finish(false);
+        if self.object.content.end() == End::Whole {
+            return;
         }
-        if self.object.content.end() == End::Cut {
-            self.store.replace(&self.key, &self.object, None);
+        // First stored, then told: who sees the cut and asks again finds what came.
+        let kept = self.store.replace_content(&self.key, &self.object.content, |stored| self.cut(stored));
+        self.object.content.finish(false);
+        if let Some(kept) = kept {
+            self.combine(kept);
         }
     }
 }

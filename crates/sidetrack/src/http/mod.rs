@@ -8,6 +8,7 @@ mod answer;
 mod bound;
 mod buffer;
 mod cached;
+mod completing;
 mod connection;
 mod content;
 mod disk;

@@ -293,7 +293,16 @@ impl Tee {
         Self { bytes: Vec::new(), max, is_over: false, spill, fill: None }
     }
 
-    async fn push(&mut self, data: &[u8]) {
+    /// Bytes of which there is a copy.
+    pub fn taken(&self) -> u64 {
+        match &self.fill {
+            Some(fill) => fill.taken(),
+            None => self.bytes.len() as u64,
+        }
+    }
+
+    /// Takes a copy.
+    pub async fn push(&mut self, data: &[u8]) {
         if self.is_over {
             return;
         }

@@ -3,7 +3,7 @@
 
 use super::content::{Content, End};
 use super::disk::{Disk, DiskState, Fill, Which};
-use sidetrack_core::http::cache::{Rules, Stored};
+use sidetrack_core::http::cache::{Extent, Rules, Stored};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -208,6 +208,38 @@ impl Store {
         }
     }
 
+    /// Replaces the object that has this content, whatever is said about it by now.
+    pub fn replace_content(
+        &self,
+        key: &[u8],
+        content: &Arc<Content>,
+        make: impl FnOnce(&Stored) -> Option<Arc<Object>>,
+    ) -> Option<Arc<Object>> {
+        let inner = lock(&self.inner);
+        let objects = inner.keys.get(key).map(|variants| &variants.objects)?;
+        let old = objects.iter().find(|other| Arc::ptr_eq(&other.content, content))?.clone();
+        drop(inner);
+        let new = make(&old.stored);
+        self.replace(key, &old, new.clone());
+        new
+    }
+
+    /// Forgets the parts of a variant that is stored whole.
+    pub fn drop_parts(&self, key: &[u8], whole: &Stored) {
+        let mut inner = lock(&self.inner);
+        let Some(variants) = inner.keys.get_mut(key) else { return };
+        let is_part =
+            |other: &Arc<Object>| other.stored.extent != Extent::Whole && other.stored.is_same_variant(whole);
+        let (parts, kept) = std::mem::take(&mut variants.objects).into_iter().partition(is_part);
+        variants.objects = kept;
+        let parts: Vec<Arc<Object>> = parts;
+        inner.count(key);
+        drop(inner);
+        if let Some(disk) = &self.disk {
+            parts.iter().for_each(|part| disk.remove_variant(key, &part.stored));
+        }
+    }
+
     /// Puts one object in the place of others, if these are all still there; whether it did.
     pub fn merge(&self, key: &[u8], parts: &[&Arc<Object>], one: &Arc<Object>) -> bool {
         let mut inner = lock(&self.inner);
@@ -378,7 +410,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sidetrack_core::http::cache::{Extent, Rules};
+    use sidetrack_core::http::cache::Rules;
     use sidetrack_core::http::fields::Fields;
     use sidetrack_core::http::message::Response;
 

@@ -285,7 +285,8 @@ fn alices_page(request: &Request) -> Act {
         _ => "",
     };
     match ok(&format!("Connection: close|Last-Modified: {now}|{more}"), "alice's page") {
-        Act::Send(bytes) | Act::SendAndClose(bytes) => Act::SendAndClose(bytes),
+        Act::Send(bytes) => Act::SendAndClose(bytes),
+        other => other,
     }
 }
 

@@ -5,6 +5,7 @@
 mod auth;
 mod cache;
 mod client;
+mod completing;
 mod disk;
 mod disk_crash;
 mod faults;

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub enum Act {
     Send(Vec<u8>),
     /// Sends this and closes.
     SendAndClose(Vec<u8>),
+    /// Sends this, waits until the receiver hears of it (or its sender is gone), and resets the connection.
+    SendAndReset(Vec<u8>, Mutex<Receiver<()>>),
 }
 
 /// See the module.
@@ -85,26 +88,35 @@ pub type Acting = dyn Fn(&Request) -> Act + Send + Sync;
 
 fn serve(stream: TcpStream, act: &Acting, seen: &Mutex<Vec<Request>>) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    answer(stream, act, seen);
+    let own = stream.try_clone().unwrap();
+    if answer(stream, act, seen) {
+        rustix::net::sockopt::set_socket_linger(&own, Some(Duration::ZERO)).unwrap();
+    }
 }
 
-/// Answers the requests of one connection.
-pub fn answer<S: Read + Write>(stream: S, act: &Acting, seen: &Mutex<Vec<Request>>) {
+/// Answers the requests of one connection; whether it is to be reset.
+pub fn answer<S: Read + Write>(stream: S, act: &Acting, seen: &Mutex<Vec<Request>>) -> bool {
     let mut reader = BufReader::new(stream);
     while let Some(request) = read(&mut reader) {
         seen.lock().unwrap().push(request.clone());
         match act(&request) {
             Act::Send(bytes) => {
                 if reader.get_mut().write_all(&bytes).and_then(|()| reader.get_mut().flush()).is_err() {
-                    return;
+                    return false;
                 }
+            }
+            Act::SendAndReset(bytes, heard) => {
+                let _ = reader.get_mut().write_all(&bytes).and_then(|()| reader.get_mut().flush());
+                let _ = heard.lock().unwrap().recv_timeout(Duration::from_secs(60));
+                return true;
             }
             Act::SendAndClose(bytes) => {
                 let _ = reader.get_mut().write_all(&bytes).and_then(|()| reader.get_mut().flush());
-                return;
+                return false;
             }
         }
     }
+    false
 }
 
 fn line<S: Read>(reader: &mut BufReader<S>) -> Option<String> {

@@ -13,6 +13,7 @@ mod dictionary;
 pub mod file;
 mod fresh;
 mod lookup;
+mod part;
 mod range;
 mod reply;
 mod store;
@@ -23,10 +24,11 @@ mod vary;
 pub use control::{RequestControl, ResponseControl, Scope};
 pub use date::{format_date, parse_date};
 pub use lookup::{Forward, Lookup, Trouble, lookup, may_serve_stale};
+pub use part::{Missing, combine, missing};
 pub use range::{ByteRange, ContentRange, Ranges};
 pub use reply::{Body, Reply, reply, reply_first_hand};
 pub use store::{Extent, NotStored, Stored, invalidated, is_shareable, may_store, may_store_post};
-pub use update::{Refreshed, combine, freshen_by_head, refresh};
+pub use update::{Refreshed, freshen_by_head, refresh};
 pub use validate::conditions;
 
 /// Seconds since 1970 on the wall clock.

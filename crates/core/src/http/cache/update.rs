@@ -1,10 +1,8 @@
-//! What a response to a validation, to HEAD or to a range changes in what is stored (RFC 9111 Sec. 3.2, 3.4, 4.3.4,
-//! 4.3.5).
+//! What a response to a validation or to HEAD changes in what is stored (RFC 9111 Sec. 3.2, 4.3.4, 4.3.5).
 
 use super::super::fields::Fields;
 use super::super::message::Response;
-use super::range::ContentRange;
-use super::store::{Extent, Stored};
+use super::store::Stored;
 use super::validate::weak_equal;
 use super::{Rules, UnixSeconds};
 
@@ -65,7 +63,8 @@ fn subjects(stored: &[&mut Stored], fields: &Fields) -> Vec<usize> {
 /// Fields that say how the stored bytes are to be read, which a 304 does not bring.
 const OF_THE_BYTES: [&str; 3] = ["content-encoding", "content-length", "transfer-encoding"];
 
-fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) {
+/// Updates a stored response with the fields of a newer one (RFC 9111 Sec. 3.2).
+pub(super) fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) {
     let kept = |name: &[u8]| OF_THE_BYTES.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
     let names: Vec<&[u8]> = fields.iter().map(|(name, _)| name).filter(|name| !kept(name)).collect();
     // What the age was counted from is of the last answer.
@@ -100,18 +99,4 @@ pub fn freshen_by_head(
     } else {
         stored.is_invalid = true;
     }
-}
-
-/// The part that two stored parts of one representation make together: both under the same strong tag and selected by the
-/// same request fields, touching or overlapping. The first's bytes count where both have them. `None` if they do not belong together.
-pub fn combine(one: &Stored, other: &Stored) -> Option<ContentRange> {
-    let (Extent::Part(a), Extent::Part(b)) = (one.extent, other.extent) else { return None };
-    let same = one.strong_tag().is_some() && one.strong_tag() == other.strong_tag();
-    let totals_agree = a.total.zip(b.total).is_none_or(|(a, b)| a == b);
-    let touch = a.first <= b.last.saturating_add(1) && b.first <= a.last.saturating_add(1);
-    (same && one.is_same_variant(other) && totals_agree && touch).then(|| ContentRange {
-        first: a.first.min(b.first),
-        last: a.last.max(b.last),
-        total: a.total.or(b.total),
-    })
 }

@@ -249,6 +249,11 @@ impl Writing {
         Ok(Self { file, number, aside, place, head, plan, block, sums, written: 0, is_finished: false })
     }
 
+    /// Another head than the one it was begun with.
+    pub fn set_head(&mut self, key: &[u8], stored: &Stored) {
+        self.head = write_head(key, stored);
+    }
+
     /// Its number.
     pub const fn number(&self) -> u64 {
         self.number

@@ -21,7 +21,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Fill {
     disk: Arc<Disk>,
-    stored: Stored,
     most: u64,
     taken: u64,
     block: Vec<u8>,
@@ -41,8 +40,8 @@ impl Fill {
     pub(super) fn new(disk: Arc<Disk>, claim: Arc<Claim>, key: &[u8], stored: Stored, most: u64) -> Self {
         let (writing, waiting, moved) = (Mutex::default(), AtomicUsize::new(0), Notify::new());
         let path = Arc::new(Path { claim, writing, waiting, moved });
-        let fill = Self { disk, stored, most, taken: 0, block: Vec::new(), path };
-        let (key, stored) = (key.to_vec(), fill.stored.clone());
+        let fill = Self { disk, most, taken: 0, block: Vec::new(), path };
+        let key = key.to_vec();
         fill.act(move |disk, path| {
             let begun = Writing::begin(&disk.folder, disk.new_number(), &key, &stored, 0)?;
             *lock(&path.writing) = Some(begun);
@@ -106,14 +105,20 @@ impl Fill {
         !self.path.claim.is_void()
     }
 
-    /// All of it came: it is stored when it is written.
-    pub fn finish(mut self) {
+    /// Bytes of content taken so far.
+    pub const fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// No more comes: it is stored as this when it is written, and the parts that it has the bytes of are removed.
+    pub fn finish(mut self, stored: Stored, parts: &[Stored]) {
         if !self.block.is_empty() {
             self.send_block();
         }
-        let variant = variant_of(&self.stored);
+        let (variant, parts) = (variant_of(&stored), parts.iter().map(variant_of).collect::<Vec<_>>());
         self.act(move |disk, path| {
-            let Some(writing) = lock(&path.writing).take() else { return Ok(()) };
+            let Some(mut writing) = lock(&path.writing).take() else { return Ok(()) };
+            writing.set_head(&path.claim.key, &stored);
             let (number, bytes) = (writing.number(), writing.file_bytes());
             let Some(gone) = disk.index.reserve(bytes) else { return Ok(()) };
             gone.into_iter().for_each(|number| disk.folder.remove(number));
@@ -123,6 +128,9 @@ impl Fill {
             }
             let gone = disk.index.commit(&path.claim, Filed { number, bytes, variant });
             gone.into_iter().for_each(|number| disk.folder.remove(number));
+            let old = parts.into_iter().filter(|part| *part != variant);
+            let old = old.filter_map(|part| disk.index.number_of(&path.claim.key, part));
+            old.for_each(|number| disk.remove_number(&path.claim.key, number));
             Ok(())
         });
     }

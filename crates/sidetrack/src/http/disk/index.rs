@@ -23,7 +23,8 @@ pub struct Filed {
 /// removed meanwhile.
 #[derive(Debug)]
 pub struct Claim {
-    key: Arc<[u8]>,
+    /// The key.
+    pub key: Arc<[u8]>,
     is_void: AtomicBool,
 }
 
