@@ -118,6 +118,104 @@ fn variants_are_selected_by_the_request() {
 }
 
 #[test]
+fn of_several_that_a_request_selects_the_one_it_prefers_is_chosen() {
+    // The first is newer, and is chosen where the weights do not decide.
+    let choose = |request: &str, (vary, says): (&str, &str), (other_vary, other_says): (&str, &str)| {
+        let text = |vary: &str, says: &str, date: &str| {
+            format!("Cache-Control: max-age=60|Vary: {vary}|{says}|Date: {date}")
+        };
+        let one = stored_for(request, 200, &text(vary, says, "{+0}")).unwrap();
+        let other = stored_for(request, 200, &text(other_vary, other_says, "{-9}")).unwrap();
+        match ask(request, &[&one, &other], 1) {
+            Lookup::Hit { index, .. } => index,
+            wrong => panic!("{request}: {wrong:?}"),
+        }
+    };
+    let language = |tag: &str| format!("Content-Language: {tag}");
+    for (asked, newer, older, expected) in [
+        ("en;q=0.5, de", "en", "de", 1),
+        ("en, de;q=0.5", "en", "de", 0),
+        ("en;q=0.7, de;q=0.700", "en", "de", 0),
+        ("en;q=0.5, de;q=0.501", "en", "de", 1),
+        ("en", "en-US", "fr", 0),
+        ("en-US, en;q=0.5", "en-GB", "en-US", 1),
+        ("en;q=0.1, *;q=0.5", "en", "fr", 1),
+        ("en;q=0, fr;q=0.001", "en", "fr", 1),
+        ("de, en;q=0.5", "en", "fr, DE", 1),
+        ("d, en;q=0.5", "de", "en", 1),
+        ("en;q=x, de;q=0.1", "en", "de", 1),
+        ("en;q=2, de;q=0.1", "en", "de", 1),
+        ("en;q=0.1234, de;q=0.1", "en", "de", 1),
+    ] {
+        let request = format!("Accept-Language: {asked}|X: 1");
+        let found = choose(&request, ("X", &language(newer)), ("Accept-Language", &language(older)));
+        assert_eq!(found, expected, "{asked}: {newer} or {older}");
+        // Not by a field that none of them was selected by.
+        assert_eq!(choose(&request, ("X", &language(newer)), ("X, Y", &language(older))), 0);
+    }
+    let encoding = |coding: &str| format!("Content-Encoding: {coding}");
+    for (asked, newer, older, expected) in [
+        ("gzip, br;q=0.5", "br", "gzip", 1),
+        ("gzip, br;q=0.5", "br", "X-GZIP", 1),
+        ("gzip;q=0, *;q=0.1", "gzip", "zstd", 1),
+        ("gzip, br;q=0.5", "gzip, br", "gzip", 1),
+    ] {
+        let request = format!("Accept-Encoding: {asked}|X: 1");
+        let found = choose(&request, ("X", &encoding(newer)), ("Accept-Encoding", &encoding(older)));
+        assert_eq!(found, expected, "{asked}: {newer} or {older}");
+    }
+    let request = "Accept-Encoding: gzip;q=0.1|X: 1";
+    assert_eq!(
+        choose(request, ("X", "A: b"), ("Accept-Encoding", "Content-Encoding: gzip")),
+        1,
+        "named before not"
+    );
+    let kind = |kind: &str| format!("Content-Type: {kind}");
+    for (asked, newer, older, expected) in [
+        ("text/html;q=0.5, text/plain", "text/html; charset=utf-8", "text/plain", 1),
+        ("text/*, text/plain;q=0.3, */*;q=0.1", "text/plain", "text/html", 1),
+        ("*/*;q=0.1, text/*;q=0.2", "image/png", "TEXT/html", 1),
+        ("text/html;level=1, text/html;q=0.4", "text/html", "text/html; level=1", 1),
+        ("text/html;q=0.9, application/json", "text/html", "application/json", 1),
+    ] {
+        let request = format!("Accept: {asked}|X: 1");
+        let found = choose(&request, ("X", &kind(newer)), ("Accept", &kind(older)));
+        assert_eq!(found, expected, "{asked}: {newer} or {older}");
+    }
+    let request = "Accept-Language: en;q=0.5, de|Accept: text/html, text/plain;q=0.1|X: 1";
+    let (html, plain) =
+        ("Content-Language: en|Content-Type: text/html", "Content-Language: de|Content-Type: text/plain");
+    assert_eq!(choose(request, ("X", html), ("Accept-Language, Accept", plain)), 0, "0.5 * 1 and 1 * 0.1");
+    assert_eq!(choose(request, ("X", html), ("Accept-Language", plain)), 1, "0.5 and 1");
+    let request = "Accept-Language: en;q=0.5, de|X: 1";
+    assert_eq!(
+        choose(request, ("X", "A: b"), ("Accept-Language", "Content-Language: de")),
+        0,
+        "it does not say"
+    );
+}
+
+#[test]
+fn weights_are_the_same_in_every_spelling() {
+    let one = |text: &str| {
+        stored_for(&format!("Accept: {text}"), 200, "Cache-Control: max-age=60|Vary: Accept").unwrap()
+    };
+    for (stored, asked, is_hit) in [
+        ("a/b;q=1", "a/b", true),
+        ("a/b; Q=1.000", "a/b;q=1.", true),
+        ("a/b;q=0.5", "a/b; q=0.500", true),
+        ("a/b;q=0.5", "a/b;q=0.501", false),
+        ("a/b;q=0", "a/b", false),
+        ("a/b;q=x", "a/b", false),
+        ("a/b;q=1;x=2", "a/b;x=2", false),
+        ("a/b;x=2;q=1", "a/b;x=2", true),
+    ] {
+        let found = ask(&format!("Accept: {asked}"), &[&one(stored)], 1);
+        assert_eq!(matches!(found, Lookup::Hit { .. }), is_hit, "{stored} and {asked}: {found:?}");
+    }
+}
+
+#[test]
 fn parts_answer_the_ranges_they_hold() {
     let part =
         stored_for("", 206, "Cache-Control: max-age=60|Content-Range: bytes 2-5/10|ETag: \"a\"").unwrap();

@@ -5,7 +5,8 @@ use sidetrack_core::http::cache::{Extent, Rules, Stored, missing};
 use sidetrack_core::http::message::Method;
 
 fn part(range: &str, more: &str) -> Stored {
-    stored_for("", 206, &format!("Cache-Control: max-age=60|Content-Range: bytes {range}|{more}")).unwrap()
+    stored_for("", 206, &format!("Cache-Control: max-age=60|Content-Range: bytes {range}|{more}"))
+        .expect("storable")
 }
 
 /// The Range and If-Range with which the rest is asked for.
@@ -13,7 +14,7 @@ fn asked(stored: &[&Stored], request: &str) -> Option<(String, String)> {
     let request = fields(request);
     let mut ask = request.clone();
     missing(&Method::Get, &request, stored)?.ask(&mut ask, stored);
-    let text = |name: &str| String::from_utf8(ask.first(name).unwrap_or_default().to_vec()).unwrap();
+    let text = |name: &str| String::from_utf8(ask.first(name).unwrap_or_default().to_vec()).expect("text");
     Some((text("range"), text("if-range")))
 }
 

@@ -110,6 +110,28 @@ fn variants_are_kept_apart() {
 }
 
 #[test]
+fn of_several_variants_that_fit_the_one_with_the_highest_weight_is_served() {
+    let origin = Origin::start(|request| match request.field("x-first") {
+        Some(_) => ok("Cache-Control: max-age=60|Vary: Accept-Language|Content-Language: en", "english"),
+        None => ok("Cache-Control: max-age=60|Vary: Accept|Content-Language: de", "deutsch"),
+    });
+    let node = cached();
+    let mut client = Client::new(node.entry());
+    for (wanted, expected) in [("de, en;q=0.5", "deutsch"), ("de;q=0.5, en", "english")] {
+        let url = origin.url(&format!("/{expected}"));
+        assert_eq!(
+            client.ask("GET", &url, &format!("X-First: 1|Accept-Language: {wanted}|Accept: a/b")).text(),
+            "english"
+        );
+        assert_eq!(client.ask("GET", &url, "Accept-Language: fr|Accept: text/plain").text(), "deutsch");
+        // It selects both.
+        let both = client.ask("GET", &url, &format!("Accept-Language: {wanted}|Accept: text/plain"));
+        assert!(both.is_hit() && both.text() == expected, "{wanted}: {}", both.head);
+    }
+    assert_eq!(origin.asked().len(), 4);
+}
+
+#[test]
 fn the_answer_to_a_post_that_represents_its_target_answers_a_get() {
     let count = Arc::new(AtomicUsize::new(0));
     let asked = count.clone();

@@ -6,6 +6,7 @@ use super::control::{RequestControl, Scope};
 use super::range::{ByteRange, Ranges};
 use super::store::{Extent, Stored};
 use super::validate::if_range_holds;
+use super::weigh::preferences;
 use super::{Rules, UnixSeconds};
 
 /// Why a request goes to the server (RFC 9211 Sec. 2.2, `fwd`).
@@ -134,16 +135,29 @@ fn select(
                 && range.and_then(Ranges::parse).is_some_and(|ranges| ranges.lie_within(part))
         }
     });
-    // Fresh before stale, selected by something before selected by nothing, and the newest (RFC 9111 Sec. 4.1).
-    let best = usable.max_by_key(|(_, one)| {
-        (!one.is_invalid && one.ttl_s(now_s) > 0, !one.selecting.is_empty(), one.date_s, one.response_time_s)
-    });
-    match best {
-        Some((index, _)) => Ok(index),
+    let usable: Vec<(usize, &Stored)> = usable.map(|(index, one)| (index, *one)).collect();
+    match best_of(&usable, request, now_s) {
+        Some(index) => Ok(index),
         None if matching().next().is_some() => Err(Forward::Partial),
         None if stored.is_empty() => Err(Forward::UriMiss),
         None => Err(Forward::VaryMiss),
     }
+}
+
+/// The best of several stored responses that a request selects (RFC 9111 Sec. 4.1): fresh before stale, then the one that
+/// the request prefers by its weights, then one selected by something before one selected by nothing, then the newest.
+fn best_of(usable: &[(usize, &Stored)], request: &Fields, now_s: UnixSeconds) -> Option<usize> {
+    // Nearly always there is one.
+    if let [] | [_] = usable {
+        return usable.first().map(|(index, _)| *index);
+    }
+    let selected: Vec<&Stored> = usable.iter().map(|(_, one)| *one).collect();
+    let ranked = usable.iter().zip(preferences(request, &selected));
+    let best = ranked.max_by_key(|((_, one), preference)| {
+        let is_fresh = !one.is_invalid && one.ttl_s(now_s) > 0;
+        (is_fresh, *preference, !one.selecting.is_empty(), one.date_s, one.response_time_s)
+    });
+    best.map(|((index, _), _)| *index)
 }
 
 /// Whether the selected response is good as it is.

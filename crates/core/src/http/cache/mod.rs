@@ -20,6 +20,7 @@ mod store;
 mod update;
 mod validate;
 mod vary;
+mod weigh;
 
 pub use control::{RequestControl, ResponseControl, Scope};
 pub use date::{format_date, parse_date};

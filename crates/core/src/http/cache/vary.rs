@@ -1,6 +1,7 @@
 //! Which requests a stored response was selected by (RFC 9111 Sec. 4.1).
 
 use super::super::fields::{Fields, members};
+use super::weigh::weight_of;
 
 /// The request fields that selected a response: name in lower case, value in one spelling, `None` where the request
 /// had no such field.
@@ -33,7 +34,7 @@ fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
     let joined = request.joined(name)?;
     match name {
         b"accept" | b"accept-encoding" | b"accept-language" | b"accept-charset" => {
-            let mut list: Vec<_> = members(&joined).map(without_spaces).collect();
+            let mut list: Vec<_> = members(&joined).map(in_one_spelling).collect();
             // Codings have an order of preference by weight alone; of languages some servers take the first.
             if name == b"accept-encoding" {
                 list.sort_unstable();
@@ -44,6 +45,23 @@ fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-fn without_spaces(member: &[u8]) -> Vec<u8> {
-    member.iter().filter(|byte| !matches!(byte, b' ' | b'\t')).map(u8::to_ascii_lowercase).collect()
+/// A member without white space, in lower case, its weight in one spelling: none where it is 1, no zeros at its end.
+fn in_one_spelling(member: &[u8]) -> Vec<u8> {
+    let mut text: Vec<u8> =
+        member.iter().filter(|byte| !matches!(byte, b' ' | b'\t')).map(u8::to_ascii_lowercase).collect();
+    let begin = text.windows(3).rposition(|three| three == b";q=");
+    let weight = begin.and_then(|at| text.get(at + 3..)).filter(|weight| !weight.contains(&b';'));
+    if let (Some(at), Some(weight)) = (begin, weight.map(weight_of)) {
+        // What is no weight is left as it is.
+        match weight {
+            1000 => text.truncate(at),
+            1..1000 => {
+                text.truncate(at + 3);
+                let digits = format!("0.{weight:03}");
+                text.extend_from_slice(digits.trim_end_matches('0').as_bytes());
+            }
+            _ => {}
+        }
+    }
+    text
 }
