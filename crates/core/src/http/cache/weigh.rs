@@ -40,7 +40,7 @@ pub fn preferences(request: &Fields, selected: &[&Stored]) -> Vec<u64> {
     let mut found = vec![1; selected.len()];
     for dimension in &DIMENSIONS {
         let names_it = |one: &&Stored| one.selecting.iter().any(|(name, _)| name == dimension.asks);
-        if !selected.iter().any(|one| names_it(one)) {
+        if !selected.iter().any(names_it) {
             continue;
         }
         let Some(asked) = request.joined(dimension.asks) else { continue };
