@@ -117,20 +117,21 @@ fn variants_are_selected_by_the_request() {
     assert_eq!(index("X: 2", &[&plain, &new]), Ok(0));
 }
 
+/// Which of two stored responses, each with a Vary and what it says of itself, answers a request that selects both. The
+/// first is newer, and is chosen where the weights do not decide.
+fn choose(request: &str, one: (&str, &str), other: (&str, &str)) -> usize {
+    let make = |(vary, says): (&str, &str), date: &str| {
+        let text = format!("Cache-Control: max-age=60|Vary: {vary}|{says}|Date: {date}");
+        stored_for(request, 200, &text).unwrap()
+    };
+    match ask(request, &[&make(one, "{+0}"), &make(other, "{-9}")], 1) {
+        Lookup::Hit { index, .. } => index,
+        wrong => panic!("{request}: {wrong:?}"),
+    }
+}
+
 #[test]
 fn of_several_that_a_request_selects_the_one_it_prefers_is_chosen() {
-    // The first is newer, and is chosen where the weights do not decide.
-    let choose = |request: &str, (vary, says): (&str, &str), (other_vary, other_says): (&str, &str)| {
-        let text = |vary: &str, says: &str, date: &str| {
-            format!("Cache-Control: max-age=60|Vary: {vary}|{says}|Date: {date}")
-        };
-        let one = stored_for(request, 200, &text(vary, says, "{+0}")).unwrap();
-        let other = stored_for(request, 200, &text(other_vary, other_says, "{-9}")).unwrap();
-        match ask(request, &[&one, &other], 1) {
-            Lookup::Hit { index, .. } => index,
-            wrong => panic!("{request}: {wrong:?}"),
-        }
-    };
     let language = |tag: &str| format!("Content-Language: {tag}");
     for (asked, newer, older, expected) in [
         ("en;q=0.5, de", "en", "de", 1),
@@ -153,6 +154,10 @@ fn of_several_that_a_request_selects_the_one_it_prefers_is_chosen() {
         // Not by a field that none of them was selected by.
         assert_eq!(choose(&request, ("X", &language(newer)), ("X, Y", &language(older))), 0);
     }
+}
+
+#[test]
+fn codings_and_types_are_weighed_and_the_weights_of_all_fields_count() {
     let encoding = |coding: &str| format!("Content-Encoding: {coding}");
     for (asked, newer, older, expected) in [
         ("gzip, br;q=0.5", "br", "gzip", 1),
