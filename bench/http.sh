@@ -15,7 +15,7 @@ TEXT
 if [[ " $* " == *" --quick "* || " $* " == *" --part "* ]]; then
     measured http "$@"
 else
-    for part in hit miss tunnel tls idle rates pages; do
+    for part in hit miss tunnel tls records idle rates pages; do
         measured http --part "$part" "$@"
         echo >>"$results"
     done

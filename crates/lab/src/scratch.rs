@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 /// Waits for the end of its input, whatever signals come, and removes the folder then.
 const GUARD: &str = "trap '' HUP INT TERM; cat >/dev/null; rm -rf -- \"$1\"";
 
-/// A folder on a memory file system, named after this process.
+/// A folder named after this process, on a memory file system unless asked for on a disk.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -24,7 +24,19 @@ impl Scratch {
     /// The folder cannot be made, or there is no `sh`.
     pub fn new() -> Result<Self> {
         let memory = PathBuf::from("/dev/shm");
-        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        Self::below(&if memory.is_dir() { memory } else { std::env::temp_dir() })
+    }
+
+    /// The same on a disk.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn on_disk() -> Result<Self> {
+        let disk = PathBuf::from("/var/tmp");
+        Self::below(&if disk.is_dir() { disk } else { std::env::temp_dir() })
+    }
+
+    fn below(parent: &Path) -> Result<Self> {
         let prefix = format!("sidetrack-lab-{}-", std::process::id());
         let path = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?.keep();
         let guard = Command::new("sh").args(["-c", GUARD, "guard"]).arg(&path).stdin(Stdio::piped()).spawn();

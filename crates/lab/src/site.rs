@@ -10,7 +10,7 @@
 //! a peer asks for it ([`Forwarding`]): what reaches the origin has gone through a program, and a redirection that
 //! does not take hold is a failure and not a very fast row.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
@@ -47,11 +47,25 @@ const BIG_BYTES: u64 = 1 << 30;
 /// Nice value of everything that is measured.
 const NICE: i32 = -19;
 
+/// What our program does with the records of its flows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Records {
+    /// No lines; the latest flows are kept, as without a key `recent`. All rows but those about records.
+    #[default]
+    Recent,
+    /// No lines, and no flow is kept (`to = "none"`, `recent = 0`).
+    Off,
+    /// A line for each flow in a file on disk, and the latest flows are kept.
+    File,
+}
+
 /// Client, proxy, server and origin, ready for use.
 #[derive(Debug)]
 pub struct Site {
     origin: Service,
     origin_port: Cell<u16>,
+    records: Cell<Records>,
+    on_disk: OnceCell<Scratch>,
     /// Where the load comes from.
     pub client: Node,
     /// Where the measured program runs.
@@ -117,6 +131,8 @@ impl Site {
         let site = Self {
             origin,
             origin_port: Cell::new(ORIGIN_PORT),
+            records: Cell::default(),
+            on_disk: OnceCell::new(),
             client,
             proxy,
             server,
@@ -137,6 +153,36 @@ impl Site {
     pub fn use_origin_of_row(&self, row: usize) {
         let offset = u16::try_from(row).unwrap_or(0) % ROW_PORTS;
         self.origin_port.set(FIRST_ROW_PORT + offset);
+    }
+
+    /// Runs `start`, in which programs of ours are started that treat records as `records` says.
+    pub fn with_records<T>(&self, records: Records, start: impl FnOnce() -> T) -> T {
+        let before = self.records.replace(records);
+        let started = start();
+        self.records.set(before);
+        started
+    }
+
+    /// The table `[record]` of a program of ours that is started now. A file of lines is a new one.
+    ///
+    /// # Errors
+    /// There is no folder for the file.
+    pub fn record_table(&self) -> Result<String> {
+        let keys = match self.records.get() {
+            Records::Recent => "to = \"none\"".to_owned(),
+            Records::Off => "to = \"none\"\nrecent = 0".to_owned(),
+            Records::File => {
+                if self.on_disk.get().is_none() {
+                    let _ = self.on_disk.set(Scratch::on_disk()?);
+                }
+                let folder = self.on_disk.get().context("the folder was made just now")?;
+                let file = folder.path().join("records.jsonl");
+                // Not there before the first program.
+                let _ = std::fs::remove_file(&file);
+                format!("to = \"{}\"", file.display())
+            }
+        };
+        Ok(format!("[record]\n{keys}\n"))
     }
 
     /// The origin as the proxy reaches it.

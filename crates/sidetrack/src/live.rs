@@ -16,7 +16,7 @@ pub use waiting::{BYTES_MAX, ENDED_MAX};
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::engine::Stamps;
-use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName, Side};
 use sidetrack_core::policy::{Action, Verdict};
 use std::fmt;
 use std::net::SocketAddr;
@@ -110,6 +110,22 @@ impl fmt::Display for Taken {
     }
 }
 
+/// Which sides of a flow speak Multipath TCP (RFC 8684) in fact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Multipath {
+    /// The client's side.
+    pub client: bool,
+    /// The server's side, or that of the first hop.
+    pub server: bool,
+}
+
+impl Multipath {
+    /// The names of these sides, client first.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        [self.client.then_some("client"), self.server.then_some("server")].into_iter().flatten()
+    }
+}
+
 /// One flow in flight.
 #[derive(Debug)]
 pub struct LiveFlow {
@@ -132,6 +148,8 @@ pub struct LiveFlow {
     /// Set once.
     greeted: OnceLock<HostName>,
     shunted: AtomicBool,
+    /// Multipath TCP towards the client, and towards the server.
+    multipath: [AtomicBool; 2],
     /// TCP states of both sides with their times, for flows of the packet engine.
     states: Mutex<Option<Box<Stamps>>>,
     /// Milliseconds after `opened` at which bytes last moved.
@@ -188,6 +206,7 @@ impl LiveFlow {
             taken: OnceLock::new(),
             greeted: OnceLock::new(),
             shunted: AtomicBool::new(false),
+            multipath: [AtomicBool::new(false), AtomicBool::new(false)],
             states: Mutex::new(None),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
@@ -311,6 +330,19 @@ impl LiveFlow {
     /// Whether bytes of it went past Sidetrack.
     pub fn was_shunted(&self) -> bool {
         self.shunted.load(Relaxed)
+    }
+
+    /// Notes whether a side speaks Multipath TCP; a later call replaces the earlier.
+    pub fn speaks_multipath(&self, side: Side, is_used: bool) {
+        let [client, server] = &self.multipath;
+        let place = if side == Side::Client { client } else { server };
+        place.store(is_used, Relaxed);
+    }
+
+    /// The sides that speak Multipath TCP.
+    pub fn multipath(&self) -> Multipath {
+        let [client, server] = &self.multipath;
+        Multipath { client: client.load(Relaxed), server: server.load(Relaxed) }
     }
 
     /// Notes the TCP states that both sides have reached so far; a later call replaces the earlier.

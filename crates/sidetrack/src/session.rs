@@ -28,7 +28,7 @@ use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor;
 use crate::worker::{Admission, Worker};
 use carrying::Moving;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::policy::Carry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -113,6 +113,9 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
         return reactor::spawn(http::intercepted(worker, listening, proxy, client, peer, admission));
     }
     let entry = Entry::new(&worker);
+    if listening.mptcp {
+        entry.live.speaks_multipath(Side::Client, client.stream.speaks_multipath());
+    }
     let mut carrying = carry_on(Passage { worker, listening, peer, connect: None }, client, entry);
     reactor::spawn(async move {
         // By reference: what is awaited by value is there twice.

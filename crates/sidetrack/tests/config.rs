@@ -568,3 +568,28 @@ fn two_engines_by_xdp_cannot_share_an_interface() {
     check(engine("two", 81, "packet", "[\"eth1\"]")).expect("packet sockets share it");
     check(engine("two", 81, "xdp", "[\"eth2\"]")).expect("another interface");
 }
+
+#[test]
+fn multipath_goes_with_listeners_that_clients_dial() {
+    let load = |kind: &str, mptcp: &str| {
+        let more = match kind {
+            "reverse" => "to = \"10.0.0.1:80\"\n",
+            "redirect" | "tproxy" => "ports = 80\n",
+            _ => "",
+        };
+        let address = if kind == "tproxy" { "*:15001" } else { "127.0.0.1:1080" };
+        let listen = format!("[[listen]]\nkind = \"{kind}\"\naddress = \"{address}\"\n{more}{mptcp}");
+        Config::from_text_in("t.toml", &format!("version = 1\ndefault = \"direct\"\n{listen}"), &Machine)
+    };
+    for kind in ["socks", "http", "reverse"] {
+        for (key, accepted) in [("mptcp = true\n", true), ("mptcp = false\n", false)] {
+            let config = load(kind, key).unwrap_or_else(|error| panic!("{}", error.render(false)));
+            assert_eq!(config.listeners[0].mptcp, accepted, "{kind}, {key}");
+        }
+    }
+    for kind in ["redirect", "tproxy"] {
+        load(kind, "mptcp = false\n").unwrap_or_else(|error| panic!("{}", error.render(false)));
+        let error = load(kind, "mptcp = true\n").expect_err("its clients dial other hosts").render(false);
+        assert!(error.contains("`mptcp` goes only with the kinds socks, http and reverse"), "{error}");
+    }
+}

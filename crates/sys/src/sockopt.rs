@@ -105,9 +105,13 @@ fn new_stream(domain: Domain, protocol: Protocol) -> io::Result<Socket> {
     Socket::new(domain, Type::STREAM.nonblocking().cloexec(), Some(protocol))
 }
 
-/// Kernels built without MPTCP say EPROTONOSUPPORT or EINVAL, those with `net.mptcp.enabled=0` ENOPROTOOPT.
+/// Kernels built without MPTCP say EPROTONOSUPPORT or EINVAL, those with `net.mptcp.enabled=0` ENOPROTOOPT, those whose MPTCP
+/// lacks an option EOPNOTSUPP.
 fn lacks_mptcp(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::ENOPROTOOPT))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::ENOPROTOOPT | libc::EOPNOTSUPP)
+    )
 }
 
 /// Starts a connection on a non-blocking socket; true if it is made already (or deferred to the first write

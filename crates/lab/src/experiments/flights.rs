@@ -170,6 +170,7 @@ fn request(site: &Site, running: &Running<'_>, fast_open: bool) -> Result<()> {
         warmup_ms: 0,
         window_ms: 5000,
         max_requests: 1,
+        per_second: None,
     };
     let mut generator = site.generate(&spec)?;
     generator.wait_window()?;

@@ -137,6 +137,7 @@ fn hold(site: &Site, peer: Peer, flows: u32) -> Result<Held, Unavailable> {
         warmup_ms: OPENS_WITHIN_MS,
         window_ms: IDLE_MS,
         max_requests: u64::MAX,
+        per_second: None,
     };
     let mut generator = site.generate(&spec)?;
     generator.wait_window()?;

@@ -51,6 +51,11 @@ struct Slot {
     generation: u32,
 }
 
+/// How many connections a rate has opened after this time.
+fn due(per_second: u32, after: Duration) -> u64 {
+    (f64::from(per_second) * after.as_secs_f64()) as u64 + 1
+}
+
 struct Engine<'a> {
     spec: &'a Spec,
     script: Script,
@@ -63,6 +68,9 @@ struct Engine<'a> {
     /// Answers and failures since the start, warm-up included.
     ended: u64,
     failures: u64,
+    /// Connections opened, and when the first could be: what a rate is kept by.
+    opened: u64,
+    began: Instant,
     scratch: Vec<u8>,
     next_sweep: Instant,
 }
@@ -80,6 +88,8 @@ impl<'a> Engine<'a> {
             errors: BTreeMap::new(),
             ended: 0,
             failures: 0,
+            opened: 0,
+            began: Instant::now(),
             scratch: vec![0; SCRATCH_BYTES],
             next_sweep: Instant::now() + SWEEP_EVERY,
         })
@@ -94,9 +104,7 @@ impl<'a> Engine<'a> {
                 return Ok(());
             }
             self.sweep(now);
-            let timeout =
-                end.min(self.next_sweep).saturating_duration_since(now).max(Duration::from_millis(1));
-            let timeout = Timespec::try_from(timeout).context("a time-out out of range")?;
+            let timeout = Timespec::try_from(self.patience(now, end)).context("a time-out out of range")?;
             match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("epoll_wait failed"),
@@ -111,6 +119,7 @@ impl<'a> Engine<'a> {
     fn fill(&mut self) {
         while !self.vacant.is_empty() && self.may_open() {
             let Some(at) = self.vacant.pop() else { return };
+            self.opened += 1;
             match Connection::open(self.spec, &self.script)
                 .and_then(|connection| self.register(at, connection))
             {
@@ -127,7 +136,19 @@ impl<'a> Engine<'a> {
         if self.started() >= self.spec.max_requests {
             return false;
         }
+        if self.spec.per_second.is_some_and(|rate| self.opened >= due(rate, self.began.elapsed())) {
+            return false;
+        }
         self.spec.work != Work::Idle || self.opening() < IDLE_OPENING
+    }
+
+    /// How long to wait for events: with a rate, connections are due all the time.
+    fn patience(&self, now: Instant, end: Instant) -> Duration {
+        const TICK: Duration = Duration::from_millis(1);
+        if self.spec.per_second.is_some() && !self.vacant.is_empty() {
+            return TICK;
+        }
+        end.min(self.next_sweep).saturating_duration_since(now).max(TICK)
     }
 
     fn opening(&self) -> usize {

@@ -10,6 +10,7 @@ mod kernel;
 mod nginx;
 pub mod ours;
 mod proxies;
+mod recorded;
 mod redirectors;
 pub mod socksx;
 mod tunnel;
@@ -28,6 +29,7 @@ use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
 
 pub use proxies::Proxy;
+pub use recorded::RECORDED;
 pub use redirectors::{Redirecting, Redirector};
 
 /// Port on which the proxies listen that forward to a fixed server.
@@ -140,7 +142,7 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE);
+        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE).chain(RECORDED);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
@@ -176,6 +178,7 @@ pub const ALL: &[Peer] = peers![
     "HAProxy tcp" OneHop false haproxy::copy;
     "HAProxy splice" OneHop false haproxy::splice;
     "ours reverse" OneHop true ours::reverse;
+    "ours reverse, MPTCP" OneHop true |site| ours::reverse_with(site, "mptcp = true\n");
     "bare reverse" Limit false bare::reverse;
     "dante S5" OneHop false |site| Proxy::Dante.row(site, Via::Socks5);
     "microsocks S5" OneHop false |site| Proxy::Microsocks.row(site, Via::Socks5);

@@ -21,7 +21,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A port that leads to the origin, through user space whatever the kernel could do alone.
 pub fn reverse(site: &Site) -> Start<'_> {
-    let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"never\""));
+    reverse_with(site, "")
+}
+
+/// The same with further keys of the listener.
+pub fn reverse_with<'s>(site: &'s Site, keys: &str) -> Start<'s> {
+    let rule = rule("carrier = \"direct\"\nkernel = \"never\"");
+    let config = format!("{}{keys}{rule}", reverse_listener(site));
     let service = start(site, &site.proxy, "reverse", &config, RELAY_PORT)?;
     Ok(relay(site, service))
 }
@@ -106,6 +112,39 @@ pub(super) fn redirect(
     wait_ms: u32,
     tables: &str,
 ) -> Result<Service, Unavailable> {
+    let wait = format!("\ninitial_data_wait_ms = {wait_ms}");
+    let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
+    let rule = rule(&format!("carrier = [{}]{wait}", carrier.join(", ")));
+    redirect_by(site, tables, &rule)
+}
+
+/// A redirector on the way: the proxy's node takes what the client sends to the origin, and dials the origin itself.
+///
+/// # Errors
+/// As [`redirector`].
+pub(super) fn redirect_on_the_way(site: &Site) -> Result<Service, Unavailable> {
+    let origin = site.origin();
+    let config = format!(
+        "[[listen]]\nkind = \"redirect\"\naddress = \"0.0.0.0:{REDIRECT_PORT}\"\nlocal = false\nforwarded = true\ndst = \"{}\"\n\
+         ports = {}\n{}",
+        origin.ip(),
+        origin.port(),
+        rule("carrier = \"direct\"\nkernel = \"never\"")
+    );
+    let service = start(site, &site.proxy, "redirect", &config, REDIRECT_PORT)?;
+    require_rule(&site.proxy, "redirect")?;
+    Ok(service)
+}
+
+/// A listener for HTTP, asked to CONNECT.
+pub(super) fn http(site: &Site, port: u16) -> Result<Service, Unavailable> {
+    let address = site.proxy_address(port);
+    let listener = format!("[[listen]]\nkind = \"http\"\naddress = \"{address}\"\n");
+    start(site, &site.proxy, "http", &format!("{listener}{}", rule("carrier = \"direct\"")), port)
+}
+
+/// A redirector with this rule.
+fn redirect_by(site: &Site, tables: &str, rule: &str) -> Result<Service, Unavailable> {
     let server = &site.proxy_server.b;
     let listener = format!(
         "[[listen]]\nkind = \"redirect\"\naddress = [\"127.0.0.1:{REDIRECT_PORT}\", \"[::1]:{REDIRECT_PORT}\"]\n\
@@ -115,9 +154,6 @@ pub(super) fn redirect(
         site::SSH_PORT,
         site.origin().port()
     );
-    let wait = format!("\ninitial_data_wait_ms = {wait_ms}");
-    let carrier: Vec<String> = hops.iter().map(|hop| format!("\"{hop}\"")).collect();
-    let rule = rule(&format!("carrier = [{}]{wait}", carrier.join(", ")));
     let config = format!("{listener}{tables}{rule}");
     let service = start(site, &site.client, "redirect", &config, REDIRECT_PORT)?;
     require_rule(&site.client, "redirect")?;
@@ -192,10 +228,11 @@ fn spawn(site: &Site, node: &Node, role: &str, config: &str) -> Result<Service, 
     let program = program()?;
     let directory = site.directory.path();
     let path = directory.join(format!("sidetrack-{role}.toml"));
-    // One worker as the others have, and like them without a log: flows are counted and kept for `flows`, no line is
-    // written for each. (With lines in a file a connection costs some 2 us more.)
-    let head =
-        "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n[record]\nto = \"none\"\n";
+    // One worker as the others have, and like them without a log unless the row is about records.
+    let head = format!(
+        "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n{}",
+        site.record_table()?
+    );
     std::fs::write(&path, format!("{head}{config}"))?;
     let program = program.to_string_lossy();
     let is_proxy = node.name() == site.proxy.name();

@@ -169,6 +169,7 @@ impl<'s> World<'s> {
             warmup_ms: 0,
             window_ms: 120_000,
             max_requests: 200,
+            per_second: None,
         };
         let mut generator = self.site.generate(&spec).map_err(|error| error.to_string())?;
         let report =

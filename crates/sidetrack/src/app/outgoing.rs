@@ -216,6 +216,7 @@ impl Paths {
             kind: ListenerKind::Reverse(ReverseTarget::Fixed(server)),
             addresses: vec![SocketAddr::new(self.settings.address, port)],
             accept_proxy_protocol: IpSet::default(),
+            mptcp: false,
         };
         let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers())?;
         for bound in &mut bound {

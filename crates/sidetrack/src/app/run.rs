@@ -300,6 +300,7 @@ fn catch(
                 }),
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
+                mptcp: false,
                 http: http.clone(),
                 outgoing: None,
             };

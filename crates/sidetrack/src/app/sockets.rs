@@ -69,6 +69,7 @@ fn bind_one(
         transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
         fastopen_queue_len: Some(FASTOPEN_QUEUE),
         reset_if_killed: true,
+        mptcp: listener.mptcp,
         ..ListenOptions::default()
     };
     let mut sockets = Vec::with_capacity(workers);
@@ -100,6 +101,7 @@ fn bind_one(
         http,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
+        mptcp: listener.mptcp,
         outgoing: None,
     };
     Ok(Bound { listening: Arc::new(listening), sockets, datagrams })

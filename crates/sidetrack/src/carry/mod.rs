@@ -118,7 +118,21 @@ pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Car
     }
 }
 
+/// Whether a rule asks for Multipath TCP: towards the server, or towards the first hop.
+pub fn asks_multipath(carry: &Carry) -> bool {
+    let first_hop = match &carry.carrier {
+        Carrier::Hops(hops) => hops.first(),
+        Carrier::Direct | Carrier::Overlay(_) | Carrier::Tunnel(_) => None,
+    };
+    carry.mptcp || first_hop.is_some_and(|hop| hop.mptcp)
+}
+
 impl Order<'_> {
+    /// Whether Multipath TCP was asked for: towards the server, or towards the first hop.
+    pub fn asks_multipath(&self) -> bool {
+        asks_multipath(self.carry) || self.stack.contains(&StackOption::Multipath(true))
+    }
+
     /// Those of the addresses of the destination that may be dialled.
     fn admit(&self, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
         match &self.gate {

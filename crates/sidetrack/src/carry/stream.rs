@@ -123,6 +123,11 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Whether it is a socket, and speaks Multipath TCP.
+    pub fn speaks_multipath(&self) -> bool {
+        matches!(self, Self::Tcp(stream) if sockopt::speaks_mptcp(stream))
+    }
+
     /// The socket, where it is one.
     ///
     /// # Errors

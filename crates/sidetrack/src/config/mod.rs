@@ -241,6 +241,8 @@ pub struct Listener {
     pub kind: ListenerKind,
     /// Neighbours whose PROXY protocol header is believed, and required. Empty = none is read.
     pub accept_proxy_protocol: IpSet,
+    /// It accepts Multipath TCP, where the kernel has it.
+    pub mptcp: bool,
 }
 
 /// How a listener catches flows.

@@ -207,6 +207,8 @@ pub struct Listen {
     /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
     /// none.
     pub accept_proxy_protocol: Option<List<String>>,
+    /// socks, http and reverse: accept Multipath TCP, where the kernel has it. Other clients are served over plain TCP. Default false.
+    pub mptcp: Option<At<bool>>,
     /// socks: versions served, of 5 and 6. Default [5, 6].
     pub versions: Option<List<u8>>,
     /// socks and http: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.

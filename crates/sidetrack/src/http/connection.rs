@@ -15,7 +15,7 @@ use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Client, Entry, Watched, undecided, upgraded};
 use crate::worker::{Admission, CROWDED, Place, Worker};
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
 use sidetrack_core::http::framing::Length;
@@ -53,6 +53,8 @@ pub struct Connection {
     pub inside: Option<Inside>,
     /// Its client speaks HTTP/2 from now on.
     pub is_multiplexed: bool,
+    /// The client speaks Multipath TCP.
+    pub is_multipath: bool,
     /// What the client was told of the request at hand.
     pub told: Told,
     /// The connections to servers that belong to this one.
@@ -144,6 +146,7 @@ impl Connection {
         peer: SocketAddr,
     ) -> Self {
         let buffer = Buffer::holding(client.take_held());
+        let is_multipath = listening.mptcp && client.stream.speaks_multipath();
         let stream = Duplex::from(client.stream);
         Self {
             worker,
@@ -154,6 +157,7 @@ impl Connection {
             buffer,
             inside: None,
             is_multiplexed: false,
+            is_multipath,
             told: Told::default(),
             bound: Bound::default(),
         }
@@ -237,6 +241,7 @@ impl Connection {
         }
         let mut entry = Entry::new(&self.worker);
         let live = entry.live().clone();
+        live.speaks_multipath(Side::Client, self.is_multipath);
         self.told = Told::of(self.stream.is_memory());
         let clock = self.worker.clock;
         let outcome = {

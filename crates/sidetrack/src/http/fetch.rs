@@ -10,7 +10,7 @@ use crate::carry::{self, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::worker::Worker;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{EndReason, Flow, Host};
+use sidetrack_core::flow::{EndReason, Flow, Host, Side};
 use sidetrack_core::http::auth::response_binds;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, Via, keeps_alive};
@@ -94,6 +94,15 @@ impl Way<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
+        let server = self.find(reuse).await?;
+        if carry::asks_multipath(&self.route.carry) {
+            let is_used = matches!(&server.stream, Duplex::Tcp(stream) if sockopt::speaks_mptcp(stream));
+            self.progress.live.speaks_multipath(Side::Server, is_used);
+        }
+        Ok(server)
+    }
+
+    async fn find(&self, reuse: Reuse) -> Result<Server, Failure> {
         if reuse != Reuse::Never
             && let Some(server) = self.bound.and_then(|bound| bound.take(self.route))
         {

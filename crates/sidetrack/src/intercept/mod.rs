@@ -30,6 +30,8 @@ pub struct Listening {
     pub address: SocketAddr,
     /// Neighbours whose PROXY protocol header is believed, and required.
     pub proxy_from: IpSet,
+    /// Clients may speak Multipath TCP.
+    pub mptcp: bool,
     /// What serves requests in connections that the kernel hands over; none = they are carried as they are.
     pub http: Option<Arc<Proxy>>,
     /// The path that a service asked for, where the listener is one.

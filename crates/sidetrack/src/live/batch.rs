@@ -1,8 +1,8 @@
 //! Flows that ended, in the compact form in which they wait until their records are read or written.
 
-use super::{Decided, Ended, LiveFlow, Taken, Transport, UNSET, code_of, reason_of};
+use super::{Decided, Ended, LiveFlow, Multipath, Taken, Transport, UNSET, code_of, reason_of};
 use sidetrack_core::engine::Stamps;
-use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Host, HostName, Process};
+use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Verdict};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -47,6 +47,8 @@ mod has {
     pub const AGREEMENT: u16 = 1 << 11;
     pub const SHUNTED: u16 = 1 << 12;
     pub const TLS_NAME: u16 = 1 << 13;
+    pub const CLIENT_MULTIPATH: u16 = 1 << 14;
+    pub const SERVER_MULTIPATH: u16 = 1 << 15;
 }
 
 /// Numbers of 8 bytes at the start of each flow.
@@ -226,6 +228,13 @@ impl Batch {
         let mut there = decided.map_or(0, |decided| put_flow(out, &decided.flow));
         if ended.flow.was_shunted() {
             there |= has::SHUNTED;
+        }
+        let multipath = ended.flow.multipath();
+        if multipath.client {
+            there |= has::CLIENT_MULTIPATH;
+        }
+        if multipath.server {
+            there |= has::SERVER_MULTIPATH;
         }
         if let Some(taken) = ended.flow.taken() {
             there |= has::TAKEN;
@@ -435,6 +444,14 @@ impl<'a> Past<'a> {
         self.has() & has::SHUNTED != 0
     }
 
+    /// The sides that spoke Multipath TCP.
+    pub const fn multipath(&self) -> Multipath {
+        Multipath {
+            client: self.has() & has::CLIENT_MULTIPATH != 0,
+            server: self.has() & has::SERVER_MULTIPATH != 0,
+        }
+    }
+
     /// The TCP states that both sides have reached; none where the kernel's TCP carried the flow.
     pub const fn states(&self) -> Option<&'a Stamps> {
         self.states
@@ -494,6 +511,9 @@ impl<'a> Past<'a> {
         if self.was_shunted() {
             flow.shunted();
         }
+        let multipath = self.multipath();
+        flow.speaks_multipath(Side::Client, multipath.client);
+        flow.speaks_multipath(Side::Server, multipath.server);
         let detail = texts.detail.map(Into::into);
         Ended { flow: Arc::new(flow), reason: self.reason(), detail, duration: self.duration() }
     }

@@ -89,6 +89,9 @@ pub struct FlowRecord<'a> {
     /// The TCP states of both sides in the order in which they were reached, of flows of the packet engine.
     #[serde(default)]
     pub states: Option<Vec<Reached>>,
+    /// The sides, `client` and `server`, that spoke Multipath TCP; the others spoke plain TCP.
+    #[serde(default)]
+    pub mptcp: Vec<Cow<'a, str>>,
 }
 
 /// Seconds, exact to the microsecond and no longer than that when written.
@@ -139,6 +142,7 @@ impl<'a> FlowRecord<'a> {
             agreement: decided.and_then(Decided::agreement).map(Cow::Borrowed),
             tls_name: flow.tls_name().map(|name| Cow::Owned(name.to_string())),
             path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
+            mptcp: flow.multipath().names().map(Cow::Borrowed).collect(),
             states: flow.states().map(|states| states.iter().map(Reached::from).collect()),
         }
     }

@@ -456,6 +456,18 @@ impl<W: Wire> Pump<W> {
         Input::Failed(side)
     }
 
+    /// A side whose path lost the options of Multipath TCP spoke plain TCP in the end.
+    fn look_at_protocols(&self) {
+        let multipath = self.live.multipath();
+        let sides =
+            [(multipath.client, Side::Client, &self.client), (multipath.server, Side::Server, &self.server)];
+        for (_, side, wire) in sides.into_iter().filter(|(is_used, ..)| *is_used) {
+            if let Some(socket) = wire.as_ref().and_then(W::socket) {
+                self.live.speaks_multipath(side, sockopt::speaks_mptcp(socket));
+            }
+        }
+    }
+
     fn close(&mut self, reset: bool) {
         for wire in [self.client.take(), self.server.take()].into_iter().flatten() {
             wire.close(reset);
@@ -478,6 +490,7 @@ impl<W: Wire> Future for Pump<W> {
         this.live.set_waker(cx.waker());
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
         let cut = if reset { None } else { this.hand_last_end(cx).err() };
+        this.look_at_protocols();
         this.close(reset || cut.is_some());
         Poll::Ready(match cut {
             Some(error) => Ending { reason: EndReason::ClientReset, error: Some(error) },

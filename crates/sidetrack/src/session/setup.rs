@@ -474,7 +474,7 @@ impl<'a> Setup<'a> {
         if client.is_broken() {
             return Err(gone());
         }
-        Ok(self.stands(carried, client, way))
+        Ok(self.stands(&order, carried, client, way))
     }
 
     /// The header that tells the server who the client is goes before all else; its length.
@@ -488,7 +488,10 @@ impl<'a> Setup<'a> {
     }
 
     /// The path stands: what the client has said and the carrier has not sent goes first on it.
-    fn stands(&self, mut carried: Carried, client: &mut Client, way: &mut Way) -> Carried {
+    fn stands(&self, order: &Order<'_>, mut carried: Carried, client: &mut Client, way: &mut Way) -> Carried {
+        if order.asks_multipath() {
+            self.live.speaks_multipath(Side::Server, carried.stream.speaks_multipath());
+        }
         let held = client.take_held();
         let unsent = &held[carried.sent.min(held.len())..];
         match way.joints.last_mut() {

@@ -1,12 +1,13 @@
 //! What a SOCKS6 request asks for beyond a connection, and destinations by name: done, and told as it was done.
 
-use crate::hosts::in_namespace;
+use crate::hosts::{Line, in_namespace, is_root};
 use crate::node::Node;
 use crate::path::Hop;
 use crate::path::Path;
 use crate::peers::{Host, Server, connect, echo, expect, expect_echo, expect_end};
 use crate::random::Random;
 use crate::socks::{v5_connect, v6_ask, v6_config};
+use sidetrack::live::Multipath;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::Server as Machine;
 use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig};
@@ -105,6 +106,64 @@ fn multipath_is_used_where_both_have_it() {
     });
     drop(stream);
     assert_eq!(node.ends_with(EndReason::Ok).flow.bytes(), (2 << 20, 2 << 20));
+    drop(server);
+}
+
+/// A counter of the kernel's MPTCP in the network namespace of this thread.
+fn mptcp_counter(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("counters");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("MPTcpExt: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let found = names.split(' ').zip(values.split(' ')).find(|(known, _)| *known == name);
+    found.unwrap_or_else(|| panic!("no counter {name} in {names}")).1.parse().expect("a number")
+}
+
+/// Two nodes on two hosts with a router between them; the far one accepts Multipath TCP.
+#[test]
+fn two_nodes_speak_multipath_and_a_plain_client_plain_tcp() {
+    if !is_root() {
+        return;
+    }
+    let has_it = sidetrack_sys::probe::has_mptcp();
+    let line = Line::new();
+    let (far, server) = line.server.run(|| {
+        let listen = "[[listen]]\nname = 'in'\nkind = 'socks'\naddress = '10.0.2.1:0'\nmptcp = true\n";
+        (Node::start(listen), Server::start_on(Host::on("10.0.2.1:0"), echo))
+    });
+    let (hop, to) = (far.entry(), server.address);
+    let near = line.client.run(move || {
+        Node::start(&format!(
+            "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{to}'\n\
+             [[rule]]\nname = 'all'\ncarrier = 'socks6://{hop}?mptcp=true'\n"
+        ))
+    });
+    let entry = near.entry();
+    line.client.run(move || {
+        let mut stream = connect(entry);
+        let bytes = Random::new(5).bytes(1 << 20);
+        std::thread::scope(|scope| {
+            let mut reader = stream.try_clone().expect("a clone");
+            let expected = &bytes;
+            scope.spawn(move || expect(&mut reader, expected));
+            stream.write_all(&bytes).expect("written");
+        });
+    });
+    let (near, far_end) = (near.ends_with(EndReason::Ok).flow, far.ends_with(EndReason::Ok).flow);
+    assert_eq!(near.bytes(), (1 << 20, 1 << 20));
+    assert_eq!(near.multipath(), Multipath { client: false, server: has_it });
+    assert_eq!(far_end.multipath(), Multipath { client: has_it, server: false });
+    if has_it {
+        // What the kernel of the far host counted says the same.
+        line.server.run(|| {
+            assert_eq!((mptcp_counter("MPCapableACKRX"), mptcp_counter("MPCapableFallbackACK")), (1, 0));
+        });
+    }
+    line.client.run(move || {
+        let mut stream = v5_connect(hop, &to.to_string());
+        expect_echo(&mut stream, b"over plain TCP");
+    });
+    let plain = far.ends_with(EndReason::Ok).flow;
+    assert_eq!(plain.multipath(), Multipath::default());
     drop(server);
 }
 

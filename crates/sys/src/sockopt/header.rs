@@ -121,6 +121,23 @@ mod tests {
             socket.connect(&to.into()).unwrap();
             assert_eq!(speaks_mptcp(&socket), mptcp && has_mptcp);
         }
+        // Clients of either kind have what the listener was told.
+        let options = ListenOptions { mptcp: true, reset_if_killed: true, ..Default::default() };
+        let listener = listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let to = listener.local_addr().unwrap();
+        let plain = TcpStream::connect(to).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let (socket, has_mptcp) = mptcp_socket(&to).unwrap();
+        socket.set_nonblocking(false).unwrap();
+        socket.connect(&to.into()).unwrap();
+        let (multipath, _) = listener.accept().unwrap();
+        assert_eq!((speaks_mptcp(&accepted), speaks_mptcp(&multipath)), (false, has_mptcp));
+        for stream in [&accepted, &multipath] {
+            assert!(stream.nodelay().unwrap());
+            assert_eq!(socket2::SockRef::from(stream).linger().unwrap(), Some(std::time::Duration::ZERO));
+        }
+        drop((plain, socket));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(!speaks_mptcp(TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
     }

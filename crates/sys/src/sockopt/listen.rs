@@ -57,14 +57,19 @@ impl Default for ListenOptions {
 /// # Errors
 /// What the system call that failed says: address in use, not ours, no permission for a port below 1024 ...
 pub fn listen(address: SocketAddr, options: &ListenOptions) -> io::Result<TcpListener> {
-    let domain = Domain::for_address(address);
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = match options.mptcp.then(|| Socket::new(domain, kind, Some(Protocol::MPTCP))) {
-        Some(Err(error)) if !super::lacks_mptcp(&error) => return Err(error),
-        Some(Ok(socket)) => socket,
-        Some(Err(_)) | None => Socket::new(domain, kind, Some(Protocol::TCP))?,
+    let prepared = |protocol| {
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
+        prepare(&socket, address, options).map(|()| socket)
     };
-    prepare(&socket, address, options)?;
+    let multipath = options.mptcp.then(|| prepared(Protocol::MPTCP));
+    let socket = match multipath {
+        Some(Ok(socket)) => socket,
+        // Kernels without MPTCP, and those whose MPTCP sockets lack one of our options.
+        Some(Err(error)) if super::lacks_mptcp(&error) => prepared(Protocol::TCP)?,
+        Some(Err(error)) => return Err(error),
+        None => prepared(Protocol::TCP)?,
+    };
     socket.bind(&address.into())?;
     socket.listen(super::clamp(options.backlog))?;
     Ok(socket.into())

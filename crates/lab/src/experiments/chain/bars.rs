@@ -48,15 +48,15 @@ pub fn figures(text: &mut String, results: &Results) {
     for cell in &cells {
         head.push_str(&match cell.is_bulk() {
             true => format!(" {cell}, Gbit/s | CPU s/GB |"),
-            false => format!(" {cell}, new/s | CPU us |"),
+            false => format!(" {cell}, new/s | CPU us | p99 ms |"),
         });
-        rule.push_str("---:|---:|");
+        rule.push_str(if cell.is_bulk() { "---:|---:|" } else { "---:|---:|---:|" });
     }
     let _ = writeln!(text, "{head}\n{rule}");
     for peer in CHAINS {
         let values = cells.iter().map(|cell| row(results, *cell, peer.name));
         let values: Vec<_> = values.collect();
-        if values.iter().any(|value| value != " - | - |") {
+        if values.iter().any(|value| !value.starts_with(" - ")) {
             let _ = writeln!(text, "| {} |{}", peer.name, values.concat());
         }
     }
@@ -68,11 +68,17 @@ pub fn figures(text: &mut String, results: &Results) {
 }
 
 fn row(results: &Results, cell: Cell, peer: &str) -> String {
-    let Some(speed) = results.spread(cell, peer, speed(cell)) else { return " - | - |".to_owned() };
-    let cost = results.spread(cell, peer, |sample| sample.cost(cell)).map_or(0.0, |cost| cost.median);
+    let Some(speed) = results.spread(cell, peer, speed(cell)) else {
+        return if cell.is_bulk() { " - | - |" } else { " - | - | - |" }.to_owned();
+    };
+    let median = |value: &dyn Fn(&Sample) -> Option<f64>| {
+        results.spread(cell, peer, value).map_or(0.0, |value| value.median)
+    };
+    let (speed, cost) = (speed.median, median(&|sample| sample.cost(cell)));
+    let p99 = median(&|sample| Some(sample.report.p99_ns as f64 / 1e6));
     match cell.is_bulk() {
-        true => format!(" {:.2} | {cost:.2} |", speed.median),
-        false => format!(" {:.0} | {cost:.1} |", speed.median),
+        true => format!(" {speed:.2} | {cost:.2} |"),
+        false => format!(" {speed:.0} | {cost:.1} | {p99:.1} |"),
     }
 }
 

@@ -17,6 +17,8 @@ const SAVED_ROUND_TRIPS: f64 = 0.8;
 const BESIDE_THE_WAY_MS: f64 = 1.0;
 /// Connections from which Fig. 13 is flat, and its bars hold.
 const FROM_CONNECTIONS: u32 = 8;
+/// The most our tail may be over that of the fastest relay.
+const TAIL_AT_MOST: f64 = 1.2;
 
 /// One demand and how it came out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -106,6 +108,23 @@ fn at_least(
     verdicts
 }
 
+/// A relay's 99th percentile, at most so many times that of the fastest of the others.
+fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&str]) -> Vec<Verdict> {
+    let asked = plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS);
+    asked
+        .map(|(at, connections)| {
+            let fastest = others.iter().filter_map(|name| Some((figures.rate(name, at)?, *name)));
+            let fastest = fastest.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name);
+            let against = |row| figures.p99_of(row, fastest?, at);
+            let name = fastest.unwrap_or("the fastest of the others");
+            let bar =
+                format!("{connections} connections: p99 of {ours} against {name}, at most {TAIL_AT_MOST}");
+            let verdict = verdict(bar, against(ours), |ratio| ratio <= TAIL_AT_MOST);
+            Verdict { limit: against(limit), ..verdict }
+        })
+        .collect()
+}
+
 fn rates(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
     let all: Vec<&str> = ROWS
         .iter()
@@ -118,6 +137,7 @@ fn rates(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
         at_least(figures, plan, (OUR_SOCKS6, pair), &[SOCKSX[0], SOCKSX[1], DANTE_PAIR], 1.3),
         at_least(figures, plan, (OUR_SOCKS6, pair), &[NGINX], 1.0),
         at_least(figures, plan, (OUR_REVERSE, relay), &relays, 1.0),
+        tail(figures, plan, (OUR_REVERSE, relay), &relays),
         at_least(figures, plan, (OUR_KERNEL_PATH, kernel), &all, 1.1),
     ]
     .concat()
@@ -126,6 +146,7 @@ fn rates(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::epi::clients::Rate;
     use crate::experiments::epi::measure::Times;
 
     fn plan() -> Plan {
@@ -137,7 +158,8 @@ mod tests {
         for (name, time, rate) in rows {
             let times = Times { each_ms: vec![*time], failed: 0 };
             figures.times.insert((*name).into(), vec![times; 6]);
-            figures.rates.insert((*name).into(), vec![vec![Some(*rate / 2.0), Some(*rate)]]);
+            let seen = |per_second| Some(Rate { per_second, p99_ms: 100.0 / per_second });
+            figures.rates.insert((*name).into(), vec![vec![seen(*rate / 2.0), seen(*rate)]]);
         }
         figures
     }
@@ -165,6 +187,20 @@ mod tests {
         );
         let late = good.map(|(name, time, rate)| (name, if name == OUR_REVERSE { 20.8 } else { time }, rate));
         assert_eq!(failures(&figures(&late)).len(), 3, "in each of the first three topologies");
+    }
+
+    #[test]
+    fn a_tail_longer_than_that_of_the_fastest_relay_misses_its_bar() {
+        let tail = |ms| {
+            let rates = [(NGINX, 9.0, 1.0), (OUR_REVERSE, 20.0, ms)];
+            let mut figures = Figures::default();
+            for (row, per_second, p99_ms) in rates {
+                figures.rates.insert(row.into(), vec![vec![None, Some(Rate { per_second, p99_ms })]]);
+            }
+            failures(&figures)
+        };
+        assert_eq!(tail(1.2), Vec::<String>::new());
+        assert_eq!(tail(1.3), ["8 connections: p99 of ours, reverse against nginx, at most 1.2"]);
     }
 
     #[test]

@@ -25,6 +25,15 @@ pub struct Pings {
     pub failed: u32,
 }
 
+/// What one run of `wrk` saw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct Rate {
+    /// Requests per second.
+    pub per_second: f64,
+    /// 99th percentile of the times of answers, in milliseconds.
+    pub p99_ms: f64,
+}
+
 /// Whether a client is installed.
 ///
 /// # Errors
@@ -53,17 +62,25 @@ pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> 
     Ok(read_httping(&String::from_utf8_lossy(&output.stdout), count))
 }
 
-/// Requests per second of `connections` connections that stay open, over `window` (whole seconds).
+/// Requests of `connections` connections that stay open, over `window` (whole seconds).
 ///
 /// # Errors
 /// The client cannot be started or saw errors; the message says which.
-pub fn wrk(site: &Site, running: &Running<'_>, connections: u32, window: Duration) -> Result<f64> {
+pub fn wrk(site: &Site, running: &Running<'_>, connections: u32, window: Duration) -> Result<Rate> {
     if running.via != Via::Plain {
         bail!("wrk does not speak that protocol to a proxy");
     }
     let seconds = window.as_secs().max(1);
     let mut command = site.client.command_at("timeout", &site.client_placement());
-    command.args([&(seconds + 10).to_string(), "wrk", "-t", "1", "-c", &connections.to_string()]);
+    command.args([
+        &(seconds + 10).to_string(),
+        "wrk",
+        "--latency",
+        "-t",
+        "1",
+        "-c",
+        &connections.to_string(),
+    ]);
     command.args(["-d", &format!("{seconds}s"), &url(running.dial)]);
     let output = command.env("LC_ALL", "C").stdin(Stdio::null()).output().context("cannot start wrk")?;
     read_wrk(&String::from_utf8_lossy(&output.stdout))
@@ -89,16 +106,33 @@ fn read_httping(text: &str, count: u32) -> Pings {
     Pings { times_ms, failed }
 }
 
-fn read_wrk(text: &str) -> Result<f64> {
+fn read_wrk(text: &str) -> Result<Rate> {
     let field = |name: &str| text.lines().find_map(|line| line.trim().strip_prefix(name));
     let rate = field("Requests/sec:").and_then(|rate| rate.trim().parse::<f64>().ok());
-    let rate = rate.with_context(|| format!("wrk printed no rate: {}", text.trim()))?;
+    let per_second = rate.with_context(|| format!("wrk printed no rate: {}", text.trim()))?;
     let troubles = [field("Socket errors:"), field("Non-2xx or 3xx responses:")];
     match troubles.into_iter().flatten().next() {
         // Read errors alone are ends of connections that the proxy had closed: wrk dials again.
-        Some(trouble) if rate == 0.0 => bail!("wrk: {}", trouble.trim()),
-        _ => Ok(rate),
+        Some(trouble) if per_second == 0.0 => bail!("wrk: {}", trouble.trim()),
+        _ => {}
     }
+    let p99_ms = field("99%").and_then(|time| milliseconds(time.trim()));
+    let p99_ms = p99_ms.with_context(|| format!("wrk printed no 99th percentile: {}", text.trim()))?;
+    Ok(Rate { per_second, p99_ms })
+}
+
+/// A time as `wrk` prints it: `437.00us`, `1.23ms`, `2.00s`, `1.50m`.
+fn milliseconds(time: &str) -> Option<f64> {
+    let unit = time.find(|c: char| c.is_ascii_alphabetic())?;
+    let (number, unit) = time.split_at(unit);
+    let scale = match unit {
+        "us" => 1e-3,
+        "ms" => 1.0,
+        "s" => 1e3,
+        "m" => 6e4,
+        _ => return None,
+    };
+    Some(number.parse::<f64>().ok()? * scale)
 }
 
 #[cfg(test)]
@@ -119,11 +153,32 @@ connected to 10.77.3.2:8001 (160 bytes), seq=3 time=  0.01+  0.06+  3.31+  9.07+
     }
 
     #[test]
-    fn a_rate_is_read_and_its_absence_is_told() {
-        assert!(
-            read_wrk("Running 1s test\n  100 requests in 1.00s\nRequests/sec:   6243.21\n")
-                .is_ok_and(|rate| rate > 6243.0)
-        );
+    fn a_rate_and_its_tail_are_read_and_their_absence_is_told() {
+        let text = |p99: &str| {
+            format!(
+                "Running 1s test @ http://10.77.1.2:9080/small
+  1 threads and 32 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency   313.33us   58.09us   1.42ms   87.53%
+    Req/Sec   101.70k     1.76k  105.02k    72.73%
+  Latency Distribution
+     50%  303.00us
+     75%  330.00us
+     90%  359.00us
+     99%  {p99}
+  111274 requests in 1.10s, 29.61MB read
+Requests/sec: 101142.13
+Transfer/sec:     26.91MB
+"
+            )
+        };
+        let seen = |p99: &str| read_wrk(&text(p99)).map(|rate| (rate.per_second, rate.p99_ms));
+        for (p99, ms) in [("514.00us", 0.514), ("3.98ms", 3.98), ("1.25s", 1250.0), ("1.00m", 60_000.0)] {
+            let (rate, read) = seen(p99).expect("both are there");
+            assert!(rate == 101_142.13 && (read - ms).abs() < 1e-6, "{p99}: {read}");
+        }
+        assert!(seen("514.00ns").is_err() && seen("").is_err());
+        assert!(read_wrk("Requests/sec:   6243.21\n").is_err(), "without --latency");
         assert!(read_wrk("unable to connect").is_err());
         assert!(read_wrk("  Socket errors: connect 4, read 0\nRequests/sec:      0.00\n").is_err());
     }

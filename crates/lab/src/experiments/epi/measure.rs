@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::statistics::{self, Spread};
 
-use super::clients;
+use super::clients::{self, Rate};
 use super::paper::{TABLE_I, Topology};
 use super::rows::{LIMITS, ROWS, Row};
 
@@ -68,8 +68,8 @@ impl Plan {
 pub struct Figures {
     /// Times of requests by row and topology, in milliseconds.
     pub times: BTreeMap<String, Vec<Times>>,
-    /// Requests per second by row: one list for each round, one figure for each number of connections.
-    pub rates: BTreeMap<String, Vec<Vec<Option<f64>>>>,
+    /// What `wrk` saw by row: one list for each round, one figure for each number of connections.
+    pub rates: BTreeMap<String, Vec<Vec<Option<Rate>>>>,
     /// Why a row has no figures.
     pub missing: BTreeMap<String, String>,
 }
@@ -129,15 +129,37 @@ impl Figures {
     /// The median over the rounds of a row's rate with the `at`th number of connections.
     #[must_use]
     pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
-        Some(Spread::of(self.rates.get(row)?.iter().filter_map(|round| *round.get(at)?).collect())?.median)
+        self.median(row, at, |rate| rate.per_second)
+    }
+
+    /// The same of the 99th percentile of its times, in milliseconds.
+    #[must_use]
+    pub fn p99_ms(&self, row: &str, at: usize) -> Option<f64> {
+        self.median(row, at, |rate| rate.p99_ms)
+    }
+
+    fn median(&self, row: &str, at: usize, value: impl Fn(Rate) -> f64) -> Option<f64> {
+        let rounds = self.rates.get(row)?.iter();
+        Some(Spread::of(rounds.filter_map(|round| (*round.get(at)?).map(&value)).collect())?.median)
     }
 
     /// What a row reaches of another one with the `at`th number of connections: the median over the rounds that have both, whose
     /// windows are seconds apart.
     #[must_use]
     pub fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
+        self.ratio(row, other, at, |rate| rate.per_second)
+    }
+
+    /// The same of the 99th percentiles of times.
+    #[must_use]
+    pub fn p99_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
+        self.ratio(row, other, at, |rate| rate.p99_ms)
+    }
+
+    fn ratio(&self, row: &str, other: &str, at: usize, value: impl Fn(Rate) -> f64) -> Option<f64> {
         let rounds = self.rates.get(row)?.iter().zip(self.rates.get(other)?);
-        let ratios = rounds.filter_map(|(ours, theirs)| Some((*ours.get(at)?)? / (*theirs.get(at)?)?));
+        let of = |round: &Vec<Option<Rate>>| (*round.get(at)?).map(&value);
+        let ratios = rounds.filter_map(|(ours, theirs)| Some(of(ours)? / of(theirs)?));
         Some(Spread::of(ratios.collect())?.median)
     }
 }
@@ -233,7 +255,7 @@ pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progre
     Ok(())
 }
 
-fn window_rate(site: &Site, row: &Row, connections: u32, window_seconds: u64) -> Result<f64, Unavailable> {
+fn window_rate(site: &Site, row: &Row, connections: u32, window_seconds: u64) -> Result<Rate, Unavailable> {
     let running = start(site, row)?;
     Ok(clients::wrk(site, &running, connections, Duration::from_secs(window_seconds))?)
 }
@@ -271,22 +293,26 @@ mod tests {
         assert_eq!((figures.overhead_ms("x", 1), figures.overhead_ms("y", 0)), (None, None));
     }
 
+    fn seen(rates: &[Option<f64>]) -> Vec<Vec<Option<Rate>>> {
+        let rate = |rate: f64| Rate { per_second: rate, p99_ms: 10.0 * rate };
+        rates.iter().map(|seen| vec![seen.map(rate)]).collect()
+    }
+
     #[test]
     fn rates_are_medians_over_rounds_that_had_one_and_ratios_over_those_that_had_both() {
         let mut figures = Figures::default();
-        figures.rates.insert("x".into(), vec![vec![Some(3.0)], vec![None], vec![Some(1.0)], vec![Some(2.0)]]);
+        figures.rates.insert("x".into(), seen(&[Some(3.0), None, Some(1.0), Some(2.0)]));
         assert_eq!(
-            (figures.rate("x", 0), figures.rate("x", 1), figures.rate("y", 0)),
-            (Some(2.0), None, None)
+            (figures.rate("x", 0), figures.p99_ms("x", 0), figures.rate("x", 1), figures.rate("y", 0)),
+            (Some(2.0), Some(20.0), None, None)
         );
         // A slow round of the machine falls on both.
-        figures
-            .rates
-            .insert("y".into(), vec![vec![Some(2.0)], vec![Some(9.0)], vec![Some(1.0)], vec![Some(1.0)]]);
+        figures.rates.insert("y".into(), seen(&[Some(2.0), Some(9.0), Some(1.0), Some(1.0)]));
         assert_eq!(
-            (figures.rate_of("x", "y", 0), figures.rate_of("x", "z", 0), figures.rate_of("x", "y", 1)),
-            (Some(1.5), None, None)
+            (figures.rate_of("x", "y", 0), figures.p99_of("x", "y", 0), figures.rate_of("x", "z", 0)),
+            (Some(1.5), Some(1.5), None)
         );
+        assert_eq!(figures.rate_of("x", "y", 1), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::bars::Verdict;
+use super::clients::Rate;
 use super::measure::{Figures, Plan};
 use super::paper::{TABLE_I, Topology};
 use super::rows::{NO_PROXY, Row};
@@ -70,19 +71,22 @@ fn rates_table(text: &mut String, figures: &Figures, plan: &Plan, rows: &[Row]) 
     let connections: Vec<String> = plan.connections.iter().map(u32::to_string).collect();
     let _ = writeln!(
         text,
-        "\n### Processed requests (Fig. 13)\n\nRequests per second by connections that stay open, and in brackets the reduction \
-         against no proxy.\n\n| | {} |\n|---|{}",
+        "\n### Processed requests (Fig. 13)\n\nRequests per second by connections that stay open, in brackets the reduction \
+         against no proxy, and the 99th percentile of the times of answers in milliseconds.\n\n| | {} |\n|---|{}",
         connections.join(" | "),
         "---:|".repeat(connections.len())
     );
     for row in rows.iter().filter(|row| row.has_rate) {
         let cells: Vec<String> = (0..plan.connections.len())
-            .map(|at| match (figures.rate(row.name, at), figures.rate(NO_PROXY, at)) {
-                (Some(rate), Some(base)) if row.name != NO_PROXY => {
-                    format!("{rate:.0} ({:.0} %)", 100.0 * (1.0 - rate / base))
+            .map(|at| {
+                let p99 = figures.p99_ms(row.name, at).map_or_else(String::new, |ms| format!(", {ms:.2}"));
+                match (figures.rate(row.name, at), figures.rate(NO_PROXY, at)) {
+                    (Some(rate), Some(base)) if row.name != NO_PROXY => {
+                        format!("{rate:.0} ({:.0} %){p99}", 100.0 * (1.0 - rate / base))
+                    }
+                    (Some(rate), _) => format!("{rate:.0}{p99}"),
+                    (None, _) => "-".into(),
                 }
-                (Some(rate), _) => format!("{rate:.0}"),
-                (None, _) => "-".into(),
             })
             .collect();
         let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
@@ -122,7 +126,7 @@ pub fn files(output: &Output, figures: &Figures, plan: &Plan, rows: &[Row]) -> R
     )?;
     output.csv(
         "rates",
-        &["row", "connections", "round", "requests_per_second"],
+        &["row", "connections", "round", "requests_per_second", "p99_ms"],
         &rate_rows(figures, plan),
     )?;
     let names: Vec<String> =
@@ -197,8 +201,10 @@ fn rate_rows(figures: &Figures, plan: &Plan) -> Vec<Vec<String>> {
     for (row, rounds) in &figures.rates {
         for (round, rates) in rounds.iter().enumerate() {
             for (connections, rate) in plan.connections.iter().zip(rates) {
-                let rate = rate.map_or_else(String::new, |rate| rate.to_string());
-                rows.push(vec![row.clone(), connections.to_string(), round.to_string(), rate]);
+                let text =
+                    |value: fn(Rate) -> f64| rate.map_or_else(String::new, |rate| value(rate).to_string());
+                let [per_second, p99] = [text(|rate| rate.per_second), text(|rate| rate.p99_ms)];
+                rows.push(vec![row.clone(), connections.to_string(), round.to_string(), per_second, p99]);
             }
         }
     }

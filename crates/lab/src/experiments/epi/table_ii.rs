@@ -142,6 +142,7 @@ fn rate_holds(figures: &Figures, plan: &Plan) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::epi::clients::Rate;
 
     #[test]
     fn our_ticks_of_this_run_need_its_figures() {
@@ -165,10 +166,10 @@ mod tests {
         ] {
             assert_eq!(ticks(&render(&figures, &plan, &verdicts), 0).as_deref(), Some(expected));
         }
-        figures.rates.insert(OUR_SOCKS6_DATA.into(), vec![vec![Some(2.0)]]);
-        figures.rates.insert(NGINX.into(), vec![vec![Some(1.0)]]);
+        figures.rates.insert(OUR_SOCKS6_DATA.into(), vec![vec![Some(Rate { per_second: 2.0, p99_ms: 1.0 })]]);
+        figures.rates.insert(NGINX.into(), vec![vec![Some(Rate { per_second: 1.0, p99_ms: 1.0 })]]);
         assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("✓"));
-        figures.rates.insert("socksx SOCKS6".into(), vec![vec![Some(3.0)]]);
+        figures.rates.insert("socksx SOCKS6".into(), vec![vec![Some(Rate { per_second: 3.0, p99_ms: 1.0 })]]);
         assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("missed"));
     }
 

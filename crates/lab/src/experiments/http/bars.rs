@@ -16,6 +16,8 @@ enum Demand {
     Cpu(f64),
     /// Microseconds of CPU for each answer: at most.
     CpuUs(f64),
+    /// 99th percentile of the times of answers over that of the fastest of the others: at most.
+    P99(f64),
 }
 
 /// One demand on one of our rows.
@@ -39,6 +41,8 @@ const fn wanted(
 const CACHES: &[&str] = &["nginx", "HAProxy", "Varnish", "Traffic Server", "Squid"];
 const FOR_ORIGIN: &str = "ours, for the origin";
 const OPENING: &str = "ours, opening";
+const RECORDED: &str = "ours, records";
+const UNRECORDED: &[&str] = &["ours, no records"];
 
 const WANTED: &[Wanted] = &[
     wanted("hit 1 KB", "ours", &["nginx"], Demand::Rate(0.9)),
@@ -58,10 +62,20 @@ const WANTED: &[Wanted] = &[
     wanted("new, hit 1 KB", OPENING, &[], Demand::CpuUs(1000.0)),
     wanted("kept, hit 1 KB", OPENING, &["direct"], Demand::Rate(0.9)),
     wanted("kept, hit 1 KB", OPENING, &[], Demand::CpuUs(27.0)),
+    wanted("recorded hit 1 KB", RECORDED, UNRECORDED, Demand::Rate(0.95)),
+    wanted("recorded hit 1 KB", RECORDED, UNRECORDED, Demand::P99(1.2)),
+    wanted("recorded hit 1 KB", RECORDED, &["nginx"], Demand::P99(1.0)),
+    wanted("recorded miss 1 KB", RECORDED, UNRECORDED, Demand::Rate(0.95)),
+    wanted("recorded miss 1 KB", RECORDED, UNRECORDED, Demand::P99(1.2)),
+    wanted("recorded miss 1 KB", RECORDED, &["nginx"], Demand::Rate(1.0)),
 ];
 
 fn rate(sample: &Sample) -> Option<f64> {
     Some(sample.rate())
+}
+
+fn p99_ms(sample: &Sample) -> Option<f64> {
+    Some(sample.report.p99_ns as f64 / 1e6)
 }
 
 /// Every demand of which both sides were asked for in this run.
@@ -89,6 +103,7 @@ impl Wanted {
         let (measured, what, bound, unit) = match self.demand {
             Demand::Rate(bound) => (samples.ratio(self.cell, pair, rate), "rate", bound, ""),
             Demand::Cpu(bound) => (samples.ratio(self.cell, pair, Sample::cpu_us), "CPU", bound, ""),
+            Demand::P99(bound) => (samples.ratio(self.cell, pair, p99_ms), "p99", bound, ""),
             Demand::CpuUs(bound) => {
                 (samples.spread(self.cell, self.ours, Sample::cpu_us), "CPU", bound, " us")
             }
@@ -144,9 +159,8 @@ fn figure(samples: &Samples, cell: &Cell, row: &Row) -> String {
     };
     let Some(speed) = median(&rate) else { return " - | - | - | - |".to_owned() };
     let cpu = median(&Sample::cpu_us).map_or_else(String::new, |cpu| format!("{cpu:.1}"));
-    let ms = |ns: u64| Some(ns as f64 / 1e6);
-    let p50 = median(&|sample| ms(sample.report.p50_ns)).unwrap_or_default();
-    let p99 = median(&|sample| ms(sample.report.p99_ns)).unwrap_or_default();
+    let p50 = median(&|sample| Some(sample.report.p50_ns as f64 / 1e6)).unwrap_or_default();
+    let p99 = median(&p99_ms).unwrap_or_default();
     format!(" {speed:.0} | {cpu} | {p50:.2} | {p99:.2} |")
 }
 

@@ -16,11 +16,13 @@ pub enum Part {
     Tunnel,
     /// What passes through TLS that is opened.
     Tls,
+    /// Hits and misses with a record line for each, and without.
+    Records,
 }
 
 impl Part {
     /// All parts, in the order of the report.
-    pub const ALL: [Self; 4] = [Self::Hit, Self::Miss, Self::Tunnel, Self::Tls];
+    pub const ALL: [Self; 5] = [Self::Hit, Self::Miss, Self::Tunnel, Self::Tls, Self::Records];
 
     /// Its name for `--part`.
     #[must_use]
@@ -30,6 +32,7 @@ impl Part {
             Self::Miss => "miss",
             Self::Tunnel => "tunnel",
             Self::Tls => "tls",
+            Self::Records => "records",
         }
     }
 
@@ -41,6 +44,7 @@ impl Part {
             Self::Miss => "Answers that may not be stored (`no-store`)",
             Self::Tunnel => "CONNECT",
             Self::Tls => "TLS that is opened",
+            Self::Records => "A record line for each answer, in a file on disk",
         }
     }
 }
@@ -85,6 +89,8 @@ pub static CELLS: &[Cell] = &[
     cell("kept, hit 1 KB", Part::Tls, Work::KeepAlive, 32, "/hit/1k"),
     long(cell("kept, hit 100 KB", Part::Tls, Work::KeepAlive, 32, "/hit/100k")),
     long(cell("kept, miss 1 KB", Part::Tls, Work::KeepAlive, 32, "/miss/1k")),
+    cell("recorded hit 1 KB", Part::Records, Work::KeepAlive, 32, "/hit/1k"),
+    cell("recorded miss 1 KB", Part::Records, Work::KeepAlive, 32, "/miss/1k"),
 ];
 
 impl Cell {

@@ -10,6 +10,7 @@ mod origin;
 mod pages;
 mod programs;
 mod rates;
+mod recorded;
 mod rows;
 mod sample;
 
@@ -41,7 +42,7 @@ pub struct Options {
     #[arg(long)]
     pub rounds: Option<u32>,
     /// Only this part; may be given several times.
-    #[arg(long, value_name = "PART", value_parser = ["hit", "miss", "tunnel", "tls", "idle", "pages", "rates"])]
+    #[arg(long, value_name = "PART", value_parser = ["hit", "miss", "tunnel", "tls", "records", "idle", "pages", "rates"])]
     pub part: Vec<String>,
     /// Only rows whose name contains this; may be given several times.
     #[arg(long, value_name = "NAME")]
@@ -83,13 +84,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     heading(&mut text, &machine, options);
     let mut bars = Vec::new();
     let mut samples = Samples::default();
-    if ["hit", "miss", "tunnel", "tls", "idle", "rates"].iter().any(|part| options.wants(part)) {
+    if ["hit", "miss", "tunnel", "tls", "records", "idle", "rates"].iter().any(|part| options.wants(part)) {
         let site = Site::new()?;
         let mut scene = Scene { origin: Origin::start(&site)?, site: &site };
         for part in Part::ALL.into_iter().filter(|part| options.wants(part.name())) {
             measure(&scene, part, options, &mut samples, &progress);
             bars::figures(&mut text, &samples, part);
             bars.extend(bars::judge(&samples, part));
+        }
+        if options.wants("records") {
+            bars.extend(recorded::run(&site, options, &mut text, &progress));
         }
         if options.wants("idle") {
             progress.now("idle connections");

@@ -8,7 +8,7 @@ use super::programs;
 use crate::load::{Spec, Via};
 use crate::peers::Unavailable;
 use crate::service::Service;
-use crate::site::{ORIGIN_NAME, Site};
+use crate::site::{ORIGIN_NAME, Records, Site};
 
 /// Port on which every program listens that is measured.
 pub const PROXY_PORT: u16 = 9080;
@@ -53,6 +53,7 @@ pub struct Row {
 }
 
 const CACHING: &[Part] = &[Part::Hit, Part::Miss];
+const COMPARED: &[Part] = &[Part::Hit, Part::Miss, Part::Records];
 
 /// Every row, in the order of the tables.
 pub static ROWS: &[Row] = &[
@@ -62,8 +63,8 @@ pub static ROWS: &[Row] = &[
         is_quick: false,
         ..row("limit", &[Part::Miss, Part::Tunnel], Ask::Origin, programs::limit)
     },
-    row("nginx", CACHING, Ask::Origin, programs::nginx),
-    row("HAProxy", CACHING, Ask::Origin, programs::haproxy),
+    row("nginx", COMPARED, Ask::Origin, programs::nginx),
+    row("HAProxy", COMPARED, Ask::Origin, programs::haproxy),
     Row { is_quick: false, ..row("Varnish", CACHING, Ask::Origin, programs::varnish) },
     Row { is_quick: false, ..row("Traffic Server", CACHING, Ask::Origin, programs::traffic_server) },
     row("Squid", &[Part::Hit, Part::Miss, Part::Tunnel], Ask::Proxy, programs::squid),
@@ -76,6 +77,13 @@ pub static ROWS: &[Row] = &[
         is_quick: false,
         ..ours("ours, no cache", &[Part::Miss], Ask::Proxy, programs::ours_without_cache)
     },
+    ours("ours, records", &[Part::Records], Ask::Origin, |scene| {
+        scene.site.with_records(Records::File, || programs::ours_for_origin(scene))
+    }),
+    ours("ours, recent flows", &[Part::Records], Ask::Origin, programs::ours_for_origin),
+    ours("ours, no records", &[Part::Records], Ask::Origin, |scene| {
+        scene.site.with_records(Records::Off, || programs::ours_for_origin(scene))
+    }),
     ours("ours, opening", &[Part::Tls], Ask::Proxy, programs::ours_opening),
 ];
 
@@ -145,6 +153,7 @@ impl Row {
             warmup_ms: 0,
             window_ms: 0,
             max_requests: u64::MAX,
+            per_second: None,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod bars;
 mod cell;
+mod foreign;
 mod results;
 mod sample;
 mod table;
@@ -18,7 +19,8 @@ use anyhow::{Context, Result, bail};
 use crate::machine::{self, Machine};
 use crate::peers::{self, Peer, Unavailable};
 use crate::progress::Progress;
-use crate::site::Site;
+use crate::site::{Records, Site};
+use foreign::Foreign;
 
 pub use cell::{Cell, Timing};
 pub use results::Results;
@@ -44,6 +46,10 @@ pub struct Options {
     /// Only this kind of work; may be given several times.
     #[arg(long, value_name = "KIND", value_parser = ["new", "keep-alive", "bulk"])]
     pub work: Vec<String>,
+    /// While rows are measured, nginx in the proxy's node serves so many connections per second to another program there;
+    /// ours writes a record line for each flow. Default: none.
+    #[arg(long, value_name = "PER SECOND")]
+    pub foreign: Option<u32>,
     /// Write every sample there, too.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -65,12 +71,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let site = Site::new()?;
     let mut results = Results::new(machine, rounds, timing);
     let progress = Progress::new();
+    let foreign = options.foreign.map(|rate| Foreign::start(&site, rate)).transpose()?;
     for cell in cells {
-        measure_cell(&site, cell, &chosen, &mut results, &progress);
+        measure_cell(&site, cell, &chosen, foreign.as_ref(), &mut results, &progress);
     }
     results.load_at_end = machine::load_average();
     let verdicts = bars::judge(&results);
-    let text = table::render(&results, &chosen, &verdicts);
+    let mut text = table::render(&results, &chosen, &verdicts);
+    if let Some(foreign) = &foreign {
+        text.push_str(&foreign.sentence());
+    }
     print!("{text}");
     if let Some(path) = &options.markdown {
         fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -93,7 +103,14 @@ fn choose(only: &[String]) -> Result<Vec<Peer>> {
 }
 
 /// All rounds of one cell: forwards, backwards, forwards...
-fn measure_cell(site: &Site, cell: Cell, chosen: &[Peer], results: &mut Results, progress: &Progress) {
+pub(crate) fn measure_cell(
+    site: &Site,
+    cell: Cell,
+    chosen: &[Peer],
+    foreign: Option<&Foreign>,
+    results: &mut Results,
+    progress: &Progress,
+) {
     for round in 0..results.rounds {
         let mut order: Vec<Peer> = chosen.to_vec();
         if round % 2 == 1 {
@@ -104,7 +121,7 @@ fn measure_cell(site: &Site, cell: Cell, chosen: &[Peer], results: &mut Results,
                 continue;
             }
             progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
-            match measure(site, peer, cell, results) {
+            match measure(site, peer, cell, foreign, results) {
                 Ok(sample) => results.add(cell, peer.name, round, sample),
                 Err(reason) => progress.say(&results.unavailable(peer.name, cell, &reason)),
             }
@@ -118,10 +135,17 @@ fn measure(
     site: &Site,
     peer: Peer,
     cell: Cell,
+    foreign: Option<&Foreign>,
     results: &mut Results,
 ) -> Result<Option<Sample>, Unavailable> {
     for _ in 0..ATTEMPTS {
-        let sample = sample::take(site, peer, cell, results.timing)?;
+        let take = || sample::take(site, peer, cell, results.timing);
+        let sample = match foreign {
+            Some(foreign) => {
+                foreign.beside(site, results.timing, || site.with_records(Records::File, take))?
+            }
+            None => take()?,
+        };
         if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT {
             return Ok(Some(sample));
         }

@@ -13,6 +13,8 @@ use crate::taker::Taker;
 /// More failed connections than this share of the answers make a sample of ours worthless. Others may lose what
 /// they like, as the SOCKS6 redirector of socksx does: their answers count, and the table says how many they lost.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
+/// What our program says of flows in the kernel whose records are missing.
+const EVENTS_LOST: &str = "conntrack events were lost";
 
 /// What was measured in one slice.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -79,6 +81,7 @@ pub fn take_counting(
         warmup_ms: timing.warmup_ms,
         window_ms: timing.window_ms,
         max_requests: u64::MAX,
+        per_second: None,
     };
     let mut generator = site.generate(&spec)?;
     generator.wait_window()?;
@@ -89,6 +92,12 @@ pub fn take_counting(
     let disturbance = meter.stop();
     if !running.is_running() {
         return Err(Unavailable::Failed(anyhow!("{} ended under load: {}", peer.name, tail(&running.log()))));
+    }
+    if peer.is_ours && running.log().contains(EVENTS_LOST) {
+        return Err(Unavailable::Failed(anyhow!(
+            "{}: the kernel lost events, records are missing",
+            peer.name
+        )));
     }
     check(&report, cell, peer.is_ours).map_err(|error| anyhow!("{}: {error}", peer.name))?;
     Ok(Sample { report, cpu_ns, disturbance })

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 use super::run;
 use crate::load::{Spec, Via, Work};
@@ -35,6 +36,7 @@ fn spec(dial: SocketAddr, work: Work, via: Via, max_requests: u64) -> Spec {
         warmup_ms: 0,
         window_ms: 60_000,
         max_requests,
+        per_second: None,
     }
 }
 
@@ -111,4 +113,12 @@ fn a_refusal_is_counted_by_kind() {
         run(&spec(server(refusing_socks5), Work::NewConnection, Via::Socks5, 8), || ()).expect("epoll works");
     assert_eq!(report.requests, 0);
     assert!(report.errors.get("SOCKS5 method refused").is_some_and(|count| *count >= 8), "{report:?}");
+}
+
+#[test]
+fn a_rate_is_spread_over_time() {
+    let seconds = Duration::from_secs_f64;
+    assert_eq!(super::due(10_000, seconds(0.0)), 1);
+    assert_eq!(super::due(10_000, seconds(0.0005)), 6);
+    assert_eq!(super::due(10_000, seconds(2.0)), 20_001);
 }

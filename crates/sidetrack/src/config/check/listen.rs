@@ -61,6 +61,9 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
     ]
 }
 
+/// Whether listeners accept Multipath TCP where nothing is written.
+const MPTCP_DEFAULT: bool = false;
+
 impl Check<'_> {
     /// The listeners; `None` in the place of one that is wrong.
     pub(super) fn listeners(&mut self, listens: &[At<raw::Listen>]) -> Vec<Option<Listener>> {
@@ -113,7 +116,22 @@ impl Check<'_> {
         }
         let accept = listen.accept_proxy_protocol.as_ref();
         let accept_proxy_protocol = accept.map(|nets| self.networks(nets)).unwrap_or_default();
-        Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol })
+        let mptcp = self.accepts_multipath(listen, checked.as_ref());
+        Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol, mptcp })
+    }
+
+    /// Whether the listener accepts Multipath TCP; an error where its kind cannot.
+    fn accepts_multipath(&mut self, listen: &raw::Listen, kind: Option<&ListenerKind>) -> bool {
+        let takes_clients = matches!(
+            kind,
+            Some(ListenerKind::Socks(_) | ListenerKind::Http(_) | ListenerKind::Reverse(_)) | None
+        );
+        let wanted = listen.mptcp.as_deref().copied().unwrap_or(MPTCP_DEFAULT);
+        if let Some(key) = listen.mptcp.as_ref().filter(|_| wanted && !takes_clients) {
+            let help = "take it out: clients that offer Multipath TCP are served over plain TCP";
+            self.error(key.span(), "`mptcp` goes only with the kinds socks, http and reverse", help);
+        }
+        wanted && takes_clients
     }
 
     fn keys_of_kind(&mut self, listen: &raw::Listen, kind: Kind) {
