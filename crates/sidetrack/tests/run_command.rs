@@ -245,3 +245,21 @@ fn names_are_answered_by_whom_the_rules_say() {
     has(resolve, "gone.example/1 3 -");
     has(resolve, "gone.example/15 3 -");
 }
+
+/// The command's own calls and limits stay as they were.
+#[test]
+fn it_is_confined_and_its_command_is_not() {
+    let script = "for i in $(seq 600); do \
+                    grep -q 'Seccomp:.2' /proc/$PPID/status && grep -q 'core file size *0 *0' /proc/$PPID/limits && break; \
+                    sleep 0.1; \
+                  done; grep Seccomp: /proc/$PPID/status; grep Seccomp: /proc/self/status; ulimit -c";
+    let own = text(
+        &Command::new("sh")
+            .args(["-c", "grep Seccomp: /proc/self/status; ulimit -c"])
+            .output()
+            .unwrap()
+            .stdout,
+    );
+    let ended = output(&["--", "sh", "-c", script]);
+    assert_eq!(text(&ended.stdout), format!("Seccomp:\t2\n{own}"), "{}", text(&ended.stderr));
+}

@@ -29,6 +29,7 @@ use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{Action, Carry, Policy};
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,6 +140,10 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     // To pass signals on to the command and to end what it leaves running, whoever it became.
     let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
     caps::keep_only(kept).context("cannot give up capabilities")?;
+    // The command is running: it has its own limits and calls.
+    if let Err(error) = confine::confine_process(confine::Kind::Run) {
+        tracing::debug!("system calls are not confined: {error}");
+    }
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();

@@ -23,6 +23,7 @@ use domain::Domain;
 use link::serve;
 use orchestrator::Orchestrator;
 use settings::{DomainSettings, OrchestratorSettings};
+use sidetrack_sys::confine;
 use std::path::Path;
 use std::sync::Arc;
 use store::FileStore;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 /// What is wrong with its file, its agreement or its state, or that its address is taken.
 pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
     let settings = OrchestratorSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
+    confine();
     let store = Arc::new(FileStore::open(&settings.state)?);
     let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
     let orchestrator = Arc::new(Orchestrator::new(settings, store)?);
@@ -51,6 +53,7 @@ pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
 /// What is wrong with its file or its state, or that its address is taken.
 pub async fn domain(file: &Path) -> anyhow::Result<()> {
     let settings = DomainSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
+    confine();
     let store = Arc::new(FileStore::open(&settings.state)?);
     let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
     let domain = Arc::new(Domain::new(settings, store));
@@ -58,6 +61,13 @@ pub async fn domain(file: &Path) -> anyhow::Result<()> {
     until_told(&listen, mutual, domain::router(domain), "domain").await?;
     work.abort();
     Ok(())
+}
+
+/// Before a peer's byte is read, and while there is one thread.
+fn confine() {
+    if let Err(error) = confine::confine_process(confine::Kind::Control) {
+        tracing::warn!("system calls are not confined: {error}");
+    }
 }
 
 async fn until_told(

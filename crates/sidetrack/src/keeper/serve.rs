@@ -40,9 +40,7 @@ pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     let Some(begin) = first(&end)? else { return Ok(()) };
     keep_only(if begin.owners { NEEDED | FOR_OWNERS } else { NEEDED })?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
-    // What it holds would let it look into other processes; nothing it does needs that.
-    let _ = confine::close_memory();
-    if let Err(error) = confine::confine(confine::Kind::Keeper) {
+    if let Err(error) = confine::confine_process(confine::Kind::Keeper) {
         tracing::warn!("the keeper's system calls are not confined: {error}");
     }
     wire::send(&end, &Told::Begun, &[])?;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{FastPathKind, ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine;
 use sidetrack_sys::undo::{Action, Guard};
 use sidetrack_sys::{process, scm};
 use std::collections::BTreeSet;
@@ -197,6 +198,9 @@ fn begin(ask: Ask) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
     let asks_process = shunt.rules.as_ref().is_some_and(|rules| rules.asks_process());
     keep_only(if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED })?;
     let mut guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
+    if let Err(error) = confine::confine_process(confine::Kind::Shunt) {
+        tracing::warn!("the shunt's system calls are not confined: {error}");
+    }
     let engine = Engine::start(&Settings::of(&shunt))?;
     let mut undo = Vec::new();
     for (name, value) in engine.changed() {

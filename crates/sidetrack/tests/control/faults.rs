@@ -2,6 +2,7 @@
 //! left; never a flow without its function.
 
 use crate::node::admin::flows;
+use crate::node::is_confined;
 use crate::node::peers::Client;
 use crate::plane::{Part, Plane};
 use rustix::process::Signal;
@@ -34,6 +35,18 @@ fn killed_at_each_step(part: fn(&mut Plane) -> &mut Part) {
             assert!(!plane.settled());
         }
         flows_are_as(&mut plane, false);
+    }
+}
+
+#[test]
+fn every_part_is_confined() {
+    let plane = Plane::start("[[grant]]\n");
+    for pid in [plane.orchestrator.pid(), plane.hospital.pid(), plane.centre.pid()] {
+        assert!(
+            is_confined(pid),
+            "{}",
+            std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs")
+        );
     }
 }
 

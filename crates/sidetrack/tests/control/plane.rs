@@ -55,6 +55,11 @@ impl Part {
         Self { command, file: file.to_owned(), child }
     }
 
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         send(self.child.id(), Signal::KILL);

@@ -251,6 +251,21 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a process, with all its threads, has a filter for its calls and leaves no core file.
+pub fn is_confined(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let filtered = tasks.flatten().all(|task| {
+        // A thread that has ended meanwhile has made its last call.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { return true };
+        status.lines().any(|line| line.split_whitespace().eq(["Seccomp:", "2"]))
+    });
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let no_core = limits
+        .lines()
+        .any(|line| line.split_whitespace().take(6).eq(["Max", "core", "file", "size", "0", "0"]));
+    filtered && no_core
+}
+
 /// Sends a signal to a process that may have ended.
 pub fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not 0");

@@ -3,8 +3,8 @@
 use crate::firewall::{Network, SHUNT, tool};
 use crate::flows::{Pair, connect, forget};
 use crate::hosts::{LIMIT, is_root};
-use crate::node::Up;
 use crate::node::traces::Traces;
+use crate::node::{Up, eventually, is_confined};
 use rustix::process::Signal;
 use sidetrack_sys::bpf::Forwarding;
 use std::io::{Read as _, Write as _};
@@ -262,4 +262,20 @@ fn a_stop_records_what_there_was_and_a_reload_leaves_the_shunt_alone() {
         "since the connection began: {records:?}"
     );
     pair.talk();
+}
+
+#[test]
+fn all_processes_beside_the_node_are_confined() {
+    if !is_root() {
+        return;
+    }
+    let node = start(Forwarding::Routed);
+    let children = sidetrack_sys::process::children(node.up.pid());
+    assert!(children.len() >= 3, "the keeper, the shunt, the guard of the admin socket: {children:?}");
+    let guards = children.iter().flat_map(|pid| sidetrack_sys::process::children(*pid));
+    for pid in guards.chain(children.clone()) {
+        // A guard is heard of before it has confined itself.
+        eventually(&format!("process {pid} is confined"), || is_confined(pid));
+    }
+    assert!(node.up.stop().0.success());
 }

@@ -125,6 +125,8 @@ impl Guard {
 /// The guard's life.
 fn live(pipe: OwnedFd) -> ! {
     detach(&pipe);
+    // Each of these can fail only where the guard works without it as well.
+    let _ = confine::confine_process(confine::Kind::Keeper);
     undo(listen(pipe))
 }
 
@@ -134,8 +136,7 @@ fn live_fixed(pipe: OwnedFd, actions: Vec<Action>, kept: CapabilitySet) -> ! {
     // Each of these can fail only where the guard works without it as well.
     let held = caps::capabilities().map_or(kept, |sets| sets.permitted);
     let _ = caps::keep_only(held & kept);
-    let _ = confine::close_memory();
-    let _ = confine::confine(confine::Kind::Keeper);
+    let _ = confine::confine_process(confine::Kind::Keeper);
     let mut pipe = File::from(pipe);
     let mut bytes = [0; 64];
     while pipe.read(&mut bytes).is_ok_and(|count| count > 0) {}

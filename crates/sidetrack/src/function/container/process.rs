@@ -7,6 +7,7 @@ use super::held;
 use crate::keeper::wire;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine;
 use sidetrack_sys::{process, scm};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -32,6 +33,9 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     let _ = process::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
+    if let Err(error) = confine::confine_process(confine::Kind::Containers) {
+        tracing::warn!("the containers' system calls are not confined: {error}");
+    }
     let Some((Ask::Begin { engine }, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
     let engine = match begin(engine.as_deref()) {
         Ok((engine, begun)) => {
