@@ -1,37 +1,83 @@
-// How programs of this folder are compiled: a part of the build scripts of the crates that embed them.
+// How the programs of this folder are compiled: part of the build scripts of the crates that embed them.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| fail(&format!("{name} is not set: build with cargo")))
 }
 
-/// Compiles these programs, by the stem of their file, into objects of the same stem.
+fn out(name: &str) -> PathBuf {
+    Path::new(&variable("OUT_DIR")).join(name)
+}
+
+/// Compiles programs, named by the stem of their file, into objects of the same stem.
 fn compile(stems: &[&str]) {
     let folder = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../bpf");
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-env-changed=CLANG");
     for stem in stems {
-        compile_one(&folder, stem, &Path::new(&variable("OUT_DIR")).join(format!("{stem}.bpf.o")));
+        let source = folder.join(format!("{stem}.bpf.c"));
+        clang(&source, "-c", &out(&format!("{stem}.bpf.o")));
     }
 }
 
-fn compile_one(folder: &Path, stem: &str, object: &Path) {
+/// Writes `STEM_layout.rs` of `STEM.layout.c`: sizes, offsets and constants of the C structures, so that Rust does not
+/// repeat them by hand.
+#[allow(dead_code, reason = "the laboratory's build script has no layouts")]
+fn layout(stem: &str) {
+    let folder = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../bpf");
+    let assembler = out(&format!("{stem}.layout.s"));
+    clang(&folder.join(format!("{stem}.layout.c")), "-S", &assembler);
+    let text = std::fs::read_to_string(&assembler)
+        .unwrap_or_else(|error| fail(&format!("cannot read {}: {error}", assembler.display())));
+    let written = std::fs::write(out(&format!("{stem}_layout.rs")), constants(&text));
+    written.unwrap_or_else(|error| fail(&format!("cannot write the layout of {stem}: {error}")));
+}
+
+/// Makes Rust of the lines that `layout.h` puts into assembler text: `->type SIZE 24`, `->type member 8`, `->- NAME 3`.
+#[allow(dead_code, reason = "the laboratory's build script has no layouts")]
+fn constants(assembler: &str) -> String {
+    let mut types: BTreeMap<&str, String> = BTreeMap::new();
+    let mut plain = String::new();
+    for line in assembler.lines() {
+        let Some(entry) = line.trim().strip_prefix(".ascii \"->").and_then(|rest| rest.strip_suffix('"')) else {
+            continue;
+        };
+        let mut words = entry.split(' ');
+        let (Some(kind), Some(name), Some(value)) = (words.next(), words.next(), words.next()) else {
+            fail(&format!("not a line of layout.h: {line}"))
+        };
+        let Ok(value) = value.parse::<i64>() else { fail(&format!("not a number: {line}")) };
+        if kind == "-" {
+            // All constants are 32 bits wide in the maps; 0xffffffff is written as -1.
+            plain += &format!("pub const {name}: u32 = {};\n", value & 0xffff_ffff);
+        } else {
+            let upper = name.to_uppercase();
+            *types.entry(kind).or_default() += &format!("    pub const {upper}: usize = {value};\n");
+        }
+    }
+    if types.is_empty() {
+        fail("clang wrote no layout: see bpf/layout.h");
+    }
+    types.iter().fold(plain, |text, (name, members)| text + &format!("pub mod {name} {{\n{members}}}\n"))
+}
+
+fn clang(source: &Path, what: &str, target_file: &Path) {
     let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
-    let source = folder.join(format!("{stem}.bpf.c"));
     let machine = variable("CARGO_CFG_TARGET_ARCH");
     // A big-endian host has big-endian BPF.
     let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" { "bpfeb" } else { "bpfel" };
     let run = Command::new(&clang)
         // Version 3 of the instructions (Linux 5.12) has atomic exchange.
         .args(["-O2", "-g0", "-target", target, "-mcpu=v3", "-Wall", "-Wextra", "-Werror"])
-        // Where Debian and Ubuntu keep the architecture's part of the kernel's headers (package linux-libc-dev).
+        // Debian and Ubuntu keep the architecture's part of the kernel's headers here (package linux-libc-dev).
         .arg(format!("-I/usr/include/{machine}-linux-gnu"))
-        .arg("-c")
-        .arg(&source)
+        .arg(what)
+        .arg(source)
         .arg("-o")
-        .arg(object)
+        .arg(target_file)
         .status();
     match run {
         Ok(status) if status.success() => {}

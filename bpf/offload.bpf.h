@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Checks and translates packets of offloaded connections (offload.h), and forwards them from tc.
- * carry.bpf.h does it from XDP with the same checks.
+ * offload_xdp.bpf.h does it from XDP with the same checks.
  *
  * Programs forward segments inside the window, with or without payload, whose options are those of every
  * usual sender: none, time stamps, SACK.
@@ -9,24 +9,16 @@
  * User space gets everything else: SYN, RST, other options, a segment larger than the receiver accepts or
  * outside the window, a TTL that would run out, and FIN (XDP forwards FINs too).
  */
-#define TCP_FIN 1
-#define TCP_SYN 2
-#define TCP_RST 4
-#define TCP_ACK 16
-#define BARE 20
-/* NOP NOP TIMESTAMPS(10), and NOP NOP SACK without its length. */
-#define STAMPS 0x0101080a
-#define STAMPS_LENGTH 12
-#define SACK 0x01010500
+#ifndef SIDETRACK_OFFLOAD_BPF_H
+#define SIDETRACK_OFFLOAD_BPF_H
+
+#include "offload.h"
+#include "packet.bpf.h"
+
+/* Maps that this uses; user space creates them. */
+extern char buckets, flows, offload;
+
 #define BLOCKS_MAX 4
-/*
- * BPF_F_IPV6 (Linux 6.16), with BPF_F_PSEUDO_HDR. IPv6 has no header checksum that would cancel the
- * change of the addresses.
- */
-#define F_IPV6 (1ULL << 7)
-
-#define AFTER(a, b) ((__s32)((__u32)(a) - (__u32)(b)) > 0)
-
 /* The TCP header of a segment, and what was read of it. */
 struct segment {
 	__u32 tcp[BARE / 4 + 15]; /* as long as the 4-bit header length can say */
@@ -113,12 +105,6 @@ ALWAYS_INLINE int read_segment(void *ctx, int xdp, const struct ends *ends, stru
 	return 1;
 }
 
-ALWAYS_INLINE __u64 mix(__u64 hash, __u64 word)
-{
-	hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-	return hash ^ (hash >> 32);
-}
-
 /*
  * Looks up the entry of a packet between these ends, as it stands in a place. Returns 0 if there is
  * none.
@@ -128,7 +114,7 @@ ALWAYS_INLINE __u32 entry_of(const struct ends *ends)
 	const __u64 *remote = (const void *)ends->remote;
 	const __u64 *local = (const void *)ends->local.address;
 	__u32 zero = 0, index, tag, entry = 0;
-	const struct lending *set = map_lookup(&lending, &zero);
+	const struct offload *set = map_lookup(&offload, &zero);
 	const struct bucket *bucket;
 	__u64 hash;
 
@@ -195,7 +181,7 @@ ALWAYS_INLINE void forward64(__u64 *number, __u32 to)
  * Whether the program may forward this segment without overtaking one of this side that user space still
  * has to send. Sets `joined` once that holds for good.
  *
- * In tc, user space counts how many of the segments it got (`given`) it has sent on (`done`); when both are
+ * In tc, user space counts how many of the segments it got (`to_user`) it has sent on (`user_sent`); when both are
  * equal, nothing is left. In XDP the sequence number tells: a segment that follows the last byte user space
  * has sent overtakes nothing. (In tc it does not tell: the packet socket gets its copy before tc runs.)
  *
@@ -205,19 +191,19 @@ ALWAYS_INLINE void forward64(__u64 *number, __u32 to)
  */
 ALWAYS_INLINE int joins(struct flow_side *own, const struct flow_side *other, const struct segment *s, int xdp)
 {
-	volatile __u32 *given = &own->given, *done = &own->done, *joined = &own->joined;
+	volatile __u32 *to_user = &own->to_user, *user_sent = &own->user_sent, *joined = &own->joined;
 	int is_bare = end_of(s) == sequence_of(s);
 
 	if (*joined)
 		return 1;
 	if (is_bare && !*(volatile const __u32 *)&other->joined)
 		return 0;
-	if (xdp ? !is_bare && sequence_of(s) == (__u32)*(volatile __u64 *)&own->sent : *given == *done) {
+	if (xdp ? !is_bare && sequence_of(s) == (__u32)*(volatile __u64 *)&own->sent : *to_user == *user_sent) {
 		*joined = 1;
 		return 1;
 	}
 	if (xdp && !is_bare)
-		__sync_fetch_and_add(&own->given, 1);
+		__sync_fetch_and_add(&own->to_user, 1);
 	return is_bare;
 }
 
@@ -252,7 +238,7 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 	__u32 state = *(volatile __u32 *)&flow->state;
 	__u8 flags = flags_of(s);
 
-	if ((state != FLOW_LENT && state != FLOW_ENDED) || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
+	if ((state != FLOW_OFFLOADED && state != FLOW_ENDED) || (flags & TCP_SYN) || !(flags & TCP_ACK) || s->ttl <= 1)
 		return 0;
 	if (!in_window(own, other, s))
 		return 0;
@@ -262,7 +248,7 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 		 * Packets that follow must not overtake this one, so all go to user space from now on.
 		 * (An ENDED connection stays: user space takes it back soon anyway.)
 		 */
-		__sync_val_compare_and_swap(&flow->state, FLOW_LENT, FLOW_RETURNED);
+		__sync_val_compare_and_swap(&flow->state, FLOW_OFFLOADED, FLOW_RETURNED);
 		return 0;
 	}
 	if (!joins(own, other, s, xdp))
@@ -271,71 +257,10 @@ ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_si
 	return 1;
 }
 
-/*
- * Decides about one packet in the socket's filter, and leaves the decision for tc, which sees the packet
- * next on this processor.
- */
-ALWAYS_INLINE int passes(struct __sk_buff *skb, int xdp, __u32 gso_size, const struct ends *ends)
-{
-	__u32 zero = 0, entry = entry_of(ends);
-	struct taken *seen = map_lookup(&taken, &zero);
-	struct flow *flow = flow_of(entry);
-	struct segment s = {};
-	struct flow_side *own, *other;
-
-	if (!seen)
-		return 0;
-	/* Forget a decision about an earlier packet that never reached tc. */
-	seen->entry = 0;
-	if (!flow)
-		return 0;
-	own = entry & 1 ? &flow->side[0] : &flow->side[1];
-	other = entry & 1 ? &flow->side[1] : &flow->side[0];
-	if (!is_between(own, ends) || !read_segment(skb, xdp, ends, &s) ||
-	    !judge(flow, own, other, gso_size, &s, 0))
-		return 0;
-	seen->entry = entry;
-	seen->ports = s.tcp[0];
-	seen->sequence = s.tcp[1];
-	seen->acknowledgement = s.tcp[2];
-	return 1;
-}
-
-/*
- * Counts a packet of an offloaded connection that user space gets. This has to happen in tc: by now the
- * packet is in the socket and in the socket's own count. If the filter, which runs earlier, counted it,
- * user space could see the count before the packet, and take it for one that it has handled already. This
- * side's next packet meets the filter only after this.
- */
-ALWAYS_INLINE void count_given(struct __sk_buff *skb, const struct ends *ends)
-{
-	__u32 entry = entry_of(ends);
-	struct flow *flow = flow_of(entry);
-	struct flow_side *own;
-	struct segment s = {};
-
-	if (!flow || *(volatile __u32 *)&flow->state != FLOW_LENT)
-		return;
-	own = entry & 1 ? &flow->side[0] : &flow->side[1];
-	if (*(volatile __u32 *)&own->joined || !is_between(own, ends) || !read_segment(skb, 0, ends, &s))
-		return;
-	if (s.payload)
-		__sync_fetch_and_add(&own->given, 1);
-}
-
 /* One's complement sums of words in network byte order; folded() reduces them to 16 bits at the end. */
 ALWAYS_INLINE __u64 replaced(__u64 sum, __u32 old, __u32 new)
 {
 	return sum + (__u32)~old + new;
-}
-
-ALWAYS_INLINE __u32 folded(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
 }
 
 /* Writes a word of the segment. Returns `sum` plus the change of the checksum. */
@@ -376,8 +301,6 @@ ALWAYS_INLINE __u64 translate(struct segment *s, const struct flow_side *own, co
 	return sum;
 }
 
-enum passed { NOT_TAKEN, FAILED, PASSED };
-
 /* Translates the edges of the SACK blocks that begin at byte `first` of the segment. */
 ALWAYS_INLINE __u64 translate_blocks(struct segment *s, __u32 first, const struct flow_side *other)
 {
@@ -393,82 +316,4 @@ ALWAYS_INLINE __u64 translate_blocks(struct segment *s, __u32 first, const struc
 	return sum;
 }
 
-/* Writes the new IP header: addresses, TTL one less. */
-ALWAYS_INLINE int rewrite_ip(struct __sk_buff *skb, const struct flow_side *own, const struct flow_side *other)
-{
-	__u32 ip[10];
-	__u64 sum;
-
-	if (own->v6) {
-		if (load(skb, 0, 0, ip, 40))
-			return 0;
-		((__u8 *)ip)[7]--;
-		__builtin_memcpy(ip + 2, other->local, 16);
-		__builtin_memcpy(ip + 6, other->remote, 16);
-		return !skb_store(skb, ETH_HLEN, ip, 40, 0);
-	}
-	if (load(skb, 0, 0, ip, 20))
-		return 0;
-	sum = replaced((__u16) ~((__u16 *)ip)[5], ((__u16 *)ip)[4], 0);
-	((__u8 *)ip)[8]--;
-	sum = replaced(sum, 0, ((__u16 *)ip)[4]);
-	((__u16 *)ip)[5] = ~folded(sum + own->fix);
-	ip[3] = *(const __u32 *)(other->local + 12);
-	ip[4] = *(const __u32 *)(other->remote + 12);
-	return !skb_store(skb, ETH_HLEN, ip, 20, 0);
-}
-
-/*
- * Updates the TCP checksum by the change. A checksum that the sender left to the network card covers the
- * addresses only.
- */
-ALWAYS_INLINE int fix_checksum(struct __sk_buff *skb, const struct flow_side *own, __u32 at, __u64 sum)
-{
-	if (l4_checksum(skb, at, 0, folded(sum), 0))
-		return 0;
-	if (own->v6 && !l4_checksum(skb, at, 0, own->fix, BPF_F_PSEUDO_HDR | F_IPV6))
-		return 1;
-	return !l4_checksum(skb, at, 0, own->fix, BPF_F_PSEUDO_HDR);
-}
-
-ALWAYS_INLINE int rewrite(struct __sk_buff *skb, struct segment *s, const struct flow_side *own,
-			  const struct flow_side *other)
-{
-	__u32 tcp = ETH_HLEN + (own->v6 ? 40 : 20);
-	__u64 sum = translate(s, own, other);
-
-	if (s->stamps)
-		sum += translate_blocks(s, BARE + STAMPS_LENGTH + 4, other);
-	else
-		sum += translate_blocks(s, BARE + 4, other);
-	/* Destination and source address are adjacent in the frame, and so are `to` and `from`. */
-	if (skb_store(skb, 0, other->to, 12, 0) || !rewrite_ip(skb, own, other))
-		return 0;
-	if (skb_store(skb, tcp, s->tcp, BARE + (s->options & 0x3c), 0))
-		return 0;
-	return fix_checksum(skb, own, tcp + 16, sum);
-}
-
-/* Forwards the packet if the socket's filter has decided so. */
-ALWAYS_INLINE enum passed pass_on(struct __sk_buff *skb, const struct ends *ends)
-{
-	__u32 zero = 0, entry;
-	struct taken *seen = map_lookup(&taken, &zero);
-	struct flow_side *own, *other;
-	struct segment s = {};
-	struct flow *flow;
-
-	if (!seen || !seen->entry)
-		return NOT_TAKEN;
-	entry = seen->entry;
-	flow = flow_of(entry);
-	if (!flow || !read_segment(skb, 0, ends, &s) || seen->ports != s.tcp[0] || seen->sequence != s.tcp[1] ||
-	    seen->acknowledgement != s.tcp[2])
-		return NOT_TAKEN;
-	seen->entry = 0;
-	own = entry & 1 ? &flow->side[0] : &flow->side[1];
-	other = entry & 1 ? &flow->side[1] : &flow->side[0];
-	if (!understood(&s) || !rewrite(skb, &s, own, other))
-		return FAILED;
-	return tc_redirect(other->egress, 0) == TC_ACT_REDIRECT ? PASSED : FAILED;
-}
+#endif

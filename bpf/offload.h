@@ -6,14 +6,14 @@
  *
  * The states of a connection (flow.state), and who changes them (U: user space, P: a program):
  *
- *     FREE --U: offload-----------> LENT --P: a packet for user space--> RETURNED
- *     FREE --U: sends a SYN-------> ASKED --P: takes the SYN-ACK--> BINDING
- *     BINDING --P: sent the client's first bytes--> LENT
- *     BINDING --P: no room for the frame--> RETURNED
- *     LENT --P: both FINs acknowledged (XDP only)--> ENDED (late packets are still forwarded)
- *     any but BINDING --U: takes it back--> RETURNED --U: some ms later--> FREE
+ *     FREE --U: offload-----------> OFFLOADED --P: a packet for user space--> RETURNED
+ *     FREE --U: sends a SYN-------> SYN_SENT --P: takes the SYN-ACK--> COMPLETING
+ *     COMPLETING --P: sent the client's first bytes--> OFFLOADED
+ *     COMPLETING --P: no room for the frame--> RETURNED
+ *     OFFLOADED --P: both FINs acknowledged (XDP only)--> ENDED (late packets are still forwarded)
+ *     any but COMPLETING --U: takes it back--> RETURNED --U: some ms later--> FREE
  *
- * User space waits while a connection is BINDING, which takes microseconds.
+ * User space waits while a connection is COMPLETING, which takes microseconds.
  *
  * A packet's connection is found by the hash of its two ends. The hash selects a bucket, one cache line
  * with eight places; each place holds the upper half of a hash and a number. Only user space adds and
@@ -29,7 +29,7 @@
 #include <stddef.h>
 
 /* flow.state; see the diagram above. */
-enum { FLOW_FREE = 0, FLOW_LENT = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3, FLOW_ASKED = 4, FLOW_BINDING = 5 };
+enum { FLOW_FREE = 0, FLOW_OFFLOADED = 1, FLOW_RETURNED = 2, FLOW_ENDED = 3, FLOW_SYN_SENT = 4, FLOW_COMPLETING = 5 };
 
 /* flow_side.fins: a FIN was seen; it was acknowledged; the peer's FIN was seen first. */
 enum { FIN_SEEN = 1, FIN_ACKED = 2, FIN_SECOND = 4 };
@@ -47,8 +47,8 @@ struct flow_side {
 	__u32 stamp;        /* its last time stamp */
 	__u32 packets;      /* forwarded by a program; a GSO frame that stands for several counts once */
 	/* How the kernel takes over from user space; see joins(). */
-	__u32 given;  /* segments with payload that user space got since the offload */
-	__u32 done;   /* how many of these user space has sent on; ~0 (never equal) until it knows */
+	__u32 to_user;  /* segments with payload that user space got since the offload */
+	__u32 user_sent;   /* how many of these user space has sent on; ~0 (never equal) until it knows */
 	__u32 joined; /* not 0: user space has no segment of this side left to send */
 	/* Fixed while the connection is offloaded. */
 	__u32 stamp_add;   /* added to its time stamps */
@@ -69,19 +69,19 @@ struct flow_side {
 
 struct flow {
 	__u32 state;
-	__u32 question;    /* while ASKED or BINDING: index of its question + 1 */
-	__u64 answered_ns; /* CLOCK_MONOTONIC (coarse) when a program took its SYN-ACK; 0: none was taken */
+	__u32 handshake;    /* while SYN_SENT or COMPLETING: index of its handshake + 1 */
+	__u64 connected_ns; /* CLOCK_MONOTONIC (coarse) when a program took its SYN-ACK; 0: none was taken */
 	__u32 number;      /* sequence number of that SYN-ACK */
 	__u32 zero[3];
 	struct flow_side side[2]; /* client, server */
 };
 
 /*
- * A value of the map "questions": what the SYN-ACK of a server has to be, and the frame that is sent to the
+ * A value of the map "handshakes": what the SYN-ACK of a server has to be, and the frame that is sent to the
  * server then. Everything in the frame that depends on the SYN-ACK is zero, in its checksum too: the
  * acknowledgement and two time stamps.
  */
-struct question {
+struct handshake {
 	__u64 behind_ns;    /* CLOCK_MONOTONIC minus the worker's time */
 	__u32 clock;        /* our time stamps are the worker's time in milliseconds plus this */
 	__u32 acknowledges; /* what the SYN-ACK has to acknowledge */
@@ -102,11 +102,11 @@ struct bucket {
 };
 
 /*
- * The one value of the map "lending". Each worker has `share` of the flows, and a ring in "over" for those
+ * The one value of the map "offload". Each worker has `share` of the flows, and a ring in "over" for those
  * of its flows that have ended (number + 1). Programs write into the ring at the position in "over_heads";
  * user space takes out.
  */
-struct lending {
+struct offload {
 	__u64 seed;
 	__u32 bucket_mask;
 	__u32 share;

@@ -493,18 +493,3 @@ SECTION("xdp/route") int xdp_route(struct xdp_md *ctx)
 }
 
 SECTION("license") char _license[] = "Dual MIT/GPL";
-
-/* For crates/sys/src/bpf/flow.rs, which compares its idea of the layout with this. */
-#define PLACE(type, member) offsetof(struct type, member)
-SECTION("layout") const __u32 _layout[] = {
-	sizeof(struct key4), sizeof(struct key6), sizeof(struct flow), sizeof(struct settings),
-	PLACE(key4, source), PLACE(key4, destination), PLACE(key4, source_port),
-	PLACE(key4, destination_port), PLACE(key4, protocol),
-	PLACE(key6, source), PLACE(key6, destination), PLACE(key6, source_port),
-	PLACE(key6, destination_port), PLACE(key6, protocol),
-	PLACE(flow, packets), PLACE(flow, bytes), PLACE(flow, last_ns), PLACE(flow, idle_ns),
-	PLACE(flow, generation), PLACE(flow, egress), PLACE(flow, mtu), PLACE(flow, sequence_end),
-	PLACE(flow, acknowledged), PLACE(flow, action), PLACE(flow, known), PLACE(flow, ended),
-	PLACE(flow, link), PLACE(flow, pair), PLACE(flow, installed_as), PLACE(flow, way_ns), PLACE(flow, way_mtu),
-	PLACE(settings, generation), PLACE(settings, alive_until_ns),
-};

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The layout that the shunt's fast path and crates/sys/src/bpf/flow.rs share. Both sides check it: the
- * program exports its sizes and offsets in the section "layout", and a test compares them with what Rust
- * reads and writes.
+ * The layout that the shunt's fast path and crates/sys/src/bpf/flow.rs share. shunt.layout.c tells Rust its
+ * sizes and offsets.
  *
  * Only the kernel's own headers are used, no libbpf. Helpers are called by number (linux/bpf.h, enum
  * bpf_func_id).

@@ -1,4 +1,5 @@
-//! Compiles the BPF programs of `bpf/` with clang into objects that the library embeds.
+//! Compiles the BPF programs of `bpf/` with clang into objects that the library embeds, and writes the layout of what
+//! they share with it.
 
 include!("../../bpf/compile.rs");
 
@@ -7,4 +8,5 @@ const PROGRAMS: [&str; 2] = ["shunt", "engine"];
 
 fn main() {
     compile(&PROGRAMS);
+    PROGRAMS.iter().for_each(|stem| layout(stem));
 }

@@ -12,7 +12,7 @@
 //! | packets put on their way as they are ([`raw::RoutedSocket`]) | CAP_NET_RAW to open | none: they are sent | `tests/nfqueue.rs` |
 //! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
 //! | the packet engine's packets ([`bpf::Own`], [`raw::PacketSocket`]) | CAP_BPF and CAP_NET_ADMIN to attach, CAP_NET_RAW for sockets | go with their descriptors, even by SIGKILL | `tests/engine.rs` |
-//! | connections of the packet engine that programs translate ([`bpf::Lending`]) | CAP_BPF to make room, none to lend and take back | go with their descriptors, even by SIGKILL | `bpf/offload.rs`, `crates/sidetrack/tests/engine/offload.rs` |
+//! | connections of the packet engine that programs translate ([`bpf::OffloadMemory`]) | CAP_BPF to make room, none to offload and take back | go with their descriptors, even by SIGKILL | `bpf/offload.rs`, `crates/sidetrack/tests/engine/offload.rs` |
 //! | how long frames gather before the kernel takes them ([`napi`]) | CAP_NET_ADMIN | [`undo::Action::RestoreNapi`] | `tests/napi.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |

@@ -1,7 +1,7 @@
 //! How the kernel takes a connection over while its packets are under way in user space.
 //!
 //! A packet that the kernel passed on while an earlier one still waits here would overtake it. So the programs count, for
-//! each side, the segments with payload that they leave to us ([`Seen::given`](sidetrack_sys::bpf::Seen)), each once it is
+//! each side, the segments with payload that they leave to us ([`Seen::to_user`](sidetrack_sys::bpf::Seen)), each once it is
 //! in our socket. We remember a moment's counts together with how many frames had come to our sockets at that moment, which
 //! is all that were counted; once those frames were all taken and sent on, we tell the programs that so many segments are
 //! done. The next segment of that side that comes while no more than these were given is the program's, and so are all
@@ -53,7 +53,7 @@ pub struct Joining {
 #[derive(Debug)]
 struct Remembered {
     mark: Mark,
-    given: Vec<(LentTo, [u32; 2])>,
+    to_user: Vec<(LentTo, [u32; 2])>,
 }
 
 #[derive(Debug)]
@@ -152,10 +152,10 @@ impl Offload {
             return;
         }
         let stirred = std::mem::take(&mut self.joining.stirred);
-        let mut given = |to| Some((to, self.given(to)?.map(|(given, _)| given)));
-        let given = stirred.into_iter().filter_map(&mut given).collect();
+        let mut to_user = |to| Some((to, self.to_user(to)?.map(|(to_user, _)| to_user)));
+        let to_user = stirred.into_iter().filter_map(&mut to_user).collect();
         // Programs count what is in our sockets already: whoever was counted by now has come by now.
-        self.joining.remembered = Some(Remembered { mark: mark(), given });
+        self.joining.remembered = Some(Remembered { mark: mark(), to_user });
     }
 
     /// Whether a packet is to wait: an acknowledgement to a side whose segments are not the kernel's yet.
@@ -165,25 +165,25 @@ impl Offload {
         }
         let Some(ends) = Ends::of_acknowledgement(arrived.packet) else { return false };
         let Some((to, side)) = self.joining.ends.get(&ends).copied() else { return false };
-        let other = self.given(to).map(|given| if side == 0 { given[1] } else { given[0] });
+        let other = self.to_user(to).map(|to_user| if side == 0 { to_user[1] } else { to_user[0] });
         other.is_some_and(|(_, joined)| !joined) && self.joining.hold(to, arrived, now)
     }
 
     /// After everything was sent: tells programs what is done, if all that was remembered is. Gives what has waited and is
     /// to be handled now.
     pub fn carry_on(&mut self, is_past: impl FnOnce(&Mark) -> bool, now: Instant) -> Vec<Stray> {
-        if let Some(Remembered { given, .. }) =
+        if let Some(Remembered { to_user, .. }) =
             self.joining.remembered.take_if(|remembered| is_past(&remembered.mark))
         {
-            for (to, given) in given {
-                self.tell(to, given, now);
+            for (to, to_user) in to_user {
+                self.tell(to, to_user, now);
             }
         }
         std::mem::take(&mut self.joining.free)
     }
 
-    fn tell(&mut self, to: LentTo, given: [u32; 2], now: Instant) {
-        let Some(after) = self.told(to, given) else { return };
+    fn tell(&mut self, to: LentTo, to_user: [u32; 2], now: Instant) {
+        let Some(after) = self.told(to, to_user) else { return };
         if after.iter().all(|(_, joined)| *joined) {
             return self.has_joined(to);
         }
@@ -191,7 +191,7 @@ impl Offload {
         if flow.held.is_empty() {
             return;
         }
-        if after.map(|(given, _)| given) == given {
+        if after.map(|(to_user, _)| to_user) == to_user {
             // Nothing is under way here: what the sender sends now is the kernel's.
             self.joining.free.append(&mut flow.held);
         } else if flow.since + HELD <= now {

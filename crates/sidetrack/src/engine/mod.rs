@@ -7,7 +7,7 @@
 //! | `driver.rs`, `packet.rs`, `xdp.rs` | takes frames and sends them: packet sockets, AF_XDP |
 //! | `strays.rs`, `bell.rs` | what workers tell each other |
 //! | `offload.rs`, `joining.rs` | connections that the kernel translates by itself; how it takes them over |
-//! | `plane.rs`, `reset.rs` | connections that the kernel carries from their SYN on |
+//! | `decided.rs`, `reset.rs` | connections that the kernel carries from their SYN on |
 //! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
 //! | `select.rs` | asks policy for a server |
 //! | `flows.rs` | flows in flight and their records |
@@ -16,6 +16,7 @@
 
 mod bell;
 mod coalesce;
+mod decided;
 mod driver;
 mod flows;
 mod hops;
@@ -23,7 +24,6 @@ mod joining;
 mod offload;
 mod open;
 mod packet;
-mod plane;
 mod reset;
 mod select;
 mod strays;

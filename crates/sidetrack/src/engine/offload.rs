@@ -9,7 +9,7 @@ use super::open::Interface;
 use crate::live::Clock;
 use sidetrack_core::engine::{Answered, Asked, Fin, LentTo, Moved, Progress, Standing, Translation};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{LendingPart, Lent, LentSide, Numbers, Question, Seen, monotonic_ns};
+use sidetrack_sys::bpf::{Handshake, Numbers, OffloadPart, OffloadSide, Offloaded, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(10);
 
 /// How often those that ended in XDP are looked for: after some were found, and else.
 const SOON: Duration = Duration::from_millis(2);
-const WHILE_LENT: Duration = Duration::from_millis(50);
+const WHILE_OFFLOADED: Duration = Duration::from_millis(50);
 
 /// Most connections that wait to be lent. Others stay where they are.
 const WAITING_MAX: usize = 65_536;
@@ -32,7 +32,7 @@ const WAITING_MAX: usize = 65_536;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// They were lent to the kernel.
-    pub lent: u64,
+    pub offloaded: u64,
     /// There was no room.
     pub refused: u64,
     /// The kernel had both sides.
@@ -46,7 +46,7 @@ pub struct Counters {
 /// The connections of one worker that the kernel has.
 #[derive(Debug)]
 pub struct Offload {
-    part: LendingPart,
+    part: OffloadPart,
     interfaces: Vec<Interface>,
     /// What is to be added to times of ours to have the kernel's, nanoseconds.
     monotonic: u64,
@@ -54,7 +54,7 @@ pub struct Offload {
     by_xdp: bool,
     /// By the number of the connection in our part.
     known: Vec<Option<Known>>,
-    lent: usize,
+    offloaded: usize,
     /// When those that ended are looked for.
     look_at: Instant,
     /// Those that the kernel is taking over.
@@ -74,7 +74,7 @@ pub struct Offload {
 
 #[derive(Debug)]
 struct Known {
-    lent: Lent,
+    offloaded: Offloaded,
     /// None: it has ended.
     slot: Option<u32>,
     /// What the engine knows: the line that `Seen::sent` counts on, and packets.
@@ -108,8 +108,8 @@ impl Known {
 }
 
 /// The borrower's number for a connection.
-fn lent_to(lent: Lent) -> Option<LentTo> {
-    NonZeroU32::new(lent.number().wrapping_add(1)).map(LentTo)
+fn offloaded_to(offloaded: Offloaded) -> Option<LentTo> {
+    NonZeroU32::new(offloaded.number().wrapping_add(1)).map(LentTo)
 }
 
 const fn numbers(standing: &Standing) -> Numbers {
@@ -119,14 +119,14 @@ const fn numbers(standing: &Standing) -> Numbers {
 
 impl Offload {
     /// None yet. `by_xdp`: it is programs in XDP that have them.
-    pub fn new(part: LendingPart, interfaces: Vec<Interface>, clock: Clock, by_xdp: bool) -> Self {
+    pub fn new(part: OffloadPart, interfaces: Vec<Interface>, clock: Clock, by_xdp: bool) -> Self {
         Self {
             part,
             interfaces,
             monotonic: monotonic_ns().saturating_sub(clock.now().as_nanos()),
             by_xdp,
             known: Vec::new(),
-            lent: 0,
+            offloaded: 0,
             look_at: Instant::ZERO,
             joining: Joining::default(),
             waiting: VecDeque::new(),
@@ -184,7 +184,7 @@ impl Offload {
     }
 
     /// Lends a connection.
-    pub fn lend(
+    pub fn offload(
         &mut self,
         slot: u32,
         returns: u32,
@@ -196,18 +196,20 @@ impl Offload {
             self.again.insert((now + AGAIN_MAX, slot), returns);
             return None;
         };
-        let Some((lent, to)) = self.part.lend(&sides).and_then(|lent| Some((lent, lent_to(lent)?))) else {
+        let Some((offloaded, to)) =
+            self.part.offload(&sides).and_then(|offloaded| Some((offloaded, offloaded_to(offloaded)?)))
+        else {
             self.counters.refused += 1;
             self.again.insert((now + AGAIN_MAX, slot), returns);
             return None;
         };
         let fins = translations.map(|side| side.finished);
-        let sent = self.part.look(lent).map(|seen| seen.sent);
+        let sent = self.part.look(offloaded).map(|seen| seen.sent);
         let slot = Some(slot);
-        self.know(Known { lent, slot, sent, packets: [0; 2], fins, returns, back: false, asked: false });
+        self.know(Known { offloaded, slot, sent, packets: [0; 2], fins, returns, back: false, asked: false });
         // In XDP there is nothing to wait for until a packet comes here all the same.
         if !self.by_xdp {
-            self.joins(to, lent);
+            self.joins(to, offloaded);
         }
         Some(to)
     }
@@ -217,7 +219,7 @@ impl Offload {
         if !self.by_xdp {
             return None;
         }
-        let question = Question {
+        let handshake = Handshake {
             behind_ns: self.monotonic,
             clock: asked.clock,
             acknowledges: asked.acknowledges,
@@ -230,40 +232,49 @@ impl Offload {
         };
         // None: the connection goes the longer way.
         let sides = self.sides(&asked.sides)?;
-        let lent = self.part.ask(&sides, &question)?;
-        let to = lent_to(lent)?;
-        let sent = self.part.look(lent).map(|seen| seen.sent);
+        let offloaded = self.part.begin_handshake(&sides, &handshake)?;
+        let to = offloaded_to(offloaded)?;
+        let sent = self.part.look(offloaded).map(|seen| seen.sent);
         let (slot, fins) = (Some(slot), [false; 2]);
-        self.know(Known { lent, slot, sent, packets: [0; 2], fins, returns: 0, back: false, asked: true });
+        self.know(Known {
+            offloaded,
+            slot,
+            sent,
+            packets: [0; 2],
+            fins,
+            returns: 0,
+            back: false,
+            asked: true,
+        });
         Some(to)
     }
 
     /// A connection that was lent.
     fn know(&mut self, known: Known) {
-        let at = (known.lent.number() - self.part.first()) as usize;
+        let at = (known.offloaded.number() - self.part.first()) as usize;
         if self.known.len() <= at {
             self.known.resize_with(at + 1, || None);
         }
         if let Some(place) = self.known.get_mut(at) {
             *place = Some(known);
-            self.lent += 1;
+            self.offloaded += 1;
         }
-        self.counters.lent += 1;
+        self.counters.offloaded += 1;
     }
 
-    fn joins(&mut self, to: LentTo, lent: Lent) {
-        self.joining.add(to, self.part.ends(lent).map(|(from, to)| Ends { from, to }));
+    fn joins(&mut self, to: LentTo, offloaded: Offloaded) {
+        self.joining.add(to, self.part.ends(offloaded).map(|(from, to)| Ends { from, to }));
     }
 
-    fn sides(&self, translations: &[Translation; 2]) -> Option<[LentSide; 2]> {
+    fn sides(&self, translations: &[Translation; 2]) -> Option<[OffloadSide; 2]> {
         let [client, server] = translations;
         Some([self.side(client)?, self.side(server)?])
     }
 
-    fn side(&self, translation: &Translation) -> Option<LentSide> {
+    fn side(&self, translation: &Translation) -> Option<OffloadSide> {
         let (interface, to) = hops::neighbour(translation.hop)?;
         let interface = self.interfaces.get(interface)?;
-        Some(LentSide {
+        Some(OffloadSide {
             remote: translation.remote,
             local: translation.local,
             add: translation.add,
@@ -283,25 +294,25 @@ impl Offload {
     /// What the kernel has done with a connection since this was asked last. It is asked before every packet of the
     /// connection that comes here.
     pub fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
-        let lent = self.known(to)?.lent;
+        let offloaded = self.known(to)?.offloaded;
         let answered = self.answered(to);
         if self.known(to)?.asked {
             // Of a server that has not answered there are no numbers.
-            if self.part.is_returned(lent) {
+            if self.part.is_returned(offloaded) {
                 self.came_back(to, now);
             }
             return None;
         }
-        let seen = self.part.look(lent);
+        let seen = self.part.look(offloaded);
         let known = self.known(to)?;
         let [client, server] = &seen;
         let sides = [known.moved(0, client), known.moved(1, server)];
         if !known.back {
             self.touched.push(to);
-            if self.part.is_returned(lent) {
+            if self.part.is_returned(offloaded) {
                 self.came_back(to, now);
-            } else if self.by_xdp && seen.iter().any(|seen| seen.given > 0 && !seen.joined) {
-                self.joins(to, lent);
+            } else if self.by_xdp && seen.iter().any(|seen| seen.to_user > 0 && !seen.joined) {
+                self.joins(to, offloaded);
             }
         }
         let active = client.last_ns.max(server.last_ns);
@@ -311,8 +322,8 @@ impl Offload {
 
     /// The answer of its server, if that was waited for and came: once.
     fn answered(&mut self, to: LentTo) -> Option<Answered> {
-        let lent = self.known(to).filter(|known| known.asked)?.lent;
-        let answer = self.part.answered(lent)?;
+        let offloaded = self.known(to).filter(|known| known.asked)?.offloaded;
+        let answer = self.part.connected(offloaded)?;
         self.counters.answered += 1;
         let known = self.known(to)?;
         // The line of its numbers begins here; see `Seen::sent`.
@@ -332,8 +343,8 @@ impl Offload {
     fn came_back(&mut self, to: LentTo, now: Instant) {
         let Some(known) = self.known(to).filter(|known| !known.back) else { return };
         known.back = true;
-        let lent = known.lent;
-        self.part.take_back(lent);
+        let offloaded = known.offloaded;
+        self.part.take_back(offloaded);
         self.joining.remove(to);
         self.lingering.push_back((now, to));
         self.counters.returned += 1;
@@ -349,8 +360,8 @@ impl Offload {
 
     /// The next connection both of whose sides have closed in XDP, and its slot: tell the engine that it is over.
     pub fn over(&mut self) -> Option<(LentTo, u32)> {
-        while let Some(lent) = self.part.over() {
-            let Some(to) = lent_to(lent) else { continue };
+        while let Some(offloaded) = self.part.over() {
+            let Some(to) = offloaded_to(offloaded) else { continue };
             if let Some(slot) = self.known(to).and_then(|known| known.slot) {
                 return Some((to, slot));
             }
@@ -360,7 +371,7 @@ impl Offload {
 
     /// When those are looked for again; `found` says whether there were some now.
     pub fn looked(&mut self, now: Instant, found: bool) {
-        self.look_at = now + if found { SOON } else { WHILE_LENT };
+        self.look_at = now + if found { SOON } else { WHILE_OFFLOADED };
     }
 
     /// The next connection that the kernel has done with, and its slot if it is still there: reclaim it, then
@@ -379,8 +390,8 @@ impl Offload {
         let at = (to.0.get() - 1).checked_sub(self.part.first());
         let place = at.and_then(|at| self.known.get_mut(at as usize));
         let Some(known) = place.and_then(Option::take) else { return };
-        self.lent -= 1;
-        self.part.forget(known.lent);
+        self.offloaded -= 1;
+        self.part.forget(known.offloaded);
         if let Some(slot) = known.slot {
             let after = AGAIN.saturating_mul(1 << known.returns.min(10)).min(AGAIN_MAX);
             self.again.insert((now + after, slot), known.returns + 1);
@@ -403,11 +414,11 @@ impl Offload {
 
     /// Where a connection stands by what was handled and sent here.
     pub fn stands(&mut self, to: LentTo, standing: &[(Standing, u32); 2]) {
-        let Some(lent) = self.known(to).map(|known| known.lent) else { return };
+        let Some(offloaded) = self.known(to).map(|known| known.offloaded) else { return };
         let mut sent = [0; 2];
         for (side, (standing, stamp_first)) in standing.iter().enumerate() {
-            sent[side] = self.part.advance(lent, side, &numbers(standing));
-            self.part.stamp_first(lent, side, *stamp_first);
+            sent[side] = self.part.advance(offloaded, side, &numbers(standing));
+            self.part.stamp_first(offloaded, side, *stamp_first);
         }
         if let Some(known) = self.known(to) {
             known.sent = sent;
@@ -416,20 +427,20 @@ impl Offload {
     }
 
     /// What user space was given of a connection, and whether the kernel has its sides.
-    pub(super) fn given(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
-        let lent = self.known(to).filter(|known| !known.back)?.lent;
+    pub(super) fn to_user(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
+        let offloaded = self.known(to).filter(|known| !known.back)?.offloaded;
         // In XDP a side that has sent nothing here is the kernel's from its next byte on.
-        let has = |seen: Seen| (seen.given, seen.joined || (self.by_xdp && seen.given == 0));
-        Some(self.part.look(lent).map(has))
+        let has = |seen: Seen| (seen.to_user, seen.joined || (self.by_xdp && seen.to_user == 0));
+        Some(self.part.look(offloaded).map(has))
     }
 
     /// User space has sent on what it was given, as counted there; gives what it was given until now.
-    pub(super) fn told(&mut self, to: LentTo, given: [u32; 2]) -> Option<[(u32, bool); 2]> {
-        let lent = self.known(to)?.lent;
-        for (side, given) in given.into_iter().enumerate() {
-            self.part.done(lent, side, given);
+    pub(super) fn told(&mut self, to: LentTo, to_user: [u32; 2]) -> Option<[(u32, bool); 2]> {
+        let offloaded = self.known(to)?.offloaded;
+        for (side, to_user) in to_user.into_iter().enumerate() {
+            self.part.user_sent(offloaded, side, to_user);
         }
-        self.given(to)
+        self.to_user(to)
     }
 
     /// The kernel has both sides.
@@ -447,7 +458,7 @@ impl Offload {
     pub fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.front().map(|(since, _)| *since + LINGERS);
         let again = self.again.first_key_value().map(|((at, _), _)| *at);
-        let look = (self.by_xdp && self.lent > 0).then_some(self.look_at);
+        let look = (self.by_xdp && self.offloaded > 0).then_some(self.look_at);
         lingering.into_iter().chain(again).chain(look).min()
     }
 

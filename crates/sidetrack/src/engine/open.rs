@@ -2,14 +2,14 @@
 
 use super::bell::Bell;
 use super::coalesce::Coalescing;
+use super::decided;
 use super::driver::Driver;
 use super::packet::PacketDriver;
-use super::plane;
 use super::strays::{Ring, Strays};
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
-use sidetrack_sys::bpf::{Answers, BpfError, Hook, Lending, Own, OwnOn, Plane, XdpOn};
+use sidetrack_sys::bpf::{BpfError, Cookies, DecidedMemory, Hook, OffloadMemory, Own, OwnOn, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::random;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
@@ -133,11 +133,11 @@ pub struct Part {
     /// The interfaces, in the order of the driver.
     pub interfaces: Vec<Interface>,
     /// Where all workers' connections are that the kernel has, and this worker's number.
-    pub lending: Option<(Arc<Lending>, u32)>,
+    pub offload: Option<(Arc<OffloadMemory>, u32)>,
     /// Where SYNs are answered by XDP: how, and this worker's number.
-    pub answers: Option<(Arc<Answers>, u32)>,
+    pub cookies: Option<(Arc<Cookies>, u32)>,
     /// The connections that the kernel carries from their SYN on; the first worker looks after them.
-    pub plane: Option<Arc<plane::Shared>>,
+    pub decided: Option<Arc<decided::Shared>>,
     /// Whether this is the first worker.
     pub is_first: bool,
     /// Wakes it.
@@ -170,8 +170,8 @@ struct Opening<'a> {
     listener: &'a Listener,
     interfaces: Vec<Interface>,
     own: Own,
-    lending: Option<Arc<Lending>>,
-    answers: Option<Arc<Answers>>,
+    offload: Option<Arc<OffloadMemory>>,
+    cookies: Option<Arc<Cookies>>,
     mark: u32,
 }
 
@@ -214,19 +214,19 @@ impl Opened {
             EngineIo::Xdp => queues(name, &interfaces)?,
         };
         let whole = engine;
-        let engine = &without_plane(engine);
+        let engine = &without_decided(engine);
         let shares = shares(name, engine, workers)?;
         let own = own(&listener.addresses, engine, &shares);
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
-        let mut opening = Opening { listener, interfaces, own, lending: None, answers: None, mark };
-        let mut plane = None;
-        opening.lend(engine, workers);
-        opening.answer(engine, workers);
+        let mut opening = Opening { listener, interfaces, own, offload: None, cookies: None, mark };
+        let mut decided = None;
+        opening.offload(engine, workers);
+        opening.answer_by_cookies(engine, workers);
         let drivers = match engine.io {
             EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
             EngineIo::Xdp => {
-                plane = opening.carry(whole, engine);
+                decided = opening.decide(whole, engine);
                 opening.xdp(workers, &mut self.kept)?
             }
         };
@@ -247,10 +247,10 @@ impl Opened {
         for (worker, (((share, driver), strays), bell)) in
             (0_u32..).zip(shares.into_iter().zip(drivers).zip(strays).zip(bells))
         {
-            let lending = opening.lending.clone().map(|all| (all, worker));
-            let answers = opening.answers.clone().map(|all| (all, worker));
+            let offload = opening.offload.clone().map(|all| (all, worker));
+            let cookies = opening.cookies.clone().map(|all| (all, worker));
             let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
-            let (plane, is_first) = (plane.clone(), worker == 0);
+            let (decided, is_first) = (decided.clone(), worker == 0);
             self.parts.push(Part {
                 listener,
                 share,
@@ -258,9 +258,9 @@ impl Opened {
                 driver,
                 strays,
                 interfaces,
-                lending,
-                answers,
-                plane,
+                offload,
+                cookies,
+                decided,
                 is_first,
                 bell,
             });
@@ -283,23 +283,23 @@ impl Opening<'_> {
     }
 
     /// Makes room for connections that the kernel is to have. Without, user space has them all.
-    fn lend(&mut self, engine: &EngineListener, workers: usize) {
+    fn offload(&mut self, engine: &EngineListener, workers: usize) {
         if engine.offload_max == 0 {
             return;
         }
         let seed = u64::from_ne_bytes(random::bytes::<8>());
         let workers = u32::try_from(workers).unwrap_or(u32::MAX);
-        let made = Lending::new(engine.offload_max, workers, seed).map_err(BpfError::Map);
-        let tried = made.and_then(|lending| {
-            let lending = Arc::new(lending);
+        let made = OffloadMemory::new(engine.offload_max, workers, seed).map_err(BpfError::Map);
+        let tried = made.and_then(|offload| {
+            let offload = Arc::new(offload);
             let tried = match engine.io {
-                EngineIo::Packet => self.own.try_lending(&lending),
-                EngineIo::Xdp => self.own.try_lending_by_xdp(&lending),
+                EngineIo::Packet => self.own.try_offload(&offload),
+                EngineIo::Xdp => self.own.try_offload_by_xdp(&offload),
             };
-            tried.map(|()| lending)
+            tried.map(|()| offload)
         });
         match tried {
-            Ok(lending) => self.lending = Some(lending),
+            Ok(offload) => self.offload = Some(offload),
             Err(error) => {
                 tracing::warn!(listener = %self.listener.name, %error, "the kernel takes no connections of the packet engine");
             }
@@ -307,26 +307,26 @@ impl Opening<'_> {
     }
 
     /// Has the program in the driver answer SYNs, where the configuration says so. Without, user space does.
-    fn answer(&mut self, engine: &EngineListener, workers: usize) {
+    fn answer_by_cookies(&mut self, engine: &EngineListener, workers: usize) {
         if !engine.answer_by_xdp {
             return;
         }
-        let made = Answers::new(u32::try_from(workers).unwrap_or(u32::MAX)).map_err(BpfError::Map);
-        let tried = made.and_then(|answers| {
-            let answers = Arc::new(answers);
-            self.own.try_answering(&answers).map(|()| answers)
+        let made = Cookies::new(u32::try_from(workers).unwrap_or(u32::MAX)).map_err(BpfError::Map);
+        let tried = made.and_then(|cookies| {
+            let cookies = Arc::new(cookies);
+            self.own.try_cookies(&cookies).map(|()| cookies)
         });
         match tried {
-            Ok(answers) => self.answers = Some(answers),
+            Ok(cookies) => self.cookies = Some(cookies),
             Err(error) => {
-                tracing::warn!(listener = %self.listener.name, %error, "the kernel answers no SYNs for the packet engine");
+                tracing::warn!(listener = %self.listener.name, %error, "the kernel cookies no SYNs for the packet engine");
             }
         }
     }
 
     /// Makes room for connections that the kernel carries whole, from the ports that `rest` leaves of those of `whole`.
     /// Without, user space has them all.
-    fn carry(&mut self, whole: &EngineListener, rest: &EngineListener) -> Option<Arc<plane::Shared>> {
+    fn decide(&mut self, whole: &EngineListener, rest: &EngineListener) -> Option<Arc<decided::Shared>> {
         let count = whole.source_ports.end() - rest.source_ports.end();
         if count == 0 {
             return None;
@@ -334,18 +334,18 @@ impl Opening<'_> {
         let first = rest.source_ports.end() + 1;
         let seed = u64::from_ne_bytes(random::bytes::<8>());
         let sources = whole.sources.clone();
-        let made = Plane::new(first, count.into(), seed).and_then(|plane| {
+        let made = DecidedMemory::new(first, count.into(), seed).and_then(|decided| {
             for (number, interface) in (0_u32..).zip(&self.interfaces) {
-                plane.device(number, interface.index)?;
+                decided.device(number, interface.index)?;
             }
-            Ok(plane)
+            Ok(decided)
         });
-        let tried = made.map_err(BpfError::Map).and_then(|plane| {
-            let plane = Arc::new(plane);
-            self.own.try_plane(&plane).map(|()| plane)
+        let tried = made.map_err(BpfError::Map).and_then(|decided| {
+            let decided = Arc::new(decided);
+            self.own.try_decided(&decided).map(|()| decided)
         });
         match tried {
-            Ok(plane) => Some(Arc::new(plane::Shared::new(plane, self.interfaces.clone(), sources))),
+            Ok(decided) => Some(Arc::new(decided::Shared::new(decided, self.interfaces.clone(), sources))),
             Err(error) => {
                 tracing::warn!(listener = %self.listener.name, %error, "the kernel carries no connections of the packet engine");
                 None
@@ -440,7 +440,7 @@ fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interf
 
 /// What is left for user space: the last ports may be those of connections that the kernel carries whole, where the listener
 /// leaves nothing to be seen of a flow before its server is known. At least one is left.
-fn without_plane(engine: &EngineListener) -> EngineListener {
+fn without_decided(engine: &EngineListener) -> EngineListener {
     let (first, last) = (*engine.source_ports.start(), *engine.source_ports.end());
     let fixed = engine.choices.is_empty() && !engine.target.needs_first_bytes();
     let count = if fixed && engine.io == EngineIo::Xdp { engine.kernel_connections_max } else { 0 };

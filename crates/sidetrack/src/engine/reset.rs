@@ -1,7 +1,7 @@
 //! Resets for connections whose ends number their bytes themselves.
 
 use sidetrack_core::engine::checksum::Sum;
-use sidetrack_sys::bpf::{PlaneFlow, PlaneSide};
+use sidetrack_sys::bpf::{DecidedFlow, DecidedSide};
 use std::net::{IpAddr, SocketAddr};
 
 const RST: u8 = 4;
@@ -11,7 +11,7 @@ const TCP: u8 = 6;
 
 /// Resets for the client, and for the server: each takes one whose number is the next that it expects, which is the last it
 /// has acknowledged, or, if an acknowledgement is still to come, what the other has sent.
-pub fn both(flow: &PlaneFlow) -> [Vec<Vec<u8>>; 2] {
+pub fn both(flow: &DecidedFlow) -> [Vec<Vec<u8>>; 2] {
     let [client, server] = &flow.sides;
     [
         resets(flow.local, flow.client, client, server),
@@ -20,7 +20,7 @@ pub fn both(flow: &PlaneFlow) -> [Vec<Vec<u8>>; 2] {
     ]
 }
 
-fn resets(from: SocketAddr, to: SocketAddr, receiver: &PlaneSide, other: &PlaneSide) -> Vec<Vec<u8>> {
+fn resets(from: SocketAddr, to: SocketAddr, receiver: &DecidedSide, other: &DecidedSide) -> Vec<Vec<u8>> {
     let mut numbers = vec![other.sent];
     if receiver.packets > 0 && receiver.acknowledged != other.sent {
         numbers.push(receiver.acknowledged);
@@ -75,10 +75,10 @@ mod tests {
             let bytes = packet(from, to, 7, 9);
             let header = Header::parse(&bytes, &Ip::parse(&bytes).unwrap(), Checksums::Verify).unwrap();
             assert_eq!((header.flags, header.seq.0, header.ack.0), (flags::RST | flags::ACK, 7, 9));
-            let side = PlaneSide { sent: 5, acknowledged: 6, packets: 1, ..PlaneSide::default() };
-            let other = PlaneSide { sent: 8, ..PlaneSide::default() };
+            let side = DecidedSide { sent: 5, acknowledged: 6, packets: 1, ..DecidedSide::default() };
+            let other = DecidedSide { sent: 8, ..DecidedSide::default() };
             assert_eq!(resets(from, to, &side, &other).len(), 2);
-            assert_eq!(resets(from, to, &side, &PlaneSide { sent: 6, ..other }).len(), 1);
+            assert_eq!(resets(from, to, &side, &DecidedSide { sent: 6, ..other }).len(), 1);
         }
     }
 }

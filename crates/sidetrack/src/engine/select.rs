@@ -1,9 +1,9 @@
 //! Chooses a server: the listener's table first, as a reverse listener does, then policy.
 
+use super::decided;
 use super::flows::Flows;
 use super::hops::Hops;
 use super::offload::Offload;
-use super::plane;
 use crate::config::{Config, EngineListener, Listener, ReverseTarget};
 use crate::live::Decided;
 use arc_swap::ArcSwap;
@@ -32,7 +32,7 @@ pub struct Select {
     /// The connections that the kernel has; none: it takes none.
     pub offload: Option<Offload>,
     /// The connections that the kernel carries from their SYN on; none: it carries none.
-    plane: Option<Arc<plane::Shared>>,
+    decided: Option<Arc<decided::Shared>>,
     /// The time of the packet at hand.
     pub now: Instant,
 }
@@ -67,9 +67,9 @@ impl Select {
         config: Arc<ArcSwap<Config>>,
         flows: Flows,
         offload: Option<Offload>,
-        plane: Option<Arc<plane::Shared>>,
+        decided: Option<Arc<decided::Shared>>,
     ) -> Self {
-        Self { listener, engine, config, flows, hops: Hops::default(), offload, plane, now: Instant::ZERO }
+        Self { listener, engine, config, flows, hops: Hops::default(), offload, decided, now: Instant::ZERO }
     }
 
     /// Policy's word; how long to wait for more bytes if it cannot be had yet.
@@ -165,7 +165,7 @@ impl Select {
         decided: &Decided,
         target: &Target,
     ) {
-        let Some(plane) = &self.plane else { return };
+        let Some(memory) = &self.decided else { return };
         let limits = &config.limits;
         let looks = target.inspect_client || target.inspect_server || decided.flow.host.is_some();
         let first = opening.first.is_empty() || !self.engine.target.needs_first_bytes();
@@ -177,7 +177,7 @@ impl Select {
         if let (Some(verdict), Decision::Verdict(again)) = (&decided.verdict, asks)
             && again == *verdict
         {
-            plane.decide(self.now, generation, &decided.flow, opening.local, target, verdict);
+            memory.decide(self.now, generation, &decided.flow, opening.local, target, verdict);
         }
     }
 
@@ -211,7 +211,7 @@ fn fits(function: &Arc<FunctionSpec>) -> bool {
 
 impl Callbacks for Select {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
-        let generation = self.plane.as_ref().map_or(0, |plane| plane.generation());
+        let generation = self.decided.as_ref().map_or(0, |decided| decided.generation());
         let config = self.config.load_full();
         let (flow, verdict) = match self.decide(&config, opening) {
             Ok(decided) => decided,
@@ -275,19 +275,19 @@ impl Callbacks for Select {
         self.offload.as_mut()?.ask(slot, asked)
     }
 
-    fn progress(&mut self, lent: LentTo) -> Option<Progress> {
-        self.offload.as_mut()?.progress(lent, self.now)
+    fn progress(&mut self, offloaded: LentTo) -> Option<Progress> {
+        self.offload.as_mut()?.progress(offloaded, self.now)
     }
 
-    fn closing(&mut self, lent: LentTo) {
+    fn closing(&mut self, offloaded: LentTo) {
         if let Some(offload) = &mut self.offload {
-            offload.take_back(lent, self.now);
+            offload.take_back(offloaded, self.now);
         }
     }
 
-    fn ended(&mut self, lent: LentTo) {
+    fn ended(&mut self, offloaded: LentTo) {
         if let Some(offload) = &mut self.offload {
-            offload.ended(lent, self.now);
+            offload.ended(offloaded, self.now);
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The threads: frames in, through the engine, out; time-outs, records, and what others wish.
 
-mod lending;
+mod offload;
 mod routes;
 
 use super::bell::Bell;
+use super::decided::{self, Carried};
 use super::driver::Driver;
 use super::flows::Flows;
 use super::hops;
 use super::offload::Offload;
 use super::open::{Interface, Kept, Opened, Part};
-use super::plane::{self, Carried};
 use super::select::Select;
 use super::strays::{Stray, Strays};
 use super::surroundings::Surroundings;
@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{Answer, Answers, Lending, monotonic_ns};
+use sidetrack_sys::bpf::{CookieSettings, Cookies, OffloadMemory, monotonic_ns};
 use sidetrack_sys::{pages, random};
 use std::io;
 use std::os::fd::AsFd;
@@ -90,10 +90,10 @@ struct Worker {
     settings: EngineListener,
     share: Share,
     mtu: u16,
-    lending: Lent,
-    answers: Option<(Arc<Answers>, u32)>,
+    offload_memory: OffloadInputs,
+    cookies: Option<(Arc<Cookies>, u32)>,
     /// What decisions are written to, and, of the first worker, the connections that stand under them.
-    plane: Option<Arc<plane::Shared>>,
+    decided: Option<Arc<decided::Shared>>,
     carried: Option<Carried>,
     surroundings: Surroundings,
     ledger: Arc<Ledger>,
@@ -122,8 +122,8 @@ impl Worker {
     /// An engine without connections.
     fn engine(&self) -> Engine<Select> {
         let Self { listener, settings, share, surroundings, .. } = self;
-        let offload = self.lending.offload(surroundings.clock);
-        let plane = self.plane.clone();
+        let offload = self.offload_memory.offload(surroundings.clock);
+        let decided = self.decided.clone();
         let engine = fresh(
             listener,
             settings,
@@ -133,9 +133,9 @@ impl Worker {
             &self.ledger,
             &self.bell,
             offload,
-            plane,
+            decided,
         );
-        answer(self.answers.as_ref(), &engine, surroundings.clock);
+        answer(self.cookies.as_ref(), &engine, surroundings.clock);
         engine
     }
 
@@ -159,7 +159,7 @@ impl Worker {
         self.note_records();
         let (counters, lost) = (self.engine.counters(), self.driver.lost());
         let offload = self.engine.callbacks_mut().offload.as_ref().map(Offload::counters);
-        let answered = self.answers.as_ref().map(|(answers, worker)| answers.answered(*worker));
+        let answered = self.cookies.as_ref().map(|(cookies, worker)| cookies.sent(*worker));
         tracing::debug!(listener = %self.listener.name, ?counters, ?offload, answered, lost, "a worker of the packet engine ends");
     }
 
@@ -172,7 +172,7 @@ impl Worker {
             }
             let taken = self.receive();
             self.handle(now, taken);
-            self.lend(now);
+            self.offload(now);
             if let Some(carried) = &mut self.carried {
                 carried.turn(now, &self.surroundings.config.load_full(), &mut *self.driver);
             }
@@ -248,7 +248,7 @@ impl Worker {
         self.engine.tick(now);
         self.send_own();
         self.end_unrouted(now);
-        self.lend_early(now);
+        self.offload_early(now);
         self.driver.flush();
         self.note_records();
     }
@@ -356,23 +356,24 @@ impl Worker {
             mtu,
             driver,
             strays,
-            lending,
-            answers,
+            offload: offload_memory,
+            cookies,
             interfaces,
-            plane,
+            decided,
             is_first,
             bell: _,
         } = part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
-        let lending = Lent { lending, interfaces, by_xdp: settings.io == EngineIo::Xdp };
-        let offload = lending.offload(surroundings.clock);
-        let whole = plane.clone();
+        let offload_memory =
+            OffloadInputs { offload_memory, interfaces, by_xdp: settings.io == EngineIo::Xdp };
+        let offload = offload_memory.offload(surroundings.clock);
+        let whole = decided.clone();
         let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
-        answer(answers.as_ref(), &engine, surroundings.clock);
-        let carried = plane.clone().filter(|_| is_first).map(|plane| {
+        answer(cookies.as_ref(), &engine, surroundings.clock);
+        let carried = decided.clone().filter(|_| is_first).map(|decided| {
             let (next_id, config) = (surroundings.next_id.clone(), surroundings.config.load_full());
             let waker = Waker::from(bell.clone());
-            Carried::new(plane, ledger.clone(), next_id, waker, config, surroundings.clock)
+            Carried::new(decided, ledger.clone(), next_id, waker, config, surroundings.clock)
         });
         let (surroundings, counted) = (surroundings.clone(), Instant::ZERO);
         Some(Self {
@@ -380,9 +381,9 @@ impl Worker {
             settings,
             share,
             mtu,
-            lending,
-            answers,
-            plane,
+            offload_memory,
+            cookies,
+            decided,
             carried,
             surroundings,
             ledger,
@@ -398,16 +399,16 @@ impl Worker {
 }
 
 /// What the kernel may have of this worker's connections.
-struct Lent {
-    lending: Option<(Arc<Lending>, u32)>,
+struct OffloadInputs {
+    offload_memory: Option<(Arc<OffloadMemory>, u32)>,
     interfaces: Vec<Interface>,
     by_xdp: bool,
 }
 
-impl Lent {
+impl OffloadInputs {
     fn offload(&self, clock: Clock) -> Option<Offload> {
-        let (lending, worker) = self.lending.as_ref()?;
-        Some(Offload::new(lending.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
+        let (offload_memory, worker) = self.offload_memory.as_ref()?;
+        Some(Offload::new(offload_memory.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
     }
 }
 
@@ -421,7 +422,7 @@ fn fresh(
     ledger: &Arc<Ledger>,
     bell: &Arc<Bell>,
     offload: Option<Offload>,
-    plane: Option<Arc<plane::Shared>>,
+    decided: Option<Arc<decided::Shared>>,
 ) -> Engine<Select> {
     let listen = listener.addresses.iter().map(|address| Listen {
         address: Some(address.ip()).filter(|ip| !ip.is_unspecified()),
@@ -443,18 +444,18 @@ fn fresh(
         surroundings.clock,
     );
     let rules = surroundings.config.clone();
-    let select = Select::new(listener.clone(), settings.clone(), rules, flows, offload, plane);
+    let select = Select::new(listener.clone(), settings.clone(), rules, flows, offload, decided);
     let engine = Engine::new(config, select, surroundings.clock.now());
     engine.tables().into_iter().for_each(|(address, bytes)| pages::prefer_huge(address, bytes));
     engine
 }
 
 /// Has SYNs answered as this engine would.
-fn answer(answers: Option<&(Arc<Answers>, u32)>, engine: &Engine<Select>, clock: Clock) {
-    let Some((answers, worker)) = answers else { return };
+fn answer(cookies: Option<&(Arc<Cookies>, u32)>, engine: &Engine<Select>, clock: Clock) {
+    let Some((cookies, worker)) = cookies else { return };
     let engine::Cookies { key, clock: stamps, mss, window, window_shift } = engine.cookies();
     let behind_ns = monotonic_ns().saturating_sub(clock.now().as_nanos());
-    answers.answer(*worker, &Answer { key, clock: stamps, behind_ns, mss, window, shift: window_shift });
+    cookies.set(*worker, &CookieSettings { key, clock: stamps, behind_ns, mss, window, shift: window_shift });
 }
 
 fn timespec(duration: Duration) -> Timespec {
@@ -543,9 +544,9 @@ mod tests {
             driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
             strays,
             interfaces: Vec::new(),
-            lending: None,
-            answers: None,
-            plane: None,
+            offload_memory: None,
+            cookies: None,
+            decided: None,
             is_first: true,
             bell: bell.clone(),
         };

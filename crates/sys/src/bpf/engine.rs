@@ -1,8 +1,9 @@
 //! Tells the programs of `bpf/engine.bpf.c` which packets belong to the packet engine, and loads and attaches
 //! them.
 
+use super::layout::engine::{SCRATCH, SHARED, listen_key, settings, source};
 use super::load::{self, BpfError};
-use super::{Answers, ENGINE, Hook, Lending, Link, Map, MapKind, Plane, Program, ProgramKind};
+use super::{Cookies, DecidedMemory, ENGINE, Hook, Link, Map, MapKind, OffloadMemory, Program, ProgramKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,12 +13,6 @@ use std::sync::Arc;
 /// servers.
 const ENTRIES_MAX: u32 = 1024;
 
-/// `SCRATCH` of `bpf/whole.bpf.h`.
-const SCRATCH: usize = 4096;
-
-/// `SHARED` of `bpf/engine.h`.
-const SHARED: u32 = u32::MAX;
-
 /// The engine's addresses and ports, in maps that the programs read.
 #[derive(Debug)]
 pub struct Own {
@@ -25,9 +20,9 @@ pub struct Own {
     sources: Map,
     settings: Map,
     scratches: Map,
-    lending: Option<Arc<Lending>>,
-    answers: Option<Arc<Answers>>,
-    plane: Option<Arc<Plane>>,
+    offload: Option<Arc<OffloadMemory>>,
+    cookies: Option<Arc<Cookies>>,
+    decided: Option<Arc<DecidedMemory>>,
 }
 
 /// A program that keeps the engine's packets of one interface from the kernel's TCP, until this is dropped.
@@ -62,13 +57,13 @@ impl Own {
     /// EPERM without CAP_BPF.
     pub fn new(workers: u32, block: u32) -> Result<Self, BpfError> {
         let own = Self {
-            listens: load::map("listens", MapKind::Hash, 20, 4, ENTRIES_MAX)?,
-            sources: load::map("sources", MapKind::Hash, 16, 8, ENTRIES_MAX)?,
-            settings: load::map("settings", MapKind::Array, 4, 8, 1)?,
-            scratches: load::map("scratches", MapKind::PerCpuArray, 4, SCRATCH, 1)?,
-            lending: None,
-            answers: None,
-            plane: None,
+            listens: load::map("listens", MapKind::Hash, listen_key::SIZE, 4, ENTRIES_MAX)?,
+            sources: load::map("sources", MapKind::Hash, 16, source::SIZE, ENTRIES_MAX)?,
+            settings: load::map("settings", MapKind::Array, 4, settings::SIZE, 1)?,
+            scratches: load::map("scratches", MapKind::PerCpuArray, 4, SCRATCH as usize, 1)?,
+            offload: None,
+            cookies: None,
+            decided: None,
         };
         let value = [workers.to_ne_bytes(), block.to_ne_bytes()].concat();
         own.settings.put(&[0; 4], &value).map_err(BpfError::Map)?;
@@ -105,11 +100,11 @@ impl Own {
     ///
     /// # Errors
     /// The kernel's reason to refuse those programs; the plain programs stay in use then.
-    pub fn try_lending(&mut self, lending: &Arc<Lending>) -> Result<(), BpfError> {
-        self.lending = Some(lending.clone());
-        let tried = self.socket_filter().and_then(|_| self.load("tc/rest", ProgramKind::Tc, None));
+    pub fn try_offload(&mut self, offload: &Arc<OffloadMemory>) -> Result<(), BpfError> {
+        self.offload = Some(offload.clone());
+        let tried = self.socket_filter().and_then(|_| self.load("tc/offload", ProgramKind::Tc, None));
         if tried.is_err() {
-            self.lending = None;
+            self.offload = None;
         }
         tried.map(drop)
     }
@@ -117,12 +112,12 @@ impl Own {
     /// Offloads connections by XDP, likewise.
     ///
     /// # Errors
-    /// As [`Own::try_lending`].
-    pub fn try_lending_by_xdp(&mut self, lending: &Arc<Lending>) -> Result<(), BpfError> {
-        self.lending = Some(lending.clone());
+    /// As [`Own::try_offload`].
+    pub fn try_offload_by_xdp(&mut self, offload: &Arc<OffloadMemory>) -> Result<(), BpfError> {
+        self.offload = Some(offload.clone());
         let tried = self.try_xdp();
         if tried.is_err() {
-            self.lending = None;
+            self.offload = None;
         }
         tried
     }
@@ -131,12 +126,12 @@ impl Own {
     /// connections.
     ///
     /// # Errors
-    /// As [`Own::try_lending`].
-    pub fn try_answering(&mut self, answers: &Arc<Answers>) -> Result<(), BpfError> {
-        self.answers = Some(answers.clone());
+    /// As [`Own::try_offload`].
+    pub fn try_cookies(&mut self, cookies: &Arc<Cookies>) -> Result<(), BpfError> {
+        self.cookies = Some(cookies.clone());
         let tried = self.try_xdp();
         if tried.is_err() {
-            self.answers = None;
+            self.cookies = None;
         }
         tried
     }
@@ -145,11 +140,11 @@ impl Own {
     ///
     /// # Errors
     /// The kernel's reason to refuse that program; the plain program stays in use then.
-    pub fn try_plane(&mut self, plane: &Arc<Plane>) -> Result<(), BpfError> {
-        self.plane = Some(plane.clone());
+    pub fn try_decided(&mut self, decided: &Arc<DecidedMemory>) -> Result<(), BpfError> {
+        self.decided = Some(decided.clone());
         let tried = self.try_xdp();
         if tried.is_err() {
-            self.plane = None;
+            self.decided = None;
         }
         tried
     }
@@ -164,26 +159,26 @@ impl Own {
     /// # Errors
     /// The kernel's reason to refuse it.
     pub fn xdp_program(&self, sockets: &Map) -> Result<Program, BpfError> {
-        let name = match (&self.plane, &self.lending, &self.answers) {
+        let name = match (&self.decided, &self.offload, &self.cookies) {
             (None, None, None) => "xdp/own",
-            (None, None, Some(_)) => "xdp/own_answer",
-            (None, Some(_), None) => "xdp/rest",
-            (None, Some(_), Some(_)) => "xdp/rest_answer",
-            (Some(_), None, _) => "xdp/plane",
+            (None, None, Some(_)) => "xdp/own_cookie",
+            (None, Some(_), None) => "xdp/offload",
+            (None, Some(_), Some(_)) => "xdp/offload_cookie",
+            (Some(_), None, _) => "xdp/decided",
             (Some(_), Some(_), _) => "xdp/both",
         };
         self.load(name, ProgramKind::Xdp, Some(sockets))
     }
 
     fn load(&self, name: &str, kind: ProgramKind, more: Option<&Map>) -> Result<Program, BpfError> {
-        let lent = self.lending.iter().flat_map(|lending| lending.maps());
-        let carried = self.plane.iter().flat_map(|plane| plane.maps());
+        let offload_maps = self.offload.iter().flat_map(|offload| offload.maps());
+        let decided_maps = self.decided.iter().flat_map(|decided| decided.maps());
         let maps: Vec<&Map> = [&self.listens, &self.sources, &self.settings, &self.scratches]
             .into_iter()
             .chain(more)
-            .chain(lent)
-            .chain(carried)
-            .chain(self.answers.as_ref().map(|answers| answers.map()))
+            .chain(offload_maps)
+            .chain(decided_maps)
+            .chain(self.cookies.as_ref().map(|cookies| cookies.map()))
             .collect();
         load::program(ENGINE, name, kind, &maps)
     }
@@ -194,7 +189,7 @@ impl Own {
     /// # Errors
     /// The kernel's reason to refuse it.
     pub fn socket_filter(&self) -> Result<Program, BpfError> {
-        let name = if self.lending.is_some() { "socket/rest" } else { "socket/own" };
+        let name = if self.offload.is_some() { "socket/offload" } else { "socket/own" };
         self.load(name, ProgramKind::SocketFilter, None)
     }
 
@@ -213,7 +208,7 @@ impl Own {
     /// # Errors
     /// EINVAL before Linux 6.6.
     pub fn keep_from_kernel(&self, index: u32) -> Result<OwnOn, BpfError> {
-        let name = if self.lending.is_some() { "tc/rest" } else { "tc/own" };
+        let name = if self.offload.is_some() { "tc/offload" } else { "tc/own" };
         let program = self.load(name, ProgramKind::Tc, None)?;
         let hook = Hook::TcxIngress;
         let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;

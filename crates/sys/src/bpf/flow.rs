@@ -1,12 +1,16 @@
-//! Entries of the shunt's flow table as bytes, in the layout of `bpf/shunt.h`; a test compares both.
+//! Entries of the shunt's flow table as bytes, in the layout of `bpf/shunt.h`.
 
+use super::layout::shunt::{
+    ACTION_DROP, ACTION_REDIRECT, ENDED_FIN, ENDED_IDLE, ENDED_RST, ENDED_SYN, PAIR_NONE, PAIR_WAITS, flow,
+    key4, key6, settings,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-pub(super) const KEY4: usize = 20;
-pub(super) const KEY6: usize = 44;
-pub(super) const FLOW: usize = 104;
-pub(super) const SETTINGS: usize = 16;
+pub(super) const KEY4: usize = key4::SIZE;
+pub(super) const KEY6: usize = key6::SIZE;
+pub(super) const FLOW: usize = flow::SIZE;
+pub(super) const SETTINGS: usize = settings::SIZE;
 
 /// One direction of a flow, as its packets come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,11 +124,11 @@ impl FlowKey {
         let (source, destination, rest) = match bytes.len() {
             KEY4 => {
                 let address = |at| Some(IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, at)?)));
-                (address(4)?, address(8)?, 12)
+                (address(key4::SOURCE)?, address(key4::DESTINATION)?, key4::SOURCE_PORT)
             }
             KEY6 => {
                 let address = |at| Some(IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, at)?)));
-                (address(4)?, address(20)?, 36)
+                (address(key6::SOURCE)?, address(key6::DESTINATION)?, key6::SOURCE_PORT)
             }
             _ => return None,
         };
@@ -144,14 +148,16 @@ impl FlowEntry {
         let mut bytes = [0; FLOW];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         let idle_ns = u64::try_from(self.idle.as_nanos()).unwrap_or(u64::MAX);
-        put(16, &now_ns.to_ne_bytes());
-        put(24, &idle_ns.to_ne_bytes());
-        put(32, &self.generation.to_ne_bytes());
-        put(36, &self.egress.unwrap_or(0).to_ne_bytes());
-        put(40, &self.mtu.to_ne_bytes());
-        put(52, &u32::from(self.egress.is_none()).to_ne_bytes());
-        put(76, &u32::from(self.redirect_peer).to_ne_bytes());
-        put(80, &self.installed_as.to_ne_bytes());
+        put(flow::LAST_NS, &now_ns.to_ne_bytes());
+        put(flow::IDLE_NS, &idle_ns.to_ne_bytes());
+        put(flow::GENERATION, &self.generation.to_ne_bytes());
+        put(flow::EGRESS, &self.egress.unwrap_or(0).to_ne_bytes());
+        put(flow::MTU, &self.mtu.to_ne_bytes());
+        let action = if self.egress.is_none() { ACTION_DROP } else { ACTION_REDIRECT };
+        put(flow::ACTION, &action.to_ne_bytes());
+        let pair = if self.redirect_peer { PAIR_WAITS } else { PAIR_NONE };
+        put(flow::PAIR, &pair.to_ne_bytes());
+        put(flow::INSTALLED_AS, &self.installed_as.to_ne_bytes());
         bytes
     }
 }
@@ -161,19 +167,19 @@ impl FlowState {
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at| Some(u32::from_ne_bytes(array(bytes, at)?));
         let u64_at = |at| Some(u64::from_ne_bytes(array(bytes, at)?));
-        let ended = u32_at(60)?;
+        let ended = u32_at(flow::ENDED)?;
         Some(Self {
-            packets: u64_at(0)?,
-            bytes: u64_at(8)?,
-            last_ns: u64_at(16)?,
-            generation: u32_at(32)?,
+            packets: u64_at(flow::PACKETS)?,
+            bytes: u64_at(flow::BYTES)?,
+            last_ns: u64_at(flow::LAST_NS)?,
+            generation: u32_at(flow::GENERATION)?,
             ended: Ended {
-                fin: ended & 1 != 0,
-                rst: ended & 2 != 0,
-                syn: ended & 4 != 0,
-                idle: ended & 8 != 0,
+                fin: ended & ENDED_FIN != 0,
+                rst: ended & ENDED_RST != 0,
+                syn: ended & ENDED_SYN != 0,
+                idle: ended & ENDED_IDLE != 0,
             },
-            installed_as: u64_at(80)?,
+            installed_as: u64_at(flow::INSTALLED_AS)?,
         })
     }
 }
@@ -181,8 +187,8 @@ impl FlowState {
 impl Settings {
     pub(super) fn to_bytes(self) -> [u8; SETTINGS] {
         let mut bytes = [0; SETTINGS];
-        bytes[..4].copy_from_slice(&self.generation.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.alive_until_ns.to_ne_bytes());
+        bytes[settings::GENERATION..][..4].copy_from_slice(&self.generation.to_ne_bytes());
+        bytes[settings::ALIVE_UNTIL_NS..][..8].copy_from_slice(&self.alive_until_ns.to_ne_bytes());
         bytes
     }
 }
@@ -193,25 +199,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Object, SHUNT};
     use super::*;
-
-    #[test]
-    fn rust_and_c_mean_the_same_layout() {
-        /// The sizes, then offsets in the order of the table at the end of `bpf/shunt.bpf.c`.
-        const OURS: [usize; 32] = [
-            KEY4, KEY6, FLOW, SETTINGS, // sizes
-            4, 8, 12, 14, 16, // key4
-            4, 20, 36, 38, 40, // key6
-            0, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 76, 80, 88, 96, // flow
-            0,  // settings, and 8 below
-        ];
-        let object = Object::parse(SHUNT).unwrap();
-        let words = object.section("layout").unwrap().chunks_exact(4);
-        let theirs: Vec<usize> = words.map(|w| u32::from_ne_bytes(w.try_into().unwrap()) as usize).collect();
-        assert_eq!(theirs[..32], OURS);
-        assert_eq!(theirs[32..], [8]);
-    }
 
     #[test]
     fn keys_read_back() {

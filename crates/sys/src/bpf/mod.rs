@@ -6,29 +6,32 @@
 //! program types) would be most of the code and would not be used. Every attachment made here ends when its
 //! descriptor is closed, so nothing is left behind, however the process ends.
 
-mod answer;
+mod cookies;
+mod decided;
 mod engine;
 mod flow;
+mod layout;
 mod load;
 mod map;
 mod memory;
 mod object;
 mod offload;
-mod plane;
 mod program;
 mod syscall;
 mod table;
 
-pub use answer::{Answer, Answers};
+pub use cookies::{CookieSettings, Cookies};
+pub use decided::{
+    Closing, DECIDED_MAX, DecidedCounts, DecidedEnd, DecidedFlow, DecidedKey, DecidedMemory, DecidedReason,
+    DecidedRoute, DecidedSide, DecidedState,
+};
 pub use engine::{Own, OwnOn, XdpOn};
 pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
-pub use offload::{Answered, Lending, LendingPart, Lent, LentSide, Numbers, Question, Seen, SeenFin};
-pub use plane::{
-    Closing, PLANE_CONNECTIONS_MAX, Plane, PlaneCounts, PlaneEnd, PlaneFlow, PlaneKey, PlaneReason,
-    PlaneRoute, PlaneSide, PlaneState,
+pub use offload::{
+    Connected, Handshake, Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen, SeenFin,
 };
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};

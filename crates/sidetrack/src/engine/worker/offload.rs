@@ -5,28 +5,28 @@ use sidetrack_core::time::Instant;
 
 impl Worker {
     /// Lends connections whose first bytes are about to be sent: before that, so that the answer finds the kernel ready.
-    pub(super) fn lend_early(&mut self, now: Instant) {
+    pub(super) fn offload_early(&mut self, now: Instant) {
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
             && let Some(slot) = offload.next_early()
         {
-            self.lend_one(now, slot, 0);
+            self.offload_one(now, slot, 0);
         }
     }
 
-    fn lend_one(&mut self, now: Instant, slot: u32, returns: u32) {
+    fn offload_one(&mut self, now: Instant, slot: u32, returns: u32) {
         let Some(translation) = self.engine.translation(slot) else { return };
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
-        if let Some(to) = offload.lend(slot, returns, &translation, now) {
+        if let Some(to) = offload.offload(slot, returns, &translation, now) {
             self.engine.lend(slot, to);
         }
     }
 
     /// Lends connections to the kernel, and learns what became of those it has. Everything was sent before.
-    pub(super) fn lend(&mut self, now: Instant) {
+    pub(super) fn offload(&mut self, now: Instant) {
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
             && let Some((slot, returns)) = offload.next(now)
         {
-            self.lend_one(now, slot, returns);
+            self.offload_one(now, slot, returns);
         }
         self.tell_standing();
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };

@@ -1,33 +1,22 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * SYN cookies in XDP: answers a client's SYN with a SYN-ACK whose sequence number is a cookie, so that user
- * space hears of a client only when its handshake is complete (answer.h).
+ * space hears of a client only when its handshake is complete (cookies.h).
  *
  * The cookie has the format of crates/core/src/engine/cookie.rs: the worker that gets it back in the
  * client's ACK decodes it.
  */
+#ifndef SIDETRACK_COOKIES_BPF_H
+#define SIDETRACK_COOKIES_BPF_H
+
+#include "cookies.h"
+#include "options.bpf.h"
+
+/* Maps that this uses; user space creates them. */
+extern char cookies, listens;
+
 #define STEP_NS 64000000000ULL
-#define STAMP_MS 1000000ULL
 #define STAMP_BITS 63
-#define NO_SHIFT 15
-#define SHIFT_MAX 14
-/* At most this many options are read, NOPs included. */
-#define OPTIONS_MAX 24
-/* Where in the scratch memory the SYN's options are read. The SYN-ACK is built at offset 0. */
-#define OPTIONS_AT 128
-#define OPTION(at) scratch[OPTIONS_AT + ((at) & 63)]
-#define OFFER_AT 256
-
-/*
- * The options of a SYN, and the parser's position `at`. It lies in scratch memory on purpose: the verifier
- * tracks nothing there, so it does not explore every combination of options.
- */
-struct offer {
-	__u32 at;
-	__u32 mss, shift, stamp;
-	__u32 has_stamp, has_sack;
-};
-
 #define ROTATE(word, bits) ((word) << (bits) | (word) >> (64 - (bits)))
 
 ALWAYS_INLINE void sip_round(__u64 v[4])
@@ -73,7 +62,7 @@ ALWAYS_INLINE __u64 two_words(const __u8 *at)
 	return (__u64)bpf_htonl(words[0]) << 32 | bpf_htonl(words[1]);
 }
 
-ALWAYS_INLINE __u32 cookie_of(const struct cookies *c, const struct whole *w, __u64 now, __u32 mss, const int v6)
+ALWAYS_INLINE __u32 cookie_of(const struct cookies *c, const struct packet *w, __u64 now, __u32 mss, const int v6)
 {
 	__u32 index = (mss >= 1220) + (mss >= 1300) + (mss >= 1360) + (mss >= 1400) + (mss >= 1440) + (mss >= 1448) +
 		      (mss >= 1460);
@@ -96,65 +85,11 @@ ALWAYS_INLINE __u32 cookie_of(const struct cookies *c, const struct whole *w, __
 	return step << 27 | index << 24 | (__u32)(hash >> 40);
 }
 
-/* Reads one option (or NOP) at o->at. Returns 0 at the end of the list and on a malformed option. */
-ALWAYS_INLINE int read_option(const __u8 *scratch, __u32 bytes, volatile struct offer *o)
-{
-	__u32 i = o->at, kind, size;
-
-	if (i >= bytes)
-		return 0;
-	kind = OPTION(i);
-	if (kind == 1) {
-		o->at = i + 1;
-		return 1;
-	}
-	if (!kind) {
-		o->at = bytes;
-		return 0;
-	}
-	size = OPTION(i + 1);
-	if (size < 2 || i + size > bytes)
-		return 0;
-	if (kind == 2 && size == 4) {
-		o->mss = OPTION(i + 2) << 8 | OPTION(i + 3);
-	} else if (kind == 3 && size == 3) {
-		o->shift = OPTION(i + 2) < SHIFT_MAX ? OPTION(i + 2) : SHIFT_MAX;
-	} else if (kind == 4 && size == 2) {
-		o->has_sack = 1;
-	} else if (kind == 8 && size == 10) {
-		o->stamp = (__u32)OPTION(i + 2) << 24 | (__u32)OPTION(i + 3) << 16 | (__u32)OPTION(i + 4) << 8 |
-			   OPTION(i + 5);
-		o->has_stamp = 1;
-	}
-	o->at = i + size;
-	return 1;
-}
-
-/*
- * Reads `bytes` of options from offset `at` of the frame into `o`. Returns 0 if user space has to judge
- * them (too long, malformed or too many).
- */
-ALWAYS_INLINE int read_offer(struct xdp_md *xdp, __u8 *scratch, __u32 at, __u32 bytes, volatile struct offer *o)
-{
-	o->at = o->stamp = o->has_stamp = o->has_sack = 0;
-	o->mss = 536;
-	o->shift = NO_SHIFT;
-	HIDE(bytes);
-	if (!bytes)
-		return 1;
-	if (bytes > 40 || xdp_load(xdp, at, scratch + OPTIONS_AT, bytes))
-		return 0;
-	for (int n = 0; n < OPTIONS_MAX; n++)
-		if (!read_option(scratch, bytes, o))
-			break;
-	return o->at >= bytes;
-}
-
 /*
  * Writes the SYN-ACK's TCP header into scratch memory. Its options have to fit into a header of `header`
  * bytes; returns 0 if they need more.
  */
-ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const struct whole *w, const struct offer *o, __u64 now,
+ALWAYS_INLINE int write_syn_ack(__u8 *scratch, const struct cookies *c, const struct packet *w, const struct offer *o, __u64 now,
 			       __u32 cookie, __u32 header, const int v6)
 {
 	__u32 *words = (__u32 *)scratch;
@@ -194,7 +129,7 @@ ALWAYS_INLINE int write_answer(__u8 *scratch, const struct cookies *c, const str
  * Swaps sender and receiver in the Ethernet and IP headers and writes the IP length for a TCP header of
  * `header` bytes.
  */
-ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
+ALWAYS_INLINE void turn_round(struct packet *w, __u32 header, const int v6)
 {
 	__u16 *eth = (__u16 *)w->eth;
 	__u32 *ip = (__u32 *)w->ip, *from = (__u32 *)(w->ip + SOURCE_AT(v6)), *to = (__u32 *)(w->ip + TARGET_AT(v6));
@@ -232,16 +167,16 @@ ALWAYS_INLINE void turn_round(struct whole *w, __u32 header, const int v6)
 }
 
 /* Turns a client's SYN into the SYN-ACK in place and sends it. Returns UP if user space has to answer. */
-ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
+ALWAYS_INLINE int send_cookie(struct xdp_md *xdp, __u32 worker, const int v6)
 {
 	__u32 zero = 0, header, tcp = ETH_HLEN + IP_BYTES(v6);
 	struct cookies *c = map_lookup(&cookies, &worker);
 	__u8 *scratch = map_lookup(&scratches, &zero);
 	struct offer *o;
-	struct whole w;
+	struct packet w;
 	__u64 now, sum;
 
-	if (!c || !scratch || !c->on || !read_whole(xdp, &w, v6) || w.payload)
+	if (!c || !scratch || !c->on || !read_packet(xdp, &w, v6) || w.payload)
 		return UP;
 	o = (struct offer *)(scratch + OFFER_AT);
 	header = (w.tcp[12] >> 4) * 4;
@@ -254,7 +189,7 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 	if (header == BARE && w.tcp + BARE + 4 <= w.end)
 		header += 4;
 	now = ktime_ns() - c->behind_ns;
-	if (!write_answer(scratch, c, &w, o, now, cookie_of(c, &w, now, o->mss, v6), header, v6))
+	if (!write_syn_ack(scratch, c, &w, o, now, cookie_of(c, &w, now, o->mss, v6), header, v6))
 		return UP;
 	sum = sum_words(w.ip + SOURCE_AT(v6), v6) + sum_words(w.ip + TARGET_AT(v6), v6) + swap16(IPPROTO_TCP) +
 	      swap16(header);
@@ -266,7 +201,7 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
 	turn_round(&w, header, v6);
 	if (xdp_store(xdp, tcp, scratch, header))
 		return XDP_DROP;
-	__sync_fetch_and_add(&c->answered, 1);
+	__sync_fetch_and_add(&c->sent, 1);
 	/* Not XDP_TX: a veth would send the frame only to a peer that has an XDP program or GRO. */
 	return tc_redirect(xdp->ingress_ifindex, 0);
 }
@@ -275,7 +210,7 @@ ALWAYS_INLINE int answer_packet(struct xdp_md *xdp, __u32 worker, const int v6)
  * Answers a packet of this worker if it is a SYN to an address that the engine listens on. Returns UP
  * for every other packet.
  */
-ALWAYS_INLINE int answer_own(struct xdp_md *xdp, const struct ends *ends, __u32 worker, const int v6)
+ALWAYS_INLINE int cookie_own(struct xdp_md *xdp, const struct ends *ends, __u32 worker, const int v6)
 {
 	struct listen_key key = ends->local;
 	__u8 flags = 0;
@@ -288,5 +223,7 @@ ALWAYS_INLINE int answer_own(struct xdp_md *xdp, const struct ends *ends, __u32 
 		if (!map_lookup(&listens, &key))
 			return UP;
 	}
-	return answer_packet(xdp, worker, v6);
+	return send_cookie(xdp, worker, v6);
 }
+
+#endif

@@ -4,8 +4,16 @@
  * Unlike tc, XDP has the packet alone (no packet socket got a copy), so it forwards FINs too, and tells
  * user space when both sides have closed.
  */
+#ifndef SIDETRACK_OFFLOAD_XDP_BPF_H
+#define SIDETRACK_OFFLOAD_XDP_BPF_H
 
-ALWAYS_INLINE void ends_of(const struct whole *w, struct ends *ends, const int v6)
+#include "handshake.bpf.h"
+#include "offload.bpf.h"
+
+/* Maps that this uses; user space creates them. */
+extern char over, over_heads;
+
+ALWAYS_INLINE void ends_of(const struct packet *w, struct ends *ends, const int v6)
 {
 	if (v6) {
 		__builtin_memcpy(ends->remote, w->ip + SOURCE_AT(1), 16);
@@ -17,7 +25,7 @@ ALWAYS_INLINE void ends_of(const struct whole *w, struct ends *ends, const int v
 	take_ports(ends, (const __u16 *)w->tcp, 0, 0);
 }
 
-ALWAYS_INLINE int take_segment(struct xdp_md *xdp, const struct whole *w, struct segment *s, const int v6)
+ALWAYS_INLINE int take_segment(struct xdp_md *xdp, const struct packet *w, struct segment *s, const int v6)
 {
 	__u32 at = IP_BYTES(v6) + BARE;
 
@@ -34,11 +42,11 @@ ALWAYS_INLINE int take_segment(struct xdp_md *xdp, const struct whole *w, struct
 ALWAYS_INLINE void tell_over(struct flow *flow, __u32 number)
 {
 	__u32 zero = 0, worker, at;
-	const struct lending *set = map_lookup(&lending, &zero);
+	const struct offload *set = map_lookup(&offload, &zero);
 	struct over_head *head;
 	__u64 *place;
 
-	if (__sync_val_compare_and_swap(&flow->state, FLOW_LENT, FLOW_ENDED) != FLOW_LENT || !set || !set->share)
+	if (__sync_val_compare_and_swap(&flow->state, FLOW_OFFLOADED, FLOW_ENDED) != FLOW_OFFLOADED || !set || !set->share)
 		return;
 	worker = number / set->share;
 	head = map_lookup(&over_heads, &worker);
@@ -73,7 +81,7 @@ ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct 
 }
 
 /* Translates the headers and sends the packet out by the other side's interface. */
-ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *s, const struct flow_side *own,
+ALWAYS_INLINE int forward_offloaded(struct xdp_md *xdp, struct packet *w, struct segment *s, const struct flow_side *own,
 			   const struct flow_side *other, const int v6)
 {
 	__u16 *check = (__u16 *)(w->tcp + 16);
@@ -100,16 +108,16 @@ ALWAYS_INLINE int carry_on(struct xdp_md *xdp, struct whole *w, struct segment *
 	return tc_redirect(other->egress, 0);
 }
 
-ALWAYS_INLINE int carry_packet(struct xdp_md *xdp, const int v6)
+ALWAYS_INLINE int offload_packet(struct xdp_md *xdp, const int v6)
 {
 	struct flow_side *own, *other;
 	struct segment s = {};
 	struct ends ends = {};
 	struct flow *flow;
-	struct whole w;
+	struct packet w;
 	__u32 entry;
 
-	if (!read_whole(xdp, &w, v6))
+	if (!read_packet(xdp, &w, v6))
 		return UP;
 	ends_of(&w, &ends, v6);
 	entry = entry_of(&ends);
@@ -120,23 +128,25 @@ ALWAYS_INLINE int carry_packet(struct xdp_md *xdp, const int v6)
 	other = entry & 1 ? &flow->side[1] : &flow->side[0];
 	if (own->v6 != (__u32)v6 || !is_between(own, &ends))
 		return UP;
-	if (*(volatile __u32 *)&flow->state == FLOW_ASKED)
-		return entry & 1 ? UP : take_answer(xdp, &w, flow, own, other, v6);
+	if (*(volatile __u32 *)&flow->state == FLOW_SYN_SENT)
+		return entry & 1 ? UP : take_syn_ack(xdp, &w, flow, own, other, v6);
 	if (!take_segment(xdp, &w, &s, v6) || !judge(flow, own, other, 0, &s, 1))
 		return UP;
 	follow_fins(flow, own, other, &s, (entry - 1) >> 1);
-	return carry_on(xdp, &w, &s, own, other, v6);
+	return forward_offloaded(xdp, &w, &s, own, other, v6);
 }
 
-ALWAYS_INLINE int carry_own(struct xdp_md *xdp)
+ALWAYS_INLINE int offload_own(struct xdp_md *xdp)
 {
 	__u8 *eth = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
 
 	if (eth + ETH_HLEN > end)
 		return UP;
 	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IP))
-		return carry_packet(xdp, 0);
+		return offload_packet(xdp, 0);
 	if (*(__u16 *)(eth + 12) == swap16(ETH_P_IPV6))
-		return carry_packet(xdp, 1);
+		return offload_packet(xdp, 1);
 	return UP;
 }
+
+#endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The layout that answer.bpf.h (SYN cookies) and crates/sys/src/bpf/answer.rs share. User space maps the
+ * The layout that cookies.bpf.h (SYN cookies) and crates/sys/src/bpf/cookies.rs share. User space maps the
  * memory of the map "cookies", which has one value for each worker.
  */
-#ifndef SIDETRACK_ANSWER_H
-#define SIDETRACK_ANSWER_H
+#ifndef SIDETRACK_COOKIES_H
+#define SIDETRACK_COOKIES_H
 
 #include <linux/types.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ struct cookies {
 	__u16 window;
 	__u8 shift;
 	__u8 zero;
-	__u64 answered;
+	__u64 sent;
 	__u64 zero64;
 };
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * The layout of decided connections: connections that XDP handles from the SYN on, by a decision that user
- * space has made for the client before. Shared by plane.bpf.h and crates/sys/src/bpf/plane.rs. User space
+ * space has made for the client before. Shared by decided.bpf.h and crates/sys/src/bpf/decided.rs. User space
  * maps the memory of all these maps except `decisions`, `devices` and `ingresses`.
  *
- * The states of a connection (plane_flow.state; P: a program changes it, U: user space):
+ * The states of a connection (decided_flow.state; P: a program changes it, U: user space):
  *
  *     FREE --P: a client's SYN--> SYN --P: SYN-ACK--> SYN_ACK --P: client's ACK--> OPEN
  *     SYN, SYN_ACK, OPEN --P: reset, refusal, both FINs acknowledged--> CLOSED (late packets are still forwarded)
@@ -12,37 +12,37 @@
  *     CLOSED, KILLED --U: release--> FREE
  *
  * A connection has a slot, and each slot has a source port of its own: `first` + the slot's number.
- * Programs take slots from the ring `plane_free`, and put slots of ended connections into the ring
- * `plane_done`. User space does the reverse, so no slot is reused before its record is written. An entry in
- * `plane_places` leads from a client's address and port to its slot.
+ * Programs take slots from the ring `decided_free`, and put slots of ended connections into the ring
+ * `decided_done`. User space does the reverse, so no slot is reused before its record is written. An entry in
+ * `decided_places` leads from a client's address and port to its slot.
  *
  * Numbers are in the byte order of the host. Sequence numbers are not translated: client and server use
  * each other's.
  */
-#ifndef SIDETRACK_PLANE_H
-#define SIDETRACK_PLANE_H
+#ifndef SIDETRACK_DECIDED_H
+#define SIDETRACK_DECIDED_H
 
 #include <linux/types.h>
 #include <stddef.h>
 
-/* plane_flow.state; see the diagram above. */
-enum { PLANE_FREE, PLANE_SYN, PLANE_SYN_ACK, PLANE_OPEN, PLANE_CLOSED, PLANE_KILLED };
+/* decided_flow.state; see the diagram above. */
+enum { DECIDED_FREE, DECIDED_SYN, DECIDED_SYN_ACK, DECIDED_OPEN, DECIDED_CLOSED, DECIDED_KILLED };
 
-/* plane_flow.reason of a CLOSED connection. PLANE_UNUSED: the bucket was full, no connection was made. */
-enum { PLANE_OK, PLANE_CLIENT_RESET, PLANE_SERVER_RESET, PLANE_REFUSED, PLANE_UNUSED };
+/* decided_flow.reason of a CLOSED connection. DECIDED_UNUSED: the bucket was full, no connection was made. */
+enum { DECIDED_OK, DECIDED_CLIENT_RESET, DECIDED_SERVER_RESET, DECIDED_REFUSED, DECIDED_UNUSED };
 
-/* plane_side.fins: its FIN was seen; it was acknowledged. */
-enum { PLANE_FIN = 1, PLANE_FIN_ACKED = 2 };
+/* decided_side.fins: its FIN was seen; it was acknowledged. */
+enum { DECIDED_FIN = 1, DECIDED_FIN_ACKED = 2 };
 
 /* Key of the map "decisions": a client, and the address that it connects to. */
-struct plane_key {
+struct decision_key {
 	__u8 client[16] __attribute__((aligned(8)));
 	__u8 local[16] __attribute__((aligned(8)));
 	__u16 port;
 	__u16 zero[3];
 };
 
-struct plane_decision {
+struct decision {
 	__u32 generation; /* generation of the rules that made the decision */
 	__u32 number;     /* user space's number for the decision */
 	__u8 server[16] __attribute__((aligned(8)));
@@ -52,7 +52,7 @@ struct plane_decision {
 	__u16 link[6]; /* link address of the next hop to the server, and our own address there */
 };
 
-struct plane_side {
+struct decided_side {
 	/* Written by programs, on the processor that handles this side's packets. */
 	__u64 sent; /* after the last sequence number it used; the upper half counts wraps of the lower half, starting at 1 */
 	__u64 last_ns;
@@ -69,11 +69,11 @@ struct plane_side {
 	__u32 zero[3];
 };
 
-struct plane_flow {
+struct decided_flow {
 	__u32 state;
 	__u32 reason;
-	__u32 decision; /* plane_decision.number */
-	__u32 bucket;   /* its bucket in "plane_places" */
+	__u32 decision; /* decision.number */
+	__u32 bucket;   /* its bucket in "decided_places" */
 	__u64 opened_ns, connected_ns, closed_ns;
 	__u8 zero[24];
 	__u8 client[16] __attribute__((aligned(8)));
@@ -84,16 +84,16 @@ struct plane_flow {
 	__u16 client_port, local_port, server_port, source_port;
 	__u16 to_client[6], to_server[6];
 	__u8 zero2[32];
-	struct plane_side side[2]; /* client, server */
+	struct decided_side side[2]; /* client, server */
 };
 
-#define PLANE_PLACES 8
+#define DECIDED_PLACES 8
 
-struct plane_bucket {
-	__u64 place[PLANE_PLACES]; /* upper half of the hash << 32 | slot + 1; 0: none */
+struct decided_bucket {
+	__u64 place[DECIDED_PLACES]; /* upper half of the hash << 32 | slot + 1; 0: none */
 };
 
-struct plane {
+struct decided {
 	__u64 seed;
 	__u32 bucket_mask;
 	__u32 ring_mask;

@@ -10,7 +10,7 @@ use sidetrack_core::engine::{
 };
 use sidetrack_core::flow::Side;
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{Answer, Answers, Program, monotonic_ns};
+use sidetrack_sys::bpf::{CookieSettings, Cookies, Program, monotonic_ns};
 use sidetrack_sys::link;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Callbacks for Nobody {
 struct Scene {
     engine: Engine<Nobody>,
     program: Program,
-    answers: Arc<Answers>,
+    cookies: Arc<Cookies>,
     index: u32,
     client: SocketAddr,
     front: SocketAddr,
@@ -52,22 +52,22 @@ fn scene(v6: bool, any_address: bool) -> Scene {
     // It answers with cookies itself.
     (config.syn_backlog, config.cookies_elsewhere) = (0, true);
     let engine = Engine::new(config, Nobody, Instant::from_nanos(NOW_NS));
-    let answers = Arc::new(Answers::new(1).expect("a map"));
+    let cookies = Arc::new(Cookies::new(1).expect("a map"));
     let program = frames::program(
-        |own| own.try_answering(&answers).expect("the kernel takes it"),
+        |own| own.try_cookies(&cookies).expect("the kernel takes it"),
         (!any_address).then_some(front.ip()),
         source.ip(),
     );
     let index = link::interface("lo").expect("there").index;
-    Scene { engine, program, answers, index, client, front }
+    Scene { engine, program, cookies, index, client, front }
 }
 
 impl Scene {
     fn start(&self) {
         let cookies = self.engine.cookies();
-        self.answers.answer(
+        self.cookies.set(
             0,
-            &Answer {
+            &CookieSettings {
                 key: cookies.key,
                 clock: cookies.clock,
                 behind_ns: monotonic_ns().wrapping_sub(NOW_NS),
@@ -176,7 +176,7 @@ fn the_program_answers_as_the_engine_does() {
                 }
                 assert!(ours[end..].iter().all(|byte| *byte == 1), "NOPs up to the SYN's length");
             }
-            assert_eq!(scene.answers.answered(0), SYNS.len() as u64);
+            assert_eq!(scene.cookies.sent(0), SYNS.len() as u64);
             // One without options in a frame of the shortest length, which has room for an MSS.
             let bare = scene.syn(&[]);
             let theirs = scene.engines(&bare);
@@ -248,7 +248,7 @@ fn the_rest_is_user_spaces() {
         ] {
             assert_eq!(scene.verdict(&frame), PASS, "{why}");
         }
-        assert_eq!(scene.answers.answered(0), 0);
+        assert_eq!(scene.cookies.sent(0), 0);
         assert_eq!(scene.verdict(&usual), REDIRECT);
         // Another host's packets are the kernel's, which has none of this here.
         let stranger: IpAddr = "10.0.1.253".parse().expect("an address");

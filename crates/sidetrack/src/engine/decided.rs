@@ -1,4 +1,4 @@
-//! Connections that are the kernel's from their SYN on: an XDP program carries them whole (`bpf/plane.bpf.h`). User space
+//! Connections that are the kernel's from their SYN on: an XDP program carries them whole (`bpf/decided.bpf.h`). User space
 //! decides about a client's first flow, tells the program what the next ones become, and makes the records.
 
 use super::driver::Driver;
@@ -12,7 +12,7 @@ use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{
-    Closing, Plane, PlaneFlow, PlaneKey, PlaneReason, PlaneRoute, PlaneState, monotonic_ns,
+    Closing, DecidedFlow, DecidedKey, DecidedMemory, DecidedReason, DecidedRoute, DecidedState, monotonic_ns,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -53,13 +53,13 @@ pub struct Rule {
 /// What all workers of an engine share of it.
 #[derive(Debug)]
 pub struct Shared {
-    plane: Arc<Plane>,
+    memory: Arc<DecidedMemory>,
     interfaces: Vec<Interface>,
     sources: Vec<IpAddr>,
     generation: AtomicU32,
     rules: Mutex<Vec<Arc<Rule>>>,
     /// When decisions end.
-    decided: Mutex<BTreeMap<PlaneKey, Instant>>,
+    decided: Mutex<BTreeMap<DecidedKey, Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,14 +68,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// Over these interfaces, with these addresses towards servers.
-    pub fn new(plane: Arc<Plane>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
+    pub fn new(memory: Arc<DecidedMemory>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
         let (rules, decided) = (Mutex::default(), Mutex::default());
-        Self { plane, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
+        Self { memory, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
     }
 
     /// The programs' part.
-    pub fn plane(&self) -> &Plane {
-        &self.plane
+    pub fn memory(&self) -> &DecidedMemory {
+        &self.memory
     }
 
     /// Which rules are in force: to be asked before they are.
@@ -103,8 +103,8 @@ impl Shared {
             return;
         }
         let Some(number) = self.number(flow, target, verdict) else { return };
-        let key = PlaneKey { client, local };
-        let route = PlaneRoute {
+        let key = DecidedKey { client, local };
+        let route = DecidedRoute {
             generation,
             number,
             server,
@@ -114,7 +114,7 @@ impl Shared {
             from: interface.address,
         };
         // No room: the client's flows stay in user space.
-        if self.plane.decide(&key, &route).is_ok() {
+        if self.memory.decide(&key, &route).is_ok() {
             lock(&self.decided).insert(key, now + BELIEVED);
         }
     }
@@ -151,7 +151,7 @@ impl Shared {
     /// Decisions that have been believed for long enough are made anew.
     fn forget_old(&self, now: Instant) {
         let mut decided = lock(&self.decided);
-        decided.retain(|key, until| *until > now || self.plane.forget(key).is_err());
+        decided.retain(|key, until| *until > now || self.memory.forget(key).is_err());
     }
 }
 
@@ -187,12 +187,12 @@ impl std::fmt::Debug for Carried {
     }
 }
 
-const fn reason(reason: PlaneReason) -> EndReason {
+const fn reason(reason: DecidedReason) -> EndReason {
     match reason {
-        PlaneReason::Ok | PlaneReason::Unused => EndReason::Ok,
-        PlaneReason::ClientReset => EndReason::ClientReset,
-        PlaneReason::ServerReset => EndReason::ServerReset,
-        PlaneReason::Refused => EndReason::Refused,
+        DecidedReason::Ok | DecidedReason::Unused => EndReason::Ok,
+        DecidedReason::ClientReset => EndReason::ClientReset,
+        DecidedReason::ServerReset => EndReason::ServerReset,
+        DecidedReason::Refused => EndReason::Refused,
     }
 }
 
@@ -244,8 +244,8 @@ impl Carried {
             self.shared.forget_old(now);
             self.look(now, driver);
         }
-        let plane = self.shared.plane();
-        let standing = plane.count() - plane.free().min(plane.count());
+        let memory = self.shared.memory();
+        let standing = memory.count() - memory.free().min(memory.count());
         let after = match (ended, standing) {
             (0, 0) => IDLY,
             (0, _) => WHILE_OPEN,
@@ -259,7 +259,7 @@ impl Carried {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = config.clone();
             let generation = self.shared.generation() + 1;
-            self.shared.plane().renew(generation);
+            self.shared.memory().renew(generation);
             self.shared.generation.store(generation, Release);
         }
     }
@@ -269,16 +269,16 @@ impl Carried {
         let mut room = self.ledger.kept().saturating_sub(self.ledger.ended_waiting());
         let mut count = 0;
         // One turn through the table at most: then others have their turn.
-        while count < self.shared.plane().count() as usize
-            && let Some(closing) = self.shared.plane().ended()
+        while count < self.shared.memory().count() as usize
+            && let Some(closing) = self.shared.memory().ended()
         {
             count += 1;
             self.resting.push_back((now, closing));
             let known = self.known.remove(&closing.number());
             if known.is_some() || room > 0 {
                 room = room.saturating_sub(1);
-                let flow = self.shared.plane().look(closing);
-                if flow.reason != PlaneReason::Unused {
+                let flow = self.shared.memory().look(closing);
+                if flow.reason != DecidedReason::Unused {
                     self.record(known, &flow, reason(flow.reason), flow.closed_ns);
                 }
             } else {
@@ -293,8 +293,8 @@ impl Carried {
 
     /// One that is only counted.
     fn tally(&mut self, closing: Closing) {
-        let end = self.shared.plane().end(closing);
-        if end.reason == PlaneReason::Unused {
+        let end = self.shared.memory().end(closing);
+        if end.reason == DecidedReason::Unused {
             return;
         }
         let reason = reason(end.reason);
@@ -309,7 +309,7 @@ impl Carried {
         tally.add(end.bytes, between(end.opened_ns, end.closed_ns), connected);
     }
 
-    fn record(&self, known: Option<Known>, flow: &PlaneFlow, reason: EndReason, closed_ns: u64) {
+    fn record(&self, known: Option<Known>, flow: &DecidedFlow, reason: EndReason, closed_ns: u64) {
         let duration = between(flow.opened_ns, closed_ns);
         match known {
             Some(Known { flow: live, slot, .. }) => {
@@ -323,7 +323,7 @@ impl Carried {
         }
     }
 
-    fn live(&self, flow: &PlaneFlow) -> Option<(LiveFlow, Arc<Rule>)> {
+    fn live(&self, flow: &DecidedFlow) -> Option<(LiveFlow, Arc<Rule>)> {
         let rule = self.shared.rule(flow.number)?;
         let id: FlowId = (self.next_id)();
         let mut live = LiveFlow::new(id);
@@ -338,18 +338,18 @@ impl Carried {
 
     /// Ports that have rested are free again; earlier if they are needed.
     fn rest(&mut self, now: Instant) {
-        let plane = self.shared.plane();
-        let mut lacking = (plane.count() / 4).saturating_sub(plane.free());
+        let memory = self.shared.memory();
+        let mut lacking = (memory.count() / 4).saturating_sub(memory.free());
         while let Some((since, closing)) = self.resting.front() {
             if lacking == 0 && *since + TIME_WAIT > now {
                 break;
             }
-            plane.release(*closing);
+            memory.release(*closing);
             lacking = lacking.saturating_sub(1);
             self.resting.pop_front();
         }
         while let Some((_, closing)) = self.lingering.front().filter(|(since, _)| *since + LINGERS <= now) {
-            plane.release(*closing);
+            memory.release(*closing);
             self.lingering.pop_front();
         }
     }
@@ -357,9 +357,9 @@ impl Carried {
     /// Shows those in flight that are not quite new, and ends those whose time is over.
     fn look(&mut self, now: Instant, driver: &mut dyn Driver) {
         let now_ns = now.as_nanos() + self.monotonic;
-        for slot in 0..self.shared.plane().count() {
-            let Some(standing) = self.shared.plane().standing(slot) else { continue };
-            let flow = self.shared.plane().look(standing);
+        for slot in 0..self.shared.memory().count() {
+            let Some(standing) = self.shared.memory().standing(slot) else { continue };
+            let flow = self.shared.memory().look(standing);
             let age = between(flow.opened_ns, now_ns);
             if age < LOOK_EVERY {
                 continue;
@@ -378,7 +378,7 @@ impl Carried {
                     rule
                 }
             };
-            let idle = between(self.shared.plane().last_ns(standing), now_ns);
+            let idle = between(self.shared.memory().last_ns(standing), now_ns);
             if let Some(reason) = rule.due(&flow, age, idle) {
                 if reason == EndReason::ConnectTimeout {
                     // Perhaps it lives elsewhere now.
@@ -399,7 +399,7 @@ impl Carried {
         let ending: Vec<_> =
             self.known.iter().filter_map(|(slot, known)| Some((*slot, wished(known)?))).collect();
         for (slot, reason) in ending {
-            if let Some(standing) = self.shared.plane().standing(slot) {
+            if let Some(standing) = self.shared.memory().standing(slot) {
                 self.end(now, standing, reason, driver);
             }
         }
@@ -407,10 +407,10 @@ impl Carried {
 
     /// Ends one with a reset to both sides; not if it is over already.
     fn end(&mut self, now: Instant, standing: Closing, reason: EndReason, driver: &mut dyn Driver) {
-        if !self.shared.plane().kill(standing) {
+        if !self.shared.memory().kill(standing) {
             return;
         }
-        let flow = self.shared.plane().look(standing);
+        let flow = self.shared.memory().look(standing);
         for (side, resets) in reset::both(&flow).into_iter().enumerate() {
             let side = &flow.sides[side];
             let hop: Hop = hops::hop(side.egress, side.to);
@@ -424,10 +424,10 @@ impl Carried {
 
     /// Ends all: what has ended by itself has its own reason.
     pub fn stop(&mut self, now: Instant, driver: &mut dyn Driver) {
-        self.shared.plane().renew(0);
+        self.shared.memory().renew(0);
         self.reap(now);
-        for slot in 0..self.shared.plane().count() {
-            if let Some(standing) = self.shared.plane().standing(slot) {
+        for slot in 0..self.shared.memory().count() {
+            if let Some(standing) = self.shared.memory().standing(slot) {
                 self.end(now, standing, EndReason::Shutdown, driver);
             }
         }
@@ -436,11 +436,11 @@ impl Carried {
 }
 
 impl Shared {
-    fn forget_client(&self, flow: &PlaneFlow) {
-        let key = PlaneKey { client: flow.client.ip(), local: flow.local };
+    fn forget_client(&self, flow: &DecidedFlow) {
+        let key = DecidedKey { client: flow.client.ip(), local: flow.local };
         lock(&self.decided).remove(&key);
         // An error: it is not there.
-        let _ = self.plane.forget(&key);
+        let _ = self.memory.forget(&key);
     }
 }
 
@@ -459,10 +459,10 @@ impl Rule {
     }
 
     /// Why a connection is to end now, if it is.
-    fn due(&self, flow: &PlaneFlow, age: Duration, idle: Duration) -> Option<EndReason> {
+    fn due(&self, flow: &DecidedFlow, age: Duration, idle: Duration) -> Option<EndReason> {
         match flow.state {
-            PlaneState::Syn if age >= self.connect => Some(EndReason::ConnectTimeout),
-            PlaneState::SynAck if age >= HANDSHAKE.max(self.connect) => Some(EndReason::ClientGone),
+            DecidedState::Syn if age >= self.connect => Some(EndReason::ConnectTimeout),
+            DecidedState::SynAck if age >= HANDSHAKE.max(self.connect) => Some(EndReason::ClientGone),
             _ if self.lifetime.is_some_and(|most| age >= most) => Some(EndReason::Lifetime),
             _ if idle >= self.idle => Some(EndReason::Idle),
             _ => None,
@@ -471,7 +471,7 @@ impl Rule {
 }
 
 /// Brings the counts up to these, which never shrink.
-fn count(live: &LiveFlow, flow: &PlaneFlow) {
+fn count(live: &LiveFlow, flow: &DecidedFlow) {
     let (up, down) = live.bytes();
     let [client, server] = flow.sides;
     live.count(client.bytes.saturating_sub(up), server.bytes.saturating_sub(down));

@@ -5,7 +5,7 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{Lending, LendingPart, Lent, LentSide, Numbers, Program, SeenFin};
+use sidetrack_sys::bpf::{Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, SeenFin};
 use sidetrack_sys::link;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
@@ -18,26 +18,26 @@ const CLIENT: u32 = 0xffff_fffd;
 const SERVER: u32 = 5000;
 
 struct Scene {
-    part: LendingPart,
-    lent: Lent,
+    part: OffloadPart,
+    offloaded: Offloaded,
     program: Program,
     index: u32,
-    sides: [LentSide; 2],
+    sides: [OffloadSide; 2],
 }
 
 fn scene(v6: bool) -> Scene {
-    scene_of(v6, &Arc::new(Lending::new(4, 1, 99).expect("maps")), 0)
+    scene_of(v6, &Arc::new(OffloadMemory::new(4, 1, 99).expect("maps")), 0)
 }
 
-fn scene_of(v6: bool, lending: &Arc<Lending>, worker: u32) -> Scene {
+fn scene_of(v6: bool, memory: &Arc<OffloadMemory>, worker: u32) -> Scene {
     let [client, local, server, source] = frames::addresses(v6);
     let index = link::interface("lo").expect("there").index;
     let program = frames::program(
-        |own| own.try_lending_by_xdp(lending).expect("the kernel takes it"),
+        |own| own.try_offload_by_xdp(memory).expect("the kernel takes it"),
         Some(local.ip()),
         source.ip(),
     );
-    let side = |at: usize, remote, local, to, numbers| LentSide {
+    let side = |at: usize, remote, local, to, numbers| OffloadSide {
         remote,
         local,
         add: ADD[at],
@@ -63,9 +63,9 @@ fn scene_of(v6: bool, lending: &Arc<Lending>, worker: u32) -> Scene {
         side(0, client, local, CLIENT_LINK, numbers(CLIENT, SERVER.wrapping_add(ADD[1]))),
         side(1, server, source, SERVER_LINK, numbers(SERVER, CLIENT.wrapping_add(ADD[0]))),
     ];
-    let mut part = lending.part(worker);
-    let lent = part.lend(&sides).expect("room");
-    Scene { part, lent, program, index, sides }
+    let mut part = memory.part(worker);
+    let offloaded = part.offload(&sides).expect("room");
+    Scene { part, offloaded, program, index, sides }
 }
 
 impl Scene {
@@ -140,8 +140,8 @@ fn a_connection_passes_from_its_first_answer_to_its_last_fin() {
             scene.passes(scene.down([4, 1403], ACK, b""));
             assert_eq!(scene.part.over(), None, "not all is acknowledged");
             scene.passes(scene.down([5, 1403], ACK, b""));
-            assert_eq!((scene.part.over(), scene.part.over()), (Some(scene.lent), None), "once");
-            let [client, server] = scene.part.look(scene.lent);
+            assert_eq!((scene.part.over(), scene.part.over()), (Some(scene.offloaded), None), "once");
+            let [client, server] = scene.part.look(scene.offloaded);
             let fin = |end: u32, is_second| Some(SeenFin { end, is_second });
             assert_eq!(
                 (client.fin, server.fin),
@@ -150,15 +150,15 @@ fn a_connection_passes_from_its_first_answer_to_its_last_fin() {
             assert_eq!((client.sent - (1 << 32), client.packets), (u64::from(CLIENT) + 5, 3));
             assert_eq!((server.numbers.sent, server.packets), (SERVER + 1403, 4));
             assert_eq!(client.numbers.acknowledged, (SERVER + 1403).wrapping_add(ADD[1]));
-            assert!(!scene.part.is_returned(scene.lent));
+            assert!(!scene.part.is_returned(scene.offloaded));
             // What comes late passes until it is taken back.
             scene.passes(scene.up([4, 1403], FIN | ACK, b""));
             assert_eq!(scene.part.over(), None);
-            scene.part.take_back(scene.lent);
+            scene.part.take_back(scene.offloaded);
             assert_eq!(scene.verdict(&scene.up([4, 1403], FIN | ACK, b"")), PASS);
-            scene.part.forget(scene.lent);
-            assert_eq!(scene.part.lend(&scene.sides), Some(scene.lent), "its place is free");
-            assert_eq!(scene.part.look(scene.lent)[0].fin, None);
+            scene.part.forget(scene.offloaded);
+            assert_eq!(scene.part.offload(&scene.sides), Some(scene.offloaded), "its place is free");
+            assert_eq!(scene.part.look(scene.offloaded)[0].fin, None);
         });
     }
 }
@@ -210,20 +210,21 @@ fn a_side_is_the_programs_from_the_byte_that_user_space_has_reached() {
         for before in [10, 15] {
             assert_eq!(scene.verdict(&scene.down([0, before], ACK, b"later")), PASS);
         }
-        let given = |scene: &Scene| scene.part.look(scene.lent).map(|seen| (seen.given, seen.joined));
-        assert_eq!(given(&scene), [(0, false), (2, false)]);
+        let to_user =
+            |scene: &Scene| scene.part.look(scene.offloaded).map(|seen| (seen.to_user, seen.joined));
+        assert_eq!(to_user(&scene), [(0, false), (2, false)]);
         // User space gets the first, and sends on all three.
         let [_, server] = &scene.sides;
         let sent = Numbers { sent: SERVER + 20, ..server.numbers };
-        scene.part.advance(scene.lent, 1, &sent);
+        scene.part.advance(scene.offloaded, 1, &sent);
         scene.passes(scene.down([0, 20], ACK, b"next"));
-        assert_eq!(given(&scene), [(0, false), (2, true)]);
+        assert_eq!(to_user(&scene), [(0, false), (2, true)]);
         // From now on in any order.
         scene.passes(scene.down([0, 40], ACK, b"far"));
         scene.passes(scene.down([0, 20], ACK, b"next"));
         // A FIN alone is as good as a byte.
         scene.passes(scene.up([0, 43], FIN | ACK, b""));
-        assert_eq!(given(&scene), [(0, true), (2, true)]);
+        assert_eq!(to_user(&scene), [(0, true), (2, true)]);
     });
 }
 
@@ -246,7 +247,7 @@ fn the_rest_is_user_spaces() {
         ];
         for frame in &stays {
             assert_eq!(scene.verdict(frame), PASS, "{:x} {}", frame.flags, frame.seq);
-            assert!(!scene.part.is_returned(scene.lent));
+            assert!(!scene.part.is_returned(scene.offloaded));
         }
         scene.passes(usual);
         // And all that comes after one of these.
@@ -259,13 +260,13 @@ fn the_rest_is_user_spaces() {
             let mut scene = self::scene(false);
             scene.passes(scene.down([0, 0], ACK, b"answer"));
             assert_eq!(scene.verdict(&change(scene.up([0, 6], ACK, b"x"))), PASS);
-            assert!(scene.part.is_returned(scene.lent));
+            assert!(scene.part.is_returned(scene.offloaded));
             assert_eq!(scene.verdict(&scene.up([0, 6], ACK, b"x")), PASS);
             assert_eq!(scene.part.over(), None);
         }
         let scene = self::scene(false);
         assert_eq!(scene.verdict(&scene.up([0, 0], ACK, &large)), PASS);
-        assert!(scene.part.is_returned(scene.lent), "more than the receiver takes");
+        assert!(scene.part.is_returned(scene.offloaded), "more than the receiver takes");
     });
 }
 
@@ -275,23 +276,23 @@ fn each_worker_hears_of_its_own() {
         return;
     }
     in_namespace(|| {
-        let lending = Arc::new(Lending::new(8, 2, 99).expect("maps"));
-        let mut other = lending.part(0);
-        let mut scene = scene_of(false, &lending, 1);
+        let memory = Arc::new(OffloadMemory::new(8, 2, 99).expect("maps"));
+        let mut other = memory.part(0);
+        let mut scene = scene_of(false, &memory, 1);
         for round in 0..20 {
             scene.passes(scene.down([0, 0], FIN | ACK, b""));
             scene.passes(scene.up([0, 1], FIN | ACK, b""));
             scene.passes(scene.down([1, 1], ACK, b""));
-            assert_eq!((other.over(), scene.part.over()), (None, Some(scene.lent)), "round {round}");
-            scene.part.take_back(scene.lent);
-            scene.part.forget(scene.lent);
-            scene.lent = scene.part.lend(&scene.sides).expect("room");
+            assert_eq!((other.over(), scene.part.over()), (None, Some(scene.offloaded)), "round {round}");
+            scene.part.take_back(scene.offloaded);
+            scene.part.forget(scene.offloaded);
+            scene.offloaded = scene.part.offload(&scene.sides).expect("room");
         }
         // Who comes after a fault begins with an empty ring, and none of the connections.
         scene.passes(scene.down([0, 0], FIN | ACK, b""));
         scene.passes(scene.up([0, 1], FIN | ACK, b""));
         scene.passes(scene.down([1, 1], ACK, b""));
-        let next = lending.part(1);
+        let next = memory.part(1);
         scene.part = next;
         assert_eq!(scene.part.over(), None);
         assert_eq!(scene.verdict(&scene.down([1, 1], ACK, b"")), PASS);

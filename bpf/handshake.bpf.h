@@ -1,22 +1,27 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Takes the SYN-ACK of a server for user space. User space has sent the server a SYN and left here what the
- * SYN-ACK has to be and which frame follows it (struct question of offload.h). The program turns the frame
+ * SYN-ACK has to be and which frame follows it (struct handshake of offload.h). The program turns the frame
  * with the SYN-ACK into that frame, which acknowledges it and carries the client's first bytes. From then
  * on the connection is offloaded.
  *
  * User space gets the SYN-ACK instead if it does not agree to exactly the options that were offered, if it
  * is malformed, or if its buffer has no room for the other frame.
- *
- * Left to user space: answers that do not agree to all that was offered, or to more; that are wrong; and
- * those in whose memory the other frame finds no room.
  */
+#ifndef SIDETRACK_HANDSHAKE_BPF_H
+#define SIDETRACK_HANDSHAKE_BPF_H
+
+#include "offload.bpf.h"
+#include "options.bpf.h"
+
+/* Maps that this uses; user space creates them. */
+extern char handshakes;
 
 /*
  * Checks the TCP checksum of a segment without payload, whose options are in the scratch memory. A checksum
  * that the sender left to its network card (it covers the addresses only) is accepted too.
  */
-ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct whole *w, __u8 *scratch, __u32 options, const int v6)
+ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct packet *w, __u8 *scratch, __u32 options, const int v6)
 {
 	__u8 bare[BARE] ALIGNED;
 	__u64 sum = sum_words(w->ip + SOURCE_AT(v6), v6) + sum_words(w->ip + TARGET_AT(v6), v6) + swap16(IPPROTO_TCP) +
@@ -33,7 +38,7 @@ ALWAYS_INLINE int is_intact(struct xdp_md *xdp, const struct whole *w, __u8 *scr
 }
 
 /* Whether this packet is the expected SYN-ACK. Its options are in the scratch memory then. */
-ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struct question *q, __u8 *scratch, const int v6)
+ALWAYS_INLINE int is_expected(struct xdp_md *xdp, const struct packet *w, const struct handshake *q, __u8 *scratch, const int v6)
 {
 	volatile struct offer *o = (struct offer *)(scratch + OFFER_AT);
 	__u32 options = (w->tcp[12] >> 4) * 4 - BARE;
@@ -47,7 +52,7 @@ ALWAYS_INLINE int answers(struct xdp_md *xdp, const struct whole *w, const struc
 }
 
 /* Writes into the connection what follows from the SYN-ACK: sequence offsets, window, MSS, time stamps. */
-ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flow_side *client, const struct question *q,
+ALWAYS_INLINE void apply_syn_ack(struct flow *flow, struct flow_side *server, struct flow_side *client, const struct handshake *q,
 			 const struct offer *o, __u32 seq, __u32 window)
 {
 	__u32 clock = (__u32)((ktime_ns() - q->behind_ns) / STAMP_MS) + q->clock;
@@ -66,7 +71,7 @@ ALWAYS_INLINE void agree(struct flow *flow, struct flow_side *server, struct flo
 	 * The coarse clock, as for packets. With the exact one a packet could seem to come before the
 	 * SYN-ACK.
 	 */
-	flow->answered_ns = ktime_coarse_ns();
+	flow->connected_ns = ktime_coarse_ns();
 }
 
 /* Makes a frame longer by `by` bytes (shorter if negative), at whichever end there is room. */
@@ -78,7 +83,7 @@ ALWAYS_INLINE int stretch(struct xdp_md *xdp, __s32 by)
 }
 
 /* Fills in what user space could not know when it built the frame: acknowledgement and time stamps. */
-ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const struct flow_side *server, __u32 seq,
+ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct handshake *q, const struct flow_side *server, __u32 seq,
 			   const int v6)
 {
 	__u8 *tcp = (__u8 *)(long)xdp->data + ETH_HLEN + IP_BYTES(v6), *end = (void *)(long)xdp->data_end;
@@ -102,34 +107,36 @@ ALWAYS_INLINE int complete(struct xdp_md *xdp, const struct question *q, const s
 }
 
 /* Handles a packet of a server whose SYN-ACK is awaited. */
-ALWAYS_INLINE int take_answer(struct xdp_md *xdp, const struct whole *w, struct flow *flow, struct flow_side *server,
+ALWAYS_INLINE int take_syn_ack(struct xdp_md *xdp, const struct packet *w, struct flow *flow, struct flow_side *server,
 			      struct flow_side *client, const int v6)
 {
-	__u32 zero = 0, index = flow->question - 1, seq = w->seq, window = swap16(*(const __u16 *)(w->tcp + 14)), length;
-	struct question *q = map_lookup(&questions, &index);
+	__u32 zero = 0, index = flow->handshake - 1, seq = w->seq, window = swap16(*(const __u16 *)(w->tcp + 14)), length;
+	struct handshake *q = map_lookup(&handshakes, &index);
 	__u8 *scratch = map_lookup(&scratches, &zero);
 	const struct offer *o;
-	int whole;
+	int packet;
 
-	if (!q || !scratch || !answers(xdp, w, q, scratch, v6))
+	if (!q || !scratch || !is_expected(xdp, w, q, scratch, v6))
 		return UP;
 	o = (const struct offer *)(scratch + OFFER_AT);
 	length = q->length;
 	HIDE(length);
 	if (length < ETH_HLEN + BARE || length > sizeof(q->frame) ||
-	    __sync_val_compare_and_swap(&flow->state, FLOW_ASKED, FLOW_BINDING) != FLOW_ASKED)
+	    __sync_val_compare_and_swap(&flow->state, FLOW_SYN_SENT, FLOW_COMPLETING) != FLOW_SYN_SENT)
 		return UP;
 	if (!stretch(xdp, (__s32)length - (__s32)(w->end - w->eth))) {
-		__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_RETURNED);
+		__sync_val_compare_and_swap(&flow->state, FLOW_COMPLETING, FLOW_RETURNED);
 		return UP;
 	}
-	agree(flow, server, client, q, o, seq, window);
-	whole = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, server, seq, v6);
+	apply_syn_ack(flow, server, client, q, o, seq, window);
+	packet = !xdp_store(xdp, 0, q->frame, length) && complete(xdp, q, server, seq, v6);
 	/*
-	 * User space may reuse the question once the state is LENT: it is not read any more from here
+	 * User space may reuse the handshake once the state is OFFLOADED: it is not read any more from here
 	 * on.
 	 */
-	__sync_val_compare_and_swap(&flow->state, FLOW_BINDING, FLOW_LENT);
+	__sync_val_compare_and_swap(&flow->state, FLOW_COMPLETING, FLOW_OFFLOADED);
 	/* If the frame could not be completed it counts as lost: user space retransmits the bytes. */
-	return whole ? tc_redirect(server->egress, 0) : XDP_DROP;
+	return packet ? tc_redirect(server->egress, 0) : XDP_DROP;
 }
+
+#endif

@@ -1,6 +1,11 @@
 //! Decided connections of the packet engine, which XDP handles from the SYN on: user space's side of
-//! `bpf/plane.h`, which describes the states, the layout and who writes what.
+//! `bpf/decided.h`, which describes the states, the layout and who writes what.
 
+use super::layout::engine::{
+    DECIDED_CLIENT_RESET, DECIDED_FIN, DECIDED_FREE, DECIDED_KILLED, DECIDED_OK, DECIDED_OPEN,
+    DECIDED_PLACES, DECIDED_REFUSED, DECIDED_SERVER_RESET, DECIDED_SYN, DECIDED_SYN_ACK,
+    decided as settings_at, decided_bucket, decided_flow, decided_side, decision, decision_key,
+};
 use super::memory::Shared;
 use super::{Map, MapKind, MapShape};
 use std::io;
@@ -10,53 +15,15 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// At most this many decided connections: each has a source port of its own.
-pub const PLANE_CONNECTIONS_MAX: u32 = 65_535;
+pub const DECIDED_MAX: u32 = 65_535;
 /// At most this many clients with a decision.
 const DECISIONS_MAX: u32 = 65_536;
 /// At most this many interfaces.
 const DEVICES_MAX: u32 = 64;
 
-/// Bytes and offsets of the structures of `bpf/plane.h`.
-const KEY: usize = 40;
-const DECISION: usize = 56;
-const FLOW: usize = 320;
-const SIDE: usize = 64;
-const BUCKET: usize = 64;
-const PLACES: usize = 8;
-const PLANE: usize = 256;
-const REASON: usize = 4;
-const NUMBER: usize = 8;
-const PLACE: usize = 12;
-const OPENED: usize = 16;
-const CONNECTED: usize = 24;
-const CLOSED: usize = 32;
-const CLIENT: usize = 64;
-const LOCAL: usize = 80;
-const SERVER: usize = 96;
-const SOURCE: usize = 112;
-const PORTS: usize = 128;
-const TO_CLIENT: usize = 136;
-const TO_SERVER: usize = 148;
-const SIDES: usize = 192;
-const LAST: usize = 8;
-const FIRST: usize = 24;
-const ACKNOWLEDGED: usize = 28;
-const PACKETS: usize = 32;
-const FINS: usize = 40;
-const EGRESS: usize = 44;
-const GENERATION: usize = 24;
-const FREE_HEAD: usize = 64;
-const FREE_TAIL: usize = 128;
-const FULL: usize = 192;
-const REFUSED: usize = 200;
-
-/// `PLANE_FREE` and `PLANE_KILLED`.
-const FREE: u32 = 0;
-const KILLED: u32 = 5;
-
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlaneState {
+pub enum DecidedState {
     /// The client has sent its SYN.
     Syn,
     /// The server has sent its SYN-ACK.
@@ -71,7 +38,7 @@ pub enum PlaneState {
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlaneReason {
+pub enum DecidedReason {
     /// Both sides closed, and both FINs were acknowledged.
     Ok,
     /// The client reset it.
@@ -86,7 +53,7 @@ pub enum PlaneReason {
 
 /// Which connections a decision is for: those of one client to one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PlaneKey {
+pub struct DecidedKey {
     /// The client's address.
     pub client: IpAddr,
     /// The address and port it connects to.
@@ -95,16 +62,16 @@ pub struct PlaneKey {
 
 /// The decision: where the connections go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaneRoute {
-    /// Generation of the rules that made it; see [`Plane::renew`].
+pub struct DecidedRoute {
+    /// Generation of the rules that made it; see [`DecidedMemory::renew`].
     pub generation: u32,
-    /// The caller's number for it, as in [`PlaneFlow::number`].
+    /// The caller's number for it, as in [`DecidedFlow::number`].
     pub number: u32,
     /// The server.
     pub server: SocketAddr,
     /// Our source address towards it.
     pub source: IpAddr,
-    /// The interface towards it, as numbered by [`Plane::device`].
+    /// The interface towards it, as numbered by [`DecidedMemory::device`].
     pub egress: u16,
     /// Link-layer address of the next hop.
     pub to: [u8; 6],
@@ -114,7 +81,7 @@ pub struct PlaneRoute {
 
 /// One side of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlaneSide {
+pub struct DecidedSide {
     /// The number after the last sequence number it used.
     pub sent: u32,
     /// The highest number it acknowledged.
@@ -125,7 +92,7 @@ pub struct PlaneSide {
     pub packets: u32,
     /// Monotonic (coarse) clock at its last packet, nanoseconds; 0: none came.
     pub last_ns: u64,
-    /// The interface towards it, as numbered by [`Plane::device`].
+    /// The interface towards it, as numbered by [`DecidedMemory::device`].
     pub egress: usize,
     /// Link-layer address of the next hop to it.
     pub to: [u8; 6],
@@ -135,12 +102,12 @@ pub struct PlaneSide {
 
 /// A decided connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaneFlow {
+pub struct DecidedFlow {
     /// Its state.
-    pub state: PlaneState,
+    pub state: DecidedState,
     /// How it ended, once the state is `Closed`.
-    pub reason: PlaneReason,
-    /// [`PlaneRoute::number`].
+    pub reason: DecidedReason,
+    /// [`DecidedRoute::number`].
     pub number: u32,
     /// Monotonic clock at its SYN, nanoseconds.
     pub opened_ns: u64,
@@ -157,29 +124,29 @@ pub struct PlaneFlow {
     /// Our source address and port towards the server.
     pub source: SocketAddr,
     /// The client's side and the server's.
-    pub sides: [PlaneSide; 2],
+    pub sides: [DecidedSide; 2],
 }
 
 /// What the record of an ended connection needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaneEnd {
+pub struct DecidedEnd {
     /// How it ended.
-    pub reason: PlaneReason,
-    /// [`PlaneRoute::number`].
+    pub reason: DecidedReason,
+    /// [`DecidedRoute::number`].
     pub number: u32,
     /// Payload of the client and of the server.
     pub bytes: [u64; 2],
-    /// As [`PlaneFlow::opened_ns`].
+    /// As [`DecidedFlow::opened_ns`].
     pub opened_ns: u64,
-    /// As [`PlaneFlow::connected_ns`].
+    /// As [`DecidedFlow::connected_ns`].
     pub connected_ns: u64,
-    /// As [`PlaneFlow::closed_ns`].
+    /// As [`DecidedFlow::closed_ns`].
     pub closed_ns: u64,
 }
 
 /// What the programs did not forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlaneCounts {
+pub struct DecidedCounts {
     /// SYNs that found no free slot and went to user space.
     pub full: u64,
     /// Segments with impossible sequence numbers, which were dropped.
@@ -193,10 +160,10 @@ struct Cursor {
     done: u32,
 }
 
-/// The memory of decided connections. Only one caller at a time may use [`Plane::ended`] and
-/// [`Plane::release`].
+/// The memory of decided connections. Only one caller at a time may use [`DecidedMemory::ended`] and
+/// [`DecidedMemory::release`].
 #[derive(Debug)]
-pub struct Plane {
+pub struct DecidedMemory {
     settings: Shared,
     flows: Shared,
     places: Shared,
@@ -229,14 +196,14 @@ const fn mapped(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-impl PlaneKey {
+impl DecidedKey {
     fn to_bytes(self) -> Vec<u8> {
         [&mapped(self.client)[..], &mapped(self.local.ip()), &self.local.port().to_ne_bytes(), &[0; 6]]
             .concat()
     }
 }
 
-impl PlaneRoute {
+impl DecidedRoute {
     fn to_bytes(self) -> Vec<u8> {
         [
             &self.generation.to_ne_bytes()[..],
@@ -252,7 +219,7 @@ impl PlaneRoute {
     }
 }
 
-impl Plane {
+impl DecidedMemory {
     /// Makes room for `count` connections, whose source ports begin with `first`. `seed` is part of the hash;
     /// it has to be secret, or clients could fill one bucket.
     ///
@@ -265,21 +232,21 @@ impl Plane {
     /// Does the same with about this many buckets of eight places.
     ///
     /// # Errors
-    /// As [`Plane::new`].
+    /// As [`DecidedMemory::new`].
     pub fn with_buckets(first: u16, count: u32, buckets: u32, seed: u64) -> io::Result<Self> {
-        let count = count.clamp(1, PLANE_CONNECTIONS_MAX.min(65_536 - u32::from(first)));
+        let count = count.clamp(1, DECIDED_MAX.min(65_536 - u32::from(first)));
         let ring = count.next_power_of_two();
         let buckets = buckets.max(1).next_power_of_two();
         let map = |kind, name, key_bytes, value_bytes, entries_max| {
             Map::create(MapShape { kind, name, key_bytes, value_bytes, entries_max })
         };
-        let plane = Self {
-            settings: Shared::new("plane", PLANE, 1)?,
-            flows: Shared::new("plane_flows", FLOW, count)?,
-            places: Shared::new("plane_places", BUCKET, buckets)?,
-            free: Shared::new("plane_free", 8, ring)?,
-            done: Shared::new("plane_done", 8, ring)?,
-            decisions: map(MapKind::Hash, "decisions", KEY, DECISION, DECISIONS_MAX)?,
+        let decided = Self {
+            settings: Shared::new("decided", settings_at::SIZE, 1)?,
+            flows: Shared::new("decided_flows", decided_flow::SIZE, count)?,
+            places: Shared::new("decided_places", decided_bucket::SIZE, buckets)?,
+            free: Shared::new("decided_free", 8, ring)?,
+            done: Shared::new("decided_done", 8, ring)?,
+            decisions: map(MapKind::Hash, "decisions", decision_key::SIZE, decision::SIZE, DECISIONS_MAX)?,
             devices: map(MapKind::Devices, "devices", 4, 4, DEVICES_MAX)?,
             ingresses: map(MapKind::Hash, "ingresses", 4, 4, DEVICES_MAX)?,
             first,
@@ -287,14 +254,18 @@ impl Plane {
             ring,
             cursor: Mutex::default(),
         };
-        plane.settings.u64(0).store(seed, Relaxed);
-        for (at, value) in
-            [(8, buckets - 1), (12, ring - 1), (16, first.into()), (20, count), (GENERATION, 1)]
-        {
-            plane.settings.u32(at).store(value, Relaxed);
+        decided.settings.u64(settings_at::SEED).store(seed, Relaxed);
+        for (at, value) in [
+            (settings_at::BUCKET_MASK, buckets - 1),
+            (settings_at::RING_MASK, ring - 1),
+            (settings_at::FIRST, first.into()),
+            (settings_at::COUNT, count),
+            (settings_at::GENERATION, 1),
+        ] {
+            decided.settings.u32(at).store(value, Relaxed);
         }
-        (0..count).for_each(|slot| plane.give(&mut plane.cursor(), slot));
-        Ok(plane)
+        (0..count).for_each(|slot| decided.give(&mut decided.cursor(), slot));
+        Ok(decided)
     }
 
     /// Returns the maps that the program needs.
@@ -321,7 +292,7 @@ impl Plane {
     ///
     /// # Errors
     /// E2BIG if there are too many.
-    pub fn decide(&self, key: &PlaneKey, route: &PlaneRoute) -> io::Result<()> {
+    pub fn decide(&self, key: &DecidedKey, route: &DecidedRoute) -> io::Result<()> {
         self.decisions.put(&key.to_bytes(), &route.to_bytes())
     }
 
@@ -329,13 +300,13 @@ impl Plane {
     ///
     /// # Errors
     /// What bpf(2) reports.
-    pub fn forget(&self, key: &PlaneKey) -> io::Result<()> {
+    pub fn forget(&self, key: &DecidedKey) -> io::Result<()> {
         self.decisions.remove(&key.to_bytes()).map(drop)
     }
 
     /// Makes all decisions of other generations invalid.
     pub fn renew(&self, generation: u32) {
-        self.settings.u32(GENERATION).store(generation, Release);
+        self.settings.u32(settings_at::GENERATION).store(generation, Release);
     }
 
     /// Returns the source ports of its connections.
@@ -352,20 +323,20 @@ impl Plane {
     /// Returns the number of free slots that programs can take.
     pub fn free(&self) -> u32 {
         let tail = self.cursor().free_tail;
-        tail.wrapping_sub(self.settings.u32(FREE_HEAD).load(Acquire))
+        tail.wrapping_sub(self.settings.u32(settings_at::FREE_HEAD).load(Acquire))
     }
 
     /// Returns what the programs did not forward.
-    pub fn counts(&self) -> PlaneCounts {
+    pub fn counts(&self) -> DecidedCounts {
         let read = |at| self.settings.u64(at).load(Relaxed);
-        PlaneCounts { full: read(FULL), refused: read(REFUSED) }
+        DecidedCounts { full: read(settings_at::FULL), refused: read(settings_at::REFUSED) }
     }
 
     fn give(&self, cursor: &mut Cursor, slot: u32) {
         let at = cursor.free_tail & (self.ring - 1);
         self.free.u64(at as usize * 8).store(slot.into(), Relaxed);
         cursor.free_tail = cursor.free_tail.wrapping_add(1);
-        self.settings.u32(FREE_TAIL).store(cursor.free_tail, Release);
+        self.settings.u32(settings_at::FREE_TAIL).store(cursor.free_tail, Release);
     }
 
     /// Returns the next connection that has ended. Its slot stays as it is until it is released.
@@ -378,50 +349,51 @@ impl Plane {
     }
 
     fn word(&self, slot: u32, at: usize) -> u32 {
-        self.flows.u32(slot as usize * FLOW + at).load(Acquire)
+        self.flows.u32(slot as usize * decided_flow::SIZE + at).load(Acquire)
     }
 
     fn double(&self, slot: u32, at: usize) -> u64 {
-        self.flows.u64(slot as usize * FLOW + at).load(Acquire)
+        self.flows.u64(slot as usize * decided_flow::SIZE + at).load(Acquire)
     }
 
     /// Returns a slot if a connection stands there that has not ended.
     pub fn standing(&self, slot: u32) -> Option<Closing> {
-        (slot < self.count && matches!(self.word(slot, 0), 1..=3)).then_some(Closing(slot))
+        (slot < self.count && matches!(self.word(slot, 0), DECIDED_SYN..=DECIDED_OPEN))
+            .then_some(Closing(slot))
     }
 
     /// Returns how the connection in a slot ended.
-    pub fn end(&self, slot: Closing) -> PlaneEnd {
+    pub fn end(&self, slot: Closing) -> DecidedEnd {
         let slot = slot.0;
-        PlaneEnd {
+        DecidedEnd {
             reason: self.reason(slot),
-            number: self.word(slot, NUMBER),
+            number: self.word(slot, decided_flow::DECISION),
             bytes: [0, 1].map(|side| self.bytes(slot, side)),
-            opened_ns: self.double(slot, OPENED),
-            connected_ns: self.double(slot, CONNECTED),
-            closed_ns: self.double(slot, CLOSED),
+            opened_ns: self.double(slot, decided_flow::OPENED_NS),
+            connected_ns: self.double(slot, decided_flow::CONNECTED_NS),
+            closed_ns: self.double(slot, decided_flow::CLOSED_NS),
         }
     }
 
-    fn reason(&self, slot: u32) -> PlaneReason {
-        match self.word(slot, REASON) {
-            0 => PlaneReason::Ok,
-            1 => PlaneReason::ClientReset,
-            2 => PlaneReason::ServerReset,
-            3 => PlaneReason::Refused,
-            _ => PlaneReason::Unused,
+    fn reason(&self, slot: u32) -> DecidedReason {
+        match self.word(slot, decided_flow::REASON) {
+            DECIDED_OK => DecidedReason::Ok,
+            DECIDED_CLIENT_RESET => DecidedReason::ClientReset,
+            DECIDED_SERVER_RESET => DecidedReason::ServerReset,
+            DECIDED_REFUSED => DecidedReason::Refused,
+            _ => DecidedReason::Unused,
         }
     }
 
     fn bytes(&self, slot: u32, side: usize) -> u64 {
-        let at = SIDES + side * SIDE;
+        let at = decided_flow::SIDE + side * decided_side::SIZE;
         let sent = self.double(slot, at);
         if sent == 0 {
             return 0;
         }
-        let fin = u64::from(self.word(slot, at + FINS) & 1);
+        let fin = u64::from(self.word(slot, at + decided_side::FINS) & DECIDED_FIN);
         // SYN and FIN each take one sequence number.
-        (sent - (1 << 32)).saturating_sub(u64::from(self.word(slot, at + FIRST)) + 1 + fin)
+        (sent - (1 << 32)).saturating_sub(u64::from(self.word(slot, at + decided_side::FIRST)) + 1 + fin)
     }
 
     fn address(&self, slot: u32, at: usize, port: usize) -> SocketAddr {
@@ -431,72 +403,73 @@ impl Plane {
         bytes[8..].copy_from_slice(&halves[1]);
         let ip = Ipv6Addr::from(bytes);
         let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
-        let pair = self.word(slot, PORTS + port / 2 * 4).to_ne_bytes();
+        let pair = self.word(slot, decided_flow::CLIENT_PORT + port / 2 * 4).to_ne_bytes();
         let [low, high] = if port.is_multiple_of(2) { [pair[0], pair[1]] } else { [pair[2], pair[3]] };
         SocketAddr::new(ip, u16::from_ne_bytes([low, high]))
     }
 
-    fn side(&self, slot: u32, side: usize) -> PlaneSide {
-        let at = SIDES + side * SIDE;
+    fn side(&self, slot: u32, side: usize) -> DecidedSide {
+        let at = decided_flow::SIDE + side * decided_side::SIZE;
         let mut link = [0; 12];
-        let from = if side == 0 { TO_CLIENT } else { TO_SERVER };
+        let from = if side == 0 { decided_flow::TO_CLIENT } else { decided_flow::TO_SERVER };
         for (number, bytes) in link.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             *bytes = self.word(slot, from + number * 4).to_ne_bytes();
         }
         let [a, b, c, d, e, f, rest @ ..] = link;
-        PlaneSide {
+        DecidedSide {
             sent: self.double(slot, at) as u32,
-            acknowledged: self.word(slot, at + ACKNOWLEDGED),
+            acknowledged: self.word(slot, at + decided_side::ACKNOWLEDGED),
             bytes: self.bytes(slot, side),
-            packets: self.word(slot, at + PACKETS),
-            last_ns: self.double(slot, at + LAST),
-            egress: self.word(slot, at + EGRESS) as usize,
+            packets: self.word(slot, at + decided_side::PACKETS),
+            last_ns: self.double(slot, at + decided_side::LAST_NS),
+            egress: self.word(slot, at + decided_side::EGRESS) as usize,
             to: [a, b, c, d, e, f],
             from: rest,
         }
     }
 
     /// Returns everything about a connection.
-    pub fn look(&self, slot: Closing) -> PlaneFlow {
+    pub fn look(&self, slot: Closing) -> DecidedFlow {
         let slot = slot.0;
-        PlaneFlow {
+        DecidedFlow {
             state: match self.word(slot, 0) {
-                1 => PlaneState::Syn,
-                2 => PlaneState::SynAck,
-                3 => PlaneState::Open,
-                KILLED => PlaneState::Killed,
-                _ => PlaneState::Closed,
+                DECIDED_SYN => DecidedState::Syn,
+                DECIDED_SYN_ACK => DecidedState::SynAck,
+                DECIDED_OPEN => DecidedState::Open,
+                DECIDED_KILLED => DecidedState::Killed,
+                _ => DecidedState::Closed,
             },
             reason: self.reason(slot),
-            number: self.word(slot, NUMBER),
-            opened_ns: self.double(slot, OPENED),
-            connected_ns: self.double(slot, CONNECTED),
-            closed_ns: self.double(slot, CLOSED),
-            client: self.address(slot, CLIENT, 0),
-            local: self.address(slot, LOCAL, 1),
-            server: self.address(slot, SERVER, 2),
-            source: self.address(slot, SOURCE, 3),
+            number: self.word(slot, decided_flow::DECISION),
+            opened_ns: self.double(slot, decided_flow::OPENED_NS),
+            connected_ns: self.double(slot, decided_flow::CONNECTED_NS),
+            closed_ns: self.double(slot, decided_flow::CLOSED_NS),
+            client: self.address(slot, decided_flow::CLIENT, 0),
+            local: self.address(slot, decided_flow::LOCAL, 1),
+            server: self.address(slot, decided_flow::SERVER, 2),
+            source: self.address(slot, decided_flow::SOURCE, 3),
             sides: [self.side(slot, 0), self.side(slot, 1)],
         }
     }
 
     /// Returns the monotonic clock at the last packet of either side, nanoseconds.
     pub fn last_ns(&self, slot: Closing) -> u64 {
-        self.double(slot.0, SIDES + LAST).max(self.double(slot.0, SIDES + SIDE + LAST))
+        self.double(slot.0, decided_flow::SIDE + decided_side::LAST_NS)
+            .max(self.double(slot.0, decided_flow::SIDE + decided_side::SIZE + decided_side::LAST_NS))
     }
 
     /// Ends a connection from user space; false if it has ended already. Release it some milliseconds later:
     /// a program may still be handling a packet.
     pub fn kill(&self, slot: Closing) -> bool {
-        let state = self.flows.u32(slot.0 as usize * FLOW);
-        let end = |now| matches!(now, 1..=3).then_some(KILLED);
+        let state = self.flows.u32(slot.0 as usize * decided_flow::SIZE);
+        let end = |now| matches!(now, DECIDED_SYN..=DECIDED_OPEN).then_some(DECIDED_KILLED);
         state.fetch_update(AcqRel, Acquire, end).is_ok()
     }
 
     /// Frees a slot and its source port.
     pub fn release(&self, slot: Closing) {
-        let bucket = self.word(slot.0, PLACE) as usize * BUCKET;
-        for number in 0..PLACES {
+        let bucket = self.word(slot.0, decided_flow::BUCKET) as usize * decided_bucket::SIZE;
+        for number in 0..DECIDED_PLACES as usize {
             let place = self.places.u64(bucket + number * 8);
             let found = place.load(Relaxed);
             if found as u32 == slot.0 + 1 {
@@ -504,54 +477,7 @@ impl Plane {
                 let _ = place.compare_exchange(found, 0, Release, Relaxed);
             }
         }
-        self.flows.u32(slot.0 as usize * FLOW).store(FREE, Release);
+        self.flows.u32(slot.0 as usize * decided_flow::SIZE).store(DECIDED_FREE, Release);
         self.give(&mut self.cursor(), slot.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{ENGINE, Object};
-    use super::*;
-
-    #[test]
-    fn the_layout_is_the_programs() {
-        let section = Object::parse(ENGINE).unwrap().section("plane_layout").unwrap();
-        let found: Vec<usize> =
-            section.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word) as usize).collect();
-        let expected = [
-            KEY,
-            DECISION,
-            FLOW,
-            SIDE,
-            BUCKET,
-            PLANE,
-            REASON,
-            NUMBER,
-            PLACE,
-            OPENED,
-            CONNECTED,
-            CLOSED,
-            CLIENT,
-            LOCAL,
-            SERVER,
-            SOURCE,
-            PORTS,
-            TO_CLIENT,
-            TO_SERVER,
-            SIDES,
-            LAST,
-            FIRST,
-            ACKNOWLEDGED,
-            PACKETS,
-            FINS,
-            EGRESS,
-            GENERATION,
-            FREE_HEAD,
-            FREE_TAIL,
-            FULL,
-            REFUSED,
-        ];
-        assert_eq!(found, expected);
     }
 }

@@ -5,7 +5,9 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{Lending, LendingPart, Lent, LentSide, Numbers, Program, Question, monotonic_ns};
+use sidetrack_sys::bpf::{
+    Handshake, Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, monotonic_ns,
+};
 use sidetrack_sys::link;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
@@ -20,10 +22,10 @@ const CLIENT_STAMP: u32 = 900;
 const PSH: u8 = 8;
 
 struct Scene {
-    part: LendingPart,
+    part: OffloadPart,
     program: Program,
     index: u32,
-    sides: [LentSide; 2],
+    sides: [OffloadSide; 2],
     /// The worker's time begins a second ago.
     behind_ns: u64,
 }
@@ -55,15 +57,15 @@ impl Options {
     }
 }
 
-fn scene(v6: bool, lending: &Arc<Lending>) -> Scene {
+fn scene(v6: bool, memory: &Arc<OffloadMemory>) -> Scene {
     let [client, local, server, source] = frames::addresses(v6);
     let index = link::interface("lo").expect("there").index;
     let program = frames::program(
-        |own| own.try_lending_by_xdp(lending).expect("the kernel takes it"),
+        |own| own.try_offload_by_xdp(memory).expect("the kernel takes it"),
         Some(local.ip()),
         source.ip(),
     );
-    let side = |remote, local, to, numbers| LentSide {
+    let side = |remote, local, to, numbers| OffloadSide {
         remote,
         local,
         add: 0,
@@ -84,7 +86,7 @@ fn scene(v6: bool, lending: &Arc<Lending>) -> Scene {
     client.add = (SYN_NUMBER + 6).wrapping_sub(CLIENT);
     client.stamp_first = CLIENT_STAMP;
     let sides = [client, side(server, source, SERVER_LINK, asked)];
-    Scene { part: lending.part(0), program, index, sides, behind_ns: monotonic_ns() - 1_000_000_000 }
+    Scene { part: memory.part(0), program, index, sides, behind_ns: monotonic_ns() - 1_000_000_000 }
 }
 
 impl Scene {
@@ -105,10 +107,10 @@ impl Scene {
         }
     }
 
-    fn ask(&mut self, offered: Options, needs: u16, payload: &[u8]) -> Option<Lent> {
+    fn begin_handshake(&mut self, offered: Options, needs: u16, payload: &[u8]) -> Option<Offloaded> {
         let stamps = [&[1, 1, 8, 10][..], &[0; 8]].concat();
         let frame = self.first(0, payload, if offered.stamps { &stamps } else { &[] }).bytes();
-        let question = Question {
+        let handshake = Handshake {
             behind_ns: self.behind_ns,
             clock: 10,
             acknowledges: SYN_NUMBER + 1,
@@ -120,7 +122,7 @@ impl Scene {
             packet: &frame[14..],
         };
         let sides = self.sides;
-        self.part.ask(&sides, &question)
+        self.part.begin_handshake(&sides, &handshake)
     }
 
     /// The server's answer.
@@ -142,14 +144,14 @@ impl Scene {
         self.program.try_on(&frame.bytes(), self.index).expect("tried").verdict
     }
 
-    fn forget(&mut self, lent: Lent) {
-        self.part.take_back(lent);
-        self.part.forget(lent);
+    fn forget(&mut self, offloaded: Offloaded) {
+        self.part.take_back(offloaded);
+        self.part.forget(offloaded);
     }
 }
 
 /// From here on it is lent: a byte of the server's passes, and the client's answer, which was user space's before.
-fn is_lent(scene: &Scene, lent: Lent, usual: &Frame<'_>) {
+fn is_lent(scene: &Scene, offloaded: Offloaded, usual: &Frame<'_>) {
     let [client, server] = scene.sides;
     let data = Frame {
         seq: SERVER + 1,
@@ -173,7 +175,7 @@ fn is_lent(scene: &Scene, lent: Lent, usual: &Frame<'_>) {
     };
     assert_eq!(trial.packet, shown.bytes());
     assert_eq!(scene.verdict(&Frame { ack: SHOWN + 2, ..*usual }), REDIRECT);
-    let [_, seen] = scene.part.look(lent);
+    let [_, seen] = scene.part.look(offloaded);
     assert_eq!((seen.sent, seen.packets), (1 << 32 | u64::from(SERVER + 2), 1));
     assert_eq!(server.mss, 1448);
 }
@@ -185,15 +187,15 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
     }
     for v6 in [false, true] {
         in_namespace(move || {
-            let mut scene = scene(v6, &Arc::new(Lending::new(4, 1, 99).expect("maps")));
+            let mut scene = scene(v6, &Arc::new(OffloadMemory::new(4, 1, 99).expect("maps")));
             // Shorter than the answer, as long, longer by what fits before, and by more.
             for (offered, length) in
                 [(ALL, 5), (ALL, 8), (BARE, 5), (BARE, 1), (ALL, 199), (BARE, 600), (ALL, 850)]
             {
                 for finished in [false, true] {
                     let payload = vec![0x5a; length];
-                    let lent = scene.ask(offered, 900, &payload).expect("room");
-                    assert_eq!(scene.part.answered(lent), None);
+                    let offloaded = scene.begin_handshake(offered, 900, &payload).expect("room");
+                    assert_eq!(scene.part.connected(offloaded), None);
                     // The client's are user space's as yet.
                     let [client, _] = scene.sides;
                     let usual = Frame {
@@ -211,14 +213,14 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let frame = Frame { finished, ..scene.answer(&options) };
                     let trial = scene.program.try_on(&frame.bytes(), scene.index).expect("tried");
                     assert_eq!(trial.verdict, REDIRECT, "{offered:?} {length}");
-                    let answered = scene.part.answered(lent).expect("taken");
-                    let clock = answered.clock;
-                    let ms = (answered.at_ns - scene.behind_ns) / 1_000_000;
+                    let connected = scene.part.connected(offloaded).expect("taken");
+                    let clock = connected.clock;
+                    let ms = (connected.at_ns - scene.behind_ns) / 1_000_000;
                     // The time is a coarse one.
                     assert!(u64::from(clock) >= ms + 10 && u64::from(clock) < ms + 60);
-                    assert_eq!(answered.number, SERVER);
+                    assert_eq!(connected.number, SERVER);
                     assert_eq!(
-                        (answered.mss, answered.shift, answered.stamp),
+                        (connected.mss, connected.shift, connected.stamp),
                         (1400, if offered.scale { 9 } else { 0 }, if offered.stamps { 12_345 } else { 0 })
                     );
                     let stamps =
@@ -226,8 +228,8 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let expected =
                         scene.first(SERVER + 1, &payload, if offered.stamps { &stamps } else { &[] }).bytes();
                     assert_eq!(trial.packet, expected, "{offered:?} {length}");
-                    is_lent(&scene, lent, &usual);
-                    scene.forget(lent);
+                    is_lent(&scene, offloaded, &usual);
+                    scene.forget(offloaded);
                 }
             }
         });
@@ -240,8 +242,8 @@ fn an_answer_that_is_not_as_was_asked_is_user_spaces() {
         return;
     }
     in_namespace(|| {
-        let mut scene = scene(false, &Arc::new(Lending::new(4, 1, 99).expect("maps")));
-        let lent = scene.ask(ALL, 1000, b"hello").expect("room");
+        let mut scene = scene(false, &Arc::new(OffloadMemory::new(4, 1, 99).expect("maps")));
+        let offloaded = scene.begin_handshake(ALL, 1000, b"hello").expect("room");
         let all = ALL.bytes(1400, 5);
         let usual = scene.answer(&all);
         let [bare, no_sack, no_stamps, no_scale] = [
@@ -267,22 +269,22 @@ fn an_answer_that_is_not_as_was_asked_is_user_spaces() {
             Frame { options: &odd, ..usual },
         ] {
             assert_eq!(scene.verdict(&frame), PASS, "{frame:?}");
-            assert_eq!(scene.part.answered(lent), None);
-            assert!(!scene.part.is_returned(lent));
+            assert_eq!(scene.part.connected(offloaded), None);
+            assert!(!scene.part.is_returned(offloaded));
         }
         let mut wrong = Frame { finished: true, ..usual }.bytes();
         wrong[14 + 20 + 17] ^= 1;
         assert_eq!(scene.program.try_on(&wrong, scene.index).expect("tried").verdict, PASS, "its checksum");
         // Called back, the right one is user space's, too.
-        scene.part.take_back(lent);
+        scene.part.take_back(offloaded);
         assert_eq!(scene.verdict(&usual), PASS);
-        assert_eq!(scene.part.answered(lent), None);
-        scene.part.forget(lent);
+        assert_eq!(scene.part.connected(offloaded), None);
+        scene.part.forget(offloaded);
         // Once only.
-        let lent = scene.ask(ALL, 1000, b"hello").expect("room");
+        let offloaded = scene.begin_handshake(ALL, 1000, b"hello").expect("room");
         assert_eq!(scene.verdict(&usual), REDIRECT);
         assert_eq!(scene.verdict(&usual), PASS, "the second is for whoever knows that it is one");
-        assert!(!scene.part.is_returned(lent) && scene.part.answered(lent).is_some());
+        assert!(!scene.part.is_returned(offloaded) && scene.part.connected(offloaded).is_some());
     });
 }
 
@@ -292,17 +294,17 @@ fn a_connection_that_finds_no_room_is_not_asked_for() {
         return;
     }
     in_namespace(|| {
-        let mut scene = scene(false, &Arc::new(Lending::new(2, 1, 99).expect("maps")));
-        assert_eq!(scene.ask(ALL, 1000, &[0; 1000]), None, "more than a question has room for");
-        let first = scene.ask(ALL, 10, b"hello").expect("room");
+        let mut scene = scene(false, &Arc::new(OffloadMemory::new(2, 1, 99).expect("maps")));
+        assert_eq!(scene.begin_handshake(ALL, 1000, &[0; 1000]), None, "more than a handshake has room for");
+        let first = scene.begin_handshake(ALL, 10, b"hello").expect("room");
         // The same ends are found twice: the newer one stands behind.
-        let second = scene.ask(ALL, 10, b"hello").expect("room");
-        assert_eq!(scene.ask(ALL, 10, b"hello"), None);
+        let second = scene.begin_handshake(ALL, 10, b"hello").expect("room");
+        assert_eq!(scene.begin_handshake(ALL, 10, b"hello"), None);
         scene.forget(first);
         scene.forget(second);
         for _ in 0..10 {
-            let lent = scene.ask(ALL, 10, b"hello").expect("what was given back");
-            scene.forget(lent);
+            let offloaded = scene.begin_handshake(ALL, 10, b"hello").expect("what was to_user back");
+            scene.forget(offloaded);
         }
     });
 }

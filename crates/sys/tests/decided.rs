@@ -5,14 +5,14 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, DROP, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{Plane, PlaneKey, PlaneReason, PlaneRoute, PlaneState, Program};
+use sidetrack_sys::bpf::{DecidedKey, DecidedMemory, DecidedReason, DecidedRoute, DecidedState, Program};
 use sidetrack_sys::link;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
 
 struct Scene {
-    plane: Arc<Plane>,
+    decided: Arc<DecidedMemory>,
     program: Program,
     index: u32,
     client: SocketAddr,
@@ -28,12 +28,12 @@ fn scene(v6: bool) -> Scene {
 fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
     let [client, local, server, source] = frames::addresses(v6);
     let index = link::interface("lo").expect("there").index;
-    let plane = Arc::new(Plane::with_buckets(61_000, count, buckets, 99).expect("a plane"));
-    plane.device(0, index).expect("an entry");
-    plane
+    let decided = Arc::new(DecidedMemory::with_buckets(61_000, count, buckets, 99).expect("a decided"));
+    decided.device(0, index).expect("an entry");
+    decided
         .decide(
-            &PlaneKey { client: client.ip(), local },
-            &PlaneRoute {
+            &DecidedKey { client: client.ip(), local },
+            &DecidedRoute {
                 generation: 1,
                 number: 7,
                 server,
@@ -45,11 +45,11 @@ fn scene_of(v6: bool, count: u32, buckets: u32) -> Scene {
         )
         .expect("an entry");
     let program = frames::program(
-        |own| own.try_plane(&plane).expect("the kernel takes it"),
+        |own| own.try_decided(&decided).expect("the kernel takes it"),
         Some(local.ip()),
         source.ip(),
     );
-    Scene { plane, program, index, client, local, server, source }
+    Scene { decided, program, index, client, local, server, source }
 }
 
 impl Scene {
@@ -103,14 +103,14 @@ fn a_whole_connection_passes_and_leaves_its_counts() {
             scene.passes(Frame { finished: false, ..scene.down(0, 108, ACK, &[0x5a; 1399]) });
             scene.passes(scene.up(101, 1399, ACK, b"request"));
             scene.passes(scene.down(1399, 108, FIN | ACK, b"end"));
-            assert_eq!(scene.plane.ended(), None);
+            assert_eq!(scene.decided.ended(), None);
             scene.passes(scene.up(108, 1403, FIN | ACK, b""));
             scene.passes(scene.down(1403, 108, ACK, b""));
-            assert_eq!(scene.plane.ended(), None, "not all is acknowledged");
+            assert_eq!(scene.decided.ended(), None, "not all is acknowledged");
             scene.passes(scene.down(1403, 109, ACK, b""));
-            let closing = scene.plane.ended().expect("over");
-            let flow = scene.plane.look(closing);
-            assert_eq!((flow.state, flow.reason, flow.number), (PlaneState::Closed, PlaneReason::Ok, 7));
+            let closing = scene.decided.ended().expect("over");
+            let flow = scene.decided.look(closing);
+            assert_eq!((flow.state, flow.reason, flow.number), (DecidedState::Closed, DecidedReason::Ok, 7));
             assert_eq!(flow.sides.map(|side| (side.bytes, side.packets)), [(7, 5), (1402, 5)]);
             assert_eq!((flow.client, flow.local), (scene.client, scene.local));
             assert_eq!((flow.server, flow.source), (scene.server, scene.source));
@@ -118,14 +118,14 @@ fn a_whole_connection_passes_and_leaves_its_counts() {
             assert!(flow.opened_ns <= flow.connected_ns && flow.connected_ns <= flow.closed_ns);
             // What comes late passes until the slot is free again; the next connection has another one.
             scene.passes(scene.up(108, 1403, FIN | ACK, b""));
-            assert_eq!(scene.plane.free(), 3);
+            assert_eq!(scene.decided.free(), 3);
             assert_eq!(scene.verdict(&scene.up(900, 0, SYN, b"")), REDIRECT);
-            scene.plane.release(closing);
-            assert_eq!(scene.plane.free(), 3);
-            let next = scene.plane.standing(1).expect("the next");
-            assert_eq!(scene.plane.look(next).state, PlaneState::Syn);
+            scene.decided.release(closing);
+            assert_eq!(scene.decided.free(), 3);
+            let next = scene.decided.standing(1).expect("the next");
+            assert_eq!(scene.decided.look(next).state, DecidedState::Syn);
             assert_eq!(scene.verdict(&scene.up(900, 0, SYN, b"")), REDIRECT, "still found");
-            assert_eq!(scene.plane.free(), 3);
+            assert_eq!(scene.decided.free(), 3);
         });
     }
 }
@@ -137,11 +137,11 @@ fn ends_have_reasons() {
     }
     in_namespace(|| {
         type End = fn(&Scene) -> Frame<'static>;
-        let ends: [(bool, End, PlaneReason); 4] = [
-            (true, |scene| scene.up(101, 0, RST, b""), PlaneReason::ClientReset),
-            (true, |scene| scene.down(0, 101, RST | ACK, b""), PlaneReason::ServerReset),
-            (false, |scene| scene.down(0, 101, RST | ACK, b""), PlaneReason::Refused),
-            (false, |scene| scene.up(101, 0, RST, b""), PlaneReason::ClientReset),
+        let ends: [(bool, End, DecidedReason); 4] = [
+            (true, |scene| scene.up(101, 0, RST, b""), DecidedReason::ClientReset),
+            (true, |scene| scene.down(0, 101, RST | ACK, b""), DecidedReason::ServerReset),
+            (false, |scene| scene.down(0, 101, RST | ACK, b""), DecidedReason::Refused),
+            (false, |scene| scene.up(101, 0, RST, b""), DecidedReason::ClientReset),
         ];
         for (opened, end, reason) in ends {
             let scene = scene(false);
@@ -151,14 +151,14 @@ fn ends_have_reasons() {
                 scene.open();
                 scene.passes(scene.up(100_000, 0, RST, b""));
                 scene.passes(scene.down(77, 101, RST | ACK, b""));
-                assert_eq!(scene.plane.ended(), None, "a guess is passed on, and ends nothing");
+                assert_eq!(scene.decided.ended(), None, "a guess is passed on, and ends nothing");
             } else {
                 scene.passes(scene.up(100, 0, SYN, b""));
             }
             scene.passes(end(&scene));
-            let closing = scene.plane.ended().expect("over");
-            assert_eq!(scene.plane.look(closing).reason, reason);
-            assert!(!scene.plane.kill(closing), "over already");
+            let closing = scene.decided.ended().expect("over");
+            assert_eq!(scene.decided.look(closing).reason, reason);
+            assert!(!scene.decided.kill(closing), "over already");
         }
     });
 }
@@ -175,10 +175,10 @@ fn what_is_not_certain_is_left_to_user_space() {
         assert_eq!(scene.verdict(&other), PASS, "no decision");
         assert_eq!(scene.verdict(&scene.up(101, 1, ACK, b"x")), PASS, "no connection");
         assert_eq!(scene.verdict(&scene.down(1, 101, SYN | ACK, b"")), PASS);
-        scene.plane.renew(2);
+        scene.decided.renew(2);
         assert_eq!(scene.verdict(&scene.up(100, 0, SYN, b"")), PASS, "other rules");
-        scene.plane.renew(1);
-        assert_eq!((scene.plane.free(), scene.plane.counts().full), (4, 0));
+        scene.decided.renew(1);
+        assert_eq!((scene.decided.free(), scene.decided.counts().full), (4, 0));
         scene.open();
         let good = scene.up(101, 0, ACK, b"request").bytes();
         let broken: [(&str, usize, u8); 8] = [
@@ -205,14 +205,14 @@ fn what_is_not_certain_is_left_to_user_space() {
         assert_eq!(scene.verdict(&scene.up(101, 1, ACK, b"")), DROP, "acknowledges what was never sent");
         assert_eq!(scene.verdict(&scene.down(1 << 31, 101, ACK, b"x")), DROP, "far outside");
         assert_eq!(scene.verdict(&scene.down(5, 101, SYN | ACK, b"")), DROP, "another SYN-ACK");
-        assert_eq!(scene.plane.counts().refused, 3);
+        assert_eq!(scene.decided.counts().refused, 3);
         // A stranger at the server's side of it.
         let mut stranger = scene.down(0, 101, ACK, b"x");
         stranger.from = "10.0.2.2:8080".parse().expect("an address");
         assert_eq!(scene.verdict(&stranger), PASS);
         // One that user space has ended.
-        let slot = scene.plane.standing(0).expect("open");
-        assert!(scene.plane.kill(slot));
+        let slot = scene.decided.standing(0).expect("open");
+        assert!(scene.decided.kill(slot));
         assert_eq!(scene.verdict(&scene.up(101, 0, ACK, b"x")), PASS);
         assert_eq!(scene.verdict(&scene.down(0, 101, ACK, b"x")), PASS);
     });
@@ -232,7 +232,7 @@ fn a_full_table_leaves_the_next_to_user_space() {
         };
         let verdicts: Vec<u32> = (0..5).map(|port| from(5000 + port)).collect();
         assert_eq!(verdicts, [REDIRECT, REDIRECT, REDIRECT, REDIRECT, PASS]);
-        assert_eq!((scene.plane.free(), scene.plane.counts().full), (0, 1));
+        assert_eq!((scene.decided.free(), scene.decided.counts().full), (0, 1));
     });
 }
 
@@ -253,8 +253,8 @@ fn connections_that_rest_make_room() {
             assert_eq!(scene.verdict(&reset), REDIRECT, "{port}: it is found");
         }
         let reasons: Vec<_> =
-            std::iter::from_fn(|| scene.plane.ended()).map(|end| scene.plane.end(end).reason).collect();
-        assert_eq!(reasons, [PlaneReason::ClientReset; 16]);
+            std::iter::from_fn(|| scene.decided.ended()).map(|end| scene.decided.end(end).reason).collect();
+        assert_eq!(reasons, [DecidedReason::ClientReset; 16]);
         assert_eq!(scene.verdict(&scene.up(100, 0, SYN, b"")), PASS, "no slot");
     });
 }
@@ -275,6 +275,6 @@ fn a_client_that_user_space_serves_is_not_taken_over() {
             PASS,
             "that number is not this server's"
         );
-        assert_eq!(scene.plane.look(scene.plane.standing(0).expect("there")).state, PlaneState::SynAck);
+        assert_eq!(scene.decided.look(scene.decided.standing(0).expect("there")).state, DecidedState::SynAck);
     });
 }
