@@ -115,7 +115,7 @@ bench-engine-bulk: deps-bench ## Bulk through the packet engine once the kernel 
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine-bulk.sh
 
-bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of seed 003 (root; HTTP=--quick: 90 s)
+bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of its paper (root; HTTP=--quick: 90 s)
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/http.sh $(HTTP)
 

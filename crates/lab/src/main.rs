@@ -32,13 +32,13 @@ enum Job {
     Chain(chain::Options),
     /// Whether emulated links do what they are asked for; fails when one does not.
     Links(links::Options),
-    /// The overlay of seed 001 beside plain TCP over the same links; fails when a bar is missed.
+    /// The overlay of Seamless Overlays beside plain TCP over the same links; fails when a bar is missed.
     Overlay(overlay::Options),
     /// What the packet engine costs: its core, over AF_XDP, and beside other proxies; fails when a bar is missed.
     Engine(engine::Options),
     /// The measurements of the NFShunt paper with each fast path; fails when a bar is missed.
     Shunt(shunt::Options),
-    /// The HTTP side beside other proxies and caches, and seed 003's pages; fails when a bar is missed.
+    /// The HTTP side beside other proxies and caches, and the pages of "Heigh performance proxy"; fails when a bar is missed.
     Http(http::Options),
     /// Run a program inside a node (used by the lab itself).
     #[command(hide = true)]

@@ -41,7 +41,7 @@ impl Hierarchy {
     /// Makes a cgroup `name` below our own, so that limits set on us hold for it too.
     ///
     /// # Errors
-    /// `AlreadyExists`; `PermissionDenied` unless root or given the subtree by whoever owns it.
+    /// `AlreadyExists`; `PermissionDenied` unless root or given the subtree by its owner.
     pub fn create_leaf(&self, name: &str) -> io::Result<Leaf> {
         let path = self.own.join(name);
         fs::create_dir(self.mount.join(&path))?;

@@ -100,7 +100,7 @@ pub fn version() -> Option<u32> {
 
 /// The folder whose files belong together with this file, or the file alone where its folder is one that all programs share.
 ///
-/// Editors and configuration tools put a new file in place of the old one: only a folder allows to read that one, too.
+/// Editors and configuration tools replace the old file by a new one: only a folder allows to read that one, too.
 pub fn around(file: &Path) -> PathBuf {
     const SHARED: &[&str] = &[
         "/",

@@ -15,7 +15,7 @@ pub enum NoAddress {
     NoName,
     /// The name is there, for something else.
     NoData,
-    /// Nobody could say: no server answered, or the answer was an error.
+    /// Unknown: no server answered, or the answer was an error.
     Unknown,
 }
 

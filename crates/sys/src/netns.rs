@@ -32,7 +32,7 @@ impl NetNs {
     /// That of a process.
     ///
     /// # Errors
-    /// `NotFound` if the process is gone, `PermissionDenied` if it is somebody else's.
+    /// `NotFound` if the process is gone, `PermissionDenied` if it belongs to another user.
     pub fn of_process(pid: u32) -> io::Result<Self> {
         Self::open(Path::new(&format!("/proc/{pid}/ns/net")))
     }
@@ -48,7 +48,7 @@ impl NetNs {
     /// The one that a socket belongs to (SIOCGSKNS, Linux 4.10).
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_ADMIN there; ENOTTY if it is no socket.
+    /// `PermissionDenied` without CAP_NET_ADMIN there; ENOTTY if it is not a socket.
     pub fn of_socket(fd: impl AsFd) -> io::Result<Self> {
         /// include/uapi/linux/sockios.h
         const SIOCGSKNS: libc::Ioctl = 0x894C;
@@ -58,7 +58,7 @@ impl NetNs {
         if opened < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just opened this descriptor for us, and nobody else knows it.
+        // SAFETY: the kernel has just opened this descriptor for us, and no other code has it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(opened) }))
     }
 

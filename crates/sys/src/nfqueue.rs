@@ -21,9 +21,9 @@ const RECEIVE_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 /// What is to happen to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is gone: somebody else carries it.
+    /// It is gone: user space carries it in another way.
     Drop,
-    /// It goes on as if nobody had looked.
+    /// It goes on as if it had not been queued.
     Accept,
 }
 
@@ -34,7 +34,7 @@ pub struct Read {
     pub packets: u64,
     /// Packets too large to be copied whole; they were dropped.
     pub truncated: u64,
-    /// Whether the kernel dropped packets because nobody read them in time.
+    /// Whether the kernel dropped packets because they were not read in time.
     pub overrun: bool,
 }
 
@@ -77,7 +77,7 @@ impl Queue {
             match socket.transact(&bind(number)) {
                 Ok(()) => break number,
                 Err(error) if numbers.peek().is_none() => return Err(error),
-                // Somebody else has it (EBUSY, on older kernels EPERM).
+                // Another process has it (EBUSY, on older kernels EPERM).
                 Err(_) => {}
             }
         };

@@ -8,7 +8,7 @@ const SMALL: usize = 64 << 10;
 /// Asks the kernel to lay this memory, given by its address and length in bytes, on huge pages as far as it has not been used yet
 /// (madvise(2), `MADV_HUGEPAGE`). Only an advice: where there are none, or nothing is mapped, all stays as it is.
 pub fn prefer_huge(address: usize, bytes: usize) {
-    // A page that lies in it only in part is not asked for: the rest may be somebody's who wants small ones.
+    // A page that lies in it only in part is not asked for: the rest may belong to code that wants small ones.
     let Some(start) = address.checked_next_multiple_of(SMALL) else { return };
     let bytes = (address.saturating_add(bytes) / SMALL * SMALL).saturating_sub(start);
     // SAFETY: the advice changes neither contents nor rights of any memory, whosever it is.

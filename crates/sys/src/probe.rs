@@ -23,7 +23,7 @@ pub fn kernel_release() -> String {
 /// ended.
 ///
 /// # Errors
-/// The step that failed, and what to do about it. That the command itself is missing is no failure of this.
+/// The step that failed, and what to do about it. That the command itself is missing is not a failure of this.
 ///
 /// # Panics
 /// If the process has more than one thread.
@@ -41,7 +41,7 @@ pub fn try_isolation() -> Result<Duration, LaunchError> {
     }
 }
 
-/// Any port: the namespace is new and nobody else listens there.
+/// Any port: the namespace is new and no other socket listens there.
 const TRIED_PORT: u16 = 9;
 
 /// Whether sockets of IPv6 can be made and bound here: not switched off, by the boot line or by a setting.
@@ -54,7 +54,7 @@ pub fn has_mptcp() -> bool {
     crate::sockopt::mptcp_socket(&([127, 0, 0, 1], 0).into()).is_ok_and(|(_, multipath)| multipath)
 }
 
-/// Whether `path` is a unix socket that nobody answers at any more: left by a process that was killed.
+/// Whether `path` is a unix socket without a listening process: left by a process that was killed.
 pub fn socket_is_stale(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)

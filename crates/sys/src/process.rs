@@ -143,7 +143,7 @@ pub fn is_single_threaded() -> bool {
 /// same namespace.
 ///
 /// # Errors
-/// `NotFound` if the process is gone, `PermissionDenied` if it is somebody else's.
+/// `NotFound` if the process is gone, `PermissionDenied` if it belongs to another user.
 pub fn namespace_inode(pid: u32, kind: &str) -> io::Result<u64> {
     Ok(fs::metadata(format!("/proc/{pid}/ns/{kind}"))?.ino())
 }
@@ -235,7 +235,7 @@ pub fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
 }
 
 /// Makes this process deaf to what ends programs from a terminal or a service manager (SIGINT, SIGTERM, SIGHUP), for one that
-/// ends with somebody else.
+/// ends with another process.
 pub fn ignore_stop_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: SIG_IGN runs no code of ours; the numbers are valid.

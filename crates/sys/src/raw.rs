@@ -226,7 +226,7 @@ impl PacketSocket {
             message.msg_hdr.msg_iovlen = 1;
         }
         let (fd, count) = (self.socket.as_raw_fd(), BATCH as libc::c_uint);
-        // SAFETY: each message has one part, which is room of `frames` that nobody else uses during the call.
+        // SAFETY: each message has one part, which is room of `frames` that no other code uses during the call.
         let taken = unsafe {
             libc::recvmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT, std::ptr::null_mut())
         };

@@ -1,6 +1,6 @@
 //! Links, addresses, routes and policy rules (RTNETLINK, RFC 3549 section 3), each with its inverse.
 //!
-//! Everything is idempotent: adding what is there and removing what is gone are no errors. Routes and rules carry the protocol
+//! Everything is idempotent: adding what is there and removing what is gone are not errors. Routes and rules carry the protocol
 //! tag [`PROTOCOL`], by which [`ours`] finds what a crash left behind.
 
 use std::net::IpAddr;
@@ -158,8 +158,8 @@ pub fn add_local_default_in(name: &str, version: IpVersion, table: u32) -> Resul
     transact(&requests)
 }
 
-/// Puts back what of a policy rule and the local default route of its table somebody else removed; what is there stays as it
-/// is and nobody is told of a change.
+/// Restores a policy rule and the local default route of its table if another program removed them. What is
+/// there stays as it is, without a notification of a change.
 ///
 /// # Errors
 /// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN.

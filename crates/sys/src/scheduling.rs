@@ -17,8 +17,8 @@ pub fn become_real_time(priority: u8) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Puts the calling thread, and no other, behind every ordinary one (SCHED_IDLE): it gets the time that nobody else wants,
-/// and is interrupted at once when somebody does. Needs no right; without CAP_SYS_NICE there is no way back.
+/// Puts the calling thread, and no other, behind every ordinary one (SCHED_IDLE): it gets the time that no other thread wants,
+/// and is interrupted at once when another does. Needs no capability; without CAP_SYS_NICE there is no way back.
 ///
 /// # Errors
 /// Those of sched_setscheduler(2).

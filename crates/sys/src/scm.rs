@@ -80,7 +80,7 @@ pub fn attach(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// What makes the content of an attachment final. Files of a disk cannot have it: nobody can have us read one, nor wait for
+/// What makes the content of an attachment final. Files of a disk cannot have it: so no peer can make us read one, nor wait for
 /// a file system that does not answer.
 const SEALS: rustix::fs::SealFlags =
     rustix::fs::SealFlags::SHRINK.union(rustix::fs::SealFlags::GROW).union(rustix::fs::SealFlags::WRITE);
@@ -113,7 +113,7 @@ pub fn wait(end: impl AsFd, limit: Option<std::time::Duration>) -> io::Result<bo
     });
     let mut fds = [rustix::event::PollFd::new(&end, rustix::event::PollFlags::IN)];
     match rustix::event::poll(&mut fds, limit.as_ref()) {
-        // A signal is no message; the caller looks at the time again.
+        // A signal is not a message; the caller looks at the time again.
         Err(Errno::INTR) => Ok(false),
         ready => Ok(ready? > 0),
     }

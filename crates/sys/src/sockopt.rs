@@ -31,7 +31,7 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 /// The address a redirected connection was for before netfilter changed it (`SO_ORIGINAL_DST`), canonical.
 ///
 /// A connection that was not redirected gives its own local address, without error: equal to the listener's
-/// address means that somebody dialled the listener itself.
+/// address means that a client dialled the listener itself.
 ///
 /// # Errors
 /// `NotFound` (ENOENT) where conntrack does not know the connection; else what getsockopt or getsockname says.
@@ -91,7 +91,7 @@ pub fn stream_socket(address: &SocketAddr) -> io::Result<Socket> {
 /// The same with Multipath TCP (RFC 8684) if the kernel has it, and whether it is one.
 ///
 /// # Errors
-/// What socket(2) says of plain TCP; a kernel without MPTCP is no error.
+/// What socket(2) says of plain TCP; a kernel without MPTCP is not an error.
 pub fn mptcp_socket(address: &SocketAddr) -> io::Result<(Socket, bool)> {
     let domain = Domain::for_address(*address);
     match new_stream(domain, Protocol::MPTCP) {
@@ -291,7 +291,7 @@ pub fn set_send_buffer(fd: impl AsFd, bytes: usize) -> io::Result<usize> {
 }
 
 /// A socket that waits to be readable is so from `bytes` on, at the end of the stream, or when the kernel wants its memory
-/// back (`SO_RCVLOWAT`; 1 as sockets are made). The kernel gives the socket room for so many, at most half of
+/// back (`SO_RCVLOWAT`; 1 as sockets are made). The kernel gives the socket room for this many, at most half of
 /// `net.ipv4.tcp_rmem`'s largest, and does not take that room away again.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ pub struct Pipe {
 /// What [`splice_from`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// So many bytes (at least one) moved into the pipe.
+    /// This many bytes (at least one) moved into the pipe.
     Bytes(usize),
     /// The source has ended in order; nothing will follow.
     End,

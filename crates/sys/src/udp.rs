@@ -47,7 +47,7 @@ fn bind_telling(address: SocketAddr, only_v6: bool) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(only_v6)?;
-        // An address that is local by its route only (AnyIP) is no source for IPv6 otherwise.
+        // An address that is local by its route only (AnyIP) cannot be a source for IPv6 otherwise.
         socket.set_freebind_v6(true)?;
         set_int(&socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
     } else {

@@ -138,7 +138,7 @@ impl Umem {
         if start.checked_add(length).is_none_or(|end| end > self.bytes) {
             return &mut [];
         }
-        // SAFETY: inside the mapping, which lives as long as `self`; nobody else uses it, as the caller says.
+        // SAFETY: inside the mapping, which lives as long as `self`; no other code uses it, as the caller says.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(start), length) }
     }
 }
@@ -182,7 +182,7 @@ impl XskSocket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just made, and no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if shared.is_none() {
             register(&fd, umem)?;

@@ -43,7 +43,7 @@ pub struct Steps {
     pub server: Vec<Arc<str>>,
 }
 
-/// The facts before they are checked.
+/// Facts before they are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FactsParts {
     /// Attributes and bridging functions.
@@ -83,7 +83,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Checks the facts against each other.
+    /// Checks the parts of these facts against each other.
     ///
     /// # Errors
     /// Which of them contradict each other.

@@ -1,4 +1,4 @@
-//! Data-flow agreements (seed 000, Sec. II-A.2): which party may move which data where, for what purpose, and what has to
+//! Data-flow agreements (EPI framework, Sec. II-A.2): which party may move which data where, for what purpose, and what has to
 //! be applied to the data on the way.
 //!
 //! - [`Facts`] are what an agreement is about: nodes of parties with their attributes, data sets on nodes, and how a

@@ -23,7 +23,7 @@ pub enum Position {
     Last,
 }
 
-/// A bridging function (seed 000 Sec. III-B): what it applies, what it costs, where it may stand.
+/// A bridging function (EPI framework, Sec. III-B): what it applies, what it costs, where it may stand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BridgingFunction {
     /// Its name, unique in a catalogue.

@@ -1,4 +1,4 @@
-//! The area logic of seed 000, Sec. III (Eqs. 1 to 5): which nodes may exchange data as they are, and which bridging
+//! The area logic of the EPI framework, Sec. III (Eqs. 1 to 5): which nodes may exchange data as they are, and which bridging
 //! functions have to stand between those that may not.
 //!
 //! - Nodes N_App with their attributes A_j (Eqs. 1 to 3); an *area* is the class of nodes with equal attributes.

@@ -1,4 +1,4 @@
-//! Network functions inside us ("bridging functions" in seed 000): the contract every one of them keeps, and those that
+//! Network functions inside us ("bridging functions" in the EPI framework): the contract every one of them keeps, and those that
 //! need nothing but bytes and time.
 //!
 //! A [`Stage`] is one function at work on one flow. It stands between the client and the server and sees what each of

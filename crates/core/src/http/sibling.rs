@@ -1,4 +1,4 @@
-//! Cooperative caching (seed 003 Sec. 2.5): caches ask each other before they ask the server.
+//! Cooperative caching (Heigh performance proxy, Sec. 2.5): caches ask each other before they ask the server.
 //!
 //! The message is the seed's `CACHEREQ`, which shows it in several spellings: all are read, one is sent. What it leaves
 //! open is decided here: the answer is an HTTP/1.1 response, the stored one with its Age, or a 504 where nothing

@@ -1,4 +1,4 @@
-//! The mark by which the packet filter's rules and the shunt talk (seed 002 Sec. II-B; the layout is that of NFShunt).
+//! The mark by which the packet filter's rules and the shunt talk (NFShunt, Sec. II-B, whose layout this is).
 //!
 //! | bits | meaning |
 //! |---|---|

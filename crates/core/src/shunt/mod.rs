@@ -1,4 +1,4 @@
-//! The shunt: which flows take the fast path, and how they get there and back (seed 002).
+//! The shunt: which flows take the fast path, and how they get there and back (NFShunt).
 //!
 //! The packet filter's rules say by a [`Mark`] what is to happen to a flow. [`Shunt`] hears of every connection that
 //! conntrack reports, asks for entries of the fast path, and takes them back when the connection ends, stands still or is

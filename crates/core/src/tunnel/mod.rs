@@ -3,7 +3,7 @@
 //!
 //! The transport below (QUIC, or TLS 1.3 over TCP) authenticates both ends, keeps order and tells the end of a
 //! direction, so nothing here does. Requests need no answer before the flow's bytes follow: destination, metadata and
-//! first bytes leave in one flight (seed 000 Sec. IV: what a SOCKS6 request does on a connection that stands already).
+//! first bytes leave in one flight (EPI framework, Sec. IV: what a SOCKS6 request does on a connection that stands already).
 //!
 //! A message is `kind (1) length (2) fields`, a field is `type (1) length (2) value`; numbers are big-endian. Types
 //! from 128 on must be understood, others are skipped by who does not know them. `docs/tunnel.md` has the tables.

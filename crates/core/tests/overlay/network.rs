@@ -161,7 +161,7 @@ fn the_same_seed_gives_the_same_simulation() {
     assert_ne!(chaos(7, 9, 3, 10), chaos(8, 9, 3, 10));
 }
 
-/// Twelve nodes over two coasts and an ocean, one-way distances in milliseconds, about those of seed 001, Fig. 2.
+/// Twelve nodes over two coasts and an ocean, one-way distances in milliseconds, about those of Seamless Overlays, Fig. 2.
 fn wide_area() -> BTreeMap<(NodeId, NodeId), Wire> {
     let links = [
         (1, 2, 5),

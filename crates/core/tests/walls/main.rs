@@ -11,6 +11,7 @@ mod documents;
 mod layering;
 mod markdown;
 mod promises;
+mod prose;
 mod purity;
 mod secrets;
 mod shape;

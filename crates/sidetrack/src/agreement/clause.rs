@@ -31,7 +31,7 @@ pub struct Clause {
     pub when: Option<String>,
 }
 
-/// What entities are made of beside the facts.
+/// What entities are made of, besides `Facts`.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
     /// By party.

@@ -21,7 +21,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
-/// Most bytes of the client that travel with a request (the draft's limit for initial data, Sec. 1.3 of the facts).
+/// Most bytes of the client that travel with a request (the SOCKS6 draft's limit for initial data).
 pub const INITIAL_DATA_MAX: usize = 1 << 14;
 
 /// What one proxy is asked.

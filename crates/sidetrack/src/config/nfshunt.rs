@@ -1,4 +1,4 @@
-//! The configuration file of NFShunt (seed 002), as it is: JSON, read as if it were ours.
+//! The configuration file of NFShunt, as it is: JSON, read as if it were ours.
 
 use super::problem::Problem;
 use serde::Deserialize;

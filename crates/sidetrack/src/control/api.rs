@@ -50,7 +50,7 @@ pub struct Wanted {
     pub data: String,
 }
 
-/// The eight steps of Fig. 1 of seed 000, as one request goes through them.
+/// The eight steps of Fig. 1 of the EPI framework, as one request goes through them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {

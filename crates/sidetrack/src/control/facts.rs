@@ -24,13 +24,13 @@ pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::
     Ok(document)
 }
 
-/// The facts alone.
+/// Facts alone.
 pub fn without_agreements(mut document: Table) -> Table {
     document.remove("agreement");
     document
 }
 
-/// What a proxy gets: the facts, and an agreement for each movement of the applications.
+/// What a proxy gets: these facts, and an agreement for each movement of the applications.
 pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) -> anyhow::Result<String> {
     let mut agreements = Vec::new();
     for (application, movements) in applications {

@@ -1,4 +1,4 @@
-//! The control plane (seed 000, Sec. II): `sidetrack orchestrate` and `sidetrack domain`, and what they say to each other.
+//! The control plane (EPI framework, Sec. II): `sidetrack orchestrate` and `sidetrack domain`, and what they say to each other.
 //!
 //! An application is set up in the eight steps of Fig. 1 ([`api::Step`]): the orchestrator asks the agent of every domain it
 //! touches for access and nodes, plans by the agreement which functions stand where, and tells the agents what their proxies

@@ -1,6 +1,6 @@
 //! `sidetrack doctor`: what this kernel, this user and this machine lack, in words, with the fix.
 //!
-//! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of the facts.
+//! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of these facts.
 
 mod facts;
 mod limits;
@@ -78,7 +78,7 @@ impl Check {
     }
 }
 
-/// Judges the facts.
+/// Judges what was gathered.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     [rules::examine(facts), limits::examine(facts), network::examine(facts), neighbours::examine(facts)]
         .concat()

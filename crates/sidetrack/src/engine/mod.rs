@@ -1,5 +1,5 @@
-//! The packet engine at work: `core::engine` between the interfaces it takes packets from and the policy it asks (seed
-//! 004). Each worker is a thread with its own connections, ports, sockets and ledger; they share nothing.
+//! The packet engine at work: `core::engine` between the interfaces it takes packets from and the policy it asks
+//! (ProxyEngine). Each worker is a thread with its own connections, ports, sockets and ledger; they share nothing.
 //!
 //! | file | does |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! `reverse`: a port of ours stands for a server, or for several told apart by SNI or HTTP Host (seed 000 Sec. IV-A,
+//! `reverse`: a port of ours stands for a server, or for several told apart by SNI or HTTP Host (EPI framework, Sec. IV-A,
 //! the redirection table).
 
 use crate::carry::Failure;

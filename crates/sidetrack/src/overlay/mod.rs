@@ -1,4 +1,4 @@
-//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (seed 001).
+//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (Seamless Overlays).
 //!
 //! Three threads, beside the workers: one for control (hellos, link state), one for flows, one that receives datagrams. A link
 //! is one control connection and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so

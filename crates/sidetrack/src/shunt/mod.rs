@@ -1,4 +1,4 @@
-//! The shunt at work: conntrack's reports in, entries of a fast path out (seed 002).
+//! The shunt at work: conntrack's reports in, entries of a fast path out (NFShunt).
 //!
 //! | file | does |
 //! |---|---|

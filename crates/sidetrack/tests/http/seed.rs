@@ -1,4 +1,4 @@
-//! The tests that seed 003 describes (Sec. 3.1): six suites, 18 assertions, in this reading: a client's sudden exit
+//! The tests of "Heigh performance proxy", Sec. 3.1: six suites, 18 assertions, in this reading: a client's sudden exit
 //! before sending, after sending and after receiving, each by GET and by CONNECT (6); connections, GET, CONNECT and
 //! both mixed, each one by one and at once (8); bad requests: incomplete, random, no such host, and many at once (4).
 //! After each the proxy still serves.

@@ -1,4 +1,4 @@
-//! A rule set in NFShunt's layout (seed 002 Sec. II-B), loaded by the real iptables of either kind, as an administrator of
+//! A rule set in the layout of NFShunt, Sec. II-B, loaded by the real iptables of either kind, as an administrator of
 //! the original has it: its chains, its marks, its policy, and marks of his own in the lower half.
 
 use crate::firewall::{Network, tool};

@@ -39,7 +39,7 @@ impl Shared {
         let shape = MapShape { kind: MapKind::Array, name, key_bytes: 4, value_bytes, entries_max: entries };
         let map = Map::create_with(shape, MAPPABLE)?;
         let bytes = value_bytes * entries as usize;
-        // SAFETY: a new mapping, of the descriptor that was just made; nobody has a pointer into it yet.
+        // SAFETY: a new mapping, of the descriptor that was just made; no pointer into it exists yet.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

@@ -108,7 +108,7 @@ impl<'a> Argument<'a> {
     pub(super) unsafe fn open(&mut self, command: Command) -> io::Result<OwnedFd> {
         // SAFETY: the caller's promise.
         let fd = unsafe { self.call(command) }?;
-        // SAFETY: the kernel has just made it for us (close-on-exec, as all of BPF), nobody else has it.
+        // SAFETY: the kernel has just made it for us (close-on-exec, as all of BPF), no other code has it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }

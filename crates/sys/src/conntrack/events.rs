@@ -26,7 +26,7 @@ pub enum Event {
     Update(Entry),
     /// It ended; the counters are final.
     Destroy(Entry),
-    /// Events were lost because nobody read them in time.
+    /// Events were lost because they were not read in time.
     Overrun,
 }
 

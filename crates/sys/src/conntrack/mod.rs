@@ -2,7 +2,7 @@
 //!
 //! - An event leaves when its packet passes the last hook. DESTROY events carry byte counts only while
 //!   [`enable_accounting`] is in force, and only for connections that began after it.
-//! - ENOBUFS means events are lost: [`Event::Overrun`]. Whoever needs them all lists the table anew and compares.
+//! - ENOBUFS means events are lost: [`Event::Overrun`]. A caller that needs all of them lists the table again and compares.
 
 mod events;
 mod filter;
@@ -126,7 +126,7 @@ pub struct Change {
     /// which conntrack does not see every packet. Sequence numbers are then accepted, not learnt anew.
     pub liberal: bool,
     /// TCP: forget the latest acknowledgement of both directions (`IP_CT_TCP_FLAG_MAXACK_SET`), against which a RST is
-    /// judged: until the next one is seen, every RST ends the connection. For those whose RSTs somebody else has judged.
+    /// judged: until the next one is seen, every RST ends the connection. For connections whose RSTs another program has judged.
     pub forget_acknowledged: bool,
     /// Seconds until it is forgotten unless packets come.
     pub timeout_s: Option<u32>,
@@ -213,7 +213,7 @@ impl Conntrack {
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.
     pub fn evict_expired(&mut self) -> Result<(), Error> {
-        // Whoever lists the table evicts what has expired; nothing has this mark.
+        // Listing the table evicts what has expired; nothing has this mark.
         self.list(Some(MarkBits { value: u32::MAX, mask: u32::MAX })).map(drop)
     }
 

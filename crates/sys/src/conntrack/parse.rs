@@ -19,7 +19,7 @@ pub fn parse(message: &Message<'_>) -> Option<Entry> {
     draft.finish()
 }
 
-/// The events in one datagram, in order. Messages that are no events of connections with ports are left out, and what follows
+/// The events in one datagram, in order. Messages that are not events of connections with ports are left out, and what follows
 /// a broken message.
 pub fn parse_datagram(bytes: &[u8]) -> impl Iterator<Item = Event> + '_ {
     messages(bytes).map_while(Result::ok).filter_map(|message| {

@@ -79,7 +79,7 @@ pub(super) fn run(
         Err(_) => Failure { step: Step::Process, errno: 0, text: "panicked: please report it".to_owned() },
     };
     let Failure { step, errno, text } = failure;
-    // If the parent is gone nobody wants to know.
+    // If the parent is gone, no process waits for the report.
     let _ = reports.send(&Report::Failed { step, errno, text }, &[]);
     // SAFETY: _exit ends the process at once; the parent's buffers and exit functions are not run twice.
     unsafe { libc::_exit(125) }
@@ -173,6 +173,6 @@ pub(super) fn join(leaf: &Leaf, files: &PrivateFiles, reports: &Reports) -> Resu
 
 fn unshare(spaces: UnshareFlags) -> io::Result<()> {
     // SAFETY: none of the flags given here is CLONE_FILES, the one that makes unshare unsafe: descriptors stay
-    // shared with nobody anyway in a process with one thread.
+    // not shared in a process with one thread.
     Ok(unsafe { rustix::thread::unshare_unsafe(spaces) }?)
 }

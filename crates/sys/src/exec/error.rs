@@ -107,7 +107,7 @@ pub enum LaunchError {
     /// A step of the set-up failed.
     #[error("cannot {step}: {text}{}", remedy_text(.remedy.as_deref()))]
     Setup {
-        /// Which.
+        /// The system call or step that failed.
         step: Step,
         /// Its errno; 0: none.
         errno: i32,
@@ -122,7 +122,7 @@ pub enum LaunchError {
     /// The child did not answer.
     #[error("the command's process did not get ready: {0}")]
     Wait(#[source] io::Error),
-    /// The child ended without a word, killed by somebody.
+    /// The child was killed by another process before it could report.
     #[error("the command's process ended while its network was made: was it killed?")]
     ChildVanished,
 }

@@ -19,8 +19,8 @@ const SLAVE: u32 = (libc::MS_SLAVE | libc::MS_REC) as u32;
 /// What to cover with what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrivateFiles {
-    /// Path and contents of files to be seen in place of those there. A path that does not exist is left out:
-    /// nothing can be mounted there, and nobody reads it.
+    /// Path and contents of files that replace existing ones. A path that does not exist is left out:
+    /// nothing can be mounted there, and no program reads it.
     pub contents: Vec<(PathBuf, Vec<u8>)>,
     /// Unix sockets to be covered by an empty file, so that connect(2) says ECONNREFUSED: ways around the
     /// network namespace, such as a name service daemon. Those that do not exist are left out.
@@ -52,7 +52,7 @@ impl PrivateFiles {
 
     /// The files that exist to be covered, and with what.
     fn open_targets(&self) -> io::Result<Vec<Target<'_>>> {
-        // connect(2) wants write permission before it sees that this is no socket.
+        // connect(2) wants write permission before it sees that this is not a socket.
         let masks = self.masked_sockets.iter().map(|path| (path, &b""[..], 0o666));
         let files = self.contents.iter().map(|(path, text)| (path, text.as_slice(), 0o444));
         let mut targets = Vec::new();

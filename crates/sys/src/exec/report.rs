@@ -38,7 +38,7 @@ pub(super) fn pair() -> io::Result<(Reports, Reports)> {
 }
 
 impl Reports {
-    /// Sends one; `fds` go with [`Report::Ready`] in place of its own.
+    /// Sends one; `fds` go with [`Report::Ready`] instead of its own.
     pub(super) fn send(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         match report {

@@ -39,7 +39,7 @@ impl ForwardedSignals {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises `set`, the others read it; sigprocmask writes `before` on success and
-        // is called by a process with one thread. signalfd returns a descriptor that nobody else owns.
+        // is called by a process with one thread. signalfd returns a descriptor that no other code owns.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in FORWARDED {

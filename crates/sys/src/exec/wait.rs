@@ -40,7 +40,7 @@ impl ChildProcess {
     /// Passes on every signal that has come for the command, and only for us; how many.
     ///
     /// # Errors
-    /// What reading them says. A command that has ended is no error.
+    /// What reading them says. A command that has ended is not an error.
     pub fn forward(&self) -> io::Result<usize> {
         let mut forwarded = 0;
         // Signals of one kind do not queue, so there are few.

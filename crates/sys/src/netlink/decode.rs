@@ -141,7 +141,7 @@ impl<'a> Attribute<'a> {
         }
     }
 
-    /// A text up to its first NUL; `None` if it is no UTF-8.
+    /// A text up to its first NUL; `None` if it is not UTF-8.
     pub fn text(&self) -> Option<&'a str> {
         let end = self.payload.iter().position(|b| *b == 0).unwrap_or(self.payload.len());
         std::str::from_utf8(self.payload.get(..end)?).ok()

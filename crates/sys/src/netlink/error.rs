@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
-/// Bytes that are no netlink message.
+/// Bytes that are not a netlink message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Fewer bytes than a message header, or than the header says.

@@ -82,7 +82,7 @@ impl Socket {
         if raw < 0 {
             return Err(Error::Socket { doing: "open", source: io::Error::last_os_error() });
         }
-        // SAFETY: `raw` was just opened and belongs to nobody else.
+        // SAFETY: `raw` was just opened and no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let socket = Self::from(fd);
         socket.bind()?;
@@ -336,7 +336,7 @@ impl Socket {
     /// Lets the kernel run a classic BPF program over each message before it queues it here.
     ///
     /// # Errors
-    /// If the program is no program, or the kernel has no memory for it.
+    /// If the descriptor is not a program, or the kernel has no memory for it.
     pub(crate) fn filter(&self, program: &[libc::sock_filter]) -> Result<(), Error> {
         let program = libc::sock_fprog {
             len: u16::try_from(program.len()).unwrap_or(u16::MAX),

@@ -14,12 +14,12 @@ const ATTEMPTS: usize = 3;
 /// How long a table lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Until somebody deletes it or its network namespace ends.
+    /// Until it is deleted or its network namespace ends.
     #[default]
     Namespace,
-    /// As long as the netlink socket that made it (Linux 5.12): gone even after SIGKILL, and nobody else can change it.
+    /// As long as the netlink socket that made it (Linux 5.12): gone even after SIGKILL, and no other socket can change it.
     Socket,
-    /// Nobody else can change it while the socket lives; afterwards it stays for a successor (Linux 6.9).
+    /// No other socket can change it while the socket lives; afterwards it stays for a successor (Linux 6.9).
     SocketThenOrphan,
 }
 
@@ -43,7 +43,7 @@ pub struct TableInfo {
 }
 
 impl Table {
-    /// Makes the table real, in place of one of the same name if there is one, in one transaction: no packet ever sees half of
+    /// Makes the table real and replaces one of the same name if there is one, in one transaction: no packet ever sees half of
     /// it. It lives as long as its network namespace.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Table {
         for _ in 0..ATTEMPTS {
             let exists = find_table(socket, self.family, &self.name)?.is_some();
             match socket.transact(&self.replacement(lifetime, exists)) {
-                // Somebody created or deleted it between the two calls.
+                // Another program created or deleted it between the two calls.
                 Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOENT)) => {
                     last = Some(error)
                 }

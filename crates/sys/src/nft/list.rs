@@ -16,7 +16,7 @@ pub struct ListedTable {
     pub info: TableInfo,
 }
 
-/// A base chain: where somebody's rules meet packets.
+/// A base chain: where rules meet packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedChain {
     /// The table's family as a word: `ip`, `ip6`, `inet`, `bridge`, `arp`, `netdev`, or its number.

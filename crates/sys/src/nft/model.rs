@@ -289,7 +289,7 @@ pub enum Statement {
     Queue {
         /// The number of the queue.
         number: u16,
-        /// Whether packets pass while nobody reads it; else they are dropped.
+        /// Whether packets pass while no process reads it; otherwise they are dropped.
         bypass: bool,
     },
     /// Has the rest of the connection forwarded by the flow table of this name; forward chains only. Connections that it

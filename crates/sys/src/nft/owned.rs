@@ -45,7 +45,7 @@ pub enum OwnError {
     Netlink(#[from] Error),
 }
 
-/// A table owned by the netlink socket in here: nobody else can change it, `nft flush ruleset` of others leaves it, and it goes
+/// A table owned by the netlink socket in here: no other socket can change it, `nft flush ruleset` of others leaves it, and it goes
 /// when the socket goes, even by SIGKILL (unless it was made to stay for a successor). Dropped, it is gone at once.
 ///
 /// The descriptor is close-on-exec. A child that is forked and does not exec must close it, or the table outlives us with it.
@@ -63,7 +63,7 @@ pub struct OwnedTable {
 const TRACKED: &str = "tracked";
 
 impl OwnedTable {
-    /// Makes the table, in place of an orphan or an unowned one of the same name.
+    /// Makes the table, instead of an orphan or an unowned one of the same name.
     ///
     /// # Errors
     /// See [`OwnError`]; nothing has changed then.
@@ -97,7 +97,7 @@ impl OwnedTable {
         Ok(Self { socket, family, name: name.into(), lifetime, tracks: true })
     }
 
-    /// Puts new content in place of the old ; on failure the old stays. Every packet meets either the one or the
+    /// Replaces the content; on failure the old content stays. Every packet meets either the one or the
     /// other.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl OwnedTable {
         Ok(())
     }
 
-    /// The netlink port that owns it, by which reports of our own changes are told from those of others'; 0 if nobody does.
+    /// The netlink port that owns it, by which reports of our own changes are told from those of others'; 0 if it has no owner.
     ///
     /// # Errors
     /// If netlink fails.

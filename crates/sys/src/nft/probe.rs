@@ -1,5 +1,5 @@
 //! What this kernel's nftables can do, found out by trying: each try is a transaction that is never committed, so that nothing
-//! changes and nobody sees it.
+//! changes and no program sees it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! New content in the place of old, without a moment in between.
+//! Replaces the content of a table in one step, without a moment in between.
 //!
 //! To delete a table and to make it anew in one transaction is not enough: the new chain stands before the old one in its
 //! hook, and a packet that meets the new one before the transaction takes effect and the old one after it meets neither's
@@ -87,7 +87,7 @@ fn base(message: &Message<'_>) -> Option<Base> {
     Some(Base { kind, hook, priority: inside(2)?.cast_signed(), policy })
 }
 
-/// Puts `table` in the place of what is in the table of its name. Either all of it or, on an error, nothing.
+/// Replaces the content of the table of this name by `table`: completely or, on an error, not at all.
 pub(super) fn refill(socket: &mut Socket, table: &Table) -> Result<(), Error> {
     let old = Inventory::of(socket, table.family, &table.name)?;
     let table = renamed(table, &old);

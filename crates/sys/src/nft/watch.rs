@@ -1,4 +1,4 @@
-//! Noticing that somebody changed the rules.
+//! Notices that another program changed the rules.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -107,7 +107,7 @@ fn congestion_control_is_read_back() {
 
 #[test]
 fn asynchronous_connect_reports_refusal() {
-    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    // Bound, but no socket listens: a listener that is dropped may live on for a moment in a child of another test.
     let bound = stream_socket(&"127.0.0.1:0".parse().unwrap()).unwrap();
     bound.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     let closed = local_address(&bound).unwrap();

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-/// A file in our memory, to be sent and not to be looked at. Whoever sends it sends what is in the file at that moment: it is
+/// A file in our memory, to be sent and not to be looked at. A send reads what is in the file at that moment: it is
 /// for files whose bytes do not change any more. The pages stay in what was sent, whatever becomes of the mapping.
 #[derive(Debug)]
 pub struct Mapped {
@@ -78,7 +78,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; nobody has a reference into it.
+        // SAFETY: the mapping made in `new`; no reference into it is left.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -18,7 +18,7 @@ use crate::nft::{self, Family};
 use crate::route::{self, IpVersion, MarkRule};
 use crate::sysctl;
 
-/// Something that takes back something we did. Performing it twice, or when there is nothing to take back, is no error.
+/// An action that undoes something we did. Performing it twice, or when there is nothing to undo, is not an error.
 ///
 /// Its `Display` is for people; [`Action::to_line`] is for journals.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum Action {
     },
 }
 
-/// Why an action could not be performed, or a line is no action.
+/// Why an action could not be performed, or a line does not name an action.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
     /// Netlink refused or failed.
@@ -259,7 +259,7 @@ fn end_cgroup(path: &Path) -> io::Result<()> {
         if fs::write(path.join("cgroup.kill"), "1").is_err() {
             let inside = fs::read_to_string(path.join("cgroup.procs"))?;
             let pids = inside.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
-            // One that has ended in between is no longer of interest.
+            // One that has ended in between does not matter.
             pids.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         }
         std::thread::sleep(PAUSE);

@@ -146,7 +146,7 @@ fn live_fixed(pipe: OwnedFd, actions: Vec<Action>, kept: CapabilitySet) -> ! {
 /// Performs the actions and ends.
 fn undo(actions: Vec<Action>) -> ! {
     for error in perform_all(actions) {
-        // Whoever read our standard error may have gone, too; that must not keep us from the rest.
+        // The reader of our standard error may have gone, too; that must not keep us from the rest.
         let _ = writeln!(io::stderr(), "sidetrack guard: {error}; `sidetrack cleanup` tries again");
     }
     // SAFETY: ends this process at once; nothing of the parent's (its buffers, its exit hooks) may run in it.
@@ -156,8 +156,8 @@ fn undo(actions: Vec<Action>) -> ! {
 /// Performs the actions, later ones first, and those that failed again for a while; gives the errors of those that fail to
 /// the last.
 ///
-/// What the one we outlive held may live a moment longer, with whoever looks at its descriptors (`/proc/PID/fd`): a table of
-/// its own is still owned then, and nobody else may delete it.
+/// What the one we outlive held may live a moment longer, while another process looks at its descriptors (`/proc/PID/fd`): a table of
+/// its own is still owned then, and no other process may delete it.
 fn perform_all(mut actions: Vec<Action>) -> Vec<ActionError> {
     actions.reverse();
     let mut errors = Vec::new();

@@ -46,7 +46,7 @@ impl Journal {
         }
     }
 
-    /// What a journal that somebody left behind says, latest first; a line that cannot be read is an error in its place. No
+    /// The entries of a journal that another process left behind, latest first; a line that cannot be read is an error in its place. No
     /// file: nothing.
     ///
     /// # Errors

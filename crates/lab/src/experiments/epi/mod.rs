@@ -1,4 +1,4 @@
-//! `epi`: the measurements of the EPI paper (seed 000, Secs. V to VII), with its proxies and ours.
+//! `epi`: the measurements of the EPI framework, Secs. V to VII, with its proxies and ours.
 //!
 //! Set-up times by `httping` in the six topologies of Table I on emulated links, processed requests by `wrk` on plain
 //! links, and Table II with what shows each tick.

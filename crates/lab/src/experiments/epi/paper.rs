@@ -1,4 +1,4 @@
-//! What the EPI paper says (seed 000): Table I, Eqs. 6 to 9, the figures it names.
+//! What the EPI framework paper says: Table I, Eqs. 6 to 9, the figures it names.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `http`: the HTTP side beside other proxies and caches, and the measurements of seed 003.
+//! `http`: the HTTP side beside other proxies and caches, and the measurements of "Heigh performance proxy".
 //!
 //! Programs take turns in slices of about a second, and ratios are taken within a round, as in [`super::relay`]. Every
 //! sample is held against what the origin was asked: a column of hits is one only if the origin was left alone.

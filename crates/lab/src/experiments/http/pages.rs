@@ -1,4 +1,4 @@
-//! Seed 003, Sec. 3.2: pages by curl, directly, through the proxy and out of its cache, from servers at a distance; and
+//! Heigh performance proxy, Sec. 3.2: pages by curl, directly, through the proxy and out of its cache, from servers at a distance; and
 //! its run of ApacheBench.
 
 use std::fmt::Write as _;

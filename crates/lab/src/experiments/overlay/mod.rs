@@ -1,4 +1,4 @@
-//! `overlay`: the in-lab evaluation of the seamless-overlays paper (seed 001, Sec. 4.1) with its figures, ours, and plain
+//! `overlay`: the in-lab evaluation of Seamless Overlays, Sec. 4.1, with its figures, ours, and plain
 //! TCP over the same links.
 //!
 //! ```text

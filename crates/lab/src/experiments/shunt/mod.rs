@@ -1,4 +1,4 @@
-//! `shunt`: the NFShunt paper's measurements (seed 002): how fast a flow is moved (Table II), what one flow brings across and
+//! `shunt`: the NFShunt paper's measurements: how fast a flow is moved (Table II), what one flow brings across and
 //! loses (Tables III, V and VI), what a packet costs, and that entries come and go without loss.
 
 mod counters;

@@ -1,4 +1,4 @@
-//! A party's agent (seed 000, Sec. II-A.3): its authoriser grants or refuses, its provisioner offers nodes and configures the
+//! A party's agent (EPI framework, Sec. II-A.3): its authoriser grants or refuses, its provisioner offers nodes and configures the
 //! party's proxies. What was not granted is never configured, whoever asks.
 
 mod authoriser;

@@ -1,4 +1,4 @@
-//! The infrastructure orchestrator (seed 000, Sec. II-A.1): takes applications, asks the domains they touch, plans the
+//! The infrastructure orchestrator (EPI framework, Sec. II-A.1): takes applications, asks the domains they touch, plans the
 //! bridging functions and has them configured. It moves no byte: when it is gone, what is ready goes on.
 
 mod images;

@@ -22,11 +22,11 @@ pub struct PacketCatch {
 /// Catches packets and hands them to a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packets {
-    /// Which.
+    /// The number of the queue.
     pub catches: Vec<PacketCatch>,
     /// The number of the queue.
     pub queue: u16,
-    /// Whether packets pass while nobody reads the queue; else they are dropped.
+    /// Whether packets pass while no process reads the queue; otherwise they are dropped.
     pub bypass: bool,
     /// Packets with these marks are ours and never caught: our sockets', and those that were delivered.
     pub own: [MarkBits; 2],

@@ -11,7 +11,7 @@ use crate::nft::{
 pub struct MarkBits {
     /// The bits, none outside `mask`.
     pub value: u32,
-    /// The bits that are ours; the others belong to somebody else and stay as they are.
+    /// The bits that are ours; the others belong to other programs and stay as they are.
     pub mask: u32,
 }
 

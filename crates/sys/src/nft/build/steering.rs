@@ -62,7 +62,7 @@ pub struct TProxy {
     pub v6: bool,
     /// Which connections.
     pub selectors: Vec<Selector>,
-    /// What happens when nobody listens: `true` drops them, `false` lets them pass unsteered.
+    /// What happens to connections when no listener is there: `true` drops them, `false` lets them pass unsteered.
     pub drop_without_listener: bool,
 }
 
