@@ -67,12 +67,17 @@ fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
 fn findings<'a>(comments: &'a [(usize, String)]) -> Vec<(usize, &'static str, &'static str, &'a str)> {
     let mut found = Vec::new();
     for (at, (line, comment)) in comments.iter().enumerate() {
-        let follows = comments.get(at + 1).filter(|(next, _)| *next == line + 1);
-        let next = follows.map_or("", |(_, next)| next.as_str());
-        let both = format!("{comment} {next}").to_lowercase();
+        let neighbour = |at: Option<usize>, number: usize| {
+            let found = at.and_then(|at| comments.get(at)).filter(|(other, _)| *other == number);
+            found.map_or("", |(_, comment)| comment.as_str())
+        };
+        let before = neighbour(at.checked_sub(1), line.wrapping_sub(1)).to_lowercase();
+        let next = neighbour(Some(at + 1), line + 1);
+        let (from, to) = (before.len() + 1, before.len() + 1 + comment.to_lowercase().len());
+        let all = format!("{before} {comment} {next}").to_lowercase();
         let starts_here = |word: &str| {
-            let mut places = both.match_indices(word).map(|(place, _)| place);
-            places.any(|place| place < comment.len() && is_word_start(&both, place))
+            let mut places = all.match_indices(word).map(|(place, _)| place);
+            places.any(|place| (from..to).contains(&place) && is_word_start(&all, place))
         };
         found.extend(
             WORDS
