@@ -229,7 +229,7 @@ impl Prepared {
             subscribed: AtomicBool::new(events.is_some()),
             events: Mutex::new(events),
             workers: self.workers,
-            overlay: self.overlay.map(overlay::Bound::start).transpose()?,
+            overlay: self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?,
             engines,
             paths: Mutex::default(),
             windows: Mutex::default(),

@@ -74,6 +74,8 @@ pub struct Shared {
     pub tls: Tls,
     /// What may be delivered here.
     pub deliver: Vec<config::Deliver>,
+    /// The configuration in force: its rules are asked about what is delivered here.
+    pub config: Arc<ArcSwap<config::Config>>,
     /// Congestion control of links.
     congestion: Arc<str>,
     /// Whether it was said already that the congestion control is not to be had.
@@ -111,6 +113,7 @@ impl Shared {
     /// What is wrong with its key.
     pub fn new(
         overlay: &config::Overlay,
+        config: Arc<ArcSwap<config::Config>>,
         control: mpsc::Sender<Event>,
         datagrams: Vec<UdpSocket>,
     ) -> anyhow::Result<Self> {
@@ -120,6 +123,7 @@ impl Shared {
             tls: Tls::new(&identity)?,
             identity,
             deliver: overlay.deliver.clone(),
+            config,
             congestion: overlay.congestion.clone(),
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),
