@@ -218,6 +218,7 @@ impl Prepared {
             Served { listener, serving }
         });
         let engines = engines(self.engines, &shared)?;
+        let overlay = self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?;
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
@@ -229,7 +230,7 @@ impl Prepared {
             subscribed: AtomicBool::new(events.is_some()),
             events: Mutex::new(events),
             workers: self.workers,
-            overlay: self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?,
+            overlay,
             engines,
             paths: Mutex::default(),
             windows: Mutex::default(),
