@@ -1,6 +1,10 @@
 //! Every privileged action that `up` would take for a configuration, with the right it needs and how it is undone.
 //! Nothing is done.
 
+mod user;
+
+pub use user::{DataPlane, data_capabilities};
+
 use crate::config::{Config, EngineIo, EngineListener, ListenerKind, Shunt, ShuntPath};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
@@ -18,6 +22,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What the kernel would carry alone.
     pub kernel_paths: Vec<Left>,
+    /// Who the data plane is when root starts it.
+    pub data_plane: DataPlane,
     /// Our nftables table in the syntax of `nft`; none if the kernel has nothing to do.
     pub table: Option<String>,
 }
@@ -69,6 +75,7 @@ impl Plan {
         };
         Ok(Self {
             steps,
+            data_plane: DataPlane::of(config),
             kernel_paths: steer.paths.iter().map(left).collect(),
             table: (!steer.is_empty()).then(|| steer.steering.table(TABLE).to_string()),
         })
@@ -291,6 +298,7 @@ impl fmt::Display for Plan {
                 None => writeln!(f, "    '{listener}': the default")?,
             }
         }
+        write!(f, "\n{}", self.data_plane)?;
         match &self.table {
             Some(table) => write!(f, "\n{table}"),
             None => Ok(()),

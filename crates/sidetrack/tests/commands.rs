@@ -325,3 +325,16 @@ fn check_warns_of_an_open_proxy_and_of_a_node_that_does_nothing() {
     }
     assert!(warned("default = \"direct\"\n").contains("has no listener"));
 }
+
+#[test]
+fn plan_says_who_the_data_plane_is() {
+    let listen = |port: u16| format!("[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:{port}\"\n");
+    let said = |top: &str, port| planned(&format!("version = 1\n{top}{}", listen(port)), &[]).out;
+    let default = said("", 1080);
+    assert!(default.contains("the first of these users that there is: sidetrack, nobody"), "{default}");
+    assert!(default.contains("CAP_NET_RAW: ") && !default.contains("CAP_NET_BIND_SERVICE: "), "{default}");
+    let low = said("user = \"nobody\"\n", 80);
+    assert!(low.contains("becomes user 'nobody'") && low.contains("CAP_NET_BIND_SERVICE: "), "{low}");
+    let root = said("user = \"root\"\n", 1080);
+    assert!(root.contains("stays root") && !root.contains("CAP_DAC_READ_SEARCH"), "{root}");
+}

@@ -38,6 +38,9 @@ fn good() -> Facts {
         rp_filter: BTreeMap::from([("eth0".into(), 1), ("lo".into(), 0)]),
         ipv6: true,
         mptcp: true,
+        landlock: Some(7),
+        seccomp: true,
+        data_user: Some("sidetrack".into()),
         neighbours: Vec::new(),
     }
 }
@@ -74,6 +77,9 @@ fn poor() -> Facts {
         settings,
         ipv6: false,
         mptcp: false,
+        landlock: None,
+        seccomp: false,
+        data_user: Some("nobody".into()),
         neighbours: vec![
             Neighbour::Docker,
             Neighbour::Podman,
@@ -162,4 +168,16 @@ fn json_has_the_same_checks() {
     let first = &json["checks"][0];
     assert_eq!((first["name"].as_str(), first["level"].as_str()), (Some("run without root"), Some("fail")));
     assert_eq!(json["checks"].as_array().map(Vec::len), Some(examine(&poor()).len()));
+}
+
+#[test]
+fn what_confines_processes_is_looked_at() {
+    let level = |landlock, seccomp, user: Option<&str>| {
+        let facts = Facts { landlock, seccomp, data_user: user.map(str::to_owned), ..good() };
+        ["landlock", "seccomp", "user"].map(|name| check(&facts, name).level)
+    };
+    assert_eq!(level(Some(5), true, Some("sidetrack")), [Level::Ok; 3]);
+    // A user that other programs have, too, and a Landlock that does not know everything.
+    assert_eq!(level(Some(1), false, Some("nobody")), [Level::Warn; 3]);
+    assert_eq!(level(None, false, None), [Level::Warn; 3]);
 }

@@ -1,7 +1,8 @@
 //! Who the data plane is once its sockets are prepared: user, groups and capabilities.
 
 use super::handover;
-use crate::config::{AdminAt, Config, Listener, RunAs};
+use crate::config::{AdminAt, Config, RunAs};
+use crate::plan::data_capabilities;
 use anyhow::Context;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use rustix::fs::Access;
@@ -75,25 +76,6 @@ impl DataUser {
     }
 }
 
-/// The capabilities that the data plane needs for its listeners and its connections to servers, with the reason.
-pub fn needed(config: &Config) -> Vec<(CapabilitySet, &'static str)> {
-    let mut needed = vec![(
-        CapabilitySet::NET_RAW,
-        "CAP_NET_RAW: to mark its own connections, and to use addresses of clients (tproxy)",
-    )];
-    if config.listeners.iter().any(has_low_port) {
-        needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));
-    }
-    needed
-}
-
-fn has_low_port(listener: &Listener) -> bool {
-    let low = |port: u16| (1..1024).contains(&port);
-    let cache = listener.kind.http().and_then(|http| http.cache.as_ref());
-    let htcp = cache.and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.address.port());
-    listener.addresses.iter().map(|address| address.port()).chain(htcp).any(low)
-}
-
 /// Gives up every right that the data plane does not need, for good. `beside` is needed for a moment longer.
 ///
 /// # Errors
@@ -105,7 +87,8 @@ pub fn give_up(
     beside: CapabilitySet,
 ) -> anyhow::Result<()> {
     let held = caps::capabilities().context("capabilities")?.permitted;
-    let mut kept: CapabilitySet = needed(config).into_iter().map(|(capability, _)| capability).collect();
+    let mut kept: CapabilitySet =
+        data_capabilities(config).into_iter().map(|(capability, _)| capability).collect();
     kept |= beside;
     let Some(user) = user else {
         handover::make(config);

@@ -1,11 +1,12 @@
 //! What there is to know, as plain data.
 
+use crate::config::RunAs;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::exec::{LaunchError, user_namespace_obstacle};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, ListedChain, Probe};
-use sidetrack_sys::{probe, sysctl};
+use sidetrack_sys::{confine, landlock, probe, sysctl};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -103,6 +104,12 @@ pub struct Facts {
     pub ipv6: bool,
     /// MPTCP sockets can be made.
     pub mptcp: bool,
+    /// The version of Landlock in this kernel; none without.
+    pub landlock: Option<u32>,
+    /// The kernel has seccomp filters.
+    pub seccomp: bool,
+    /// The first user of the data plane that this machine has.
+    pub data_user: Option<String>,
     /// Who else is here.
     pub neighbours: Vec<Neighbour>,
 }
@@ -129,6 +136,9 @@ impl Facts {
             rp_filter: rp_filter(),
             ipv6: probe::has_ipv6(),
             mptcp: probe::has_mptcp(),
+            landlock: landlock::version(),
+            seccomp: confine::is_available(),
+            data_user: data_user(),
             neighbours: neighbours(),
         }
     }
@@ -147,6 +157,11 @@ impl Facts {
     pub(super) const fn is_network_root(&self) -> bool {
         self.net_admin && self.sys_admin
     }
+}
+
+fn data_user() -> Option<String> {
+    let is_here = |name: &&str| nix::unistd::User::from_name(name).is_ok_and(|user| user.is_some());
+    RunAs::DEFAULTS.into_iter().find(is_here).map(str::to_owned)
 }
 
 fn isolation() -> Isolation {

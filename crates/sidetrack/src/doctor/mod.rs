@@ -2,6 +2,7 @@
 //!
 //! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of these facts.
 
+mod confinement;
 mod facts;
 mod limits;
 mod neighbours;
@@ -80,6 +81,12 @@ impl Check {
 
 /// Judges what was gathered.
 pub fn examine(facts: &Facts) -> Vec<Check> {
-    [rules::examine(facts), limits::examine(facts), network::examine(facts), neighbours::examine(facts)]
-        .concat()
+    [
+        rules::examine(facts),
+        limits::examine(facts),
+        network::examine(facts),
+        confinement::examine(facts),
+        neighbours::examine(facts),
+    ]
+    .concat()
 }

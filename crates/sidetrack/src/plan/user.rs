@@ -1,0 +1,73 @@
+//! The user of the data plane, and the capabilities that it keeps.
+
+use crate::config::{Config, Listener, RunAs};
+use serde::Serialize;
+use sidetrack_sys::caps::CapabilitySet;
+use std::fmt;
+
+/// Who the data plane is when root starts it. Its JSON form is stable: fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DataPlane {
+    /// The first of these users that the machine has.
+    pub users: Vec<String>,
+    /// What it keeps, with the reason.
+    pub capabilities: Vec<&'static str>,
+}
+
+impl DataPlane {
+    /// What a configuration says.
+    pub fn of(config: &Config) -> Self {
+        let users = match &config.user {
+            RunAs::Default => RunAs::DEFAULTS.map(str::to_owned).to_vec(),
+            RunAs::Named(name) => vec![name.to_string()],
+        };
+        let mut capabilities: Vec<_> = data_capabilities(config).into_iter().map(|(_, why)| why).collect();
+        if config.overlay.as_ref().is_some_and(|overlay| !overlay.packets.is_empty()) {
+            capabilities
+                .push("CAP_NET_ADMIN, in one thread: to answer the kernel about packets of the overlay");
+        }
+        if config.user != RunAs::Named("root".into()) {
+            capabilities.push(
+                "CAP_DAC_READ_SEARCH, only if the user cannot read the configuration and what it names: for reloads",
+            );
+        }
+        Self { users, capabilities }
+    }
+}
+
+/// The capabilities that the data plane needs for its listeners and its connections to servers, with the reason.
+pub fn data_capabilities(config: &Config) -> Vec<(CapabilitySet, &'static str)> {
+    let mut needed = vec![(
+        CapabilitySet::NET_RAW,
+        "CAP_NET_RAW: to mark its own connections, and to use addresses of clients (tproxy)",
+    )];
+    if config.listeners.iter().any(has_low_port) {
+        needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));
+    }
+    needed
+}
+
+fn has_low_port(listener: &Listener) -> bool {
+    let low = |port: u16| (1..1024).contains(&port);
+    let cache = listener.kind.http().and_then(|http| http.cache.as_ref());
+    let htcp = cache.and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.address.port());
+    listener.addresses.iter().map(|address| address.port()).chain(htcp).any(low)
+}
+
+impl fmt::Display for DataPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.users.as_slice() {
+            [name] if name == "root" => write!(f, "started as root, the data plane stays root, and keeps:")?,
+            [name] => write!(f, "started as root, the data plane becomes user '{name}', and keeps:")?,
+            names => write!(
+                f,
+                "started as root, the data plane becomes the first of these users that there is: {}; it keeps:",
+                names.join(", ")
+            )?,
+        }
+        for capability in &self.capabilities {
+            write!(f, "\n    {capability}")?;
+        }
+        writeln!(f)
+    }
+}
