@@ -11,6 +11,7 @@ mod kernel;
 mod node;
 mod outgoing;
 mod paths;
+mod ports;
 mod rights;
 mod run;
 mod shunt;

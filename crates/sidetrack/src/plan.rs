@@ -5,7 +5,7 @@ mod user;
 
 pub use user::{DataPlane, data_capabilities};
 
-use crate::config::{Config, EngineIo, EngineListener, ListenerKind, Shunt, ShuntPath};
+use crate::config::{Config, EngineIo, EngineListener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
 use sidetrack_core::policy::Action;
@@ -69,6 +69,7 @@ impl Plan {
         }
         steps.extend(carrying(config, &steer));
         steps.extend(config.shunt.iter().flat_map(shunting));
+        steps.extend(config.overlay.iter().flat_map(|overlay| overlaying(overlay, config.on_crash)));
         let left = |path: &crate::steer::Path| Left {
             listener: path.listener.to_string(),
             rule: path.rule.as_deref().map(str::to_owned),
@@ -91,26 +92,71 @@ fn listening(config: &Config) -> Vec<Step> {
         }
         for address in &listener.addresses {
             let tproxy = matches!(listener.kind, ListenerKind::Tproxy(_));
-            let port = match address.port() {
-                0 => "a port that the kernel picks".to_owned(),
-                port => format!("port {port}"),
-            };
-            steps.push(Step {
-                what: format!(
-                    "listen on {}, {port}, for '{}'{}",
-                    address.ip(),
-                    listener.name,
-                    if tproxy { " with IP_TRANSPARENT" } else { "" }
-                ),
-                needs: match address.port() {
-                    _ if tproxy => Some("CAP_NET_RAW"),
-                    1..1024 => Some("CAP_NET_BIND_SERVICE"),
-                    _ => None,
-                },
-                undone: WITH_THE_SOCKET,
-            });
+            let whose = format!("'{}'{}", listener.name, if tproxy { " with IP_TRANSPARENT" } else { "" });
+            let listen = listen(*address, &whose);
+            steps.push(Step { needs: if tproxy { Some("CAP_NET_RAW") } else { listen.needs }, ..listen });
         }
     }
+    steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));
+    steps.extend(config.outgoing.iter().map(|outgoing| listen(outgoing.listen, "[outgoing]")));
+    steps
+}
+
+fn listen(address: SocketAddr, whose: &str) -> Step {
+    let port = match address.port() {
+        0 => "a port that the kernel picks".to_owned(),
+        port => format!("port {port}"),
+    };
+    Step {
+        what: format!("listen on {}, {port}, for {whose}", address.ip()),
+        needs: matches!(address.port(), 1..1024).then_some("CAP_NET_BIND_SERVICE"),
+        undone: WITH_THE_SOCKET,
+    }
+}
+
+/// What a node of an overlay does: its ports, and what takes whole packets from the kernel.
+fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
+    let mut steps: Vec<Step> =
+        overlay.listen.iter().map(|address| listen(*address, "[overlay], TCP and UDP")).collect();
+    if overlay.packets.is_empty() {
+        return steps;
+    }
+    let (life, undone) = match on_crash {
+        OnCrash::Open => ("owned by our netlink socket", "goes with the socket, also after SIGKILL"),
+        OnCrash::Closed => (
+            "kept when we die (on_crash = \"closed\")",
+            "deleted at an orderly end; after a crash it stays until `sidetrack cleanup`",
+        ),
+    };
+    let step = |what, needs, undone| Step { what, needs: Some(needs), undone };
+    steps.push(step(
+        "open a packet queue (NFQUEUE), for [[overlay.packets]]".into(),
+        "CAP_NET_ADMIN",
+        WITH_THE_SOCKET,
+    ));
+    steps.push(step(
+        format!(
+            "make the nftables table 'inet sidetrack-packets', which puts packets into that queue, {life}"
+        ),
+        "CAP_NET_ADMIN",
+        undone,
+    ));
+    for packets in &overlay.packets {
+        let whose = if packets.local { "of this host" } else { "that leave this host, forwarded ones too," };
+        steps.push(step(
+            format!(
+                "take the packets {whose} to {} from the kernel, for node '{}'",
+                packets.to, packets.node
+            ),
+            "CAP_NET_ADMIN",
+            undone,
+        ));
+    }
+    steps.push(step(
+        "open a raw socket that delivers packets of other nodes, for [[overlay.packets]]".into(),
+        "CAP_NET_RAW",
+        WITH_THE_SOCKET,
+    ));
     steps
 }
 

@@ -249,6 +249,86 @@ keep_client_address = true
     assert!(json["table"].as_str().unwrap().contains("table inet sidetrack"));
 }
 
+/// Plans a configuration with the files `here` and `far`, keys of an overlay; their public keys stand where the text says HERE
+/// and FAR. Each of the lines has to be in the plan.
+fn plan_has(tables: &str, lines: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, far] = ["here", "far"].map(|name| program(folder.path(), &["overlay", "key", name]).1);
+    let text = format!("version = 1\ndefault = \"deny\"\n{tables}");
+    let path = file(folder.path(), &text.replace("HERE", here.trim()).replace("FAR", far.trim()));
+    let printed = plan::report(&parsed(&["-c", path.to_str().unwrap()]), false).unwrap();
+    assert_eq!(printed.code, 0, "{}", printed.err);
+    for line in lines {
+        assert!(printed.out.contains(line), "no '{line}' in\n{}of\n{text}", printed.out);
+    }
+    assert!(!printed.out.contains("no privileged action"), "{}of\n{text}", printed.out);
+}
+
+#[test]
+fn plan_lists_what_an_overlay_does() {
+    let overlay = |keys: &str, packets: &str| {
+        format!(
+            "[overlay]\nname = 'here'\nkey_file = 'here'\n{keys}\n[overlay.node.here]\nkey = 'HERE'\n\
+             [overlay.node.far]\nkey = 'FAR'\n{packets}"
+        )
+    };
+    let packets = "[[overlay.packets]]\nnode = 'far'\nto = '10.2.0.0/24'\n";
+    plan_has(
+        &overlay("listen = '[::1]:810'", ""),
+        &["listen on ::1, port 810, for [overlay]", "needs CAP_NET_BIND_SERVICE"],
+    );
+    plan_has(
+        &overlay("", packets),
+        &[
+            "open a packet queue (NFQUEUE)",
+            "'inet sidetrack-packets', which puts packets into that queue, owned by our netlink socket",
+            "packets of this host to 10.2.0.0/24",
+            "open a raw socket that delivers packets",
+        ],
+    );
+    let router = format!("{packets}at = 'router'\n");
+    plan_has(&overlay("", &router), &["packets that leave this host, forwarded ones too, to 10.2.0.0/24"]);
+    let closed = overlay("", packets);
+    plan_has(&format!("on_crash = 'closed'\n{closed}"), &["kept when we die", "`sidetrack cleanup`"]);
+}
+
+#[test]
+fn plan_lists_what_engines_and_shunts_do() {
+    let engine = "[[listen]]\nkind = 'engine'\naddress = '192.0.2.10:443'\ninterfaces = ['eth0']\n\
+                  names = { 'a.example' = '10.0.0.5:443' }\n";
+    plan_has(
+        &format!("{engine}engine = {{ io = 'xdp' }}\n"),
+        &["open AF_XDP sockets on eth0", "attach a BPF program to XDP of eth0", "open raw sockets"],
+    );
+    plan_has(
+        engine,
+        &["open packet sockets on eth0", "attach a BPF program to tcx ingress of eth0", "needs CAP_BPF"],
+    );
+    let shunt = |path: &str| {
+        format!(
+            "[shunt]\nfast_path = '{path}'\nforwarding = 'bridged'\n[[shunt.port]]\nnumber = 1\ninterface = 'lan0'\n\
+             [[shunt.port]]\nnumber = 2\ninterface = 'wan0'\n"
+        )
+    };
+    plan_has(
+        &shunt("tc"),
+        &["subscribe to conntrack's events", "attach a BPF program to tcx ingress of lan0"],
+    );
+    plan_has(&shunt("xdp"), &["attach a BPF program to XDP of wan0"]);
+}
+
+#[test]
+fn plan_lists_low_ports_and_rules_of_the_kernel() {
+    plan_has(
+        "[[listen]]\nkind = 'redirect'\ndst = '203.0.113.0/24'\n",
+        &["make the nftables table 'inet sidetrack'", "mark our own connections"],
+    );
+    let listener = "[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:0'\n";
+    plan_has(&format!("{listener}[admin]\nmetrics = '127.0.0.1:99'\n"), &["port 99, for [admin] metrics"]);
+    let outgoing = "[outgoing]\nlisten = '127.0.0.1:98'\nports = '4200-4299'\n";
+    plan_has(&format!("{listener}{outgoing}"), &["port 98, for [outgoing]"]);
+}
+
 #[test]
 fn plan_says_when_no_right_is_needed() {
     let printed = planned("version = 1\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n", &[]);

@@ -34,6 +34,7 @@ pub mod netns;
 pub mod nfqueue;
 pub mod nft;
 pub mod pages;
+pub mod ports;
 pub mod probe;
 pub mod process;
 pub mod random;

@@ -113,7 +113,7 @@ pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Opti
 }
 
 /// `0100007F:0050` or its IPv6 kind: words of 32 bits in host order, then the port.
-fn proc_address(text: &str) -> Option<SocketAddr> {
+pub(crate) fn proc_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     let word = |at: usize| {

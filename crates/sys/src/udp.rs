@@ -63,14 +63,30 @@ fn bind_telling(address: SocketAddr, only_v6: bool) -> io::Result<UdpSocket> {
 /// # Errors
 /// What the system call that failed says.
 pub fn bind_shared(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = of_family(address)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+/// As [`bind_shared`], on an address that no other socket has: the first of those that share it.
+///
+/// # Errors
+/// As [`bind_shared`]; `AddrInUse` also if this process has a socket there.
+pub fn bind_first(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = of_family(address)?;
+    socket.bind(&address.into())?;
+    socket.set_reuse_port(true)?;
+    Ok(socket.into())
+}
+
+fn of_family(address: SocketAddr) -> io::Result<Socket> {
     let kind = Type::DGRAM.nonblocking().cloexec();
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    socket.set_reuse_port(true)?;
-    socket.bind(&address.into())?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Receives one datagram on a socket of [`bind`].

@@ -1,6 +1,6 @@
 //! How a new configuration takes the place of the old one in a node at work.
 
-use super::node::{Node, Served, addresses, engine_listeners, lock};
+use super::node::{Node, Served, addresses, bound_addresses, engine_listeners, lock};
 use super::sockets::{self, Bound};
 use super::threads::Serving;
 use super::{agreement, chains, containers};
@@ -81,8 +81,16 @@ impl Node {
             let same = change.old.limits.handshake_timeout_ms == new.limits.handshake_timeout_ms;
             served.iter().any(|served| same && served.listener == *listener)
         };
-        let fresh = new.listeners.iter().filter(|listener| !kept(listener));
-        fresh.map(|listener| Ok((listener.clone(), sockets::bind(listener, new, self.workers)?))).collect()
+        let of_old =
+            served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
+        let of_old: Vec<_> = of_old.collect();
+        let mut fresh = Vec::new();
+        for listener in new.listeners.iter().filter(|listener| !kept(listener)) {
+            // Both have an address until the old one goes.
+            let own = [of_old.clone(), bound_addresses(&fresh)].concat();
+            fresh.push((listener.clone(), sockets::bind(listener, new, self.workers, &own)?));
+        }
+        Ok(fresh)
     }
 
     /// What is ready takes the place of what was.

@@ -3,6 +3,7 @@
 use super::agreement;
 use super::kernel::{KernelFlows, Paths};
 use super::paths;
+use super::ports;
 use super::rights::{self, DataUser};
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
@@ -105,6 +106,7 @@ impl Prepared {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
         };
+        ports::refuse_taken(config)?;
         let agreement = agreement::read(config, &InForce::default())?;
         let may_steer = may_steer(config)?;
         let overlay = config
@@ -163,10 +165,13 @@ impl Prepared {
 
     /// Binds all listeners; sockets that share a port later have to be made by the same user (SO_REUSEPORT).
     fn bind(&self, config: &Config) -> anyhow::Result<Listeners> {
-        let listeners = config.listeners.iter();
-        listeners
-            .map(|listener| Ok((listener.clone(), sockets::bind(listener, config, self.workers)?)))
-            .collect()
+        let mut listeners = Listeners::new();
+        for listener in &config.listeners {
+            let own = bound_addresses(&listeners);
+            let bound = sockets::bind(listener, config, self.workers, &own)?;
+            listeners.push((listener.clone(), bound));
+        }
+        Ok(listeners)
     }
 
     /// Lets the keeper do what the configuration asks of the kernel.
@@ -484,6 +489,11 @@ pub(super) fn addresses<'a>(
     listening: impl Iterator<Item = &'a crate::intercept::Listening>,
 ) -> Vec<(Arc<str>, SocketAddr)> {
     listening.map(|listening| (listening.name.clone(), listening.address)).collect()
+}
+
+/// The addresses that these listeners got.
+pub(super) fn bound_addresses(listeners: &[(Listener, Vec<Bound>)]) -> Vec<SocketAddr> {
+    listeners.iter().flat_map(|(_, bound)| bound).map(|bound| bound.listening.address).collect()
 }
 
 /// The keeper may see all processes of this host; we may not.

@@ -218,7 +218,7 @@ impl Paths {
             accept_proxy_protocol: IpSet::default(),
             mptcp: false,
         };
-        let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers())?;
+        let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers(), &[])?;
         for bound in &mut bound {
             let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
             listening.outgoing = Some(outgoing.clone());

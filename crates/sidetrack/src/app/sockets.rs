@@ -1,11 +1,14 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
+use super::ports;
 use crate::config::{Config, HttpListener, Listener, ListenerKind};
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening};
 use anyhow::Context;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
+use sidetrack_sys::ports::PortKind;
 use sidetrack_sys::sockopt::{self, ListenOptions};
+use sidetrack_sys::udp;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,23 +44,36 @@ impl Bound {
     }
 }
 
-/// Binds all addresses of one listener.
+/// Binds all addresses of one listener. `own`: addresses on which this process listens already, and which may be shared.
 ///
 /// # Errors
 /// Which address, and what the system said.
-pub fn bind(listener: &Listener, config: &Config, workers: usize) -> anyhow::Result<Vec<Bound>> {
+pub fn bind(
+    listener: &Listener,
+    config: &Config,
+    workers: usize,
+    own: &[SocketAddr],
+) -> anyhow::Result<Vec<Bound>> {
     // One for all addresses: what is stored through one of them is there for the others.
     let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config, proxy.as_ref())?;
-        Some(bind_one(listener, *address, catches, proxy.as_ref(), workers))
+        let own = own.iter().any(|own| overlap(*own, *address));
+        Some(bind_one(listener, (*address, own), catches, proxy.as_ref(), workers))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
 
+/// Whether sockets on both addresses are in each other's way.
+fn overlap(own: SocketAddr, address: SocketAddr) -> bool {
+    let any = |address: SocketAddr| address.ip().is_unspecified();
+    own == address
+        || own.port() == address.port() && own.is_ipv4() == address.is_ipv4() && (any(own) || any(address))
+}
+
 fn bind_one(
     listener: &Listener,
-    mut address: SocketAddr,
+    (mut address, own): (SocketAddr, bool),
     catches: Catches,
     proxy: Option<&Arc<Proxy>>,
     workers: usize,
@@ -73,12 +89,14 @@ fn bind_one(
         ..ListenOptions::default()
     };
     let mut sockets = Vec::with_capacity(workers);
-    for _ in 0..workers {
-        let socket = sockopt::listen(address, &options).map_err(|error| {
+    for number in 0..workers {
+        let shares = own || number > 0;
+        let socket = if shares { sockopt::listen } else { sockopt::listen_first }(address, &options);
+        let socket = socket.map_err(|error| {
             let low = error.kind() == ErrorKind::PermissionDenied && address.port() < 1024;
             let hint = if low { LOW_PORT } else { "" };
             let place = format!("listener '{}': cannot listen on {address}{hint}", listener.name);
-            anyhow::Error::new(error).context(place)
+            ports::explain(error, PortKind::Tcp, address).context(place)
         })?;
         if matches!(listener.kind, ListenerKind::Socks(_)) {
             // The client waits for our answer, which comes at once: it carries the acknowledgement. A wish.
@@ -90,7 +108,10 @@ fn bind_one(
     }
     let datagrams = match listener.kind {
         ListenerKind::Tunnel(_) => {
-            (0..workers).map(|_| bind_datagrams(listener, address)).collect::<Result<_, _>>()?
+            let shares = |number| own || number > 0;
+            (0..workers)
+                .map(|number| bind_datagrams(listener, address, shares(number)))
+                .collect::<Result<_, _>>()?
         }
         _ => Vec::new(),
     };
@@ -107,9 +128,12 @@ fn bind_one(
     Ok(Bound { listening: Arc::new(listening), sockets, datagrams })
 }
 
-fn bind_datagrams(listener: &Listener, address: SocketAddr) -> anyhow::Result<UdpSocket> {
-    let socket = sidetrack_sys::udp::bind_shared(address)
-        .with_context(|| format!("listener '{}': cannot receive datagrams on {address}", listener.name))?;
+fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> anyhow::Result<UdpSocket> {
+    let socket = if shares { udp::bind_shared } else { udp::bind_first }(address);
+    let socket = socket.map_err(|error| {
+        let place = format!("listener '{}': cannot receive datagrams on {address}", listener.name);
+        ports::explain(error, PortKind::Udp, address).context(place)
+    })?;
     crate::carry::tunnel::quic::enlarge_buffers(&socket);
     Ok(socket)
 }

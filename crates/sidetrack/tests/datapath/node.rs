@@ -62,7 +62,9 @@ impl Node {
         let bound: Vec<_> = config
             .listeners
             .iter()
-            .flat_map(|listener| bind(listener, &config, config.workers).expect("loopback ports"))
+            .flat_map(|listener| {
+                bind(listener, &config, config.workers, &listener.addresses).expect("loopback ports")
+            })
             .collect();
         let own = bound.iter().map(|bound| bound.listening.address).collect();
         let dialing = Dialing { own, ..Dialing::default() };

@@ -7,6 +7,7 @@ mod hosts;
 mod node;
 
 mod endurance;
+mod taken;
 
 use hosts::{in_namespace, nft};
 use node::peers::{Client, Server, visit};

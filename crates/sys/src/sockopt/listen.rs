@@ -75,6 +75,34 @@ pub fn listen(address: SocketAddr, options: &ListenOptions) -> io::Result<TcpLis
     Ok(socket.into())
 }
 
+/// A listener as [`listen`] makes it, on an address that no other process may have. From now on more sockets of this process may
+/// share its port, with [`ListenOptions::reuse_port`].
+///
+/// With `SO_REUSEPORT` from the start the bind would succeed beside a listener of another process of the same user, and the
+/// kernel would split the connections between both.
+///
+/// # Errors
+/// As [`listen`]; `AddrInUse` also if this process listens there.
+pub fn listen_first(address: SocketAddr, options: &ListenOptions) -> io::Result<TcpListener> {
+    let listener = listen(address, &ListenOptions { reuse_port: false, ..options.clone() })?;
+    // After listen(2), not between bind(2) and it: two processes may both have bound the address until one of them listens.
+    SockRef::from(&listener).set_reuse_port(true)?;
+    Ok(listener)
+}
+
+/// Tries whether `address` is free for a TCP listener; nothing listens there afterwards.
+///
+/// # Errors
+/// What bind(2) says: `AddrInUse` if another socket listens there.
+pub fn try_address(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())
+}
+
 fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io::Result<()> {
     // A restarted listener must not wait for connections in TIME-WAIT.
     socket.set_reuse_address(true)?;

@@ -3,6 +3,7 @@
 use super::*;
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::time::Instant;
 
 fn pair(listener: &TcpListener) -> (TcpStream, TcpStream) {
     let mut address = listener.local_addr().unwrap();
@@ -62,6 +63,30 @@ fn reuse_port_shares_one_port() {
     let address = first.local_addr().unwrap();
     assert!(listen(address, &ListenOptions::default()).is_err());
     assert_eq!(listen(address, &options).unwrap().local_addr().unwrap(), address);
+}
+
+#[test]
+fn a_first_listener_wants_the_port_alone_and_shares_it_then() {
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let shared = listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+    let error = listen_first(shared.local_addr().unwrap(), &options).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    assert_eq!(try_address(shared.local_addr().unwrap()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    let first = listen_first("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+    let address = first.local_addr().unwrap();
+    assert_eq!(listen_first(address, &options).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    let second = listen(address, &options).unwrap();
+    // Both get connections: all of 64 on one side has a probability of 2^-63.
+    let clients: Vec<_> = (0..64).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let taken = |listener: &TcpListener| std::iter::from_fn(|| listener.accept().ok()).count();
+    let mut counts = [0, 0];
+    let until = Instant::now() + Duration::from_secs(60);
+    while counts.iter().sum::<usize>() < clients.len() {
+        counts[0] += taken(&first);
+        counts[1] += taken(&second);
+        assert!(Instant::now() < until, "{counts:?}");
+    }
+    assert!(!counts.contains(&0), "{counts:?}");
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! Addresses that another program has: two nodes on one address would split its connections between two policies.
+
+use crate::config::{Config, Listener, ListenerKind};
+use sidetrack_sys::ports::{PortKind, holder};
+use sidetrack_sys::{sockopt, udp};
+use std::io::{Error, ErrorKind};
+use std::net::SocketAddr;
+
+/// Says which program has the address, if that is what a bind failed for.
+pub(super) fn explain(error: Error, kind: PortKind, address: SocketAddr) -> anyhow::Error {
+    if error.kind() != ErrorKind::AddrInUse {
+        return error.into();
+    }
+    let by = match holder(kind, address) {
+        Some(holder) => format!("{}, pid {}", holder.name, holder.pid),
+        None => "another program (`ss -lntup` as root shows which)".to_owned(),
+    };
+    let protocol = match kind {
+        PortKind::Tcp => "",
+        PortKind::Udp => " (UDP)",
+    };
+    anyhow::anyhow!("address {address}{protocol} is in use by {by}: stop it, or choose another address")
+}
+
+/// Fails if another program has an address that the configuration listens on. Called while /proc may be read as the user who
+/// started us: the user of the data plane may not see which program it is.
+pub(super) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
+    for (place, kind, address) in wanted(config) {
+        let error = match kind {
+            PortKind::Tcp => sockopt::try_address(address).err(),
+            PortKind::Udp => udp::bind_first(address).err(),
+        };
+        // Other errors are told where the address is bound in earnest.
+        if let Some(error) = error.filter(|error| error.kind() == ErrorKind::AddrInUse) {
+            return Err(explain(error, kind, address).context(place));
+        }
+    }
+    Ok(())
+}
+
+/// Where the configuration listens, each with its place in the file.
+fn wanted(config: &Config) -> Vec<(String, PortKind, SocketAddr)> {
+    let mut wanted: Vec<_> = config.listeners.iter().flat_map(of_listener).collect();
+    if let Some(overlay) = &config.overlay {
+        let listen = overlay.listen.iter();
+        wanted.extend(listen.map(|address| ("[overlay] listen".to_owned(), PortKind::Tcp, *address)));
+    }
+    let metrics = config.admin.metrics.iter();
+    wanted.extend(metrics.map(|address| ("[admin] metrics".to_owned(), PortKind::Tcp, *address)));
+    let outgoing = config.outgoing.iter();
+    wanted.extend(outgoing.map(|outgoing| ("[outgoing] listen".to_owned(), PortKind::Tcp, outgoing.listen)));
+    wanted.retain(|(_, _, address)| address.port() != 0);
+    wanted
+}
+
+fn of_listener(listener: &Listener) -> Vec<(String, PortKind, SocketAddr)> {
+    let place = format!("listener '{}'", listener.name);
+    let kinds: &[PortKind] = match &listener.kind {
+        ListenerKind::Engine(_) => &[],
+        ListenerKind::Tunnel(_) => &[PortKind::Tcp, PortKind::Udp],
+        _ => &[PortKind::Tcp],
+    };
+    let addresses = listener.addresses.iter();
+    let mut wanted: Vec<_> =
+        addresses.flat_map(|address| kinds.iter().map(|kind| (place.clone(), *kind, *address))).collect();
+    let htcp =
+        listener.kind.http().and_then(|http| http.cache.as_ref()).and_then(|cache| cache.htcp.as_ref());
+    wanted.extend(htcp.map(|htcp| (format!("{place}, htcp"), PortKind::Udp, htcp.address)));
+    wanted
+}
