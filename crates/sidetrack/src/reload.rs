@@ -2,7 +2,7 @@
 //! place of the snapshot in use, as a whole. A wrong one changes nothing. Flows keep running either way: each keeps
 //! the verdict it got.
 
-use crate::config::Config;
+use crate::config::{Config, waiting_for_restart};
 use arc_swap::ArcSwap;
 use notify::event::ModifyKind;
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -47,6 +47,8 @@ pub struct Standing {
     pub since: SystemTime,
     /// Why the last reload was refused, with place and carets; none if it was not.
     pub last_error: Option<String>,
+    /// What the file has changed that only a restart puts in force, one line for each setting.
+    pub waiting_for_restart: Vec<String>,
 }
 
 /// What everybody may hold: the snapshot in use and how it stands.
@@ -69,6 +71,8 @@ pub struct Reloader {
 struct Work {
     handle: ReloadHandle,
     apply: Apply,
+    /// The configuration that the program started with.
+    start: Arc<Config>,
     /// The text that was read last, right or wrong: a change of the file that changes nothing is no reload.
     last_text: Option<String>,
 }
@@ -124,7 +128,13 @@ impl Reloader {
     /// For the file at `path`, from which `config` was read.
     pub fn new(path: &Path, config: Arc<Config>, apply: Apply) -> (Self, ReloadHandle) {
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
-        let standing = Standing { generation: 1, since: SystemTime::now(), last_error: None };
+        let standing = Standing {
+            generation: 1,
+            since: SystemTime::now(),
+            last_error: None,
+            waiting_for_restart: Vec::new(),
+        };
+        let start = config.clone();
         let handle = ReloadHandle {
             path: path.into(),
             current: Arc::new(ArcSwap::new(config)),
@@ -133,7 +143,7 @@ impl Reloader {
         };
         // What was just read: a change nearby is no change of it.
         let last_text = std::fs::read_to_string(path).ok();
-        let work = Arc::new(Mutex::new(Work { handle: handle.clone(), apply, last_text }));
+        let work = Arc::new(Mutex::new(Work { handle: handle.clone(), apply, start, last_text }));
         (Self { handle: handle.clone(), requests, work }, handle)
     }
 
@@ -209,7 +219,12 @@ impl Work {
         match &result {
             Ok(generation) => {
                 let generation = *generation;
-                *standing = Standing { generation, since: SystemTime::now(), last_error: None };
+                let waiting_for_restart = waiting_for_restart(&self.start, &self.handle.current.load());
+                for setting in &waiting_for_restart {
+                    tracing::warn!("{setting}");
+                }
+                *standing =
+                    Standing { generation, since: SystemTime::now(), last_error: None, waiting_for_restart };
                 tracing::info!(generation, "{} reloaded ({reason})", path.display());
             }
             Err(error) => {

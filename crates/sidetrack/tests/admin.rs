@@ -47,6 +47,7 @@ impl Control for Program {
             generation: 1 + reloads.div_ceil(2),
             path: Some("/etc/sidetrack.toml".into()),
             last_error: (reloads > 0 && reloads.is_multiple_of(2)).then(|| "line 3: no".to_owned()),
+            ..ConfigStatus::default()
         }
     }
 

@@ -20,6 +20,9 @@ pub struct ConfigStatus {
     pub path: Option<PathBuf>,
     /// Why the latest attempt to load it anew failed; none if that went well, or there was none.
     pub last_error: Option<String>,
+    /// What the file has changed that only a restart puts in force, one line for each setting.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for_restart: Vec<String>,
 }
 
 /// A listener.

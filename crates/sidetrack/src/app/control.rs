@@ -44,6 +44,7 @@ impl Control for ControlOf {
             generation: standing.generation,
             path: Some(self.reload.path().to_owned()),
             last_error: standing.last_error,
+            waiting_for_restart: standing.waiting_for_restart,
         }
     }
 
@@ -150,7 +151,7 @@ impl Control for ControlOfRun {
     }
 
     fn config(&self) -> ConfigStatus {
-        ConfigStatus { generation: 1, path: self.path.clone(), last_error: None }
+        ConfigStatus { generation: 1, path: self.path.clone(), ..ConfigStatus::default() }
     }
 
     fn listeners(&self) -> Vec<ListenerStatus> {

@@ -170,3 +170,38 @@ fn steering_and_the_kernel_path_come_by_reload() {
         assert!(up.stop().0.success());
     });
 }
+
+#[test]
+fn a_reload_says_what_only_a_restart_changes() {
+    in_namespace(|| {
+        let server = Server::start("127.0.0.1");
+        let text = |name: &str| format!("{}{}", redirect(server.address), rule(name));
+        let mut up = Up::start(TOP, &text("first"));
+        let metrics = free();
+        let top = format!(
+            "workers = 3\nuser = \"root\"\n{TOP}#admin metrics = \"{metrics}\"\n[limits]\nmax_flows = 9\ndrain_ms = 7000\n"
+        );
+        up.rewrite(&top, &text("second"));
+        let (status, answer) = admin::ask(&up, "POST", "/v1/reload");
+        assert_eq!(status, 200, "{answer}");
+        let expected = [
+            "workers: 1 stays in force, not 3; restart sidetrack to apply it".to_owned(),
+            "user: the default stays in force, not root; restart sidetrack to apply it".to_owned(),
+            format!("[admin] metrics: none stays in force, not {metrics}; restart sidetrack to apply it"),
+            "[limits] max_flows: none stays in force, not 9; restart sidetrack to apply it".to_owned(),
+        ];
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(answer["waiting_for_restart"], serde_json::json!(expected));
+        for line in expected {
+            up.log_line("the setting", |logged| logged.contains(&line));
+        }
+        assert_eq!(rule_now(&mut up, server.address), "second", "the rest is in force");
+        // What counts is the configuration of the start, not that of the reload before.
+        up.signal(Signal::HUP);
+        up.log_line("the setting again", |logged| logged.contains("workers: 1 stays in force, not 3"));
+        up.reload(TOP, &text("third"));
+        let status: serde_json::Value = serde_json::from_str(&admin::show(&up, "/v1/config")).expect("JSON");
+        assert!(status["waiting_for_restart"].is_null(), "{status}");
+        assert!(up.stop().0.success());
+    });
+}

@@ -1,0 +1,114 @@
+//! What a reload cannot change: settings that the program reads at its start only.
+
+use super::{Admin, AdminAt, Config, Limits, Record, RecordTo, RunAs};
+use std::fmt::Display;
+
+/// The settings that differ between the configuration of the start and a new one and that take effect at a restart only: one
+/// line for each, with key, value in force and value in the file. `[overlay]`, `[outgoing]`, `[shunt]` and listeners of kind
+/// engine are not among them: a reload that changes these is refused as a whole.
+pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
+    // Named one by one, so that a new setting does not compile until it is written here whether a reload changes it.
+    let Config {
+        workers,
+        user,
+        admin: Admin { socket, metrics, metrics_hosts },
+        record: Record { to, recent },
+        limits,
+        engine,
+        // A reload changes these, or refuses to.
+        version: _,
+        on_crash: _,
+        log_format: _,
+        run_dns: _,
+        shunt: _,
+        tap: _,
+        listeners: _,
+        functions: _,
+        overlay: _,
+        tunnels: _,
+        outgoing: _,
+        agreement: _,
+        policy: _,
+        // What the file says about itself.
+        tests: _,
+        warnings: _,
+        named: _,
+    } = start;
+    let pairs = [
+        ("workers", number(*workers), number(new.workers)),
+        ("user", user_name(user), user_name(&new.user)),
+        ("[admin] socket", socket_path(socket), socket_path(&new.admin.socket)),
+        ("[admin] metrics", or_none(metrics.as_ref()), or_none(new.admin.metrics.as_ref())),
+        ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
+        ("[record] to", target(to), target(&new.record.to)),
+        ("[record] recent", recent.to_string(), new.record.recent.to_string()),
+        ("[containers] engine", path(engine.as_deref()), path(new.engine.as_deref())),
+    ];
+    let pairs = pairs.into_iter().chain(of_limits(limits, &new.limits));
+    let changed = pairs.filter(|(_, old, new)| old != new);
+    let shown = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+    changed
+        .map(|(key, old, new)| {
+            format!("{key}: {} stays in force, not {}; restart sidetrack to apply it", shown(old), shown(new))
+        })
+        .collect()
+}
+
+fn of_limits(start: &Limits, new: &Limits) -> [(&'static str, String, String); 3] {
+    let Limits {
+        max_flows,
+        max_flows_per_client,
+        max_handshakes,
+        // Read for each flow, or at the end.
+        idle_timeout_ms: _,
+        lifetime_ms: _,
+        connect_timeout_ms: _,
+        handshake_timeout_ms: _,
+        first_bytes_ms: _,
+        buffer_bytes: _,
+        drain_ms: _,
+    } = start;
+    let pair =
+        |key, old: &Option<u32>, new: &Option<u32>| (key, or_none(old.as_ref()), or_none(new.as_ref()));
+    [
+        pair("[limits] max_flows", max_flows, &new.max_flows),
+        pair("[limits] max_flows_per_client", max_flows_per_client, &new.max_flows_per_client),
+        pair("[limits] max_handshakes", max_handshakes, &new.max_handshakes),
+    ]
+}
+
+fn number(workers: usize) -> String {
+    if workers == 0 { "one per core".to_owned() } else { workers.to_string() }
+}
+
+fn user_name(user: &RunAs) -> String {
+    match user {
+        RunAs::Default => "the default".to_owned(),
+        RunAs::Named(name) => name.to_string(),
+    }
+}
+
+fn socket_path(socket: &AdminAt) -> String {
+    match socket {
+        AdminAt::Default => "the default".to_owned(),
+        AdminAt::Path(path) => path.display().to_string(),
+        AdminAt::None => String::new(),
+    }
+}
+
+fn target(to: &RecordTo) -> String {
+    match to {
+        RecordTo::Stdout => "stdout".to_owned(),
+        RecordTo::Stderr => "stderr".to_owned(),
+        RecordTo::None => String::new(),
+        RecordTo::File(path) => path.display().to_string(),
+    }
+}
+
+fn path(path: Option<&std::path::Path>) -> String {
+    path.map_or_else(String::new, |path| path.display().to_string())
+}
+
+fn or_none(value: Option<&impl Display>) -> String {
+    value.map_or_else(String::new, ToString::to_string)
+}
