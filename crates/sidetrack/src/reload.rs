@@ -220,8 +220,9 @@ impl Work {
             Ok(generation) => {
                 let generation = *generation;
                 let waiting_for_restart = waiting_for_restart(&self.start, &self.handle.current.load());
-                for setting in &waiting_for_restart {
-                    tracing::warn!("{setting}");
+                if !waiting_for_restart.is_empty() {
+                    // One event: each place in the program writes a limited number of them.
+                    tracing::warn!("some settings need a restart:\n{}", waiting_for_restart.join("\n"));
                 }
                 *standing =
                     Standing { generation, since: SystemTime::now(), last_error: None, waiting_for_restart };

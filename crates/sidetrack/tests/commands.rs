@@ -278,7 +278,7 @@ fn plan_lists_what_an_overlay_does() {
         &["listen on ::1, port 810, for [overlay]", "needs CAP_NET_BIND_SERVICE"],
     );
     plan_has(
-        &overlay("", packets),
+        &overlay("listen = '127.0.0.1:8100'", packets),
         &[
             "open a packet queue (NFQUEUE)",
             "'inet sidetrack-packets', which puts packets into that queue, owned by our netlink socket",
@@ -287,8 +287,11 @@ fn plan_lists_what_an_overlay_does() {
         ],
     );
     let router = format!("{packets}at = 'router'\n");
-    plan_has(&overlay("", &router), &["packets that leave this host, forwarded ones too, to 10.2.0.0/24"]);
-    let closed = overlay("", packets);
+    plan_has(
+        &overlay("listen = '127.0.0.1:8100'", &router),
+        &["packets that leave this host, forwarded ones too, to 10.2.0.0/24"],
+    );
+    let closed = overlay("listen = '127.0.0.1:8100'", packets);
     plan_has(&format!("on_crash = 'closed'\n{closed}"), &["kept when we die", "`sidetrack cleanup`"]);
 }
 

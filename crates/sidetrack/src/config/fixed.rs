@@ -1,22 +1,22 @@
 //! What a reload cannot change: settings that the program reads at its start only.
 
-use super::{Admin, AdminAt, Config, Limits, Record, RecordTo, RunAs};
+use super::{Admin, AdminAt, Config, Limits, Record, RecordTo};
 use std::fmt::Display;
 
 /// The settings that differ between the configuration of the start and a new one and that take effect at a restart only: one
-/// line for each, with key, value in force and value in the file. `[overlay]`, `[outgoing]`, `[shunt]` and listeners of kind
+/// line for each, with key, value in force and value in the file. `user`, `[overlay]`, `[outgoing]`, `[shunt]` and listeners of kind
 /// engine are not among them: a reload that changes these is refused as a whole.
 pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
     // Named one by one, so that a new setting does not compile until it is written here whether a reload changes it.
     let Config {
         workers,
-        user,
         admin: Admin { socket, metrics, metrics_hosts },
         record: Record { to, recent },
         limits,
         engine,
         // A reload changes these, or refuses to.
         version: _,
+        user: _,
         on_crash: _,
         log_format: _,
         run_dns: _,
@@ -36,7 +36,6 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
     } = start;
     let pairs = [
         ("workers", number(*workers), number(new.workers)),
-        ("user", user_name(user), user_name(&new.user)),
         ("[admin] socket", socket_path(socket), socket_path(&new.admin.socket)),
         ("[admin] metrics", or_none(metrics.as_ref()), or_none(new.admin.metrics.as_ref())),
         ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
@@ -79,13 +78,6 @@ fn of_limits(start: &Limits, new: &Limits) -> [(&'static str, String, String); 3
 
 fn number(workers: usize) -> String {
     if workers == 0 { "one per core".to_owned() } else { workers.to_string() }
-}
-
-fn user_name(user: &RunAs) -> String {
-    match user {
-        RunAs::Default => "the default".to_owned(),
-        RunAs::Named(name) => name.to_string(),
-    }
 }
 
 fn socket_path(socket: &AdminAt) -> String {

@@ -7,6 +7,7 @@ mod hosts;
 mod node;
 
 mod endurance;
+mod log;
 mod taken;
 
 use hosts::{in_namespace, nft};
@@ -179,14 +180,13 @@ fn a_reload_says_what_only_a_restart_changes() {
         let mut up = Up::start(TOP, &text("first"));
         let metrics = free();
         let top = format!(
-            "workers = 3\nuser = \"root\"\n{TOP}#admin metrics = \"{metrics}\"\n[limits]\nmax_flows = 9\ndrain_ms = 7000\n"
+            "workers = 3\n{TOP}#admin metrics = \"{metrics}\"\n[limits]\nmax_flows = 9\ndrain_ms = 7000\n"
         );
         up.rewrite(&top, &text("second"));
         let (status, answer) = admin::ask(&up, "POST", "/v1/reload");
         assert_eq!(status, 200, "{answer}");
         let expected = [
             "workers: 1 stays in force, not 3; restart sidetrack to apply it".to_owned(),
-            "user: the default stays in force, not root; restart sidetrack to apply it".to_owned(),
             format!("[admin] metrics: none stays in force, not {metrics}; restart sidetrack to apply it"),
             "[limits] max_flows: none stays in force, not 9; restart sidetrack to apply it".to_owned(),
         ];

@@ -67,15 +67,21 @@ fn reuse_port_shares_one_port() {
 
 #[test]
 fn a_first_listener_wants_the_port_alone_and_shares_it_then() {
-    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
-    let shared = listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
-    let error = listen_first(shared.local_addr().unwrap(), &options).unwrap_err();
+    for mptcp in [false, true] {
+        let options = ListenOptions { reuse_port: true, mptcp, ..ListenOptions::default() };
+        shares_later(&options);
+    }
+}
+
+fn shares_later(options: &ListenOptions) {
+    let shared = listen("127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let error = listen_first(shared.local_addr().unwrap(), options).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     assert_eq!(try_address(shared.local_addr().unwrap()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-    let first = listen_first("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+    let first = listen_first("127.0.0.1:0".parse().unwrap(), options).unwrap();
     let address = first.local_addr().unwrap();
-    assert_eq!(listen_first(address, &options).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-    let second = listen(address, &options).unwrap();
+    assert_eq!(listen_first(address, options).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    let second = listen(address, options).unwrap();
     // Both get connections: all of 64 on one side has a probability of 2^-63.
     let clients: Vec<_> = (0..64).map(|_| TcpStream::connect(address).unwrap()).collect();
     let taken = |listener: &TcpListener| std::iter::from_fn(|| listener.accept().ok()).count();
