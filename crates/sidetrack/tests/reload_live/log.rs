@@ -55,7 +55,7 @@ fn sidetrack_admin_names_the_node_that_is_asked() {
         let socket = up.folder().join("admin.sock").display().to_string();
         let found = flows(&socket);
         let out = String::from_utf8_lossy(&found.stdout).into_owned();
-        assert!(found.status.success() && out.contains(&address), "{found:?}");
+        assert!(found.status.success() && out.contains(&server.address.to_string()), "{found:?}");
         let lost = flows("/nowhere/admin.sock");
         assert!(!lost.status.success(), "{lost:?}");
         assert!(String::from_utf8_lossy(&lost.stderr).contains("/nowhere/admin.sock"), "{lost:?}");
