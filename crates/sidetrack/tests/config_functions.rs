@@ -34,6 +34,15 @@ fn functions_say_what_is_missing_or_too_much() {
 }
 
 #[test]
+fn a_container_is_root_only_by_that_word() {
+    let container =
+        |user: &str| format!("[function.a]\nkind = 'container'\nimage = 'f:1'\nuser = '{user}'\n");
+    says(&container("0:0"), &["the user id 0 is root", "user = \"root\""]);
+    says(&container("nobody"), &["a container's user is \"UID:GID\" in numbers", "user = \"65534:65534\""]);
+    says("[function.a]\nkind = 'count'\nuser = '1:1'\n", &["`user` means nothing with this kind"]);
+}
+
+#[test]
 fn keys_are_read_from_files_and_never_shown() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "5ec2e7 is no key\n").expect("a file");

@@ -4,6 +4,8 @@
 mod at;
 #[path = "../../../crates/sidetrack/src/config/parse.rs"]
 mod parse;
+#[path = "../../../crates/sidetrack/src/config/lines.rs"]
+mod lines;
 #[path = "../../../crates/sidetrack/src/config/problem.rs"]
 mod problem;
 #[path = "../../../crates/sidetrack/src/config/redact.rs"]

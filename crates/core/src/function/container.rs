@@ -5,6 +5,7 @@ use crate::socks::v6::{ChainError, Metadata, SocksxChain};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// A function in a container.
@@ -24,6 +25,8 @@ pub struct ContainerSpec {
     pub way_back: WayBack,
     /// How many containers of it run at a time.
     pub instances: u16,
+    /// The user that its processes run as.
+    pub user: ContainerUser,
     /// What it may use.
     pub resources: Resources,
     /// What shows that it is well.
@@ -34,6 +37,65 @@ pub struct ContainerSpec {
     pub probe_timeout_ms: u64,
     /// How long it may take from its start to its first good probe, milliseconds.
     pub start_timeout_ms: u64,
+}
+
+/// The user that a container's processes run as, by numbers: names would be those of the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContainerUser {
+    /// The user id.
+    pub uid: u32,
+    /// The group id.
+    pub gid: u32,
+}
+
+impl ContainerUser {
+    /// The administrator, whom a configuration has to name by the word `root`.
+    pub const ROOT: Self = Self { uid: 0, gid: 0 };
+}
+
+impl Default for ContainerUser {
+    /// The ids that own nothing on Linux (`nobody`).
+    fn default() -> Self {
+        Self { uid: 65_534, gid: 65_534 }
+    }
+}
+
+impl fmt::Display for ContainerUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.uid, self.gid)
+    }
+}
+
+/// Why a text names no user of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContainerUserError {
+    /// It is not two numbers.
+    #[error("a container's user is \"UID:GID\" in numbers, or \"root\"")]
+    Form,
+    /// The user id 0 without the word for it.
+    #[error("the user id 0 is root, which a container should not need")]
+    Root,
+}
+
+impl FromStr for ContainerUser {
+    type Err = ContainerUserError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "root" {
+            return Ok(Self::ROOT);
+        }
+        let (uid, gid) = text.split_once(':').ok_or(ContainerUserError::Form)?;
+        let number = |text: &str| {
+            let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            // The highest number means "no id" to the kernel.
+            let number = text.parse().ok().filter(|id| is_plain && *id != u32::MAX);
+            number.ok_or(ContainerUserError::Form)
+        };
+        match (number(uid)?, number(gid)?) {
+            (0, _) => Err(ContainerUserError::Root),
+            (uid, gid) => Ok(Self { uid, gid }),
+        }
+    }
 }
 
 /// What a container may use of the host. Its root is read-only and it has no capability in any case.
@@ -168,6 +230,7 @@ mod tests {
             port: 1080,
             way_back,
             instances: 1,
+            user: ContainerUser::default(),
             resources: Resources::default(),
             probe: Probe::Echo,
             probe_interval_ms: 1000,
@@ -178,6 +241,34 @@ mod tests {
 
     fn entry(key: u16, value: &str) -> Metadata {
         Metadata { key, value: value.to_owned() }
+    }
+
+    #[test]
+    fn a_container_is_root_only_by_that_word() {
+        assert_eq!("65534:65534".parse(), Ok(ContainerUser::default()));
+        assert_eq!("1000:0".parse(), Ok(ContainerUser { uid: 1000, gid: 0 }));
+        assert_eq!("root".parse(), Ok(ContainerUser::ROOT));
+        for zero in ["0:0", "0:1000", "00:0"] {
+            assert_eq!(zero.parse::<ContainerUser>(), Err(ContainerUserError::Root), "{zero}");
+        }
+        for bad in [
+            "",
+            "1000",
+            ":",
+            "1000:",
+            ":1000",
+            "+1:1",
+            "-1:1",
+            "a:b",
+            "1:1:1",
+            " 1:1",
+            "4294967295:1",
+            "4294967296:1",
+        ] {
+            assert_eq!(bad.parse::<ContainerUser>(), Err(ContainerUserError::Form), "{bad}");
+        }
+        let user = ContainerUser { uid: 7, gid: 8 };
+        assert_eq!(user.to_string().parse(), Ok(user));
     }
 
     #[test]

@@ -15,7 +15,10 @@ mod spec;
 pub mod supervise;
 
 pub use bucket::{ByteBucket, Throttle, Tokens};
-pub use container::{ContainerSpec, Probe, Resources, Spoken, Ticket, WayBack, metadata_from, metadata_to};
+pub use container::{
+    ContainerSpec, ContainerUser, ContainerUserError, Probe, Resources, Spoken, Ticket, WayBack,
+    metadata_from, metadata_to,
+};
 pub use filter::Filter;
 pub use records::{Cipher, End, Header, RECORD_MAX, REKEY_RECORDS, Records, Suite};
 pub use replace::{Replace, Replacements};

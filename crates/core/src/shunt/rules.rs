@@ -224,7 +224,7 @@ impl RuleSet<'_> {
         }
         text += "-A PREROUTING -j SHUNT_PRE\n-A POSTROUTING -j SHUNT_POST\n";
         text += "-A SHUNT_PRE -j CONNMARK --restore-mark\n";
-        self.iptables_drop_blocked(&mut text, "SHUNT_PRE");
+        self.iptables_drop_blocked(&mut text);
         let unknown = |bit: u32| format!("-m mark --mark 0x0/{bit:#x}");
         let _ = writeln!(text, "-A SHUNT_PRE {} -j SHUNT_IN", unknown(Mark::INGRESS_KNOWN));
         let _ = writeln!(text, "-A SHUNT_POST {} -j RETURN", unknown(Mark::INGRESS_KNOWN));
@@ -269,9 +269,9 @@ impl RuleSet<'_> {
         text + "COMMIT\n"
     }
 
-    fn iptables_drop_blocked(&self, text: &mut String, chain: &str) {
+    fn iptables_drop_blocked(&self, text: &mut String) {
         if let Some((mark, mask)) = self.blocked() {
-            let _ = writeln!(text, "-A {chain} -m connmark --mark {mark:#x}/{mask:#x} -j DROP");
+            let _ = writeln!(text, "-A SHUNT_PRE -m connmark --mark {mark:#x}/{mask:#x} -j DROP");
         }
     }
 

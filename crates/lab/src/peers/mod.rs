@@ -80,6 +80,29 @@ impl<E: Into<anyhow::Error>> From<E> for Unavailable {
     }
 }
 
+/// A program that is not installed, as an error that passes through functions which fail for other reasons as well. The text
+/// names what is missing and how to get it.
+#[derive(Debug)]
+pub struct Absent(pub String);
+
+impl fmt::Display for Absent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "absent: {}", self.0)
+    }
+}
+
+impl std::error::Error for Absent {}
+
+impl Unavailable {
+    /// The same as an error; [`Absent`] can be found in it again.
+    pub fn into_error(self) -> anyhow::Error {
+        match self {
+            Self::Absent(what) => Absent(what).into(),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
 impl fmt::Display for Unavailable {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,6 +7,7 @@ mod check;
 mod containers;
 mod engine;
 mod fixed;
+mod lines;
 mod nfshunt;
 mod outgoing;
 mod overlay;

@@ -1,9 +1,8 @@
 //! What is wrong with a configuration, where, and what to do.
 
+use super::lines::Lines;
 use super::redact::redact;
-use miette::{
-    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity, SourceCode,
-};
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, Severity, SourceCode};
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -121,7 +120,7 @@ impl From<ConfigError> for BadConfiguration {
 pub struct ConfigError {
     name: String,
     /// With stars for secrets.
-    text: NamedSource<String>,
+    text: Lines,
     problems: Vec<Problem>,
 }
 
@@ -133,7 +132,7 @@ impl ConfigError {
             (!problem.is_error(), problem.labels.first().map_or(0, |(span, _)| span.start))
         });
         let problems = problems.into_iter().map(|problem| problem.without_secrets(text, &shown)).collect();
-        Self { name: name.to_owned(), text: NamedSource::new(name, shown), problems }
+        Self { name: name.to_owned(), text: Lines::new(name, shown), problems }
     }
 
     /// Warnings of the accepted file `name`, to be rendered as errors are.
@@ -153,7 +152,7 @@ impl ConfigError {
         };
         let mut problem = Problem::error(0..0, format!("cannot read {name}: {error}"), help);
         problem.labels.clear();
-        Self { text: NamedSource::new(&name, String::new()), name, problems: vec![problem] }
+        Self { text: Lines::new(&name, String::new()), name, problems: vec![problem] }
     }
 
     /// The problems, errors first, each in the order of the file.
@@ -164,10 +163,7 @@ impl ConfigError {
     /// Line and column (both from 1, columns in characters) of a problem; none if it is about the file as a whole.
     pub fn line_column(&self, problem: &Problem) -> Option<(usize, usize)> {
         let (span, _) = problem.labels.first()?;
-        let text = self.text.inner();
-        let before = text.get(..span.start).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+        Some(self.text.line_column(span.start))
     }
 
     /// Name of the file.
@@ -211,7 +207,7 @@ impl std::error::Error for ConfigError {}
 #[derive(Debug)]
 struct Shown<'a> {
     problem: &'a Problem,
-    text: &'a NamedSource<String>,
+    text: &'a Lines,
 }
 
 impl fmt::Display for Shown<'_> {

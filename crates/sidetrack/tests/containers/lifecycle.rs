@@ -31,6 +31,39 @@ fn containers_are_gone_when_we_stop() {
     });
 }
 
+/// What the kernel says about a container's first process, line by line: the value behind `key`.
+fn standing(container: &str) -> impl Fn(&str) -> String {
+    let inspected = engine().podman(&["inspect", "--format", "{{.State.Pid}}", container]);
+    let pid: u32 = String::from_utf8_lossy(&inspected.stdout).trim().parse().expect("a process");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    move |key| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        line.expect("a line").split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[test]
+fn a_container_is_an_unprivileged_user_unless_another_is_named() {
+    in_namespace(|| {
+        let server = Echo::start();
+        let none = "0000000000000000";
+        for (keys, id) in [("", "65534"), ("user = '1234:1234'", "1234"), ("user = 'root'", "0")] {
+            let up = up(server.address, LED, &own("f", keys));
+            let [name] = &of(children(&up))[..] else { panic!("one container") };
+            let standing = standing(name);
+            for key in ["Uid", "Gid"] {
+                assert_eq!(standing(key), [id; 4].join(" "), "{keys}: {key}");
+            }
+            for key in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                assert_eq!(standing(key), none, "{keys}: {key}");
+            }
+            assert_eq!(standing("NoNewPrivs"), "1", "{keys}");
+            let mut stream = connect(&up);
+            assert_eq!(ask(&mut stream, "hello\n").expect("an answer"), "hello\n", "flows get through it");
+        }
+    });
+}
+
 #[test]
 fn containers_are_gone_when_we_are_killed() {
     in_namespace(|| {

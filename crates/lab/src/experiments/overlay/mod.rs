@@ -26,6 +26,7 @@ use crate::launch;
 use crate::link::{Kind, Lateness};
 use crate::machine::{Disturbance, DisturbanceMeter, Machine};
 use crate::output::Output;
+use crate::peers::Absent;
 use crate::progress::Progress;
 
 use bars::Verdict;
@@ -94,14 +95,42 @@ struct Results {
     /// How long the run took.
     seconds: u64,
     verdicts: Vec<Verdict>,
-    /// Parts that could not be measured, and why.
+    /// Parts that have no figures, and why.
+    #[serde(flatten)]
+    missing: Missing,
+}
+
+/// Parts without figures. One that needs a program which is not installed is a row of the report, and no failure of the run.
+#[derive(Debug, Default, Serialize)]
+struct Missing {
+    /// Parts whose programs are absent.
+    absent: Vec<String>,
+    /// Parts that could not be measured.
     troubles: Vec<String>,
+}
+
+impl Missing {
+    /// Gives what a part came to; notes why it came to nothing.
+    fn note<T>(&mut self, part: &str, done: Result<T>, progress: &Progress) -> Option<T> {
+        let error = match done {
+            Ok(done) => return Some(done),
+            Err(error) => error,
+        };
+        if let Some(absent) = error.downcast_ref::<Absent>() {
+            progress.say(&format!("{part} is not measured: {absent}"));
+            self.absent.push(format!("{part}: {absent}"));
+        } else {
+            progress.say(&format!("{part} was not measured: {error:#}"));
+            self.troubles.push(format!("{part}: {error:#}"));
+        }
+        None
+    }
 }
 
 /// Measures, prints the tables and says whether all bars hold.
 ///
 /// # Errors
-/// The network cannot be built (root is needed), or the results cannot be written. Parts that fail are named in the report.
+/// The results cannot be written. Parts that fail, and parts whose programs are absent, are named in the report.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = if options.quick { Plan::quick() } else { Plan::full() };
     let progress = Progress::new();
@@ -112,30 +141,26 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
     let kind = options.links.resolved(&launch::launcher()?)?;
     let mut lateness = None;
-    let mut troubles = Vec::new();
-    // What one part has cost is not to be lost because of another.
-    let mut note = |part: Part, done: Result<()>| {
-        if let Err(error) = done {
-            progress.say(&format!("{part:?} was not measured: {error:#}"));
-            troubles.push(format!("{part:?}: {error:#}"));
-        }
-    };
-    if Part::THREE_HOPS.iter().any(wanted) {
-        let mut scene = Scene::new(&THREE_HOPS, kind, options.seed)?;
-        for part in Part::THREE_HOPS.into_iter().filter(wanted) {
-            note(part, three_hops(part, &mut scene, &plan, &mut figures, &progress));
+    // A part that fails does not take the figures of the others with it.
+    let mut missing = Missing::default();
+    let three: Vec<_> = Part::THREE_HOPS.into_iter().filter(wanted).collect();
+    let scene = (!three.is_empty()).then(|| Scene::new(&THREE_HOPS, kind, options.seed));
+    if let Some(mut scene) = scene.and_then(|scene| missing.note("Three hops", scene, &progress)) {
+        for part in three {
+            let done = three_hops(part, &mut scene, &plan, &mut figures, &progress);
+            missing.note(&format!("{part:?}"), done, &progress);
         }
         figures.links_lost = scene.links_lost();
         lateness = scene.network().lateness()?;
     }
-    if wanted(&Part::Fast) {
-        let scene = Scene::new(&ONE_HOP, kind, options.seed)?;
-        note(Part::Fast, measure::fast(&scene, &plan, &mut figures, &progress));
+    let scene = wanted(&Part::Fast).then(|| Scene::new(&ONE_HOP, kind, options.seed));
+    if let Some(scene) = scene.and_then(|scene| missing.note("Fast", scene, &progress)) {
+        missing.note("Fast", measure::fast(&scene, &plan, &mut figures, &progress), &progress);
         lateness = lateness.or(scene.network().lateness()?);
     }
     if wanted(&Part::Wide) {
         let wide = wide::run(kind, options.seed, plan.cuts, plan.flows, &progress);
-        note(Part::Wide, wide.map(|wide| figures.wide = Some(wide)));
+        figures.wide = missing.note("Wide", wide, &progress);
     }
     progress.end();
     let verdicts = bars::judge(&figures);
@@ -148,12 +173,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         plan,
         figures,
         verdicts,
-        troubles,
+        missing,
     };
     print!("{}", report::text(&results));
     options.output.json(&results)?;
     report::files(&options.output, &results.figures)?;
-    let failed = !results.troubles.is_empty() || results.verdicts.iter().any(Verdict::fails);
+    let failed = !results.missing.troubles.is_empty() || results.verdicts.iter().any(Verdict::fails);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -173,5 +198,29 @@ fn three_hops(
         Part::Failure => measure::failure(scene, plan, figures, progress),
         // On networks of their own.
         Part::Fast | Part::Wide => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::Unavailable;
+    use anyhow::{Context as _, anyhow};
+
+    #[test]
+    fn an_absent_program_is_a_row_and_a_failure_is_one() {
+        let (mut missing, progress) = (Missing::default(), Progress::new());
+        assert_eq!(missing.note("Flood", Ok(7), &progress), Some(7));
+        let absent = || Err::<(), _>(Unavailable::Absent("sidetrack is not built".to_owned()).into_error());
+        assert_eq!(missing.note("Wide", absent(), &progress), None);
+        // Also where other functions have added words to it.
+        assert_eq!(missing.note("Scp", absent().context("no copy"), &progress), None);
+        assert!(missing.troubles.is_empty(), "what is absent fails nothing");
+        let row = |part: &str| format!("{part}: absent: sidetrack is not built");
+        assert_eq!(missing.absent, [row("Wide"), row("Scp")]);
+        assert_eq!(missing.note("Idle", Err::<(), _>(anyhow!("it broke")), &progress), None);
+        assert_eq!(missing.troubles, ["Idle: it broke"]);
+        // No bar is judged without a figure.
+        assert!(bars::judge(&Figures::default()).iter().all(|verdict| !verdict.fails()));
     }
 }

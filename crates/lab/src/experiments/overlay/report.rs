@@ -44,7 +44,10 @@ pub fn text(results: &Results) -> String {
         };
         let _ = writeln!(text, "| {} | {:.3} | {word} |", verdict.bar, verdict.reached);
     }
-    for trouble in &results.troubles {
+    for absent in &results.missing.absent {
+        let _ = writeln!(text, "\n{absent}.");
+    }
+    for trouble in &results.missing.troubles {
         let _ = writeln!(text, "\nNot measured: {trouble}.");
     }
     text

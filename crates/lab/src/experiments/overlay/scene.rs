@@ -65,11 +65,7 @@ impl Scene {
     /// No root, or our program is not built beside the lab.
     pub fn new(shape: &'static Shape, kind: Kind, seed: u64) -> Result<Self> {
         let launcher = launch::launcher()?;
-        let program = match ours::program() {
-            Ok(program) => program,
-            Err(Unavailable::Absent(why)) => bail!(why),
-            Err(Unavailable::Failed(why)) => return Err(why),
-        };
+        let program = ours::program().map_err(Unavailable::into_error)?;
         let network = Network::new(kind, &launcher, seed)?;
         let directory = Scratch::new()?;
         let nodes: Vec<_> =

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::scene::{PACKETS, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
 use crate::launch::{Placement, find_program};
+use crate::peers::Absent;
 use crate::service::Service;
 use crate::topology::Node;
 
@@ -125,7 +126,8 @@ fn sshd(scene: &Scene, node: &Node, addresses: &[(Ipv4Addr, u16)]) -> Result<Ser
         let _ = writeln!(text, "ListenAddress {address}:{port}");
     }
     std::fs::write(&config, text)?;
-    let program = find_program("sshd").context("sshd is missing (openssh-server)")?;
+    let program =
+        find_program("sshd").ok_or_else(|| Absent("sshd is not installed (openssh-server)".to_owned()))?;
     let mut command = node.command_at("unshare", &Placement::default());
     command.args(["--mount", "--", "sh", "-c", PRIVATE_RUN, "-"]).arg(&config).arg(program);
     let mut sshd = Service::start(&name, command, directory)?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::scene::{bits, key};
@@ -162,11 +162,7 @@ fn unix_ms() -> Result<u64> {
 impl World {
     fn new(kind: Kind, seed: u64) -> Result<Self> {
         let launcher = launch::launcher()?;
-        let program = match ours::program() {
-            Ok(program) => program,
-            Err(Unavailable::Absent(why)) => bail!(why),
-            Err(Unavailable::Failed(why)) => return Err(why),
-        };
+        let program = ours::program().map_err(Unavailable::into_error)?;
         let network = Network::new(kind, &launcher, seed)?;
         let directory = Scratch::new()?;
         let names = (1..=NODES).map(name);

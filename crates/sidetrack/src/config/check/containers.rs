@@ -4,7 +4,9 @@ use super::super::raw::function::{Probe as RawProbe, Speaks, WayBack as RawWayBa
 use super::super::{At, raw};
 use super::Check;
 use sidetrack_core::carrier::Socks6Dialect;
-use sidetrack_core::function::{ContainerSpec, Probe, Resources, Spoken, WayBack};
+use sidetrack_core::function::{
+    ContainerSpec, ContainerUser, ContainerUserError, Probe, Resources, Spoken, WayBack,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -48,6 +50,7 @@ impl Check<'_> {
             port: u16::try_from(or(port, PORT)).unwrap_or(u16::MAX),
             way_back: self.way_back(function, speaks),
             instances: u16::try_from(or(instances, 1)).unwrap_or(u16::MAX),
+            user: self.container_user(function),
             resources: self.resources(function),
             probe: match function.probe.as_deref() {
                 None | Some(RawProbe::Echo) => Probe::Echo,
@@ -73,6 +76,20 @@ impl Check<'_> {
             (None, Spoken::Socks6(Socks6Dialect::Socksx | Socks6Dialect::Socksx010)) => WayBack::Link,
             (None, _) => WayBack::Destination,
         }
+    }
+
+    fn container_user(&mut self, function: &raw::Function) -> ContainerUser {
+        let Some(user) = &function.user else { return ContainerUser::default() };
+        user.parse().unwrap_or_else(|error| {
+            let help = match error {
+                ContainerUserError::Form => {
+                    "write `user = \"65534:65534\"`, or the numbers that own the image's files"
+                }
+                ContainerUserError::Root => "write other numbers, or `user = \"root\"` if it has to be root",
+            };
+            self.error(user.span(), error.to_string(), help);
+            ContainerUser::default()
+        })
     }
 
     fn resources(&mut self, function: &raw::Function) -> Resources {

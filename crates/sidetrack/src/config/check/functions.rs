@@ -63,7 +63,7 @@ impl Check<'_> {
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [KnownBy<'_>; 24] = [
+        let keys: [KnownBy<'_>; 25] = [
             ("direction", at(&function.direction), &[Kind::Limit, Kind::Filter, Kind::Replace]),
             ("bytes_per_second", at(&function.bytes_per_second), &[Kind::Limit]),
             ("burst_bytes", at(&function.burst_bytes), &[Kind::Limit]),
@@ -83,6 +83,7 @@ impl Check<'_> {
             ("memory_bytes", at(&function.memory_bytes), CONTAINER),
             ("cpu_percent", at(&function.cpu_percent), CONTAINER),
             ("pids", at(&function.pids), CONTAINER),
+            ("user", at(&function.user), CONTAINER),
             ("probe", at(&function.probe), CONTAINER),
             ("probe_interval_ms", at(&function.probe_interval_ms), CONTAINER),
             ("probe_timeout_ms", at(&function.probe_timeout_ms), CONTAINER),

@@ -57,6 +57,9 @@ pub struct Function {
     pub cpu_percent: Option<At<u32>>,
     /// container: processes and threads of each, 1 to 32768. Default 64.
     pub pids: Option<At<u32>>,
+    /// container: the user and group that its processes run as, as numbers "UID:GID", or "root". The image's own user is not
+    /// asked for. Default "65534:65534" (nobody).
+    pub user: Option<At<String>>,
     /// container: what shows that it is well. "echo": bytes come out of it as they went in, both ways; "connect": a flow
     /// through it can be made (for functions that change bytes). Default "echo".
     pub probe: Option<At<Probe>>,

@@ -44,6 +44,8 @@ pub struct Order {
     pub command: Vec<String>,
     /// Variables.
     pub environment: BTreeMap<String, String>,
+    /// The user and group that its processes run as: `UID:GID`.
+    pub user: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
     /// Per cent of one core.
@@ -60,6 +62,7 @@ impl Order {
             image: spec.image.to_string(),
             command: spec.command.clone(),
             environment: spec.environment.clone(),
+            user: spec.user.to_string(),
             memory_bytes: spec.resources.memory_bytes,
             cpu_percent: spec.resources.cpu_percent,
             pids: spec.resources.pids,

@@ -352,13 +352,16 @@ impl Engine {
     }
 }
 
-/// The container as it is asked for: no network, no right, nothing to write on but a small /tmp.
+/// The container as it is asked for: an unprivileged user, no network, no capability, no new privileges, nothing to write on but
+/// a small /tmp.
 fn description(order: &Order, owner: &str) -> Value {
     let environment: Vec<_> =
         order.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut body = json!({
         "Image": order.image,
         "Env": environment,
+        // Whatever user the image names: that one may be root.
+        "User": order.user,
         "Labels": { OWNER: owner, FUNCTION: order.function },
         "HostConfig": {
             "NetworkMode": "none",
@@ -462,11 +465,14 @@ mod tests {
             environment: [("A".to_owned(), "b c".to_owned())].into(),
             memory_bytes: 1 << 20,
             cpu_percent: 150,
+            user: "65534:65534".into(),
             pids: 7,
         };
         let body = description(&order, "1:2");
         let host = &body["HostConfig"];
         assert_eq!(host["NetworkMode"], "none");
+        assert_eq!(body["User"], "65534:65534");
+        assert_eq!(host["SecurityOpt"], json!(["no-new-privileges"]));
         assert_eq!((&host["ReadonlyRootfs"], &host["CapDrop"]), (&json!(true), &json!(["ALL"])));
         assert_eq!((&host["NanoCpus"], &host["PidsLimit"]), (&json!(1_500_000_000), &json!(7)));
         assert_eq!((&body["Cmd"], &body["Env"]), (&json!(["/f", "-v"]), &json!(["A=b c"])));
