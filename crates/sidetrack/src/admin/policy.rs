@@ -77,9 +77,9 @@ pub enum Way {
         functions_client: Vec<String>,
         /// The functions at the end of the data.
         functions_server: Vec<String>,
-        /// "allow": it may for `surplus = "allow"` of an agreement only.
+        /// "allow": it may for `surplus = "allow"` of an agreement only. A name of its own: it stands beside the movement's.
         #[serde(default)]
-        surplus: Surplus,
+        agreed_surplus: Surplus,
     },
     /// It may not.
     Deny {
@@ -125,7 +125,7 @@ impl Movement {
                 by: texts(&bridging.by),
                 functions_client: texts(&bridging.client),
                 functions_server: texts(&bridging.server),
-                surplus: bridging.surplus,
+                agreed_surplus: bridging.surplus,
             },
             Ruling::Deny(why) => Way::Deny { why: why.to_string() },
         };
@@ -184,5 +184,37 @@ pub(super) async fn put(
             Err(ApiError::conflict(error, "docs/control.md describes the file of an agreement"))
         }
         Err(error) => Err(ApiError::internal(format!("the change ended early: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_movement_is_read_as_it_is_written() {
+        let way = |surplus| Way::Allow {
+            by: vec!["trial".into()],
+            functions_client: vec!["count".into()],
+            functions_server: Vec::new(),
+            agreed_surplus: surplus,
+        };
+        for way in [way(Surplus::Allow), way(Surplus::Deny), Way::Deny { why: "consent".into() }] {
+            let movement = Movement {
+                purpose: "research".into(),
+                access: Access::Read,
+                client: "lab".into(),
+                data: "pulse".into(),
+                from: "ward".into(),
+                to: "lab".into(),
+                channel: false,
+                missing: vec!["counted".into()],
+                surplus: vec!["isolated".into()],
+                unfeasible: false,
+                way,
+            };
+            let text = serde_json::to_string(&movement).unwrap();
+            assert_eq!(serde_json::from_str::<Movement>(&text).unwrap(), movement, "{text}");
+        }
     }
 }

@@ -173,7 +173,7 @@ fn table(movements: &Movements) -> String {
         let _ = writeln!(out, "{client}: {access} {data} for {purpose}\n  {from} -> {to}: {between}");
         let _ = match &movement.way {
             Way::Deny { why } => writeln!(out, "  deny: {why}"),
-            Way::Allow { by, functions_client, functions_server, surplus } => {
+            Way::Allow { by, functions_client, functions_server, agreed_surplus } => {
                 let all: Vec<_> =
                     functions_client.iter().chain(functions_server).map(String::as_str).collect();
                 let through = if all.is_empty() {
@@ -181,7 +181,7 @@ fn table(movements: &Movements) -> String {
                 } else {
                     format!("through {}", all.join(" -> "))
                 };
-                let surplus = match surplus {
+                let surplus = match agreed_surplus {
                     Surplus::Allow => ", surplus = \"allow\"",
                     Surplus::Deny => "",
                 };
