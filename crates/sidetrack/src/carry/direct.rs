@@ -222,8 +222,7 @@ pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
 pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     if let Some((stream, address)) = order.warm.take(order) {
         let taken = Some(Taken { transport: Transport::Warm, address });
-        let stack = Vec::new();
-        return Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent: 0, stack, taken });
+        return Ok(by_socket(stream, 0, Vec::new(), taken));
     }
     let addresses = order.admit(resolve(&order.destination).await?)?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
@@ -243,7 +242,12 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
     order.warm.learn(order);
     let stack = done(order.stack, &stream, sent, addresses.len());
-    Ok(Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken: None })
+    Ok(by_socket(stream, sent, stack, None))
+}
+
+/// A connection to the server itself: its socket knows where it leads.
+fn by_socket(stream: TcpStream, sent: usize, stack: Vec<StackOption>, taken: Option<Taken>) -> Carried {
+    Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken, leads_to: None }
 }
 
 /// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.

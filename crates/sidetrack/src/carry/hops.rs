@@ -209,7 +209,8 @@ pub(super) async fn carry(
             shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;
         (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
     }
-    Ok(Carried { stream: stream.into(), early: bytes, bound, sent, stack, taken: None })
+    let stream = stream.into();
+    Ok(Carried { stream, early: bytes, bound, sent, stack, taken: None, leads_to: None })
 }
 
 struct Shaken {

@@ -82,6 +82,9 @@ pub struct Carried {
     pub stack: Vec<StackOption>,
     /// What carries it, where the carrier leaves that open.
     pub taken: Option<Taken>,
+    /// The admitted address that the last hop was told to dial. None: a hop resolves the name, or there is no hop and the
+    /// socket itself knows its peer.
+    pub leads_to: Option<SocketAddr>,
 }
 
 /// Where the client's first bytes come from while the path is made: read late, so that what arrives meanwhile still
@@ -100,22 +103,24 @@ pub trait FirstBytes {
 /// # Errors
 /// The reason for the record, naming the hop and the step.
 pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
-    match &order.carry.carrier {
-        Carrier::Direct => direct::carry(order, first).await,
-        Carrier::Hops(hops) => {
-            let destination = resolved(order).await?;
-            // Boxed: a direct flow's future need not have room for handshakes.
-            Box::pin(hops::carry(order, hops, &destination, first)).await
-        }
-        Carrier::Overlay(node) => {
-            let destination = resolved(order).await?;
-            Box::pin(overlay::carry(order, node, destination)).await
-        }
-        Carrier::Tunnel(name) => {
-            let destination = resolved(order).await?;
-            Box::pin(tunnel::carry(order, name, destination, first)).await
-        }
+    if order.carry.carrier == Carrier::Direct {
+        return direct::carry(order, first).await;
     }
+    // Boxed: a direct flow's future need not have room for handshakes.
+    Box::pin(carry_on(order, first)).await
+}
+
+/// Has another node dial.
+async fn carry_on(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
+    let destination = resolved(order).await?;
+    let leads_to = destination.socket_addr();
+    let carried = match &order.carry.carrier {
+        Carrier::Direct => direct::carry(order, first).await?,
+        Carrier::Hops(hops) => hops::carry(order, hops, &destination, first).await?,
+        Carrier::Overlay(node) => overlay::carry(order, node, destination).await?,
+        Carrier::Tunnel(name) => tunnel::carry(order, name, destination, first).await?,
+    };
+    Ok(Carried { leads_to, ..carried })
 }
 
 /// Whether a rule asks for Multipath TCP: towards the server, or towards the first hop.

@@ -58,5 +58,6 @@ pub(super) async fn carry(
         sent: 0,
         stack: Vec::new(),
         taken: None,
+        leads_to: None,
     })
 }

@@ -160,10 +160,9 @@ impl Way<'_> {
         let carried = carry::carry(&order, &mut NoBytes).await?;
         self.progress.live.carried_by(carried.taken);
         // Others may take it later: they are asked about by where it leads.
+        let dialled = || sockopt::peer_address(carried.stream.tcp().ok()?).ok();
         let is_direct = carry.carrier == Carrier::Direct;
-        let address = is_direct
-            .then(|| carried.stream.tcp().ok().and_then(|tcp| sockopt::peer_address(tcp).ok()))
-            .flatten();
+        let address = carried.leads_to.or_else(|| is_direct.then(dialled).flatten());
         let mut stream = Duplex::from(carried.stream);
         if let Some(version) = carry.proxy_protocol {
             let server = self.flow.orig_dst.socket_addr().unwrap_or(self.flow.client);

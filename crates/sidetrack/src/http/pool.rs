@@ -48,7 +48,7 @@ pub struct Server {
     pub stream: Duplex,
     /// Bytes that came and are not used.
     pub buffer: Buffer,
-    /// Where it leads, where we dialled the server itself.
+    /// Where it leads, where we resolved its name.
     pub address: Option<SocketAddr>,
     /// It has served a request before.
     pub is_reused: bool,

@@ -2,7 +2,7 @@
 
 use crate::dns::Answers;
 use crate::hosts::is_root;
-use crate::scene::{Scene, Web};
+use crate::scene::{Scene, Web, socks_web};
 use std::net::Ipv4Addr;
 
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 1);
@@ -87,6 +87,29 @@ fn a_connection_that_another_client_may_make_is_not_lent() {
     scene.denied("rule 'not-for-you'");
     assert_eq!(scene.get("http://inside.test/"), (200, "inside".to_owned()));
     assert_eq!(inside.connections(), 1);
+    assert!(scene.up.stop().0.success());
+}
+
+#[test]
+fn a_connection_through_a_hop_is_lent_to_whom_policy_lets_to_its_address() {
+    if !is_root() {
+        return;
+    }
+    let rules = "[[rule]]\nname = \"not-for-you\"\nmatch = { from = \"10.0.1.2\", to = \"10.9.0.0/16\" }\naction = \"deny\"\n\
+                 [[rule]]\nname = \"hop\"\ncarrier = \"socks5://10.0.2.1:1080\"\nresolve = \"local\"\n";
+    let mut scene = Scene::new([("inside.test", vec![vec![INSIDE]])].into(), "default = \"direct\"\n", rules);
+    let hop = scene.line.server.run(|| socks_web("10.0.2.1:1080", "inside"));
+    scene.line.client.ip("addr add 10.0.1.2/24 dev eth0");
+    for _ in 0..2 {
+        assert_eq!(scene.get("http://inside.test/"), (200, "inside".to_owned()));
+        assert_eq!(scene.record().text("reason"), "ok");
+    }
+    assert_eq!(hop.connections(), 1, "the first connection is kept and used again");
+    assert_eq!(scene.get_from("10.0.1.2", "http://inside.test/").0, 403);
+    scene.denied("rule 'not-for-you'");
+    assert_eq!(scene.get("http://inside.test/"), (200, "inside".to_owned()));
+    assert_eq!(scene.record().text("reason"), "ok");
+    assert_eq!(hop.connections(), 1, "it is still there for the client that may");
     assert!(scene.up.stop().0.success());
 }
 

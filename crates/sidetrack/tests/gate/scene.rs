@@ -99,13 +99,19 @@ pub struct Web {
 impl Web {
     /// On this address; each page says `name`.
     pub fn start(address: &str, name: &'static str) -> Self {
+        Self::serving(address, move |stream| serve(stream, name))
+    }
+
+    fn serving(address: &str, serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+        let serve = Arc::new(serve);
         let listener = TcpListener::bind(address).unwrap();
         let (accepting, connections) = (listener.try_clone().unwrap(), Arc::<AtomicUsize>::default());
         let count = connections.clone();
         std::thread::spawn(move || {
             while let Ok((stream, _)) = accepting.accept() {
                 count.fetch_add(1, Relaxed);
-                std::thread::spawn(move || serve(stream, name));
+                let serve = serve.clone();
+                std::thread::spawn(move || serve(stream));
             }
         });
         Self { connections, listener }
@@ -122,6 +128,21 @@ impl Web {
         });
         self.connections.load(Relaxed)
     }
+}
+
+/// A SOCKS5 proxy that is told addresses and answers for the servers there: each page says `name`. It counts its connections.
+pub fn socks_web(address: &str, name: &'static str) -> Web {
+    Web::serving(address, move |mut stream| {
+        let mut request = [0; 10];
+        let good = stream.read_exact(&mut request[..3]).is_ok()
+            && stream.write_all(&[5, 0]).is_ok()
+            && stream.read_exact(&mut request).is_ok()
+            && request[3] == 1
+            && stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).is_ok();
+        if good {
+            serve(stream, name);
+        }
+    })
 }
 
 impl Drop for Web {

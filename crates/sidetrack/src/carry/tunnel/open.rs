@@ -84,7 +84,8 @@ async fn ask(
     match answer {
         Ok((Reply::Connected { bound }, early)) => {
             let stream = crate::carry::Stream::Tunnel(Box::new(stream));
-            Ok(Carried { stream, early, bound, sent, stack: Vec::new(), taken: Some(taken) })
+            let (stack, taken) = (Vec::new(), Some(taken));
+            Ok(Carried { stream, early, bound, sent, stack, taken, leads_to: None })
         }
         Ok((Reply::Refused { reason, detail }, _)) => Err(Refusal::Final(refused(reason, &detail))),
         Err(failure) => {
