@@ -75,11 +75,106 @@ fn without_a_route(way: &str, server: &str) {
     site.start(rules, &engine_by(way, &format!("to = \"{server}\"")));
     assert_eq!(site.line.client.run(refused), io::ErrorKind::ConnectionReset, "{way} {server}");
     assert_eq!(site.record().text("reason"), "unreachable", "{way} {server}");
-    // No packet was lost for want of room.
+    nothing_was_lost(&mut site);
+}
+
+#[test]
+fn a_server_whose_neighbour_is_silent_is_unreachable() {
+    if is_root() {
+        for way in WAYS {
+            for server in ["10.0.2.77:9", "[fd00:2::77]:9"] {
+                silent_neighbour(way, server);
+            }
+        }
+    }
+}
+
+/// No host has the server's address, so nobody answers the kernel's ARP request or neighbour solicitation.
+fn silent_neighbour(way: &str, server: &str) {
+    let mut site = Site::new();
+    // The connect time-out is longer than the test waits: only the neighbour's failure can end the flows.
+    let rules = "default = \"direct\"\n[limits]\nconnect_timeout_ms = 600000\n";
+    site.start(rules, &engine_by(way, &format!("to = \"{server}\"")));
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let enter = crate::site::enter(&site.line.client);
+            std::thread::spawn(move || {
+                enter();
+                refused()
+            })
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(client.join().expect("no panic"), io::ErrorKind::ConnectionReset, "{way} {server}");
+        assert_eq!(site.record().text("reason"), "unreachable", "{way} {server}");
+    }
+    nothing_was_lost(&mut site);
+}
+
+#[test]
+fn a_router_that_says_unreachable_ends_the_flow() {
+    if is_root() {
+        for way in WAYS {
+            for server in ["10.9.9.9:80", "[fd00:9::9]:80"] {
+                told_by_a_router(way, server);
+            }
+        }
+    }
+}
+
+/// The server's host is the next hop, and has no route further on: it answers with an ICMP error.
+fn told_by_a_router(way: &str, server: &str) {
+    let mut site = Site::new();
+    site.line.router.ip("route add 10.9.9.0/24 via 10.0.2.1");
+    site.line.router.ip("route add fd00:9::/64 via fd00:2::1");
+    site.line.server.ip("route add unreachable 10.9.9.0/24");
+    site.line.server.ip("route add unreachable fd00:9::/64");
+    site.line.server.run(|| {
+        for setting in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+            sidetrack_sys::sysctl::write(setting, "1").expect("forwarding");
+        }
+    });
+    let rules = "default = \"direct\"\n[limits]\nconnect_timeout_ms = 600000\n";
+    site.start(rules, &engine_by(way, &format!("to = \"{server}\"")));
+    assert_eq!(site.line.client.run(refused), io::ErrorKind::ConnectionReset, "{way} {server}");
+    assert_eq!(site.record().text("reason"), "unreachable", "{way} {server}");
+    nothing_was_lost(&mut site);
+}
+
+/// Stops the engine and reads its counts: no packet was lost for want of room.
+fn nothing_was_lost(site: &mut Site) {
     let up = site.up.as_mut().expect("started");
     up.signal(Signal::TERM);
     let line = up.log_line("its counts", |line| line.contains("a worker of the packet engine ends"));
     assert!(line.contains("lost=0"), "{line}");
+}
+
+#[test]
+fn source_ports_are_taken_again_from_time_wait() {
+    if is_root() {
+        for way in WAYS {
+            few_source_ports(way);
+        }
+    }
+}
+
+/// More connections within one second of TIME-WAIT than there are source ports; the client closes first each time.
+fn few_source_ports(way: &str) {
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    let listen = engine_by(way, &format!("to = \"{}\"", server.address))
+        .replace("engine = {", "engine = { source_ports = \"61000-61003\",");
+    site.start("", &listen);
+    site.line.client.run(|| {
+        for _ in 0..60 {
+            let mut client = Client::connect(to(ENGINE)).expect("greeted");
+            client.echo(b"again").expect("echoed");
+            client.close().expect("closed in order");
+        }
+    });
+    for _ in 0..60 {
+        assert_eq!(site.record().text("reason"), "ok", "{way}");
+    }
 }
 
 #[test]
