@@ -10,6 +10,7 @@
 //! | deleting a conntrack entry ([`conntrack::Conntrack::delete`]) | CAP_NET_ADMIN | none: the next packet makes a new one | `tests/conntrack.rs` |
 //! | packets taken from the kernel ([`nfqueue::Queue`]) | CAP_NET_ADMIN for every verdict | closing it: rules with bypass let packets pass | `tests/nfqueue.rs` |
 //! | packets put on their way as they are ([`raw::RoutedSocket`]) | CAP_NET_RAW to open | none: they are sent | `tests/nfqueue.rs` |
+//! | "destination unreachable" read from the host's IP layer ([`raw::UnreachableSocket`]) | CAP_NET_RAW to open, none to read on | closing it | `raw/icmp.rs`, `crates/sidetrack/tests/engine/ends.rs` |
 //! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
 //! | the packet engine's packets ([`bpf::Own`], [`raw::PacketSocket`]) | CAP_BPF and CAP_NET_ADMIN to attach, CAP_NET_RAW for sockets | go with their descriptors, even by SIGKILL | `tests/engine.rs` |
 //! | connections of the packet engine that programs translate ([`bpf::OffloadMemory`]) | CAP_BPF to make room, none to offload and take back | go with their descriptors, even by SIGKILL | `bpf/offload.rs`, `crates/sidetrack/tests/engine/offload.rs` |

@@ -2,6 +2,10 @@
 //! kernel routes (raw(7)).
 #![allow(unsafe_code)]
 
+mod icmp;
+
+pub use icmp::{IcmpMessage, UnreachableSocket};
+
 use crate::bpf::Program;
 use crate::sockopt::set_int;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};

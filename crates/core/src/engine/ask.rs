@@ -130,6 +130,9 @@ impl<C: Callbacks> Engine<C> {
         let lent = self.callbacks.ask(slot as u32, &asked);
         if let (Some(lent), Some(hot)) = (lent, self.hot.get_mut(slot)) {
             hot.lent = Some(lent);
+            if let Some(cold) = self.cold.get_mut(slot) {
+                cold.was_lent = true;
+            }
             // Then the client waits for an acknowledgement, and what was sent elsewhere may be lost.
             self.wheel.arm(slot as u32, now + DELAYED_ACK);
         }

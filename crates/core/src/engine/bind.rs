@@ -10,6 +10,7 @@ use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
 use super::seq::Seq;
+use super::source::Chosen;
 use super::table::hash;
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -115,28 +116,28 @@ impl<C: Callbacks> Engine<C> {
     fn connect(&mut self, now: Instant, slot: usize, target: &Target) -> Result<(), EndReason> {
         let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT]).ok_or(EndReason::Internal)?;
         let server = Address::from(target.address.ip());
-        let source = if target.keep_client_address {
+        let chosen = if target.keep_client_address {
             if client.remote.is_v4() != server.is_v4() {
                 return Err(EndReason::Unreachable);
             }
-            (client.remote, client.remote_port())
-        } else {
-            self.ports.take(server).ok_or(EndReason::Limit)?
-        };
-        let ports = u32::from(target.address.port()) << 16 | u32::from(source.1);
-        let tuple = Tuple { remote: server, local: source.0, ports };
-        if target.keep_client_address {
-            let key = hash(&self.config.seed, &tuple);
-            if self.find(key, &tuple).is_some() {
+            let ports = u32::from(target.address.port()) << 16 | u32::from(client.remote_port());
+            let tuple = Tuple { remote: server, local: client.remote, ports };
+            if self.is_used(&tuple) {
                 // Two of a client's connections to different listeners may meet at one server.
                 return Err(EndReason::Limit);
             }
-            self.index.insert(key, (slot as u32) << 1 | 1);
+            Chosen::of_client(tuple)
         } else {
-            self.ports.assign(source, slot as u32);
+            self.choose_source(now, target.address).ok_or(EndReason::Limit)?
+        };
+        let tuple = chosen.tuple;
+        if chosen.source == Source::Ours {
+            self.ports.assign(tuple.source(), slot as u32);
+        } else {
+            self.index.insert(hash(&self.config.seed, &tuple), (slot as u32) << 1 | 1);
         }
-        let isn = super::cookie::isn(self.cookie_key(), &tuple, now);
-        self.remember_target(now, slot, target, tuple, isn);
+        let isn = chosen.first_number(super::cookie::isn(self.cookie_key(), &tuple, now));
+        self.remember_target(now, slot, target, &chosen, isn);
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
@@ -146,13 +147,13 @@ impl<C: Callbacks> Engine<C> {
         Ok(())
     }
 
-    fn remember_target(&mut self, now: Instant, slot: usize, target: &Target, tuple: Tuple, isn: Seq) {
+    fn remember_target(&mut self, now: Instant, slot: usize, target: &Target, chosen: &Chosen, isn: Seq) {
         let millis = |value: Option<u64>, default: u64| Duration::from_millis(value.unwrap_or(default));
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
         hot.phase = Phase::Connecting;
-        hot.tuple[SERVER] = tuple;
+        hot.tuple[SERVER] = chosen.tuple;
         hot.leg[SERVER].hop = target.hop;
-        cold.source = if target.keep_client_address { Source::Client } else { Source::Ours };
+        cold.source = chosen.source;
         cold.idle = millis(target.idle_timeout_ms, self.config.idle_timeout_ms);
         let lifetime = target.lifetime_ms.or(self.config.lifetime_ms);
         cold.expires = lifetime.map_or(NEVER, |ms| cold.opened + Duration::from_millis(ms));

@@ -171,6 +171,8 @@ pub(super) struct Cold {
     pub(super) source: Source,
     /// Packets of it were passed on by whom it was lent to.
     pub(super) passed_elsewhere: bool,
+    /// It was lent at least once.
+    pub(super) was_lent: bool,
     pub(super) stamps: Stamps,
 }
 
@@ -182,6 +184,8 @@ pub(super) enum Source {
     None,
     /// One of ours: it goes back to the free ones.
     Ours,
+    /// One of ours that another connection, to another server, has as well.
+    Shared,
     /// The client's own.
     Client,
 }
@@ -197,6 +201,7 @@ impl Default for Cold {
             key: 0,
             source: Source::None,
             passed_elsewhere: false,
+            was_lent: false,
             stamps: Stamps::default(),
         }
     }

@@ -58,9 +58,23 @@ impl<C: Callbacks> Engine<C> {
     /// No route leads to where this packet of the engine's own was to go. A connection whose server it asks ends; an established
     /// one retransmits, as if the packet had been lost.
     pub fn unrouted(&mut self, now: Instant, packet: &[u8]) {
-        let Ok(ip) = Ip::parse(packet) else { return };
-        let v4 = ip.src.is_v4();
-        let Some((addresses, ports, seq)) = quoted(packet, 0, ip.end, v4) else { return };
+        let is_v4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
+        self.give_up(now, packet, is_v4);
+    }
+
+    /// Takes an ICMP message, from its type on, that reached this host's own IP layer: the kernel reports a silent neighbour so.
+    /// If it says that a server cannot be reached, the connection that asks this server ends. The checksum of an ICMPv6 message
+    /// covers addresses that are not here: the caller has checked it.
+    pub fn reported(&mut self, now: Instant, message: &[u8], is_v4: bool) {
+        let is_whole = !is_v4 || Sum::ZERO.bytes(message).checksum() == 0;
+        if is_whole && kind(is_v4, u8_at(message, 0), u8_at(message, 1)) == Some(Error::Unreachable) {
+            self.give_up(now, message.get(8..).unwrap_or_default(), is_v4);
+        }
+    }
+
+    /// Ends the connection whose SYN to its server this is, or begins like.
+    fn give_up(&mut self, now: Instant, packet: &[u8], is_v4: bool) {
+        let Some((addresses, ports, seq)) = quoted(packet, 0, packet.len(), is_v4) else { return };
         let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
         let key = hash(&self.config.seed, &tuple);
         let Some((slot, SERVER)) = self.find(key, &tuple) else { return };

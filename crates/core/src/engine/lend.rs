@@ -167,6 +167,9 @@ impl<C: Callbacks> Engine<C> {
         if let Some(hot) = self.hot.get_mut(slot as usize) {
             hot.lent = Some(to);
         }
+        if let Some(cold) = self.cold.get_mut(slot as usize) {
+            cold.was_lent = true;
+        }
     }
 
     /// It is lent no more. The borrower tells for the last time what became of it.

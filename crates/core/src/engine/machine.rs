@@ -100,6 +100,8 @@ pub struct Engine<C> {
     pub(super) index: Index,
     pub(super) wheel: Wheel,
     pub(super) ports: Ports,
+    /// Connections whose port another connection has as well.
+    pub(super) shared: u32,
     pub(super) outbox: Outbox,
     records: VecDeque<Record>,
     pub(super) counters: Counters,
@@ -121,7 +123,7 @@ impl<C: Callbacks> Engine<C> {
         let [seed, ..] = config.seed;
         Self {
             ports: Ports::new(&config.sources, seed),
-            // Two entries only for those that keep their clients' addresses; then it is two thirds full at most.
+            // Two entries only for those that keep their clients' addresses or share a port; then it is two thirds full at most.
             index: Index::new(max + max / 2),
             wheel: Wheel::new(max, now),
             hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
@@ -129,6 +131,7 @@ impl<C: Callbacks> Engine<C> {
             slow: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
             free: Vec::new(),
             free_slow: Vec::new(),
+            shared: 0,
             outbox: Outbox::default(),
             records: VecDeque::new(),
             counters: Counters::default(),
@@ -442,7 +445,10 @@ impl<C: Callbacks> Engine<C> {
         match cold.source {
             Source::None => {}
             Source::Ours => self.ports.give(hot.tuple[SERVER].source()),
-            Source::Client => self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1),
+            Source::Client | Source::Shared => {
+                self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1);
+                self.shared -= u32::from(cold.source == Source::Shared);
+            }
         }
         if hot.phase == Phase::TimeWait {
             self.wheel.wait_no_more(slot as u32);

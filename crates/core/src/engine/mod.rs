@@ -7,7 +7,7 @@
 //! | file | does |
 //! |---|---|
 //! | `packet`, `options`, `checksum`, `seq` | reads headers, checks them, computes checksums |
-//! | `table`, `timer`, `ports` | finds connections, time-outs, sources towards servers |
+//! | `table`, `timer`, `ports`, `source` | finds connections, time-outs, sources towards servers |
 //! | `open`, `cookie` | the handshake with the client, with state or without |
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
 //! | `forward` | rewrites packets where they are: nearly all |
@@ -44,6 +44,7 @@ mod relay;
 mod send;
 pub mod seq;
 pub mod siphash;
+mod source;
 mod table;
 mod timer;
 

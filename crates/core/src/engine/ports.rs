@@ -82,6 +82,8 @@ pub(super) struct Ports {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
     turn: usize,
+    /// Where [`Self::in_turn`] goes on.
+    probe: usize,
 }
 
 impl Ports {
@@ -101,7 +103,7 @@ impl Ports {
             let slots = vec![NOBODY; share.ports.len()];
             Pool { address: (*ip).into(), free: free.into(), slots }
         });
-        Self { pools: pools.collect(), range: share.ports.clone(), turn: 0 }
+        Self { pools: pools.collect(), range: share.ports.clone(), turn: 0, probe: 0 }
     }
 
     /// A source of the family of `server`, from each address in turn.
@@ -131,6 +133,16 @@ impl Ports {
             let places = pool.free.iter().take(each).map(|port| usize::from(port.wrapping_sub(first)));
             places.filter_map(|at| pool.slots.get(at)).fold(all, |all, slot| all ^ slot)
         })
+    }
+
+    /// A source of the family of `server`, free or not: each in its turn.
+    pub(super) fn in_turn(&mut self, server: Address) -> Option<(Address, u16)> {
+        let fit = |pool: &&Pool| pool.address.is_v4() == server.is_v4();
+        let count = self.pools.iter().filter(fit).count();
+        let at = self.probe.checked_rem(count * self.range.len())?;
+        self.probe = at + 1;
+        let pool = self.pools.iter().filter(fit).nth(at % count)?;
+        Some((pool.address, self.range.start() + u16::try_from(at / count).ok()?))
     }
 
     /// Says whose a source is that was taken.

@@ -113,6 +113,11 @@ impl Wheel {
         }
     }
 
+    /// The entry that went into TIME-WAIT next after `entry`.
+    pub(super) fn waits_after(&self, entry: u32) -> Option<u32> {
+        self.links.get(entry as usize).map(|links| links.wait.next).filter(|next| *next != NONE)
+    }
+
     /// The entry that has been in TIME-WAIT longest.
     #[inline]
     pub(super) fn longest_waiting(&self) -> Option<u32> {

@@ -496,6 +496,46 @@ fn a_server_without_a_route_is_given_up_and_an_established_one_is_not() {
 }
 
 #[test]
+fn what_the_host_hears_of_a_silent_neighbour_ends_the_connection() {
+    let now = crate::network::at(0);
+    for (length, reached) in [(28, true), (27, false)] {
+        let mut script = Script::new();
+        let (_, syn) = script.request(b"x");
+        // From the type on, without the IP header around it.
+        let message = |syn: &[u8], kind, code| {
+            let mut message = vec![kind, code, 0, 0, 0, 0, 0, 0];
+            message.extend(&syn[..length]);
+            let sum = checksum(&[&message]);
+            message[2..4].copy_from_slice(&sum.to_be_bytes());
+            message
+        };
+        let host = message(&syn.encode(), 3, 1);
+        let mut broken = host.clone();
+        broken[9] ^= 1;
+        let mut guess = syn.clone();
+        guess.seq = guess.seq.wrapping_add(1);
+        let others = [
+            broken,
+            message(&syn.encode(), 3, 4),
+            message(&syn.encode(), 11, 0),
+            message(&guess.encode(), 3, 1),
+            vec![3, 1],
+            vec![],
+        ];
+        for other in others {
+            script.engine.reported(now, &other, true);
+            assert!(script.output().is_empty(), "{other:?}");
+        }
+        script.engine.reported(now, &host, true);
+        let out = script.output();
+        assert_eq!(out.iter().any(|packet| packet.is(RST)), reached, "{length} bytes of the packet: {out:?}");
+        if reached {
+            assert_eq!(states(&mut script).0, EndReason::Unreachable);
+        }
+    }
+}
+
+#[test]
 fn packet_too_big_reaches_the_side_that_sent_it() {
     let mut script = Script::new();
     let bound = script.bind(b"x");

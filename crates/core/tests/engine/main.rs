@@ -11,5 +11,6 @@ mod pcap;
 mod peer;
 mod replay;
 mod script;
+mod sources;
 mod transfers;
 mod wire;

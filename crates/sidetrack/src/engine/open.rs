@@ -12,7 +12,7 @@ use sidetrack_core::engine::{Share, Steering};
 use sidetrack_sys::bpf::{BpfError, Cookies, DecidedMemory, Hook, OffloadMemory, Own, OwnOn, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::random;
-use sidetrack_sys::raw::{PacketSocket, RoutedSocket};
+use sidetrack_sys::raw::{PacketSocket, RoutedSocket, UnreachableSocket};
 use sidetrack_sys::xsk::{self, Copying, Umem, XskSocket};
 use std::io;
 use std::net::SocketAddr;
@@ -138,6 +138,8 @@ pub struct Part {
     pub cookies: Option<(Arc<Cookies>, u32)>,
     /// The connections that the kernel carries from their SYN on; the first worker looks after them.
     pub decided: Option<Arc<decided::Shared>>,
+    /// Says which servers cannot be reached; none: time-outs do.
+    pub unreachable: Option<UnreachableSocket>,
     /// Whether this is the first worker.
     pub is_first: bool,
     /// Wakes it.
@@ -251,6 +253,7 @@ impl Opened {
             let cookies = opening.cookies.clone().map(|all| (all, worker));
             let (listener, interfaces) = (listener.clone(), opening.interfaces.clone());
             let (decided, is_first) = (decided.clone(), worker == 0);
+            let unreachable = Some(UnreachableSocket::open().map_err(failed)?);
             self.parts.push(Part {
                 listener,
                 share,
@@ -261,6 +264,7 @@ impl Opened {
                 offload,
                 cookies,
                 decided,
+                unreachable,
                 is_first,
                 bell,
             });

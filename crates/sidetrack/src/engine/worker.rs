@@ -9,17 +9,18 @@ use super::driver::Driver;
 use super::flows::Flows;
 use super::hops;
 use super::offload::Offload;
-use super::open::{Interface, Kept, Opened, Part};
+use super::open::{Kept, Opened, Part};
 use super::select::Select;
 use super::strays::{Stray, Strays};
 use super::surroundings::Surroundings;
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
-use crate::live::{Clock, Ledger};
+use crate::live::Ledger;
+use offload::{OffloadInputs, answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{CookieSettings, Cookies, OffloadMemory, monotonic_ns};
+use sidetrack_sys::bpf::Cookies;
 use sidetrack_sys::{pages, random};
 use std::io;
 use std::os::fd::AsFd;
@@ -101,6 +102,7 @@ struct Worker {
     engine: Engine<Select>,
     strays: Strays,
     driver: Box<dyn Driver>,
+    unreachable: routes::Unreachable,
     /// No packets can be taken, and the log says so.
     failing: bool,
     /// Packets that found no room, as far as the log says so.
@@ -247,7 +249,7 @@ impl Worker {
         }
         self.engine.tick(now);
         self.send_own();
-        self.end_unrouted(now);
+        self.end_unreachable(now);
         self.offload_early(now);
         self.driver.flush();
         self.note_records();
@@ -330,6 +332,7 @@ impl Worker {
             .map_or(COUNT_EVERY, |at| at.since(now).min(COUNT_EVERY));
         let descriptors = self.driver.descriptors();
         let mut fds: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        fds.extend(self.unreachable.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let bell = self.bell.as_fd();
         fds.push(PollFd::new(&bell, PollFlags::IN));
         // Interrupted by a signal, or woken for nothing: the next turn finds out.
@@ -337,6 +340,7 @@ impl Worker {
         if fds.last().is_some_and(|bell| !bell.revents().is_empty()) {
             self.bell.waited();
         }
+        self.unreachable.woken();
     }
 
     /// Until the bell rings, but not for long.
@@ -360,6 +364,7 @@ impl Worker {
             cookies,
             interfaces,
             decided,
+            unreachable,
             is_first,
             bell: _,
         } = part;
@@ -391,24 +396,11 @@ impl Worker {
             engine,
             strays,
             driver,
+            unreachable: routes::Unreachable::new(unreachable),
             failing: false,
             lost: 0,
             counted,
         })
-    }
-}
-
-/// What the kernel may have of this worker's connections.
-struct OffloadInputs {
-    offload_memory: Option<(Arc<OffloadMemory>, u32)>,
-    interfaces: Vec<Interface>,
-    by_xdp: bool,
-}
-
-impl OffloadInputs {
-    fn offload(&self, clock: Clock) -> Option<Offload> {
-        let (offload_memory, worker) = self.offload_memory.as_ref()?;
-        Some(Offload::new(offload_memory.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
     }
 }
 
@@ -450,14 +442,6 @@ fn fresh(
     engine
 }
 
-/// Has SYNs answered as this engine would.
-fn answer(cookies: Option<&(Arc<Cookies>, u32)>, engine: &Engine<Select>, clock: Clock) {
-    let Some((cookies, worker)) = cookies else { return };
-    let engine::Cookies { key, clock: stamps, mss, window, window_shift } = engine.cookies();
-    let behind_ns = monotonic_ns().saturating_sub(clock.now().as_nanos());
-    cookies.set(*worker, &CookieSettings { key, clock: stamps, behind_ns, mss, window, shift: window_shift });
-}
-
 fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
 }
@@ -468,6 +452,7 @@ mod tests {
     use super::super::strays::Strays;
     use super::*;
     use crate::config::Config;
+    use crate::live::Clock;
     use arc_swap::ArcSwap;
     use sidetrack_core::engine::checksum::Sum;
     use sidetrack_core::engine::packet::{Header, Ip, flags};
@@ -547,6 +532,7 @@ mod tests {
             offload_memory: None,
             cookies: None,
             decided: None,
+            unreachable: None,
             is_first: true,
             bell: bell.clone(),
         };

@@ -99,24 +99,3 @@ fn the_directory_is_chosen_by_the_entry_and_a_value_is_rewritten() {
     let anonymous = host.run(|| tool("ldapsearch", &format!("-LLL -x -H {ENGINE} -b dc=first (sn=9)")));
     assert!(anonymous.contains("p9@old.first"), "{anonymous}");
 }
-
-#[test]
-fn the_directory_is_chosen_by_the_search_after_an_anonymous_bind() {
-    if !is_root() {
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut site = Site::new();
-    let _first = slapd(&site.line.server, folder.path(), "first", 1389);
-    let _second = slapd(&site.line.server, folder.path(), "second", 2389);
-    let listen = engine("to = \"10.0.2.1:1389\"")
-        .replace("engine = {", "engine = { choose = [{ ldap_dn = \"dc=second\", to = \"10.0.2.1:2389\" }],");
-    site.start("default = \"direct\"\n", &listen);
-    for (name, port) in [("first", 1389), ("second", 2389)] {
-        let arguments = format!("-LLL -x -H {ENGINE} -b dc={name} -o nettimeout=50");
-        let people = site.line.client.run(move || tool("ldapsearch", &arguments));
-        assert_eq!(people.matches(&format!("@old.{name}")).count(), 300, "{people}");
-        let record = site.record();
-        assert_eq!((record.text("reason"), record.address("orig_dst").port()), ("ok", port));
-    }
-}

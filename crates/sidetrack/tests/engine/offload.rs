@@ -342,29 +342,3 @@ fn a_client_that_comes_back_by_the_same_port_is_served_where_xdp_answers() {
     }
     server.join().expect("no panic");
 }
-
-#[test]
-fn a_veth_whose_far_end_has_no_gro_is_left_to_user_space() {
-    if !is_root() {
-        return;
-    }
-    for silent in ["client", "server"] {
-        let mut site = Site::taking_frames();
-        let host = if silent == "client" { &site.line.client } else { &site.line.server };
-        host.run(|| crate::tools::tool("ethtool", "-K eth0 gro off"));
-        let (address, server) = serve(&site, "10.0.2.1", 4, both_ways);
-        site.start("", &lending("xdp", 65_536, &format!("to = \"{address}\"")));
-        for _ in 0..4 {
-            site.line.client.run(move || {
-                let mut stream = connect(ENGINE);
-                stream.write_all(b"d").expect("sent");
-                let mut all = Vec::new();
-                stream.read_to_end(&mut all).expect("everything");
-                assert!(all == Dice(3).bytes(BULK), "{} bytes, or others", all.len());
-            });
-            let record = site.record();
-            assert_eq!((record.text("reason"), record.number("bytes_down")), ("ok", BULK as u64), "{silent}");
-        }
-        server.join().expect("no panic");
-    }
-}

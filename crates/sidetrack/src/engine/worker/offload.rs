@@ -1,7 +1,36 @@
 //! What a worker lends to the kernel, and takes back.
 
+use super::super::offload::Offload;
+use super::super::open::Interface;
+use super::super::select::Select;
 use super::Worker;
+use crate::live::Clock;
+use sidetrack_core::engine::{self, Engine};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::bpf::{CookieSettings, Cookies, OffloadMemory, monotonic_ns};
+use std::sync::Arc;
+
+/// What the kernel may have of this worker's connections.
+pub(super) struct OffloadInputs {
+    pub(super) offload_memory: Option<(Arc<OffloadMemory>, u32)>,
+    pub(super) interfaces: Vec<Interface>,
+    pub(super) by_xdp: bool,
+}
+
+impl OffloadInputs {
+    pub(super) fn offload(&self, clock: Clock) -> Option<Offload> {
+        let (offload_memory, worker) = self.offload_memory.as_ref()?;
+        Some(Offload::new(offload_memory.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
+    }
+}
+
+/// Has SYNs answered as this engine would.
+pub(super) fn answer(cookies: Option<&(Arc<Cookies>, u32)>, engine: &Engine<Select>, clock: Clock) {
+    let Some((cookies, worker)) = cookies else { return };
+    let engine::Cookies { key, clock: stamps, mss, window, window_shift } = engine.cookies();
+    let behind_ns = monotonic_ns().saturating_sub(clock.now().as_nanos());
+    cookies.set(*worker, &CookieSettings { key, clock: stamps, behind_ns, mss, window, shift: window_shift });
+}
 
 impl Worker {
     /// Lends connections whose first bytes are about to be sent: before that, so that the answer finds the kernel ready.
