@@ -1,4 +1,5 @@
-//! What is kept of a connection: the part every packet needs, in one place; the rest apart from it.
+//! The state of a connection: what every packet needs lies together ([`Hot`]), the rest apart from it ([`Cold`], [`Slow`]).
+//! The head of the parent module draws the phases.
 
 use super::checksum::Sum;
 use super::config::{ConnectionId, Hop};
@@ -24,21 +25,21 @@ pub(super) const fn side(at: usize) -> Side {
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How far a connection is.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     /// The slot is free.
     #[default]
     Free,
-    /// The client's SYN was answered.
+    /// The engine has answered the client's SYN and waits for the acknowledgement.
     Opening,
-    /// The client is there; the server is being chosen.
+    /// The handshake with the client is done; the callback has not chosen a server yet.
     Deciding,
-    /// The server was sent a SYN.
+    /// The engine has sent a SYN to the server.
     Connecting,
-    /// Both are there; packets are translated.
+    /// Both handshakes are done; packets are translated.
     Bound,
-    /// Both have closed; kept for late packets. Its record is written.
+    /// Both sides have closed. The state is kept for late packets; the record is written.
     TimeWait,
 }
 
@@ -93,12 +94,12 @@ pub(super) struct Hot {
     pub(super) active: Instant,
     /// Slot of what only some connections need, or [`NONE`].
     pub(super) slow: u32,
-    /// Who translates its packets as well.
+    /// The kernel's number of the connection while it is offloaded.
     pub(super) lent: Option<LentTo>,
     pub(super) phase: Phase,
     /// Packets can be rewritten where they are: same family, same options, no edits.
     pub(super) plain: bool,
-    /// Somebody changed bytes: old numbers that were acknowledged no longer stand for the bytes a receiver knows.
+    /// A callback changed bytes: acknowledged numbers no longer stand for the bytes that the receiver knows.
     pub(super) edited: bool,
     /// Both sides agreed on the same options.
     pub(super) same_options: bool,
@@ -169,9 +170,9 @@ pub(super) struct Cold {
     pub(super) key: u32,
     /// Whether there is a source towards the server, and whether it goes back to the free ones.
     pub(super) source: Source,
-    /// Packets of it were passed on by whom it was lent to.
+    /// The kernel has passed on packets of it while it was offloaded.
     pub(super) passed_elsewhere: bool,
-    /// It was lent at least once.
+    /// It was offloaded at least once.
     pub(super) was_lent: bool,
     pub(super) stamps: Stamps,
 }
@@ -207,8 +208,8 @@ impl Default for Cold {
     }
 }
 
-/// What a connection needs while it is made, while its bytes are held, and as long as they may be changed: four lines of
-/// cache, in which what comes first is used most. Times may be [`NEVER`].
+/// The state that a connection needs during its handshakes, while its bytes are held, and while callbacks may change them. It is
+/// four cache lines long; the first fields are used most. Times may be [`NEVER`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Slow {

@@ -1,4 +1,4 @@
-//! What happens when nothing happens.
+//! Time-outs of connections, and what the rest of the program asks about live ones.
 
 use super::config::Callbacks;
 use super::connection::{CLIENT, NEVER, Phase};
@@ -7,7 +7,7 @@ use crate::flow::EndReason;
 use crate::time::Instant;
 
 impl<C: Callbacks> Engine<C> {
-    /// Looks at a connection whose entry in the wheel came up: does what is due and arms what is next.
+    /// Handles a connection whose entry in the timing wheel is due, and arms the next one.
     pub(super) fn expire(&mut self, now: Instant, slot: usize) {
         if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting && hot.lent.is_some()) {
             self.recall(now, slot);
@@ -34,7 +34,7 @@ impl<C: Callbacks> Engine<C> {
             }
         }
         let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
-        // It may have come to its end where it is lent.
+        // `catch_up` may have ended it: the kernel can have seen both FINs.
         if hot.phase != Phase::Bound {
             return;
         }
@@ -47,7 +47,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// When a connection is to be looked at next.
+    /// Returns when the connection has its next time-out.
     fn due(&self, slot: usize) -> Option<Instant> {
         let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
         let slow = self.slow.get(hot.slow as usize);
@@ -73,7 +73,7 @@ impl<C: Callbacks> Engine<C> {
         found.is_some()
     }
 
-    /// Connections whose server was asked or is there, with the payload that each side has sent, the client first.
+    /// Returns the connections that have a server, with the payload bytes of the client and of the server.
     pub fn traffic(&self) -> impl Iterator<Item = (super::config::ConnectionId, u64, u64)> {
         let both = self.hot.iter().zip(&self.cold);
         both.filter(|(hot, _)| matches!(hot.phase, Phase::Connecting | Phase::Bound)).map(|(hot, cold)| {
@@ -82,7 +82,7 @@ impl<C: Callbacks> Engine<C> {
         })
     }
 
-    /// The states of connections whose server was asked or is there, as far as one changed at `since` or later.
+    /// Returns the TCP states of the connections that have a server, if one of them changed at `since` or later.
     pub fn reached_since(
         &self,
         since: Instant,
@@ -97,7 +97,7 @@ impl<C: Callbacks> Engine<C> {
         .map(|(_, cold)| (cold.id, cold.stamps))
     }
 
-    /// The client whose connection has this id; none if it has ended.
+    /// Returns the client of the connection with this id; none if it has ended.
     pub fn client_of(&self, id: super::config::ConnectionId) -> Option<std::net::SocketAddr> {
         let at = self.cold.iter().position(|cold| cold.id == id)?;
         let hot = self.hot.get(at)?;

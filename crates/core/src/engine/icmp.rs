@@ -1,5 +1,5 @@
-//! ICMP errors about connections of ours: each quotes a packet that one side was sent, and is translated for the side
-//! that caused it (RFC 792, RFC 4443; what is believed of it: RFC 5927).
+//! Handles ICMP errors about the engine's connections (RFC 792, RFC 4443). Each quotes a packet that the engine sent, and is
+//! translated for the side whose packet caused it. A quote is trusted only if its sequence number fits (RFC 5927, Sec. 4).
 
 use super::checksum::Sum;
 use super::config::Callbacks;
@@ -11,7 +11,7 @@ use super::table::hash;
 use crate::flow::EndReason;
 use crate::time::Instant;
 
-/// What an ICMP message says of a connection.
+/// The kind of an ICMP error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Error {
     /// Type 3 code 4, or "packet too big".
@@ -32,7 +32,7 @@ fn kind(v4: bool, kind: u8, code: u8) -> Option<Error> {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// An ICMP message: translated where it quotes a connection of ours, else left to the rest of the system.
+    /// Translates an ICMP message that quotes one of the engine's connections; leaves any other to the host.
     #[inline(never)]
     pub(super) fn icmp(&mut self, now: Instant, packet: &mut [u8]) -> Fate {
         let Ok(ip) = &Ip::parse(packet) else { return Fate::NotOurs };
@@ -55,8 +55,8 @@ impl<C: Callbacks> Engine<C> {
         self.quoted_error(now, slot, to, packet, ip, error, Seq(seq))
     }
 
-    /// No route leads to where this packet of the engine's own was to go. A connection whose server it asks ends; an established
-    /// one retransmits, as if the packet had been lost.
+    /// Takes a packet of the engine that has no route. If it is the SYN to a server, the connection ends. For an established
+    /// connection it counts as lost: the sender retransmits.
     pub fn unrouted(&mut self, now: Instant, packet: &[u8]) {
         let is_v4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
         self.give_up(now, packet, is_v4);
@@ -72,7 +72,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Ends the connection whose SYN to its server this is, or begins like.
+    /// Ends the connection whose SYN to the server `packet` is; the first 28 or 48 bytes are enough.
     fn give_up(&mut self, now: Instant, packet: &[u8], is_v4: bool) {
         let Some((addresses, ports, seq)) = quoted(packet, 0, packet.len(), is_v4) else { return };
         let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
@@ -132,7 +132,7 @@ impl<C: Callbacks> Engine<C> {
         put(packet, inner_tcp, &cause.remote_port().to_be_bytes());
         put(packet, inner_tcp + 2, &cause.local_port().to_be_bytes());
         put(packet, inner_tcp + 4, &(seq - hot.leg[to ^ 1].add).0.to_be_bytes());
-        // The message: from us, where the sender knows nobody else, to it.
+        // The message: from the address that the client or server talks to, to it.
         write_addresses(packet, 0, v4, cause.local, cause.remote);
         put(packet, start + 2, &[0, 0]);
         let pseudo = if v4 {
@@ -147,7 +147,7 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// Options in the outer header would have to be looked at; nobody sends them with ICMP errors.
+/// Whether the outer header has options, which the translation does not handle. Real ICMP errors have none.
 fn header_too_long(_packet: &[u8], ip: &Ip) -> bool {
     ip.src.is_v4() && ip.payload != 20
 }

@@ -1,9 +1,24 @@
-//! Connections whose packets need nothing but translation: somebody nearer to the interfaces, such as a program in the
-//! kernel, may do that. The connection stays ours: what was passed on there is told here before anything is decided, and a
-//! packet that comes here all the same is handled as ever.
+//! Offloads connections whose packets need only translation: a program in the kernel may do that. The engine keeps the
+//! connection. Before it decides anything it asks the program what it has passed on. A packet that reaches the engine
+//! all the same is handled as for any other connection.
 //!
-//! Numbers only move forward, so both may translate packets of the same connection: each takes what the other has seen when
-//! it is ahead.
+//! Both may translate packets of the same connection, because numbers only move forward: each copies the other's numbers when
+//! those are ahead.
+//!
+//! ```text
+//!                   plain(): only translation is left            lend()
+//!   user space only -----------------------------> may be lent ----------> offloaded
+//!        ^                                                                   |  ^
+//!        |   reclaim(): the kernel has let go of it (again later)            |  | progress(): numbers, bytes, FINs
+//!        +<------------------------------------------------------------------+--+
+//!        |   closing(): a FIN or a RST came here                             |
+//!        |                                                                   v
+//!   TimeWait <----------- over(): both FINs are acknowledged in the kernel --+
+//!
+//!   Writers of an offloaded connection:
+//!     the kernel's program   `Moved`: numbers, bytes, packets, FINs of what it has passed on
+//!     the engine             `Translation` once, when it lends; `Standing` after each packet that came to user space
+//! ```
 
 use super::ask::Answered;
 use super::config::{Callbacks, ConnectionId, Hop};
@@ -14,7 +29,7 @@ use crate::time::Instant;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 
-/// Whom a connection is lent to: the borrower's own number for it.
+/// The number that the kernel's side gives to an offloaded connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LentTo(pub NonZeroU32);
 
@@ -36,7 +51,7 @@ pub struct Standing {
 pub struct Translation {
     /// The host on this side.
     pub remote: SocketAddr,
-    /// Whom it talks to.
+    /// The address that it talks to.
     pub local: SocketAddr,
     /// How it is reached.
     pub hop: Hop,
@@ -58,16 +73,16 @@ pub struct Translation {
     pub standing: Standing,
 }
 
-/// A FIN that the borrower passed on.
+/// A FIN that the kernel has passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fin {
     /// After it, as `Standing::sent`.
     pub end: u32,
-    /// The other side's had come before.
+    /// True if the other side's FIN was passed on first.
     pub is_second: bool,
 }
 
-/// What one side has sent by way of the borrower.
+/// What the kernel has passed on of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Where it stands now.
@@ -76,30 +91,28 @@ pub struct Moved {
     pub bytes: u64,
     /// Packets since the last time.
     pub packets: u32,
-    /// Its FIN, if it was ever passed on there.
+    /// Its FIN, if the kernel has passed it on.
     pub fin: Option<Fin>,
 }
 
-/// What has become of a lent connection.
+/// The progress of an offloaded connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Both sides, the client first.
     pub sides: [Moved; 2],
-    /// When the last packet passed there; none: none did.
+    /// The time of the last packet that the kernel passed on; none if it passed on no packet.
     pub active: Option<Instant>,
-    /// What the server answered, if whoever has it waited for that ([`Callbacks::ask`]); told once, and with the first progress that is
-    /// told at all.
+    /// The server's SYN-ACK, if the kernel waited for it ([`Callbacks::ask`]). It is told once, with the first progress.
     pub answered: Option<Answered>,
 }
 
 impl Hot {
-    /// Whether nobody but the hosts themselves has a say in what becomes of its packets, and whether it stays so until one
-    /// of them closes.
+    /// Whether its packets need only translation, now and until one of the hosts closes.
     pub(super) fn may_be_lent(&self) -> bool {
         self.plain && self.is_untouched()
     }
 
-    /// The same but for first bytes that are ours to deliver.
+    /// The same, but the engine may still have first bytes to deliver.
     fn is_untouched(&self) -> bool {
         let open = |leg: &Leg| !leg.has_fin || leg.fin_acked;
         self.phase == Phase::Bound && !self.edited && self.lent.is_none() && self.leg.iter().all(open)
@@ -125,8 +138,8 @@ impl Leg {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// What a borrower needs to know of the connection in this slot, the client's side first; none: it is not to be lent
-    /// now.
+    /// Returns what the kernel needs to translate the connection in this slot, the client's side first; none if it cannot be
+    /// offloaded now.
     pub fn translation(&self, slot: u32) -> Option<[Translation; 2]> {
         let hot = self.hot.get(slot as usize)?;
         (hot.may_be_lent() || self.only_delivers(slot as usize)).then(|| {
@@ -149,8 +162,8 @@ impl<C: Callbacks> Engine<C> {
         })
     }
 
-    /// Whether all that is left to do for it is to see that the server gets its first bytes, which were sent as they came:
-    /// they are sent again here if they must be, whoever else translates.
+    /// Whether only the delivery of the first bytes is left, which were sent unchanged. The engine retransmits them if it must,
+    /// also while the kernel translates.
     pub(super) fn only_delivers(&self, slot: usize) -> bool {
         let Some(hot) = self.hot.get(slot).filter(|hot| hot.is_untouched()) else { return false };
         let Some(slow) = self.slow.get(hot.slow as usize) else { return false };
@@ -162,7 +175,7 @@ impl<C: Callbacks> Engine<C> {
             && client.only_owned().is_some_and(|end| slow.sent == end)
     }
 
-    /// The connection in this slot is lent from now on.
+    /// Marks the connection in this slot as offloaded.
     pub fn lend(&mut self, slot: u32, to: LentTo) {
         if let Some(hot) = self.hot.get_mut(slot as usize) {
             hot.lent = Some(to);
@@ -172,7 +185,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// It is lent no more. The borrower tells for the last time what became of it.
+    /// Takes the connection back: copies its state from the kernel for the last time.
     pub fn reclaim(&mut self, now: Instant, slot: u32) {
         self.catch_up(now, slot as usize);
         if let Some(hot) = self.hot.get_mut(slot as usize) {
@@ -180,7 +193,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Both sides of a connection have closed where it is lent.
+    /// Ends an offloaded connection whose two FINs were acknowledged in the kernel.
     pub fn over(&mut self, now: Instant, slot: u32, to: LentTo) {
         if self.hot.get(slot as usize).is_some_and(|hot| hot.lent == Some(to)) {
             self.catch_up(now, slot as usize);
@@ -190,28 +203,28 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Where both sides of a lent connection stand by what was told and what came here, and the first time stamps that
-    /// they may be shown; none if it is not lent to this borrower, or its server's answer is still waited for.
+    /// Returns the numbers of both sides by what the kernel told and what came to user space, and the first time stamps that they
+    /// may be shown. None if the connection is not offloaded under this number, or the SYN-ACK has not come.
     pub fn standing(&self, slot: u32, to: LentTo) -> Option<[(Standing, u32); 2]> {
         let is_known = |hot: &&Hot| hot.lent == Some(to) && hot.phase != Phase::Connecting;
         let hot = self.hot.get(slot as usize).filter(is_known)?;
         Some([CLIENT, SERVER].map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
     }
 
-    /// Asks for news of every lent connection.
+    /// Copies the state of every offloaded connection from the kernel.
     pub fn refresh(&mut self, now: Instant) {
         for slot in 0..self.hot.len() {
             self.catch_up(now, slot);
         }
     }
 
-    /// Connections of which packets were passed on by whom they are lent to.
+    /// Returns the connections of which the kernel has passed on packets.
     pub fn passed_elsewhere(&self) -> impl Iterator<Item = ConnectionId> {
         let both = self.hot.iter().zip(&self.cold);
         both.filter(|(hot, cold)| hot.phase == Phase::Bound && cold.passed_elsewhere).map(|(_, cold)| cold.id)
     }
 
-    /// Learns what became of a connection while it was lent.
+    /// Copies a connection's state from the kernel.
     pub(super) fn catch_up(&mut self, now: Instant, slot: usize) {
         let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
         let Some(progress) = self.callbacks.progress(lent) else { return };
@@ -235,14 +248,14 @@ impl<C: Callbacks> Engine<C> {
             hot.active = hot.active.max(active);
         }
         self.delivered_elsewhere(now, slot, before);
-        // It may be told late.
+        // The kernel may report it late: the time of the last packet counts, but never a time before the server answered.
         let at = progress.active.map_or(now, |active| active.min(now));
         let connected = self.cold.get(slot).map(|cold| cold.connected).filter(|at| *at != NEVER);
         let at = connected.map_or(at, |connected| at.max(connected));
         self.closed_elsewhere(at, slot, &progress.sides);
     }
 
-    /// The server may have acknowledged there what was ours to deliver; it had acknowledged `before`.
+    /// Drops first bytes that the server has acknowledged through the kernel since `before`.
     fn delivered_elsewhere(&mut self, now: Instant, slot: usize, before: Seq) {
         if self.slow_of(slot).is_none() {
             return;
@@ -255,8 +268,8 @@ impl<C: Callbacks> Engine<C> {
         self.settle(slot);
     }
 
-    /// FINs may have been passed on there, and those that were handled here acknowledged. They are followed in the order
-    /// in which they came.
+    /// Follows FINs that the kernel has passed on, and acknowledgements of those that user space handled. The order in which the
+    /// FINs came decides the states, so the first one is followed first.
     fn closed_elsewhere(&mut self, now: Instant, slot: usize, sides: &[Moved; 2]) {
         let client_is_second = sides[CLIENT].fin.is_some_and(|fin| fin.is_second);
         let order = if client_is_second { [SERVER, CLIENT] } else { [CLIENT, SERVER] };
@@ -274,7 +287,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// A lent connection ends.
+    /// Tells the kernel's side that an offloaded connection has ended.
     pub(super) fn ended(&mut self, slot: usize) {
         if let Some(lent) = self.hot.get_mut(slot).and_then(|hot| hot.lent.take()) {
             self.callbacks.ended(lent);

@@ -1,8 +1,24 @@
-//! The engine: a TCP proxy at packet level. Two connections, one state, headers rewritten; the server is chosen when
-//! the client's first bytes are there (delayed binding), and payload may be looked at and changed on its way.
+//! A TCP proxy at packet level (ProxyEngine, "Overview"). It keeps one state for two connections and rewrites headers.
+//! The server is chosen when the client's first bytes have come (delayed binding). Callbacks may inspect and change payload.
 //!
-//! Packets and time go in, packets and session records come out: no I/O, no clock, nothing allocated per packet of an
-//! established connection. [`Engine`] has the shape of every protocol core: `handle`, `poll`, `deadline`, and `tick`.
+//! Packets and time go in; packets and session records come out. The engine has no I/O and no clock, and it allocates nothing
+//! for a packet of an established connection. [`Engine`] has the shape of every protocol core: `handle`, `poll`, `deadline`, `tick`.
+//!
+//! The phases of a connection (`connection::Phase`):
+//!
+//! ```text
+//!                 SYN                 handshake done              server chosen
+//!   Free ----------------> Opening -----------------> Deciding ------------------> Connecting
+//!    ^ \                     |                           |                             |
+//!    |  \  ACK with a cookie |                           |                             | SYN-ACK of the server
+//!    |   +-----------------------------------------------^                             v
+//!    |                       |                           |                           Bound <---> offloaded (`lend`)
+//!    |  time-out, reset      |  time-out, reset, refused |   reset, time-out           |
+//!    +<----------------------+<--------------------------+<----------------------------+
+//!    |                                                                                 | both FINs acknowledged
+//!    |        `time_wait_ms` over, port or slot needed, new SYN of the client          v
+//!    +<---------------------------------------------------------------------------- TimeWait
+//! ```
 //!
 //! | file | does |
 //! |---|---|
@@ -12,13 +28,13 @@
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
 //! | `forward` | rewrites packets where they are: nearly all |
 //! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
-//! | `lend` | lets the kernel translate packets of a connection that needs nobody else |
+//! | `lend` | offloads connections: the kernel translates the packets of those that need only translation |
 //! | `ask` | lets the kernel send the first bytes when the server answers |
-//! | `ahead` | reads from memory what a batch will need, all at once |
+//! | `ahead` | loads what a batch needs from memory in one pass |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
-//! Who answers for bytes: end hosts do, as in the original, for all that passes; only the first bytes, acknowledged
-//! before there was a server, are the engine's own to deliver, and it does so as a TCP sender does.
+//! The end hosts deliver all bytes that pass: they retransmit what is lost, as in ProxyEngine. The engine itself delivers only
+//! the first bytes, because it acknowledged them before there was a server. It does so as a TCP sender does.
 
 mod ahead;
 mod ask;

@@ -1,14 +1,14 @@
 //! The addresses and ports that connections to servers come from, and how several workers share them.
 //!
-//! Answers of servers have to come to the worker that holds the connection. As in the original's `flow_steering`, each
-//! worker owns either a block of ports of every address (`Port`) or addresses of its own (`Ip`); see [`Steering::share`].
+//! A server's packets must reach the worker that has the connection. So each worker owns a block of ports of every address
+//! (`Port`) or its own addresses (`Ip`), as in ProxyEngine's `flow_steering`; see [`Steering::share`].
 
 use super::packet::{Address, Tuple};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-/// How the answers of servers find the worker that asked.
+/// How a server's packets find the worker that has the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Steering {
@@ -19,7 +19,7 @@ pub enum Steering {
     Ip,
 }
 
-/// What one worker may use as source towards servers.
+/// The source addresses and ports that one worker may use towards servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Its addresses.
@@ -29,10 +29,10 @@ pub struct Share {
 }
 
 impl Steering {
-    /// The part of `addresses` and `ports` that worker `worker` of `workers` owns; none if nothing is left for it.
+    /// Returns the part of `addresses` and `ports` that worker `worker` of `workers` owns; none if nothing is left for it.
     ///
-    /// Blocks of ports have equal size, a power of two where `ports` is one, so that a mask tells the worker as in the
-    /// original; the shares of different workers never overlap.
+    /// Blocks of ports have equal size. Their size is a power of two where that of `ports` is, so a mask tells the worker. The
+    /// shares of different workers never overlap.
     pub fn share(
         self,
         addresses: &[IpAddr],
@@ -63,13 +63,13 @@ impl Steering {
     }
 }
 
-/// One address with its free ports, the one free for longest first: a server may still hold the last connection from a
-/// port in TIME-WAIT.
+/// One address with its free ports. The port that has been free for longest is taken first, because a server may still have the
+/// last connection of a port in TIME-WAIT.
 #[derive(Debug)]
 struct Pool {
     address: Address,
     free: VecDeque<u16>,
-    /// By port, from the first of the range on: whose it is, or [`NOBODY`].
+    /// The slot of the connection that has each port of the range, or [`NOBODY`].
     slots: Vec<u32>,
 }
 
@@ -124,7 +124,7 @@ impl Ports {
         None
     }
 
-    /// Reads the places of the sources that so many calls of [`Self::take`] will probably give: brings them from memory.
+    /// Loads the entries of the next `count` sources of [`Self::take`] from memory.
     #[inline]
     pub(super) fn next(&self, count: usize) -> u32 {
         let each = count.div_ceil(self.pools.len().max(1));
@@ -145,7 +145,7 @@ impl Ports {
         Some((pool.address, self.range.start() + u16::try_from(at / count).ok()?))
     }
 
-    /// Says whose a source is that was taken.
+    /// Assigns a taken source to a connection.
     #[inline]
     pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: u32) {
         let at = usize::from(port.wrapping_sub(*self.range.start()));

@@ -1,5 +1,4 @@
-//! Session records: what the original writes for each session (roles, addresses, counts, time-stamped states, cause),
-//! in one value of fixed size.
+//! Session records of fixed size: roles, addresses, counts, time-stamped states and cause (ProxyEngine, `detailed_records`).
 
 use super::config::ConnectionId;
 use super::connection::{CLIENT, SERVER};
