@@ -85,7 +85,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Reads the free places that so many new connections will be put into.
+    /// Loads the free slots that the next new connections will use.
     // What was freed last is taken first: it may still be in the cache, but not where many end together.
     #[inline(never)]
     fn warm_free(&self, count: usize) {

@@ -42,7 +42,7 @@ pub struct Asked<'a> {
     pub packet: &'a [u8],
 }
 
-/// The answer of a server, as whoever took it understood it.
+/// The SYN-ACK of a server, as the kernel's program read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
     /// The number of its SYN.
@@ -78,7 +78,7 @@ fn untold(hot: &Hot, at: usize) -> Translation {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// A server was sent a SYN: somebody else may wait for its answer, if nothing but the first bytes is to be sent then.
+    /// Lets the kernel handle the server's SYN-ACK, if only the first bytes are to be sent after it.
     pub(super) fn ask_elsewhere(&mut self, now: Instant, slot: usize) {
         let Some(hot) = self.hot.get(slot) else { return };
         let own_mss = self.mss(hot.tuple[SERVER].remote);

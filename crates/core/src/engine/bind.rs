@@ -1,5 +1,5 @@
-//! Delayed binding: the client's first bytes are held and acknowledged, a server is chosen by them, and the handshake
-//! with it is made. What was held is then the engine's to deliver: see `owned.rs`.
+//! Delayed binding: the engine holds and acknowledges the client's first bytes, asks for a server, and makes the handshake with
+//! it. From then on the engine delivers the held bytes: see `owned.rs`.
 
 use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
 use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
@@ -21,7 +21,7 @@ pub(super) const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// Shortest wait for an acknowledgement of held bytes; as Linux, below the second of RFC 6298.
 const SHORTEST_WAIT: Duration = Duration::from_millis(200);
 
-/// What a server says to our SYN.
+/// What a server's SYN-ACK says.
 pub(super) struct Answer {
     pub(super) seq: Seq,
     pub(super) ack: Seq,
@@ -40,7 +40,7 @@ enum Held {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// A segment of a client that has no server yet.
+    /// Handles a segment of a client that has no server yet.
     pub(super) fn hold(&mut self, now: Instant, slot: usize, header: &Header, packet: &mut [u8]) -> Fate {
         let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else {
@@ -78,7 +78,7 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// Asks for a server.
+    /// Asks the callback for a server.
     pub(super) fn decide(&mut self, now: Instant, slot: usize, last: bool) {
         let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
@@ -193,7 +193,7 @@ impl<C: Callbacks> Engine<C> {
         });
     }
 
-    /// A segment of a server that was sent a SYN.
+    /// Handles a segment of a server that was sent a SYN.
     pub(super) fn server_answer(
         &mut self,
         now: Instant,
@@ -212,7 +212,8 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Taken;
         }
         if header.has(flags::ACK) && !ours {
-            // It remembers an older connection from this port: a reset makes it forget (RFC 9293, section 3.5.2).
+            // The server remembers an older connection of this port. A reset makes it forget (RFC 9293, Sec. 3.5.2); then the SYN
+            // is repeated, or it would wait for the retransmission timer.
             let fate = self.reset_stranger(now, header, hop);
             self.send_syn(now, slot);
             return fate;
@@ -236,7 +237,8 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// The server is there: fixes the translation. `clock` is ours, of then. When the connection is to be looked at next.
+    /// Binds the connection: fixes how both sides are translated. `clock` is the engine's time stamp of that moment. Returns when
+    /// the next time-out is.
     pub(super) fn agreed(
         &mut self,
         now: Instant,
@@ -259,7 +261,7 @@ impl<C: Callbacks> Engine<C> {
         Some(due)
     }
 
-    /// Makes what is held ours to deliver, changed if somebody wants it changed. False if that ended the connection.
+    /// Lets the engine deliver the held bytes, changed if a callback changes them. Returns false if that ended the connection.
     fn own_what_was_held(&mut self, now: Instant, slot: usize) -> bool {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get(slot)) else { return false };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
@@ -303,7 +305,7 @@ impl<C: Callbacks> Engine<C> {
         true
     }
 
-    /// Ends a connection whose server cannot be had: the client is reset.
+    /// Ends a connection whose server cannot be reached: resets the client.
     pub(super) fn refuse(&mut self, now: Instant, slot: usize, reason: EndReason) {
         self.reset(now, slot, CLIENT);
         self.end_silently(now, slot, reason);
@@ -318,7 +320,7 @@ impl<C: Callbacks> Engine<C> {
         self.release(now, slot, Some(reason));
     }
 
-    /// What is due of a connection that has no server yet.
+    /// Handles a time-out of a connection that has no server yet.
     pub(super) fn expire_unbound(&mut self, now: Instant, slot: usize) {
         let Some(hot) = self.hot.get(slot) else { return };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
@@ -343,7 +345,7 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// Takes what is new of a client's segment into the held bytes.
+/// Adds the new bytes of a client's segment to the held ones.
 fn take(
     config: &super::config::Config,
     now: Instant,
@@ -380,7 +382,7 @@ fn take(
         return Held::Nothing;
     }
     if header.seq.after(leg.next) || !header.seq_end().after(leg.next) || slow.fin {
-        // A gap, or nothing new: the client has to know where we are.
+        // A gap, or nothing new: the acknowledgement tells the client which byte comes next.
         return Held::Acknowledge;
     }
     let skip = leg.next.since(header.seq) as usize;

@@ -53,7 +53,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The settings that nearly everybody wants, for these listeners and sources.
+    /// Returns the default settings for these listeners and sources.
     pub fn new(listen: Vec<Listen>, sources: Share, seed: [u64; 4]) -> Self {
         Self {
             listen,
@@ -116,8 +116,8 @@ pub struct Opening<'a> {
 /// The choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// Ask again when there are more bytes, or after so many milliseconds since the client was first asked about. To an
-    /// opening that is the last this ends the connection with reason `handshake_timeout`.
+    /// Ask again when there are more bytes, or `wait_ms` after the first question about this client. If the opening says that it is
+    /// the last, this ends the connection with reason `handshake_timeout`.
     Wait {
         /// The wait.
         wait_ms: u64,
@@ -171,13 +171,13 @@ impl Target {
 pub enum Payload {
     /// It goes on as it is.
     Keep,
-    /// These bytes go on in its place: as many, more, fewer, or none.
+    /// These bytes go on instead: as many, more, fewer, or none.
     Replace(Vec<u8>),
     /// Both sides are reset; the record says this.
     Reset(EndReason),
 }
 
-/// What the engine asks its user. Both are called with the packet at hand and must not block.
+/// The callbacks of the engine. They run while a packet is handled and must not block.
 pub trait Callbacks {
     /// Chooses the server: asked once when the client's handshake is done, with no bytes, and again as bytes come.
     fn select(&mut self, opening: &Opening<'_>) -> Selection;
@@ -188,37 +188,38 @@ pub trait Callbacks {
         Payload::Keep
     }
 
-    /// Packets of the connection in this slot are only translated from now on: it may be lent
+    /// Called when the connection in this slot needs only translation from now on: it may be offloaded
     /// ([`Engine::translation`](super::Engine::translation)).
     fn plain(&mut self, slot: u32) {
         let _ = slot;
     }
 
-    /// The first bytes of the connection in this slot are on their way to its server as they came, and then its packets are
-    /// only translated: it may be lent already, to somebody who follows FINs, too.
+    /// Called when the first bytes of the connection in this slot are on their way unchanged and its later packets need only
+    /// translation. It may be offloaded already, to a program that follows FINs, too.
     fn delivering(&mut self, slot: u32) {
         let _ = slot;
     }
 
-    /// The server of the connection in this slot is about to be sent a SYN. Whoever can wait for its answer, send the first bytes
-    /// then and translate from there on may have the connection: it is lent to him. Only where [`Config::answers_elsewhere`].
+    /// Called before a SYN goes to the server of the connection in this slot. A program that can handle the SYN-ACK, send the first
+    /// bytes and translate from then on may have the connection: return its number. Only with [`Config::answers_elsewhere`].
     fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
         let _ = (slot, asked);
         None
     }
 
-    /// What has become of a lent connection since this was asked last; none: nothing.
+    /// Returns what the kernel has passed on of an offloaded connection since the last call; none: nothing.
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {
         let _ = lent;
         None
     }
 
-    /// A lent connection begins to close, or a server's answer is to be taken here: its packets are to come here again.
+    /// Called when an offloaded connection begins to close, or when user space takes the SYN-ACK itself. The packets must come to
+    /// user space again.
     fn closing(&mut self, lent: LentTo) {
         let _ = lent;
     }
 
-    /// A lent connection has ended: whoever has it is to let go of it.
+    /// Called when an offloaded connection has ended: the kernel must let go of it.
     fn ended(&mut self, lent: LentTo) {
         let _ = lent;
     }

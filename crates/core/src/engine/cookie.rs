@@ -19,7 +19,7 @@ const STAMP_BITS: u32 = 6;
 /// Shift that says "no window scale".
 const NO_SHIFT: u32 = 0xf;
 
-/// What somebody needs who answers SYNs in an engine's stead.
+/// What a program needs that answers SYNs instead of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookies {
     /// The secret they are made with.
@@ -34,7 +34,7 @@ pub struct Cookies {
     pub window_shift: u8,
 }
 
-/// An initial sequence number that nobody outside can foresee, and that rises for each tuple by one every 4 us.
+/// Returns an initial sequence number that outsiders cannot predict and that rises by one every 4 us for each tuple (RFC 6528).
 #[inline]
 pub(super) fn isn(key: Key, tuple: &Tuple, now: Instant) -> Seq {
     let clock = (now.as_nanos() >> 12) as u32;

@@ -1,4 +1,4 @@
-//! What became of one direction's bytes when somebody changed them: where each sequence number lies for the receiver.
+//! The edits of one direction: which sequence number the receiver sees for each of the sender's.
 //!
 //! Numbers of the sender are "old", those the receiver sees "new". Between edits the two differ by a constant. An edit
 //! says that `len` old bytes became other new ones; it is kept until the receiver has acknowledged all of them, since
@@ -48,7 +48,7 @@ impl Edit {
 /// A part of a segment, ready for the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
-    /// Old bytes as they are, from this old number on and so many, for this new number.
+    /// Unchanged bytes: the first old number, how many, and the first new number.
     Same(Seq, u32, Seq),
     /// The bytes of an edit, for this new number.
     Edited(&'a Edit, Seq),
@@ -103,7 +103,7 @@ impl Edits {
         (self.front.start, self.front.len, self.front.fin, self.front.owned) = (start, len, fin, true);
     }
 
-    /// The bytes of the owned edit, to be put back by whoever takes them.
+    /// The bytes of the owned edit; a caller that takes them puts them back.
     #[inline]
     pub(super) fn owned_bytes(&mut self) -> Option<&mut Vec<u8>> {
         self.front.owned.then_some(&mut self.front.bytes)

@@ -90,7 +90,7 @@ impl<C: Callbacks> Engine<C> {
             (own.has_fin, own.fin) = (true, header.seq_end());
             state = state.fin_sent();
             if let Some(lent) = hot.lent {
-                // Who answers is to be heard here.
+                // The answers have to come to user space.
                 self.callbacks.closing(lent);
             }
         }

@@ -73,7 +73,7 @@ pub struct Counters {
     pub shed: u64,
     /// Connections in TIME-WAIT that made room for new ones.
     pub time_wait_cut: u64,
-    /// Records that nobody took in time.
+    /// Records that were not taken in time.
     pub records_lost: u64,
     /// Packets refused.
     pub dropped: u64,
@@ -85,7 +85,7 @@ pub struct Counters {
 /// gets it when it needs it.
 const ALLOCATED_AT_ONCE: usize = 1 << 17;
 
-/// One engine: one worker's connections. See the module's text.
+/// One engine: the connections of one worker. The head of the parent module draws their phases.
 #[derive(Debug)]
 pub struct Engine<C> {
     pub(super) config: Config,
@@ -185,7 +185,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
-    // Reads the IP header again: who would lend it here kept it out of registers for every packet.
+    // Reads the IP header again: a caller that passed a reference to it would keep it out of registers for every packet.
     #[inline(never)]
     fn finished(&self, packet: &mut [u8], header: &Header, checksums: Checksums) -> Checksums {
         let Ok(ip) = &Ip::parse(packet) else { return checksums };
@@ -297,7 +297,7 @@ impl<C: Callbacks> Engine<C> {
         [self.wheel.deadline(), waiting.map(|hot| hot.active + kept)].into_iter().flatten().min()
     }
 
-    /// The next packet of the engine's own to send, and to whom.
+    /// Returns the next packet that the engine itself sends, and the neighbour to send it to.
     pub fn poll(&mut self) -> Option<(&[u8], Hop)> {
         self.outbox.poll()
     }
@@ -307,8 +307,8 @@ impl<C: Callbacks> Engine<C> {
         self.records.pop_front()
     }
 
-    /// Where the tables lie that every packet is looked up in, address and bytes of each, for whoever can have memory laid on
-    /// larger pages.
+    /// Returns address and length in bytes of the tables that every packet is looked up in, so that the caller can put them on huge
+    /// pages.
     pub fn tables(&self) -> [(usize, usize); 4] {
         [
             (self.hot.as_ptr().addr(), self.hot.capacity() * size_of::<Hot>()),

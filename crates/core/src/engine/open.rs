@@ -24,7 +24,7 @@ const ANEW: u32 = 1 << 20;
 const COOKIES: Duration = Duration::from_secs(128);
 
 impl<C: Callbacks> Engine<C> {
-    /// A segment whose tuple is not known: a new client, an answer to a cookie, or nobody.
+    /// A segment whose tuple is not known: a new client, an acknowledgement of a cookie, or a stray.
     pub(super) fn stranger(
         &mut self,
         now: Instant,
@@ -240,7 +240,7 @@ impl<C: Callbacks> Engine<C> {
             && self.cookie(now, header, packet).is_some()
     }
 
-    /// An acknowledgement from nobody while cookies are out: it may carry one back.
+    /// Handles an acknowledgement of no connection while cookies are out: it may carry one back.
     fn cookie_answer(
         &mut self,
         now: Instant,

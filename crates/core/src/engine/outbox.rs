@@ -5,10 +5,10 @@ use super::config::Hop;
 use super::packet::{Address, TCP, Tuple};
 use super::seq::Seq;
 
-/// Most bytes that wait; what a full outbox refuses is lost as on a full link, and sent again by whoever waits for it.
+/// Most bytes that wait; a packet that finds no room is lost, as on a full link, and is retransmitted by its timer.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Time to live of our own packets (RFC 1700's recommendation, still everybody's default).
+/// Time to live of our own packets (RFC 1700's recommendation, still the usual default).
 const TTL: u8 = 64;
 
 /// A segment to build.

@@ -85,7 +85,7 @@ impl<C: Callbacks> Engine<C> {
         let end = start + edit.new_len();
         let recovering = slow.resends > 0;
         if new == before && new == edge {
-            // A probe was answered: the window is closed, but somebody is there.
+            // A probe was answered: the window is closed, but the server is alive.
             slow.resends = 0;
         }
         if new.after(before) {

@@ -108,7 +108,7 @@ impl From<Address> for IpAddr {
     }
 }
 
-/// Whom a segment comes from and whom it is for: `remote` sent it, `local` is on our side.
+/// Both ends of a segment: `remote` sent it, `local` is the address that the engine answers for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// The other host.
@@ -169,7 +169,7 @@ impl Tuple {
         Some(Self { remote: remote?, local: local?, ports: u32_at(bytes, 40) })
     }
 
-    /// Whom it talks to.
+    /// The address that it talks to.
     #[inline]
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::new(self.local.into(), self.local_port())
@@ -347,7 +347,7 @@ impl Ip {
 /// A checked TCP segment: its fields, and where its parts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Who sent it to whom.
+    /// Its sender and its receiver.
     pub tuple: Tuple,
     /// Sequence number of the first byte (or of SYN).
     pub seq: Seq,

@@ -149,7 +149,7 @@ impl Stamps {
         })
     }
 
-    /// Adds one, so many nanoseconds after the beginning; past [`Stamps::MAX`] nothing.
+    /// Adds a state with the nanoseconds since the SYN; does nothing after [`Stamps::MAX`] of them.
     #[inline]
     pub(super) fn push(&mut self, side: Side, state: State, after_ns: u64) {
         let at = usize::from(self.len);
@@ -205,7 +205,7 @@ pub struct Record {
     pub client_packets: u32,
     /// Packets taken from the server.
     pub server_packets: u32,
-    /// Packets of it were passed on by whom it was lent to.
+    /// The kernel has passed on packets of it.
     pub passed_elsewhere: bool,
     /// The states of both sides.
     pub stamps: Stamps,

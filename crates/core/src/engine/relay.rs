@@ -183,7 +183,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Shows what is new of a segment to whoever wants to see it.
+    /// Shows the new bytes of a segment to [`Callbacks::payload`].
     fn inspect(
         &mut self,
         slot: usize,
@@ -217,7 +217,7 @@ impl<C: Callbacks> Engine<C> {
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
         let (len, edits) = ((header.seq + header.len()) - next, &mut slow.edits[from]);
         edits.push(Edit { start: next, len, bytes, fin: false, owned: false });
-        // One without bytes may be over already: nobody will acknowledge it.
+        // An edit without bytes may be over already: no acknowledgement will come for it.
         edits.acknowledge(hot.leg[from ^ 1].acked);
         hot.leg[from].add = edits.base();
         hot.edited = true;
@@ -245,7 +245,7 @@ impl<C: Callbacks> Engine<C> {
         }
         let passed = self.send_pieces(slot, from, header, packet, options.words());
         if passed.owned || (!passed.sent && !header.is_empty()) {
-            // Bytes that are ours to deliver, or that somebody took out: their sender waits to hear of them.
+            // The receiver will not acknowledge bytes that the engine delivers or that were taken out, so the engine does.
             self.acknowledge(now, slot, from);
         }
         self.settle(slot);
@@ -279,7 +279,7 @@ impl<C: Callbacks> Engine<C> {
             payload: &[],
         };
         let data_end = header.seq + header.len();
-        // Bytes that were acknowledged may have been others: nobody needs them again.
+        // Acknowledged bytes may have been changed, and are not needed again.
         let known = edits.acknowledged(leg.acked).max(header.seq).min(data_end);
         edits.pieces(if hot.edited { known } else { header.seq }, data_end, |piece| {
             let (bytes, seq) = match piece {

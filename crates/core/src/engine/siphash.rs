@@ -1,6 +1,6 @@
 //! SipHash-2-4 (Aumasson and Bernstein, 2012): the keyed hash behind initial sequence numbers and SYN cookies.
 
-/// The key: 128 secret bits, drawn anew by whoever starts the engine.
+/// The key: 128 secret bits, chosen at random when the engine starts.
 pub type Key = [u64; 2];
 
 /// The hash of whole 64-bit words (little-endian order of the reference).

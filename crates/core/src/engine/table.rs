@@ -1,9 +1,9 @@
-//! From a tuple to a connection: an open-addressed index with a fixed number of places, so it neither grows nor
-//! allocates while packets come.
+//! The index from a tuple to its connection: a hash table with open addressing and a fixed number of places. It neither grows
+//! nor allocates while packets come.
 
 use super::packet::Tuple;
 
-/// Secret of the hash: without it nobody can choose tuples that collide.
+/// Secret of the hash: without it an attacker cannot choose tuples that collide.
 pub(super) type HashKey = [u64; 4];
 
 /// Hash of a tuple: multiply and fold, the keys secret.

@@ -4,7 +4,7 @@
 //! Entries are links in fixed arrays: arming, moving and taking out are O(1) and allocate nothing. A deadline past the
 //! wheel's horizon of about ten seconds is looked at when the horizon is reached and put in again. An entry is not taken
 //! out when its connection ends: the next connection in the same place most often finds it armed early enough, so that a
-//! short connection costs the wheel nothing, and one that comes up for nobody is dropped then.
+//! short connection costs the wheel nothing, and an entry that comes up without a connection is dropped then.
 
 use crate::time::Instant;
 
@@ -42,7 +42,7 @@ const EMPTY: List = List { first: NONE, last: NONE };
 const UNLINKED: Link = Link { prev: NONE, next: NONE, list: NONE };
 const _: () = assert!(size_of::<Links>() == 32);
 
-/// The wheel. See the module's text.
+/// The timing wheel.
 #[derive(Debug)]
 pub(super) struct Wheel {
     links: Vec<Links>,

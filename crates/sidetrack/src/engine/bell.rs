@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Wake;
 
-/// See the module.
+/// Wakes one worker.
 #[derive(Debug)]
 pub struct Bell {
     fd: OwnedFd,
@@ -16,7 +16,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// One that nobody has rung.
+    /// Makes a bell that has not been rung.
     ///
     /// # Errors
     /// The system gives no descriptor.
@@ -38,7 +38,7 @@ impl Bell {
         self.rung.swap(false, Relaxed)
     }
 
-    /// Somebody has waited for the descriptor: it is quiet again, until it is rung.
+    /// Resets the descriptor after a wait, until the next ring.
     pub fn waited(&self) {
         if rustix::io::read(&self.fd, &mut [0; 8]).is_ok() {
             self.rung.store(true, Relaxed);

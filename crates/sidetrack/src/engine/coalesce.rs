@@ -30,7 +30,7 @@ pub enum CoalesceError {
 
 impl Coalescing {
     /// Lets frames gather so long in each of these interfaces, the longest time where one is there twice. Nothing is changed where
-    /// one of them cannot, nor where nobody asks for it.
+    /// one of them cannot, nor where no listener asks for it.
     ///
     /// # Errors
     /// Which interface cannot, or what the kernel said.

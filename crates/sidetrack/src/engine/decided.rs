@@ -201,7 +201,7 @@ fn between(from_ns: u64, to_ns: u64) -> Duration {
 }
 
 impl Carried {
-    /// None yet. `waker` is woken when somebody wishes one of them to end.
+    /// Makes an empty set. `waker` is woken when a flow is to be ended by hand.
     pub fn new(
         shared: Arc<Shared>,
         ledger: Arc<Ledger>,
@@ -389,10 +389,10 @@ impl Carried {
         }
     }
 
-    /// Ends those that somebody wishes to end.
+    /// Ends the flows that are to be ended by hand.
     pub fn end_unwanted(&mut self, now: Instant, driver: &mut dyn Driver) {
         let wished = |known: &Known| {
-            // A waker is taken by whoever uses it.
+            // Waking takes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
             known.flow.ending()
         };

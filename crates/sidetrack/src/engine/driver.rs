@@ -1,4 +1,4 @@
-//! What a worker asks of whoever moves its frames.
+//! The interface between a worker and the driver that moves its frames.
 
 use sidetrack_core::engine::packet::Ip;
 use sidetrack_core::engine::{Checksums, Hop};
@@ -42,7 +42,7 @@ pub trait Driver: Send + fmt::Debug {
     /// Hands everything to be sent to the kernel; frames that came in are gone then.
     fn flush(&mut self);
 
-    /// Remembers which frames have come until now, those that nobody has taken yet counted.
+    /// Returns which frames have come until now, including those that were not taken yet.
     fn mark(&mut self) -> Mark {
         Mark::default()
     }

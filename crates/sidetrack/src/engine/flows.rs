@@ -46,7 +46,7 @@ pub struct Flows {
     wall: SystemTime,
 }
 
-/// Spreads the engine's own numbers, which nobody else chooses.
+/// Spreads the engine's own numbers, which clients cannot choose.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spread(u64);
 
@@ -101,7 +101,7 @@ impl fmt::Debug for Flows {
 }
 
 impl Flows {
-    /// None yet. `waker` is woken when somebody wishes one of them to end.
+    /// Makes an empty set. `waker` is woken when a flow is to be ended by hand.
     pub fn new(
         listener: Arc<str>,
         ledger: Arc<Ledger>,
@@ -262,10 +262,10 @@ impl Flows {
         shunted.filter_map(|id| self.known.get(&id)).for_each(|known| known.flow.shunted());
     }
 
-    /// Those that somebody wishes to end.
+    /// Returns the flows that are to be ended by hand.
     pub fn unwanted(&self) -> Vec<ConnectionId> {
         let wished = |known: &Known| {
-            // A waker is taken by whoever uses it.
+            // Waking takes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
             known.flow.ending().is_some()
         };

@@ -1,6 +1,6 @@
 //! Neighbours: a [`Hop`] is a link-layer address with the number of the interface it is reached by. Which neighbour leads
-//! to a server is learnt from the server's own answers: what goes to one that nobody knows yet is routed by the kernel,
-//! which also finds out where it lives.
+//! to a server is learnt from the server's own answers. The kernel routes packets to a server whose neighbour is not known yet,
+//! and resolves the neighbour's address.
 
 use sidetrack_core::engine::Hop;
 use sidetrack_core::time::Instant;
@@ -51,7 +51,7 @@ pub fn sender(frame: &[u8]) -> Option<[u8; 6]> {
         .then(|| [header[6], header[7], header[8], header[9], header[10], header[11]])
 }
 
-/// Whom a server's answer names as the way to it: its address, if the packet is a SYN-ACK.
+/// Returns the server whose answer this is: the source address, if the packet is a SYN-ACK.
 pub fn answering(packet: &[u8]) -> Option<IpAddr> {
     const SYN_ACK: u8 = 0x12;
     let (source, tcp): (IpAddr, usize) = match packet.first()? >> 4 {

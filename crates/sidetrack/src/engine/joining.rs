@@ -28,7 +28,7 @@ const HELD: Duration = Duration::from_millis(20);
 /// Most acknowledgements of a connection that wait.
 const HELD_MAX: usize = 1024;
 
-/// Both ends of a packet: who sent it, and to whom.
+/// Both ends of a packet: sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
     pub from: SocketAddr,

@@ -1,5 +1,6 @@
-//! Connections that the kernel translates by itself. The engine offers what nobody wants to see any more; here it is lent
-//! and told of, brought back when something comes that the kernel leaves to us, and lent again after a while.
+//! Offloads connections to the kernel. The engine offers those that need only translation. This module gives them to the kernel,
+//! reports their progress, takes them back when a packet comes that the kernel leaves to user space, and offloads them again
+//! after a while. `core::engine::lend` draws the states.
 //!
 //! How the kernel takes over without a packet being lost or overtaken is told in `joining.rs`.
 
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// How long a program may still be at work on a packet of a connection that came back.
 const LINGERS: Duration = Duration::from_millis(20);
 
-/// When a connection that came back is lent again: the first time, and the longest.
+/// The wait until a connection that came back is offloaded again: the first one, and the longest.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -25,7 +26,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(2);
 const WHILE_OFFLOADED: Duration = Duration::from_millis(50);
 
-/// Most connections that wait to be lent. Others stay where they are.
+/// Most connections that wait to be offloaded. Others stay in user space.
 const WAITING_MAX: usize = 65_536;
 
 /// What has become of connections since the beginning.
@@ -148,7 +149,7 @@ impl Offload {
         self.counters
     }
 
-    /// The connection in this slot may be lent.
+    /// Notes that the connection in this slot may be offloaded.
     pub fn offer(&mut self, slot: u32) {
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back(slot);
@@ -173,7 +174,7 @@ impl Offload {
         self.known.get_mut(at as usize)?.as_mut()
     }
 
-    /// The next slot whose connection may be lent now, and how often it has come back.
+    /// Returns the next slot whose connection may be offloaded now, and how often it has come back.
     pub fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
         if let Some(slot) = self.waiting.pop_front() {
             return Some((slot, 0));
@@ -192,7 +193,7 @@ impl Offload {
         now: Instant,
     ) -> Option<LentTo> {
         let Some(sides) = self.sides(translations) else {
-            // Who leads to a server is not known yet.
+            // The neighbour that leads to the server is not known yet.
             self.again.insert((now + AGAIN_MAX, slot), returns);
             return None;
         };
@@ -385,7 +386,7 @@ impl Offload {
         Some((to, self.known(to)?.slot))
     }
 
-    /// It is no longer lent; it may be again after a while.
+    /// Forgets a connection that the kernel has let go of. It may be offloaded again after a while.
     pub fn forget(&mut self, to: LentTo, now: Instant) {
         let at = (to.0.get() - 1).checked_sub(self.part.first());
         let place = at.and_then(|at| self.known.get_mut(at as usize));

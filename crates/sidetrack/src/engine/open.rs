@@ -150,7 +150,7 @@ pub struct Part {
 #[derive(Debug)]
 #[expect(dead_code, reason = "they work by being there")]
 pub enum Kept {
-    /// Packet sockets see them, nobody else.
+    /// Packets go to packet sockets only.
     Packet(OwnOn),
     /// They go to AF_XDP sockets.
     Xdp(XdpOn),

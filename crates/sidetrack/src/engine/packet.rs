@@ -11,13 +11,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// A frame to be sent by one interface.
 #[derive(Clone, Copy, Debug)]
 enum Outgoing {
-    /// One that came in, with so many bytes now, its header counted.
+    /// A frame that came in, and its present length with the header.
     Forwarded(usize, usize),
     /// From here to there in `made`.
     Made(usize, usize),
 }
 
-/// See the module.
+/// The driver over packet sockets.
 #[derive(Debug)]
 pub struct PacketDriver {
     ports: Vec<Port>,

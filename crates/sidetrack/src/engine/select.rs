@@ -155,8 +155,8 @@ impl Select {
         })
     }
 
-    /// Tells the kernel, if it may carry the next flows of this client without us: nobody counts flows, none of their bytes
-    /// was or will be looked at. `generation` is that of the rules that decided, or an earlier one.
+    /// Tells the kernel to carry the next flows of this client from their SYN on, if it may: no limit counts flows, and no byte of
+    /// them was or will be inspected. `generation` is that of the rules that decided, or an earlier one.
     fn pass_on(
         &self,
         generation: u32,

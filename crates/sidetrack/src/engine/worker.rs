@@ -1,4 +1,5 @@
-//! The threads: frames in, through the engine, out; time-outs, records, and what others wish.
+//! The threads of the engine: each takes frames, hands them to the engine and sends them, and handles time-outs, records and
+//! requests to end flows.
 
 mod offload;
 mod routes;
@@ -110,7 +111,7 @@ struct Worker {
     counted: Instant,
 }
 
-/// A secret nobody outside can guess.
+/// Returns a secret that outsiders cannot guess.
 fn seed() -> [u64; 4] {
     let bytes = random::bytes::<32>();
     let mut words = [0; 4];
@@ -283,7 +284,7 @@ impl Worker {
         if let Some((server, hop)) = answering
             && before.is_some_and(|before| self.engine.counters().bound > before)
         {
-            // Only an answer that was waited for teaches: anybody could send another.
+            // Only an expected SYN-ACK is trusted to name the neighbour: any host could send another.
             self.engine.callbacks_mut().hops.learn(server, hop, now);
         }
         self.send_own();

@@ -20,7 +20,7 @@ const FILL: usize = 2048;
 const FILL_MIN: usize = 256;
 /// Refills in a row that find more than three quarters: fewer will do.
 const ENOUGH: u32 = 1024;
-/// Visits in a row without any frame: nobody knows what comes next.
+/// Visits in a row without any frame: then a burst of any size may follow.
 const IDLE: u32 = 4;
 /// Frames of each interface that may wait to be handled besides.
 const WAITING: usize = 4096;
@@ -34,17 +34,17 @@ const TAGS: usize = 64;
 /// Largest IP packet that fits a frame.
 pub const MTU_MAX: u32 = (FrameSize::Page.bytes() - HEADROOM - ETHERNET - TAGS) as u32;
 
-/// The frames that take IP packets of so many bytes, at most [`MTU_MAX`].
+/// Returns the frame size that holds an IP packet of `mtu` bytes, at most [`MTU_MAX`].
 pub fn frame_size(mtu: u32) -> FrameSize {
     FrameSize::holding(mtu as usize + ETHERNET + TAGS).unwrap_or_default()
 }
 
-/// Frames that one worker needs for so many interfaces.
+/// Returns how many frames one worker needs for this number of interfaces.
 pub const fn frames(interfaces: usize) -> usize {
     interfaces * (FILL + WAITING) + OWN
 }
 
-/// See the module.
+/// The driver over AF_XDP sockets.
 #[derive(Debug)]
 pub struct XdpDriver {
     ports: Vec<Port>,
@@ -85,7 +85,7 @@ impl Default for Fill {
 }
 
 impl Fill {
-    /// The kernel has so many left; how many it is to get.
+    /// Returns how many frames the kernel gets when it has `left` of them.
     fn lacking(&mut self, left: usize) -> usize {
         if left * 2 < self.wanted {
             self.wanted = (self.wanted * 2).min(FILL);
@@ -104,7 +104,7 @@ impl Fill {
         if lacking < BATCH { 0 } else { lacking }
     }
 
-    /// So many frames came.
+    /// Notes that `count` frames came.
     fn came(&mut self, count: usize) {
         self.idle = if count > 0 { 0 } else { self.idle + 1 };
         if self.idle == IDLE {
@@ -181,7 +181,7 @@ impl XdpDriver {
 
 impl Driver for XdpDriver {
     fn receive(&mut self) -> io::Result<usize> {
-        // Whoever had the last batch may have met a fault in the middle of it.
+        // A fault may have stopped the worker in the middle of the last batch: its frames are still taken.
         self.reclaim();
         self.finished();
         self.refill();
