@@ -530,7 +530,7 @@ mod tests {
             driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
             strays,
             interfaces: Vec::new(),
-            offload_memory: None,
+            offload: None,
             cookies: None,
             decided: None,
             unreachable: None,
