@@ -223,7 +223,6 @@ impl Prepared {
             Served { listener, serving }
         });
         let engines = engines(self.engines, &shared)?;
-        let overlay = self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?;
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
@@ -235,7 +234,7 @@ impl Prepared {
             subscribed: AtomicBool::new(events.is_some()),
             events: Mutex::new(events),
             workers: self.workers,
-            overlay,
+            overlay: self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?,
             engines,
             paths: Mutex::default(),
             windows: Mutex::default(),

@@ -134,11 +134,7 @@ async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStre
 
 /// Those of the addresses that no rule of this node denies. `[[overlay.deliver]]` allows all of them already: networks of
 /// `never_dial` that no entry names were taken out of it when the configuration was read.
-fn admitted(
-    shared: &Shared,
-    open: &Open,
-    addresses: &[SocketAddr],
-) -> Result<Vec<Admitted>, (Refusal, String)> {
+fn admitted(shared: &Shared, open: &Open, addresses: &[SocketAddr]) -> Result<Vec<Admitted>, (Refusal, String)> {
     let config = shared.config.load();
     let name = match &open.destination.host {
         Host::Name(name) => Some(name),
@@ -172,7 +168,10 @@ fn admitted(
 }
 
 /// Connects to the first of these addresses that answers, one after the other.
-async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<TcpStream, (Refusal, String)> {
+async fn first_that_answers(
+    shared: &Shared,
+    addresses: &[Admitted],
+) -> Result<TcpStream, (Refusal, String)> {
     let mut last = (Refusal::Unreachable, "no address to try".to_owned());
     for admitted in addresses {
         let to = admitted.address();

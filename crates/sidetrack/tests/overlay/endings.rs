@@ -46,25 +46,6 @@ fn what_no_entry_allows_is_not_delivered_and_a_refusal_is_one() {
     assert_eq!(scene.a.record().fate(), ("over", "overlay:c", "refused"));
 }
 
-/// Both an address, and a name that leads to one: the delivering node resolves it.
-#[test]
-fn what_a_rule_of_the_delivering_node_denies_is_not_delivered() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.set_nonblocking(true).expect("nonblocking");
-    let port = listener.local_addr().expect("an address").port();
-    let by_network = "match = { to = \"127.0.0.0/8\" }";
-    let by_name = "match = { host = \"localhost\" }";
-    for (host, conditions) in [("127.0.0.1", by_network), ("localhost", by_network), ("localhost", by_name)] {
-        let rule = format!("[[rule]]\nname = \"not-here\"\n{conditions}\naction = \"deny\"\n");
-        let mut scene = Scene::new(format!("{host}:{port}"), &format!("{DELIVER}{rule}"));
-        assert_eq!(end_at(scene.entry()), Err(ErrorKind::ConnectionReset), "{host}, {conditions}");
-        let record = scene.a.record();
-        assert_eq!(record.fate(), ("over", "overlay:c", "policy_denied"));
-        assert!(record.text("detail").contains("rule 'not-here'"), "{record:?}");
-        assert!(listener.accept().is_err(), "{host} was dialled against {conditions}");
-    }
-}
-
 #[test]
 fn resets_pass_as_resets_both_ways() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

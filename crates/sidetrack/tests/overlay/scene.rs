@@ -3,7 +3,6 @@
 use crate::node::{Dice, LIMIT, Up};
 use serde_json::Value;
 use sidetrack_core::overlay::key::PublicKey;
-use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -101,18 +100,18 @@ pub struct Scene {
 
 impl Scene {
     /// `server` is where `a`'s listener leads; `c` delivers what `deliver` says.
-    pub fn new(server: impl Display, deliver: &str) -> Self {
+    pub fn new(server: SocketAddr, deliver: &str) -> Self {
         Self::through(server, deliver, |_, to| to)
     }
 
     /// The same; each relay dials `c` where `between` says, which is told the relay's name and where `c` listens.
     pub fn through(
-        server: impl Display,
+        server: SocketAddr,
         deliver: &str,
         mut between: impl FnMut(&str, SocketAddr) -> SocketAddr,
     ) -> Self {
         let keys = Keys::new(&["a", "b1", "b2", "c"]);
-        let c = Up::start("default = \"deny\"\n", &(keys.section("c", &[], true) + deliver));
+        let c = Up::start("", &(keys.section("c", &[], true) + deliver));
         let [b1, b2] = ["b1", "b2"].map(|name| {
             let to_c = [("c", between(name, overlay_address(&c)))];
             Up::start("", &keys.section(name, &to_c, true))
