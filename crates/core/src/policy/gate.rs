@@ -194,7 +194,7 @@ impl Policy {
         for form in forms(ip) {
             self.ask_never(dialled, form, &is_local)?;
             if dialled.name.is_some() || form != ip {
-                self.ask_rules(dialled.flow, dialled.seen, dialled.name, form)?;
+                self.ask_rules(dialled, form)?;
             }
         }
         Ok(())
@@ -229,49 +229,20 @@ impl Policy {
         Err(Denied::Never { ip, net: net.unwrap_or_else(|| ip.into()) })
     }
 
-    /// Whether a flow that another node of an overlay sent here may be delivered at this address.
-    ///
-    /// What an entry of `[[overlay.deliver]]` allows has a reason already, so the default has no say. But a rule that denies
-    /// by network goes before it, and so does the first other rule that matches, if it denies.
-    ///
-    /// # Errors
-    /// The address may not be dialled.
-    pub fn admits_delivery(&self, flow: &Flow, name: Option<&HostName>, ip: IpAddr) -> Result<(), Denied> {
-        let seen = Seen::FirstBytes(flow.host.as_ref().or(name));
-        for form in forms(ip.to_canonical()) {
-            self.ask_rules(flow, seen, name, form)?;
-            let at = Flow { orig_dst: at(flow, form), ..flow.clone() };
-            let matches = |(rule, _): &(&Rule, &Arc<str>)| rule.obstacle(&at, seen).is_none();
-            match self.rules.iter().zip(&self.whys).find(matches) {
-                Some((rule, why)) if rule.action == Action::Deny => {
-                    return Err(Denied::Rule { ip: form, why: why.clone() });
-                }
-                Some(_) | None => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn ask_rules(
-        &self,
-        flow: &Flow,
-        seen: Seen<'_>,
-        name: Option<&HostName>,
-        ip: IpAddr,
-    ) -> Result<(), Denied> {
+    fn ask_rules(&self, dialled: &Dialled<'_>, ip: IpAddr) -> Result<(), Denied> {
         if !self.addresses.denied.contains(ip) {
             return Ok(());
         }
-        let at = Flow { orig_dst: at(flow, ip), ..flow.clone() };
+        let at = Flow { orig_dst: at(dialled.flow, ip), ..dialled.flow.clone() };
         for (rule, why) in self.rules.iter().zip(&self.whys) {
-            let obstacle = rule.obstacle(&at, seen).map(|(_, truth)| truth);
+            let obstacle = rule.obstacle(&at, dialled.seen).map(|(_, truth)| truth);
             match &rule.action {
                 // What is not known cannot let it pass.
                 Action::Deny if rule.networks().is_some() && obstacle != Some(Truth::Fails) => {
                     return Err(Denied::Rule { ip, why: why.clone() });
                 }
                 Action::Carry(_) if obstacle.is_none() => {
-                    let by_host = || name.is_some_and(|host| rule.names_host(host));
+                    let by_host = || dialled.name.is_some_and(|host| rule.names_host(host));
                     if rule.networks().is_some() || by_host() {
                         return Ok(());
                     }

@@ -234,7 +234,7 @@ impl Prepared {
             subscribed: AtomicBool::new(events.is_some()),
             events: Mutex::new(events),
             workers: self.workers,
-            overlay: self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?,
+            overlay: self.overlay.map(overlay::Bound::start).transpose()?,
             engines,
             paths: Mutex::default(),
             windows: Mutex::default(),

@@ -9,7 +9,7 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Admitted, Failure, resolve};
 use crate::config::Deliver;
-use sidetrack_core::flow::{EndReason, Flow, Host, Intercept};
+use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -21,9 +21,6 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-
-/// What rules with `listener` see as the listener of a flow that another node sent.
-const LISTENER: &str = "overlay";
 
 /// Time to resolve and connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -126,59 +123,24 @@ async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStre
             let detail = format!("[[overlay.deliver]] lets {name} reach nothing at {}", open.destination);
             return Err((Refusal::Denied, detail));
         }
-        first_that_answers(shared, &admitted(shared, open, &allowed)?).await
+        first_that_answers(shared, &allowed).await
     });
     let late = |_| (Refusal::TimedOut, format!("{} did not answer in time", open.destination));
     connected.await.map_err(late)?
 }
 
-/// Those of the addresses that no rule of this node denies. `[[overlay.deliver]]` allows all of them already: networks of
-/// `never_dial` that no entry names were taken out of it when the configuration was read.
-fn admitted(shared: &Shared, open: &Open, addresses: &[SocketAddr]) -> Result<Vec<Admitted>, (Refusal, String)> {
-    let config = shared.config.load();
-    let name = match &open.destination.host {
-        Host::Name(name) => Some(name),
-        Host::Ip(_) => None,
-    };
-    // The asking node speaks for the client, as the near side of a tunnel does.
-    let flow = Flow {
-        intercept: Intercept::Tunnel,
-        listener: LISTENER.into(),
-        client: open.client,
-        orig_dst: open.destination.clone(),
-        host: open.host.clone(),
-        process: None,
-        user: Some(shared.identity.name(open.path.first())),
-    };
-    let mut first = None;
-    let of_rules = |to: &SocketAddr| match config.policy.admits_delivery(&flow, name, to.ip()) {
-        Ok(()) => Some(Admitted::configured(*to)),
-        Err(denied) => {
-            first.get_or_insert(denied);
-            None
-        }
-    };
-    let admitted: Vec<_> = addresses.iter().filter_map(of_rules).collect();
-    match first {
-        Some(denied) if admitted.is_empty() => {
-            Err((Refusal::Denied, format!("{} at the delivering node: {denied}", open.destination)))
-        }
-        _ => Ok(admitted),
-    }
-}
-
 /// Connects to the first of these addresses that answers, one after the other.
 async fn first_that_answers(
     shared: &Shared,
-    addresses: &[Admitted],
+    addresses: &[SocketAddr],
 ) -> Result<TcpStream, (Refusal, String)> {
     let mut last = (Refusal::Unreachable, "no address to try".to_owned());
-    for admitted in addresses {
-        let to = admitted.address();
-        if shared.dialing.load().is_own(to) {
+    for to in addresses {
+        if shared.dialing.load().is_own(*to) {
             return Err((Refusal::Denied, format!("{to} is a listener of this node itself")));
         }
-        last = match shared.connect(*admitted, false).await {
+        // `[[overlay.deliver]]` has let it pass: networks of `never_dial` that no entry names were taken out of it.
+        last = match shared.connect(Admitted::configured(*to), false).await {
             Ok(application) => return Ok(application),
             Err(error) => (unanswered(&error), format!("connect to {to}: {error}")),
         };

@@ -34,7 +34,6 @@ pub use status::{DatagramsView, LinkView, PathView, PingView, Status};
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
 use anyhow::Context as _;
-use arc_swap::ArcSwap;
 use control::Event;
 use ingress::Request;
 use shared::Shared;
@@ -131,10 +130,10 @@ impl Bound {
     ///
     /// # Errors
     /// What is wrong with the node's key, or that the system gives no thread.
-    pub fn start(self, config: Arc<ArcSwap<config::Config>>) -> anyhow::Result<Overlay> {
+    pub fn start(self) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let mut shared = Shared::new(&self.config, config, events, self.datagrams)?;
+        let mut shared = Shared::new(&self.config, events, self.datagrams)?;
         let packets = self.packets.map(|packets| packets.start(&mut shared));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();

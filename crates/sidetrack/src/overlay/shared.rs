@@ -74,8 +74,6 @@ pub struct Shared {
     pub tls: Tls,
     /// What may be delivered here.
     pub deliver: Vec<config::Deliver>,
-    /// The configuration in force: its rules are asked about what is delivered here.
-    pub config: Arc<ArcSwap<config::Config>>,
     /// Congestion control of links.
     congestion: Arc<str>,
     /// Whether it was said already that the congestion control is not to be had.
@@ -113,7 +111,6 @@ impl Shared {
     /// What is wrong with its key.
     pub fn new(
         overlay: &config::Overlay,
-        config: Arc<ArcSwap<config::Config>>,
         control: mpsc::Sender<Event>,
         datagrams: Vec<UdpSocket>,
     ) -> anyhow::Result<Self> {
@@ -123,7 +120,6 @@ impl Shared {
             tls: Tls::new(&identity)?,
             identity,
             deliver: overlay.deliver.clone(),
-            config,
             congestion: overlay.congestion.clone(),
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),
