@@ -233,3 +233,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn deliveries_are_asked_about_with_every_address() {
+    let carry = |name: &str, conditions| rule(name, conditions, Action::Carry(Carry::default().into()));
+    let rules = vec![
+        carry("all-of-good", vec![host("good.example")]),
+        rule("bad", vec![host("bad.example")], Action::Deny),
+        carry("all", vec![]),
+        rule("inside", vec![to(&["10.0.0.0/8"])], Action::Deny),
+    ];
+    let policy = Policy::new(rules, Action::Deny);
+    let ask =
+        |destination: &str, ip: &str| policy.delivers(&flow(destination), ip.parse().expect("an address"));
+    assert!(by_rule(&ask("x.example:80", "10.1.2.3"), "inside"), "deny rules with networks go first");
+    assert!(by_rule(&ask("10.1.2.3:80", "10.1.2.3"), "inside"));
+    assert!(by_rule(&ask("x.example:80", "64:ff9b::10.1.2.3"), "inside"));
+    assert!(by_rule(&ask("x.example:80", "::ffff:10.1.2.3"), "inside"));
+    assert!(by_rule(&ask("bad.example:80", "192.0.2.1"), "bad"));
+    assert_eq!(ask("x.example:80", "192.0.2.1"), Ok(()));
+    assert_eq!(ask("good.example:80", "10.1.2.3"), Ok(()), "an earlier rule for the exact host");
+    let only_default = Policy::new(Vec::new(), Action::Deny);
+    let to = "192.0.2.1".parse().expect("an address");
+    assert_eq!(only_default.delivers(&flow("x.example:80"), to), Ok(()), "the default is not for deliveries");
+}

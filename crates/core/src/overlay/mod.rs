@@ -1,5 +1,5 @@
 //! The overlay: nodes joined by links, each hop recovering by itself, and sessions that carry one flow each from the
-//! node that caught it to the node that delivers it (Seamless Overlays).
+//! node that caught it to the node that delivers it (Seamless overlays).
 //!
 //! | part | thinks about |
 //! |---|---|

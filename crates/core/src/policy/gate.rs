@@ -6,7 +6,7 @@
 use super::condition::{Condition, HostPattern, Truth};
 use super::{Action, Carry, Policy, Rule, Seen};
 use crate::carrier::Carrier;
-use crate::flow::{Destination, Flow, HostName};
+use crate::flow::{Destination, Flow, Host, HostName};
 use crate::net::{IpNet, IpSet, embedded_v4};
 use std::fmt;
 use std::net::IpAddr;
@@ -194,7 +194,7 @@ impl Policy {
         for form in forms(ip) {
             self.ask_never(dialled, form, &is_local)?;
             if dialled.name.is_some() || form != ip {
-                self.ask_rules(dialled, form)?;
+                self.ask_rules(dialled.flow, dialled.seen, dialled.name, form)?;
             }
         }
         Ok(())
@@ -229,20 +229,57 @@ impl Policy {
         Err(Denied::Never { ip, net: net.unwrap_or_else(|| ip.into()) })
     }
 
-    fn ask_rules(&self, dialled: &Dialled<'_>, ip: IpAddr) -> Result<(), Denied> {
+    /// Checks an address of a flow that another node caught and that this node is asked to deliver.
+    ///
+    /// Rules that deny by network are asked first, as in [`Policy::admits`]. Then all rules are asked in order, with the
+    /// address as the destination; the first that matches decides. A flow that no rule matches passes: the default is for
+    /// flows that this node caught itself.
+    ///
+    /// # Errors
+    /// A deny rule matches.
+    pub fn delivers(&self, flow: &Flow, ip: IpAddr) -> Result<(), Denied> {
+        if self.rules.is_empty() {
+            return Ok(());
+        }
+        let name = match &flow.orig_dst.host {
+            Host::Name(name) => Some(name),
+            Host::Ip(_) => None,
+        };
+        let (ip, seen) = (ip.to_canonical(), Seen::FirstBytes(flow.host.as_ref()));
+        for form in forms(ip) {
+            self.ask_rules(flow, seen, name, form)?;
+            let at =
+                Flow { orig_dst: at(flow, form), host: flow.host.clone().or(name.cloned()), ..flow.clone() };
+            let decides = |(rule, _): &(&Rule, &Arc<str>)| rule.obstacle(&at, seen).is_none();
+            if let Some((Rule { action: Action::Deny, .. }, why)) =
+                self.rules.iter().zip(&self.whys).find(decides)
+            {
+                return Err(Denied::Rule { ip: form, why: why.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_rules(
+        &self,
+        flow: &Flow,
+        seen: Seen<'_>,
+        name: Option<&HostName>,
+        ip: IpAddr,
+    ) -> Result<(), Denied> {
         if !self.addresses.denied.contains(ip) {
             return Ok(());
         }
-        let at = Flow { orig_dst: at(dialled.flow, ip), ..dialled.flow.clone() };
+        let at = Flow { orig_dst: at(flow, ip), ..flow.clone() };
         for (rule, why) in self.rules.iter().zip(&self.whys) {
-            let obstacle = rule.obstacle(&at, dialled.seen).map(|(_, truth)| truth);
+            let obstacle = rule.obstacle(&at, seen).map(|(_, truth)| truth);
             match &rule.action {
                 // What is not known cannot let it pass.
                 Action::Deny if rule.networks().is_some() && obstacle != Some(Truth::Fails) => {
                     return Err(Denied::Rule { ip, why: why.clone() });
                 }
                 Action::Carry(_) if obstacle.is_none() => {
-                    let by_host = || dialled.name.is_some_and(|host| rule.names_host(host));
+                    let by_host = || name.is_some_and(|host| rule.names_host(host));
                     if rule.networks().is_some() || by_host() {
                         return Ok(());
                     }

@@ -3,7 +3,20 @@
 //!
 //! The transport below (QUIC, or TLS 1.3 over TCP) authenticates both ends, keeps order and tells the end of a
 //! direction, so nothing here does. Requests need no answer before the flow's bytes follow: destination, metadata and
-//! first bytes leave in one flight (EPI framework, Sec. IV: what a SOCKS6 request does on a connection that stands already).
+//! first bytes leave in one flight, as a SOCKS6 request does on a connection that stands already (EPI framework, Sec. IV).
+//!
+//! ```text
+//!   near side                                             far side
+//!      |                                                     |
+//!      | <-------------------------- connection: Greeting    |  once: the near side is let in
+//!      |                                                     |
+//!      |  stream of a flow:                                  |
+//!      |  Request, first bytes ----------------------------> |  dials the destination
+//!      | <---------------------------- Reply: connected      |
+//!      | <=================== bytes of the flow ===========> |  until both directions have ended
+//!      |                                                     |
+//!      | <---------------------------- Reply: refused        |  or: the reason, then the stream ends
+//! ```
 //!
 //! A message is `kind (1) length (2) fields`, a field is `type (1) length (2) value`; numbers are big-endian. Types
 //! from 128 on must be understood, others are skipped by who does not know them. `docs/tunnel.md` has the tables.

@@ -223,6 +223,7 @@ impl Prepared {
             Served { listener, serving }
         });
         let engines = engines(self.engines, &shared)?;
+        let overlay = self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?;
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
@@ -234,7 +235,7 @@ impl Prepared {
             subscribed: AtomicBool::new(events.is_some()),
             events: Mutex::new(events),
             workers: self.workers,
-            overlay: self.overlay.map(overlay::Bound::start).transpose()?,
+            overlay,
             engines,
             paths: Mutex::default(),
             windows: Mutex::default(),

@@ -108,6 +108,25 @@ pub fn configured(addresses: Vec<SocketAddr>) -> Vec<Admitted> {
     addresses.into_iter().map(Admitted).collect()
 }
 
+/// Returns those of the addresses to which a flow of another node may be delivered, in their order; none if there were none.
+///
+/// # Errors
+/// Rules deny all of them.
+pub fn delivered(policy: &Policy, flow: &Flow, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
+    let mut denied = None;
+    let mut admitted = Vec::with_capacity(addresses.len());
+    for to in addresses {
+        match policy.delivers(flow, to.ip()) {
+            Ok(()) => admitted.push(Admitted(to)),
+            Err(reason) => denied = denied.or(Some(reason)),
+        }
+    }
+    match denied {
+        Some(reason) if admitted.is_empty() => Err(Failure::new(EndReason::PolicyDenied, reason.to_string())),
+        _ => Ok(admitted),
+    }
+}
+
 /// Addresses for a connection that no flow asks for yet: only those that no flow could be denied.
 ///
 /// # Errors

@@ -1,4 +1,7 @@
-//! The far end of sessions: flows that another node caught are delivered here, if our rules say so.
+//! The delivering end of sessions: checks a flow that another node caught, and connects it to its destination.
+//!
+//! A flow is delivered if an entry of `[[overlay.deliver]]` allows its address and no deny rule of this node matches it. Both
+//! are checked with the address that the name resolved to, and exactly that address is dialled.
 
 use super::bench;
 use super::circuit::refuse;
@@ -7,9 +10,9 @@ use super::packets;
 use super::sessions::Resumed;
 use super::shared::Shared;
 use super::stream::Stream;
-use crate::carry::{Admitted, Failure, resolve};
+use crate::carry::{Admitted, Failure, gate, resolve};
 use crate::config::Deliver;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Flow, Intercept, Process};
 use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -24,6 +27,9 @@ use tokio::time::timeout;
 
 /// Time to resolve and connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The name by which rules know delivered flows (`listener`).
+const LISTENER: &str = "overlay";
 
 /// Serves an opening that ends here.
 pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
@@ -112,35 +118,60 @@ async fn destination(
     TcpStream::from_std(leg).map_err(broken)
 }
 
-/// Connects to the destination, if a rule allows it.
+/// Connects to the destination, if `[[overlay.deliver]]` and the rules allow one of its addresses.
 async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStream, (Refusal, String)> {
     let connected = timeout(CONNECT_TIMEOUT, async {
         let addresses = resolve(&open.destination).await.map_err(refusal)?;
         let name = shared.identity.name(origin);
-        let allowed: Vec<_> =
-            addresses.into_iter().filter(|to| is_allowed(&shared.deliver, &name, *to)).collect();
-        if allowed.is_empty() {
-            let detail = format!("[[overlay.deliver]] lets {name} reach nothing at {}", open.destination);
-            return Err((Refusal::Denied, detail));
-        }
+        let allowed = admitted(shared, &name, open, addresses).inspect_err(|(_, detail)| {
+            tracing::info!(
+                from = %name, destination = %open.destination, client = %open.client, "delivery denied: {detail}"
+            );
+        })?;
         first_that_answers(shared, &allowed).await
     });
     let late = |_| (Refusal::TimedOut, format!("{} did not answer in time", open.destination));
     connected.await.map_err(late)?
 }
 
-/// Connects to the first of these addresses that answers, one after the other.
-async fn first_that_answers(
+/// Returns the addresses to which the flow may be delivered, in their order.
+fn admitted(
     shared: &Shared,
-    addresses: &[SocketAddr],
-) -> Result<TcpStream, (Refusal, String)> {
+    from: &str,
+    open: &Open,
+    addresses: Vec<SocketAddr>,
+) -> Result<Vec<Admitted>, (Refusal, String)> {
+    // Networks of `never_dial` that no entry names were taken out of the entries when the configuration was read.
+    let entered = addresses.into_iter().filter(|to| is_allowed(&shared.deliver, from, *to)).collect();
+    let flow = Flow {
+        intercept: Intercept::Tunnel,
+        listener: LISTENER.into(),
+        client: open.client,
+        orig_dst: open.destination.clone(),
+        host: open.host.clone(),
+        // Its process runs on another host, so rules that ask for a local process do not match.
+        process: Some(Process::default()),
+        user: Some(from.to_owned()),
+    };
+    match gate::delivered(&shared.config.load().policy, &flow, entered) {
+        Ok(admitted) if admitted.is_empty() => {
+            let detail = format!("[[overlay.deliver]] lets {from} reach nothing at {}", open.destination);
+            Err((Refusal::Denied, detail))
+        }
+        Ok(admitted) => Ok(admitted),
+        Err(failure) => Err((Refusal::Denied, failure.detail)),
+    }
+}
+
+/// Connects to the first of these addresses that answers, one after the other.
+async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<TcpStream, (Refusal, String)> {
     let mut last = (Refusal::Unreachable, "no address to try".to_owned());
-    for to in addresses {
-        if shared.dialing.load().is_own(*to) {
+    for admitted in addresses {
+        let to = admitted.address();
+        if shared.dialing.load().is_own(to) {
             return Err((Refusal::Denied, format!("{to} is a listener of this node itself")));
         }
-        // `[[overlay.deliver]]` has let it pass: networks of `never_dial` that no entry names were taken out of it.
-        last = match shared.connect(Admitted::configured(*to), false).await {
+        last = match shared.connect(*admitted, false).await {
             Ok(application) => return Ok(application),
             Err(error) => (unanswered(&error), format!("connect to {to}: {error}")),
         };

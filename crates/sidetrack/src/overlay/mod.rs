@@ -1,4 +1,4 @@
-//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (Seamless Overlays).
+//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (Seamless overlays).
 //!
 //! Three threads, beside the workers: one for control (hellos, link state), one for flows, one that receives datagrams. A link
 //! is one control connection and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so
@@ -34,6 +34,7 @@ pub use status::{DatagramsView, LinkView, PathView, PingView, Status};
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use control::Event;
 use ingress::Request;
 use shared::Shared;
@@ -126,14 +127,14 @@ impl Bound {
         self.packets.as_mut().map_or(Ok(()), packets::Bound::answer_kernel)
     }
 
-    /// Starts the threads.
+    /// Starts the threads. The rules of `config`, which reloads change, are asked about each delivery.
     ///
     /// # Errors
     /// What is wrong with the node's key, or that the system gives no thread.
-    pub fn start(self) -> anyhow::Result<Overlay> {
+    pub fn start(self, config: Arc<ArcSwap<config::Config>>) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let mut shared = Shared::new(&self.config, events, self.datagrams)?;
+        let mut shared = Shared::new(&self.config, config, events, self.datagrams)?;
         let packets = self.packets.map(|packets| packets.start(&mut shared));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();

@@ -30,7 +30,7 @@ use tokio::time::timeout;
 /// How long a neighbour may take to answer when it is dialled, and for its handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a peer that dialled us may say nothing at first.
+/// How long a peer that dialled us may take to send its first byte.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
@@ -74,6 +74,8 @@ pub struct Shared {
     pub tls: Tls,
     /// What may be delivered here.
     pub deliver: Vec<config::Deliver>,
+    /// The configuration in force: its rules are asked about each delivery.
+    pub config: Arc<ArcSwap<config::Config>>,
     /// Congestion control of links.
     congestion: Arc<str>,
     /// Whether it was said already that the congestion control is not to be had.
@@ -111,6 +113,7 @@ impl Shared {
     /// What is wrong with its key.
     pub fn new(
         overlay: &config::Overlay,
+        config: Arc<ArcSwap<config::Config>>,
         control: mpsc::Sender<Event>,
         datagrams: Vec<UdpSocket>,
     ) -> anyhow::Result<Self> {
@@ -120,6 +123,7 @@ impl Shared {
             tls: Tls::new(&identity)?,
             identity,
             deliver: overlay.deliver.clone(),
+            config,
             congestion: overlay.congestion.clone(),
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),
@@ -244,7 +248,9 @@ impl Shared {
         self.prepare(&tcp)?;
         let tls = self.tls.accept()?;
         let accepted = timeout(HANDSHAKE_TIMEOUT, async {
-            timeout(SILENCE_TIMEOUT, tcp.readable()).await.context("it says nothing")??;
+            // Not `readable()`: that may return without a byte, and the silent peer would keep its place for longer.
+            let first = timeout(SILENCE_TIMEOUT, tcp.peek(&mut [0])).await.context("it says nothing")??;
+            anyhow::ensure!(first > 0, "it closed the connection without a byte");
             let (mut stream, peer) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             match stream.frame().await.context("greeting")? {
                 Frame::Greeting(Greeting { version: VERSION, kind: LinkKind::Reliable, purpose }) => {

@@ -1,15 +1,19 @@
 //! The overlay by the real binary on real traffic: an application at node `a`, a server at node `c`, relays between.
 
+#[path = "../gate/dns.rs"]
+mod dns;
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
+mod deliveries;
 mod endings;
 mod faults;
 mod liar;
 mod packets;
 mod scene;
+mod silence;
 mod together;
 mod tools;
 mod transfers;

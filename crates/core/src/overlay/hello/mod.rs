@@ -4,6 +4,22 @@
 //! RFC 5880 Sec. 6.2, without its authentication and echo functions): a link that carries bytes one way only never
 //! comes up. Hellos never travel behind data.
 //!
+//! ```text
+//!            [Down] (1)                 [Init] or [Up]
+//!   Down -------------------> Init ----------------------------> Up
+//!    |                                                           ^
+//!    |                       [Init] (1)                          |
+//!    +-----------------------------------------------------------+
+//!
+//!   Init or Up --- silence ---> Down
+//!   Up ------------ [Down] ---> Down
+//!
+//!   [State]: a hello came in which the neighbour says this of itself.   (1): after `up_after` hellos in a row.
+//! ```
+//!
+//! *Silence*: no hello and no other sign of life for `missed` intervals, or no hello for `starved`. A hello with state Up
+//! does not bring up an end that is Down: the neighbour has not noticed yet that this end began anew.
+//!
 //! A hello goes by one of two lanes. On the *stream*, the control connection, a lost one holds up those behind it until the
 //! kernel has repeated it, so that silence says little for some hundred milliseconds. *Datagrams* wait for nothing: while
 //! the neighbour shows that it hears ours, they go at a brisker pace, a cut link is noticed after a few of them, and those

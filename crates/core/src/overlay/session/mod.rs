@@ -7,6 +7,28 @@
 //!
 //! Paths that keep order and lose nothing ([`Config::retransmit`] is none) need no recovery of ours; on others what is
 //! missing is asked for and sent again, piece by piece, never a whole window.
+//!
+//! ```text
+//!                      both directions are complete
+//!        Open ----------------------------------------> Lingering
+//!         |  |                                              |
+//!         |  | Reset frame from the other end               | Done sent and received,
+//!         |  +----------> ResetByPeer                       | or `path_timeout` is over
+//!         |                   | what came before it         |
+//!         | our application   | is delivered, or `linger`   |
+//!         | resets, or the    | is over                     |
+//!         | other end breaks  v                             v
+//!         | the protocol   Closing <------------------------+
+//!         v                   ^  |
+//!     Resetting --------------+  | `Output::Closed` is taken
+//!                Reset is sent,  v
+//!                or `linger`   Closed
+//!                is over
+//! ```
+//!
+//! Exceptions to the picture: an end that is Open for `path_timeout` without a path goes to Closing (`PathLost`). On paths
+//! that lose data, Resetting waits for an answer and repeats its Reset until `linger` is over. A Reset frame ends Resetting
+//! and Lingering at once; a reset of our application ends Lingering and `ResetByPeer` at once.
 
 mod receive;
 mod send;
