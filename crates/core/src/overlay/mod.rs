@@ -1,22 +1,22 @@
-//! The overlay: nodes joined by links, each hop recovering by itself, and sessions that carry one flow each from the
-//! node that caught it to the node that delivers it (Seamless overlays).
+//! The overlay (Seamless overlays): nodes that are joined by links. Each link repairs its own losses. A session carries one
+//! flow from the node that caught it to the node that delivers it.
 //!
-//! | part | thinks about |
+//! | part | decides or holds |
 //! |---|---|
 //! | [`frame`] | what travels on a link: the codec |
-//! | [`datagram`] | what travels beside the streams: sealed, each once, cut and joined, how large |
+//! | [`datagram`] | datagrams beside the streams: sealed, accepted once, cut into pieces and joined, their size |
 //! | [`hello`] | whether a neighbour is there, and how good the link to it is |
-//! | [`disseminate`] | who has which links: signed records, flooded, acknowledged, aged |
-//! | [`route`] | paths over the links that both ends vouch for |
+//! | [`disseminate`] | which node has which links: signed records, flooded, acknowledged, aged |
+//! | [`route`] | paths over the links that both ends announce |
 //! | [`node`] | the three above as one machine |
-//! | [`packet`] | IP packets carried whole: whom they are for, which may be delivered |
-//! | [`mss`] | their segments, small enough for a datagram |
-//! | [`reserved`] | what sessions lead to in the place of servers |
-//! | [`key`] | what nodes are known by |
-//! | [`session`] | the bytes of one flow: once, in order, over whatever path stands |
+//! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
+//! | [`mss`] | the MSS of their TCP connections, so that a segment fits into a datagram |
+//! | [`reserved`] | destinations inside the overlay that are not servers |
+//! | [`key`] | the keys of nodes |
+//! | [`session`] | the bytes of one flow: in order, each exactly once, over changing paths |
 //!
-//! A path is written out by the node where it begins, and no node may be on it twice: there are no loops, not even
-//! while nodes disagree about the network. `docs/overlay-protocol.md` has the wire format.
+//! The node where a path begins writes out all of its nodes, and no node may be on it twice. So there are no loops, even while
+//! nodes disagree about the network. `docs/overlay-protocol.md` has the wire format.
 
 pub mod datagram;
 pub mod disseminate;
@@ -32,8 +32,8 @@ pub mod session;
 
 use std::fmt;
 
-/// Names a node: the first eight bytes of its public key. Members are pinned by their whole keys, so
-/// that nothing hangs on these bytes being hard to meet.
+/// The name of a node: the first eight bytes of its public key. Members are pinned by their whole keys, so security does not
+/// depend on how hard it is to find a key with the same eight bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -46,12 +46,12 @@ impl fmt::Display for NodeId {
 /// Bytes of a signature (Ed25519, RFC 8032).
 pub const SIGNATURE_BYTES: usize = 64;
 
-/// A signature over the bytes that the signed thing gives.
+/// An Ed25519 signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature(pub [u8; SIGNATURE_BYTES]);
 
 impl Signature {
-    /// What stands in the place of a signature until there is one; no key verifies it.
+    /// The value of an unsigned field; no key verifies it.
     pub const NONE: Self = Self([0; SIGNATURE_BYTES]);
 }
 

@@ -1,4 +1,4 @@
-//! A node of the overlay as one machine: the detectors of its links, the link state, the paths, and packets on their way.
+//! The state machine of an overlay node: the detectors of its links, the link state, the paths, and the forwarding of packets.
 
 use super::disseminate::{self, Disseminator, Drops};
 use super::frame::{Frame, Hello, LinkEntry, Packet, Path, Protocol};
@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a node is made with.
+/// The configuration of a node.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The pace of hellos.
     pub hello: hello::Config,
-    /// Who we are, who the others are.
+    /// This node and the other members.
     pub disseminate: disseminate::Config,
-    /// Costs that have changed are announced no more often than this; links that come or go at once.
+    /// Least time between two announcements of changed costs. A link that comes up or goes down is announced at once.
     pub cost_interval: Duration,
 }
 
@@ -28,31 +28,31 @@ impl Config {
     }
 }
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// Frames can be sent to this neighbour.
     LinkOpened(NodeId),
-    /// Frames can no more be sent to this neighbour.
+    /// Frames can no longer be sent to this neighbour.
     LinkClosed(NodeId),
     /// A frame came from this neighbour.
     Frame(NodeId, Frame),
     /// A hello came from this neighbour in a datagram.
     Datagram(NodeId, Hello),
-    /// The loss on the link to this neighbour below our own recovery, parts per million, as somebody else measures it.
+    /// The loss on the link to this neighbour below our own recovery, in parts per million, as the driver measures it.
     Loss(NodeId, u32),
-    /// So long ago this neighbour gave a sign of life that is no hello.
+    /// This neighbour gave a sign of life other than a hello this long ago.
     Alive(NodeId, Duration),
-    /// The link to this neighbour is to cost so much, microseconds, whatever is measured; none: what is measured. The worse
-    /// word of both ends counts.
+    /// Sets the cost of the link to this neighbour, in microseconds. `None`: the measured cost. The higher cost of the two ends
+    /// counts.
     Cost(NodeId, Option<u32>),
-    /// Send a packet along its path, on which we are the first.
+    /// Send a packet along its path, which begins at this node.
     Packet(Packet),
     /// The deadline may have passed.
     Tick,
 }
 
-/// What the driver is to do or know.
+/// What the driver has to do or to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send this to a neighbour.
@@ -65,14 +65,14 @@ pub enum Output {
     LinkDown(NodeId),
     /// [`Node::graph`] has changed.
     RoutesChanged,
-    /// A packet for us that is no echo request.
+    /// A packet for this node that is not an echo request.
     Deliver(Packet),
 }
 
 /// Packets that were dropped, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketDrops {
-    /// The next node of the path is no neighbour, or its link is down.
+    /// The next node of the path is not a neighbour, or its link is down.
     pub no_link: u64,
     /// They came from a node, or to a place, that their path does not say.
     pub off_path: u64,
@@ -85,7 +85,7 @@ pub struct Node<K> {
     own: NodeId,
     keys: K,
     links: BTreeMap<NodeId, Detector>,
-    /// What somebody wants links to cost.
+    /// The costs that were set for links ([`Input::Cost`]).
     costs: BTreeMap<NodeId, u32>,
     state: Disseminator,
     announced: BTreeMap<NodeId, u32>,
@@ -133,7 +133,8 @@ impl<K: Keys> Node<K> {
         self.graph.route(self.own, to, avoid)
     }
 
-    /// The neighbours that have been silent for longer than usual: whoever knows of other signs of life, tell us.
+    /// Returns the neighbours that have been silent for longer than usual. The driver looks for other signs of life and reports them
+    /// as [`Input::Alive`].
     pub fn suspects(&self, now: Instant) -> impl Iterator<Item = NodeId> {
         self.links.iter().filter(move |(_, link)| link.is_suspect(now)).map(|(node, _)| *node)
     }

@@ -3,7 +3,7 @@
 
 use crate::flow::{Destination, Host, HostName};
 
-/// What a session leads to in the place of a server.
+/// A destination inside the overlay that is not a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reserved {
     /// The far node's end of whole packets ([`super::packet`]).

@@ -1,4 +1,4 @@
-//! One flow on its way through this node: relayed to the next node of its path, or delivered here.
+//! Handles a flow that comes from a neighbour: relays it to the next node of its path, or delivers it here.
 
 use super::deliver;
 use super::pool;
@@ -14,10 +14,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long the last words of a flow may take to leave.
+/// Most time for sending the last frames of a flow.
 pub const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Waits until a neighbour sends a flow on this connection; none: the connection or the link ended first.
+/// Waits until a neighbour sends a flow on this connection. Returns `None` if the connection or the link ended first.
 pub async fn wait_for_open(
     shared: &Shared,
     mut stream: Stream,
@@ -31,7 +31,7 @@ pub async fn wait_for_open(
     match frame {
         Ok(Frame::Open(open)) => Some((stream, open)),
         Ok(other) => {
-            tracing::debug!(from = %shared.identity.name(from), ?other, "in the place of a session's opening");
+            tracing::debug!(from = %shared.identity.name(from), ?other, "instead of a session's opening");
             None
         }
         Err(_) => None,
@@ -61,12 +61,12 @@ pub async fn serve(shared: Arc<Shared>, stream: Stream, from: NodeId, mut open: 
     }
 }
 
-/// Says no, and closes.
+/// Refuses the session, and closes the connection.
 pub async fn refuse(shared: &Shared, mut stream: Stream, reason: Refusal, detail: impl Into<String>) {
     shared.counters.sessions_refused.fetch_add(1, Relaxed);
     let refused = Refused { by: shared.identity.own(), reason, detail: detail.into() };
     let _ = timeout(LAST_WORDS, async {
-        // Whoever is gone need not hear it.
+        // If the neighbour has closed the connection, the refusal is not needed.
         if stream.send(&Frame::Refused(refused)).await.is_ok() {
             stream.close().await;
         }
@@ -112,8 +112,8 @@ async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open
     let _ = timeout(LAST_WORDS, async { tokio::join!(prev.close(), next.close()) }).await;
 }
 
-/// Waits until whoever asked gives its opening up: it closes the connection, and may say a word before. Nothing else comes before
-/// it has an answer.
+/// Waits until the asking node gives up its opening. It then closes the connection, and may send one frame before. It sends
+/// nothing else before it has an answer.
 async fn given_up(prev: &mut Stream) {
     let _ = prev.frame().await;
 }

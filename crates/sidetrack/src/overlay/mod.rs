@@ -1,10 +1,11 @@
-//! The overlay at work: links to neighbours, flows relayed, sessions begun and delivered (Seamless overlays).
+//! Runs an overlay node (Seamless overlays): links to neighbours, relayed flows, and both ends of sessions.
 //!
-//! Three threads, beside the workers: one for control (hellos, link state), one for flows, one that receives datagrams. A link
-//! is one control connection and as many connections for flows as there are flows, all TLS 1.3 over kernel TCP, kept warm; so
-//! each hop recovers by itself, back-pressure is the kernel's, and no flow waits for another. Beside them go datagrams, sealed
-//! with keys of the control connection: brisk hellos, and whole packets that want no recovery. `docs/overlay-protocol.md`,
-//! `docs/adr`.
+//! Three threads run beside the workers: one for control (hellos, link state), one for flows, and one that receives datagrams.
+//! A link is one control connection and one connection for each flow, all TLS 1.3 over kernel TCP; some are kept ready. So each
+//! hop repairs its own losses, the kernel applies back-pressure, and no flow waits for another.
+//!
+//! Datagrams travel beside the connections, sealed with keys of the control connection. They carry frequent hellos, and whole
+//! packets that need no recovery. See `docs/overlay-protocol.md` and `docs/adr/0008-overlay-links.md`.
 
 mod bench;
 mod circuit;
@@ -54,7 +55,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-/// Flows that wait to be handed to the overlay.
+/// Most flows that wait to be handed to the overlay.
 const REQUESTS_MAX: usize = 4096;
 
 /// How long the threads may take to end.
@@ -63,7 +64,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a ping waits for its answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a listener rests when the system has no descriptor for the next connection.
+/// How long a listener waits when the process has no descriptor for the next connection.
 const ACCEPT_REST: Duration = Duration::from_millis(10);
 
 /// The sockets of an overlay node: bound while there are rights.
@@ -97,7 +98,7 @@ impl std::fmt::Debug for Entry {
 }
 
 impl Bound {
-    /// Binds the sockets, and has packets caught if there are rules for them.
+    /// Binds the sockets, and installs the rules that catch packets if the configuration has any.
     ///
     /// # Errors
     /// Which address, and what the system said.
@@ -188,7 +189,7 @@ impl Overlay {
 
     /// Ends all links and sessions: their applications are reset.
     pub fn stop(&self) {
-        // First: what is caught from now on would have no way.
+        // First, because packets that are caught from now on could no longer be carried.
         drop(self.catching.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.stop.send(true);
         self.stopped_datagrams.store(true, Relaxed);
@@ -205,7 +206,7 @@ impl Overlay {
 }
 
 impl Entry {
-    /// One look at the overlay; none: it is stopping.
+    /// Returns the state of the overlay. `None`: it is stopping.
     pub async fn status(&self) -> Option<Status> {
         let (reply, answer) = oneshot::channel();
         self.shared.control.send(Event::Status(reply)).await.ok()?;
@@ -292,7 +293,7 @@ fn pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = std::net::TcpStream::connect(listener.local_addr()?)?;
     let own = near.local_addr()?;
-    // Somebody else of this host may have been faster.
+    // Another process of this host may have connected first.
     for _ in 0..16 {
         let (leg, peer) = listener.accept()?;
         if peer == own {
@@ -348,7 +349,7 @@ async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
     loop {
         match listener.accept().await {
             Ok((tcp, peer)) => {
-                // A flood is closed at once: neighbours must not wait behind it in the kernel.
+                // A flood is closed at once. Otherwise neighbours would wait behind it in the kernel's accept queue.
                 let Some(place) = places.take(peer.ip()) else {
                     shared.counters.strangers.fetch_add(1, Relaxed);
                     continue;

@@ -33,7 +33,8 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a peer that dialled us may take to send its first byte.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long what was sent to a neighbour may stay unacknowledged: hellos notice sooner, this ends what they forgot.
+/// How long data to a neighbour may stay unacknowledged. Hellos notice a dead link sooner; this ends connections that they do
+/// not cover.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Room for what comes on a link's connection, bytes: all of a round trip of 60 ms at 500 Mb/s. The kernel would find that out
@@ -44,10 +45,10 @@ const RECEIVE_ROOM: u32 = 4 << 20;
 /// Measurements by other nodes at a time.
 const BENCHES_MAX: usize = 4;
 
-/// The links that are up, each with a number that no later life of the link has again.
+/// The links that are up. Each has a number, and a link that comes up again gets a new one.
 pub type Links = Arc<BTreeMap<NodeId, u64>>;
 
-/// What happened, for people to look at.
+/// Counters for status and metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Sessions begun here.
@@ -62,13 +63,13 @@ pub struct Counters {
     pub relayed: AtomicU64,
     /// Bytes of those, frames included.
     pub relayed_bytes: AtomicU64,
-    /// Connections of those who could not show a member's key, or spoke something else.
+    /// Connections of peers that showed no member's key, spoke another protocol, or found no place for a handshake.
     pub strangers: AtomicU64,
 }
 
-/// See the module.
+/// The state that the threads of the overlay share.
 pub struct Shared {
-    /// Who we are, who the others are.
+    /// This node and the other members.
     pub identity: Identity,
     /// Both ends of connections.
     pub tls: Tls,
@@ -78,7 +79,7 @@ pub struct Shared {
     pub config: Arc<ArcSwap<config::Config>>,
     /// Congestion control of links.
     congestion: Arc<str>,
-    /// Whether it was said already that the congestion control is not to be had.
+    /// Whether a warning about the congestion control was logged already.
     complained: AtomicBool,
     /// How sockets are dialled.
     pub dialing: ArcSwap<Dialing>,
@@ -90,15 +91,15 @@ pub struct Shared {
     pub pool: Pool,
     /// Sessions whose one end is here.
     pub sessions: Sessions,
-    /// The control thread's ear.
+    /// Sends events to the control thread.
     pub control: mpsc::Sender<Event>,
     /// The clock of the cores.
     pub clock: Clock,
     /// What happened.
     pub counters: Counters,
-    /// Rates that somebody has set for links.
+    /// Rates that an operator has set for links.
     pub shapers: Shapers,
-    /// Leaves for measurements by other nodes.
+    /// Permits for measurements by other nodes.
     pub benches: Arc<Semaphore>,
     /// Datagrams to and from neighbours.
     pub datagrams: Datagrams,
@@ -166,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// Makes a socket fit for a link.
+    /// Sets the options of a link's socket.
     ///
     /// # Errors
     /// As setsockopt says, but for a congestion control that is not to be had: that is said once.
@@ -174,7 +175,8 @@ impl Shared {
         use std::sync::atomic::Ordering::Relaxed;
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_tcp_user_timeout(&socket, Some(USER_TIMEOUT))?;
-        // Gives room and, unlike SO_RCVBUF, leaves it to the kernel to give more, and to anybody to ask for it.
+        // A large SO_RCVLOWAT makes the kernel enlarge the receive buffer. Unlike SO_RCVBUF, it does not switch off automatic
+        // tuning, and it needs no privilege.
         sockopt::set_receive_low_water(&socket, RECEIVE_ROOM)?;
         sockopt::set_receive_low_water(&socket, 1)?;
         let got = sockopt::set_congestion(&socket, &self.congestion);
@@ -210,7 +212,7 @@ impl Shared {
         dialled.await.with_context(|| format!("{address} did not answer in time"))?
     }
 
-    /// Flows keep to the rate of their link; hellos and records never wait for them.
+    /// Limits flows to the rate of their link. Control connections are not limited, so hellos and records never wait.
     fn shape(&self, stream: &mut Stream, neighbour: NodeId, purpose: Purpose) {
         if purpose != Purpose::Control {
             stream.shape(self.shapers.of(neighbour));
@@ -260,7 +262,7 @@ impl Shared {
                 Frame::Greeting(greeting) => {
                     anyhow::bail!("a greeting of another version or kind: {greeting:?}")
                 }
-                other => anyhow::bail!("{other:?} in the place of a greeting"),
+                other => anyhow::bail!("{other:?} instead of a greeting"),
             }
         });
         accepted.await.context("no handshake in time")?

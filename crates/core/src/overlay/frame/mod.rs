@@ -35,7 +35,7 @@ pub enum LinkKind {
     BestEffort,
 }
 
-/// What a connection between neighbours is for; said by the one who dialled.
+/// The purpose of a connection between neighbours, as the dialling end states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// Hellos, records and packets: one for each link.
@@ -221,7 +221,7 @@ pub enum Refusal {
     UnknownSession,
 }
 
-/// The session is not there. Whoever sends this closes the connection afterwards.
+/// A session is refused. The sender closes the connection afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The node that says so.
@@ -241,7 +241,7 @@ pub enum ResetReason {
     PathLost,
     /// The other end broke the protocol.
     Protocol,
-    /// Somebody ended it: an operator, a limit, a node that stops.
+    /// An operator, a limit or a stopping node ended it.
     Ended,
 }
 
@@ -302,7 +302,7 @@ pub enum Frame {
         /// Which.
         sequence: u64,
     },
-    /// The accepting end of a link asks the dialling end for so many more connections to send flows on.
+    /// The accepting end of a link asks the dialling end for this number of further connections to send flows on.
     Want {
         /// How many.
         connections: u16,

@@ -1,8 +1,8 @@
-//! Whether a neighbour is there, and how good the link to it is.
+//! Detects whether a neighbour is reachable, and measures the quality of the link to it.
 //!
-//! Both ends of a link send hellos at a steady pace and say whether they hear the other (the state machine of BFD,
-//! RFC 5880 Sec. 6.2, without its authentication and echo functions): a link that carries bytes one way only never
-//! comes up. Hellos never travel behind data.
+//! Both ends of a link send hellos at a steady pace. In each hello an end says whether it hears the other end. This is the
+//! state machine of BFD (RFC 5880 Sec. 6.2) without its authentication and echo functions: a link that carries bytes in one
+//! direction only never comes up. Hellos never wait in a queue behind data.
 //!
 //! ```text
 //!            [Down] (1)                 [Init] or [Up]
@@ -20,10 +20,14 @@
 //! *Silence*: no hello and no other sign of life for `missed` intervals, or no hello for `starved`. A hello with state Up
 //! does not bring up an end that is Down: the neighbour has not noticed yet that this end began anew.
 //!
-//! A hello goes by one of two lanes. On the *stream*, the control connection, a lost one holds up those behind it until the
-//! kernel has repeated it, so that silence says little for some hundred milliseconds. *Datagrams* wait for nothing: while
-//! the neighbour shows that it hears ours, they go at a brisker pace, a cut link is noticed after a few of them, and those
-//! that are missing are the loss of the link. Where no datagram passes, the stream alone serves.
+//! A hello travels on one of two lanes:
+//!
+//! - The *stream* is the control connection. A lost segment delays all hellos behind it until the kernel has retransmitted it,
+//!   so a silence of a few hundred milliseconds proves nothing.
+//! - *Datagrams* do not wait for each other. While the neighbour's echoes show that it receives them, hellos go in datagrams at a
+//!   shorter interval. A cut link is noticed after a few intervals, and the missing hellos give the loss of the link.
+//!
+//! Where no datagram passes, all hellos travel on the stream.
 
 mod quality;
 #[cfg(test)]
@@ -37,26 +41,26 @@ use quality::{Arrivals, Order};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How often, and how many may stay away.
+/// The interval of hellos, and how many may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// How often a hello is sent, 10 to 1000 ms.
+    /// Time between two hellos, 10 to 1000 ms.
     pub interval: Duration,
-    /// So many intervals without a sign of life, and the link is down. At least 2.
+    /// The link goes down after this number of intervals without a sign of life. At least 2.
     pub missed: u32,
 }
 
-/// Times of a detector.
+/// Times and counts of a detector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The pace on the stream.
     pub stream: Pace,
-    /// The pace in datagrams, while they arrive; none: there are none.
+    /// The pace in datagrams, while they arrive. `None`: no datagrams are sent.
     pub datagrams: Option<Pace>,
-    /// No longer than this may hellos stay away while the neighbour shows other signs of life ([`Input::Alive`]): it lacks
-    /// the time to speak, but its connections stand.
+    /// The link goes down after this time without a hello, even if the neighbour shows other signs of life
+    /// ([`Input::Alive`]): a process without CPU time sends no hellos, but its kernel keeps its connections.
     pub starved: Duration,
-    /// So many hellos must be heard before a link that is down may come up.
+    /// A link that is down comes up only after this number of hellos in a row.
     pub up_after: u32,
 }
 
@@ -72,7 +76,7 @@ impl Default for Config {
     }
 }
 
-/// What a hello travels on. See the module.
+/// What a hello travels on: the control connection or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// The control connection.
@@ -102,46 +106,48 @@ impl Lanes {
     }
 }
 
-/// The bounds of what a neighbour may say about its pace.
+/// The bounds of the interval that a neighbour may announce, in ms.
 const INTERVAL_MS: std::ops::RangeInclusive<u16> = 10..=1000;
 
-/// Hellos whose times of sending are remembered; an echo of an older one measures nothing.
+/// The number of own hellos whose times are stored. The echo of an older hello is not measured.
 const SENT_MAX: usize = 64;
 
-/// While datagrams arrive, every so many hellos go on the stream, too: it stays open, and shows that it does.
+/// While datagrams arrive, one of this number of hellos goes on the stream, too: NATs and firewalls keep the connection, and a
+/// dead one is noticed.
 const STREAM_EVERY: u32 = 16;
 
-/// While they do not, it is tried with one for so many hellos of the stream.
+/// While no datagram arrives, one is tried for each of this number of hellos on the stream.
 const TRY_EVERY: u32 = 4;
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A hello of the neighbour came.
+    /// A hello of the neighbour arrived.
     Hello(Hello, Lane),
-    /// The loss below our own recovery, where somebody else measures it, parts per million.
+    /// The loss below our own recovery in parts per million, where the driver measures it.
     Loss(u32),
-    /// So long ago the neighbour gave another sign of life: its kernel acknowledged something of ours, or something else
-    /// came from it. Says that the way is good, not that the neighbour has the time to speak.
+    /// The neighbour gave another sign of life this long ago: its kernel acknowledged data, or other data came from it. This
+    /// shows that the path works, not that the neighbour's process runs.
     Alive(Duration),
     /// The deadline may have passed, and all that had arrived was told.
     Tick,
 }
 
-/// Since when a neighbour is silent, in time that we were awake: what we slept through it may have said.
+/// Since when a neighbour is silent. Time in which this process did not run is left out: a hello that arrived then may still
+/// wait in the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Silence {
-    /// No hello.
+    /// When the last hello came.
     hello: Instant,
-    /// No sign of life at all.
+    /// When the last sign of life of any kind came.
     any: Instant,
-    /// We were away once since then, and left time to read.
+    /// This process was late once since then, and time to read was granted.
     has_grace: bool,
     /// A hello was sent on both lanes at once when the silence was first noticed.
     asked: bool,
 }
 
-/// What the driver is to do or know.
+/// What the driver has to do or to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send this.
@@ -164,23 +170,23 @@ pub struct Detector {
     /// The latest hello heard: its sequence and when it came.
     heard: Option<(u32, Instant)>,
     order: Order,
-    /// None until something was heard.
+    /// `None` until the first hello was heard.
     silence: Option<Silence>,
     heard_in_a_row: u32,
     peer_interval: Duration,
     /// When the neighbour last showed that it hears our datagrams.
     reached: Option<Instant>,
-    /// It has last heard us some intervals ago.
+    /// The neighbour's echoes are old: it last heard this end more than two intervals ago.
     unheard: bool,
     arrivals: Arrivals,
-    /// Somebody else measures the loss.
+    /// The driver measures the loss ([`Input::Loss`]).
     loss_is_told: bool,
     quality: Quality,
     outputs: VecDeque<Output>,
 }
 
 impl Detector {
-    /// A link on which nothing was heard yet; the first hello goes at once.
+    /// Makes a detector for a link on which nothing was heard yet. The first hello is sent at once.
     pub fn new(config: Config, now: Instant) -> Self {
         Self {
             config,
@@ -208,7 +214,7 @@ impl Detector {
         self.state == LinkState::Up
     }
 
-    /// What is known about the link.
+    /// Returns the measured quality of the link.
     pub fn quality(&self) -> Quality {
         self.quality
     }
@@ -218,13 +224,15 @@ impl Detector {
         self.reached.is_some_and(|at| now.since(at) < self.config.starved)
     }
 
-    /// Whether the neighbour has been silent for longer than usual: whoever knows of other signs of life, tell us.
+    /// Whether the neighbour has been silent for longer than usual. The driver then looks for other signs of life and reports
+    /// them as [`Input::Alive`].
     pub fn is_suspect(&self, now: Instant) -> bool {
         self.suspect_at().is_some_and(|at| at <= now)
     }
 
-    /// Tells one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
+        // First: time in which this process did not run must not count as the neighbour's silence.
         self.excuse(now);
         match input {
             Input::Hello(hello, lane) => self.hello(now, &hello, lane),
@@ -238,7 +246,7 @@ impl Detector {
         if self.silent_at().is_some_and(|at| at <= now) {
             (self.heard, self.silence, self.reached) = (None, None, None);
             self.heard_in_a_row = 0;
-            // A neighbour that restarts counts from the beginning.
+            // A neighbour that restarted begins again with low sequence numbers: they must not look old.
             self.order.forget();
             self.arrivals.pause();
             self.go(LinkState::Down);
@@ -248,7 +256,7 @@ impl Detector {
         }
     }
 
-    /// What to do next.
+    /// Returns the next output, or `None` if there is none.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -291,8 +299,8 @@ impl Detector {
         brisk.unwrap_or(self.config.stream).interval
     }
 
-    /// We are called later than we asked for: what the neighbour said meanwhile may still wait to be read, so that the
-    /// time we were away counts for nothing, and for the first time two intervals are left to read.
+    /// Takes the time in which this process did not run out of the neighbour's silence. Hellos of that time may still wait in the
+    /// socket, so the first such delay leaves two intervals to read them.
     fn excuse(&mut self, now: Instant) {
         let (late, interval) = (now.since(self.deadline()), self.interval(now));
         let Some(silence) = self.silence.filter(|_| late > interval) else { return };
@@ -336,7 +344,7 @@ impl Detector {
         } else {
             self.say(now, Lanes::Stream);
             if self.round % TRY_EVERY == 1 {
-                // With a number of its own: who echoes it has heard the datagram.
+                // It has its own number: a neighbour that echoes this number has received the datagram.
                 self.say(now, Lanes::Datagram);
             }
         }
@@ -359,7 +367,7 @@ impl Detector {
     fn hello(&mut self, now: Instant, hello: &Hello, lane: Lane) {
         self.count(hello, lane);
         if self.order.step(hello.sequence).is_none() {
-            // No later than one that came before: it says nothing new.
+            // An old or repeated hello has no new information.
             return;
         }
         self.heard = Some((hello.sequence, now));
@@ -372,7 +380,7 @@ impl Detector {
             (LinkState::Down, LinkState::Down) if enough => self.go(LinkState::Init),
             (LinkState::Down, LinkState::Init) if enough => self.go(LinkState::Up),
             (LinkState::Init, LinkState::Init | LinkState::Up) => self.go(LinkState::Up),
-            // The other end does not hear us any more, or has begun anew.
+            // The other end no longer hears this end, or has restarted.
             (LinkState::Up, LinkState::Down) => self.go(LinkState::Down),
             _ => {}
         }
@@ -397,7 +405,7 @@ impl Detector {
         self.unheard = delay > self.interval(now) * 2;
         let Some(at) = self.sent.iter().position(|(sent, ..)| *sent == sequence) else { return };
         let (_, since, lanes) = self.sent[at];
-        // Each is measured once: the same echo again would have its later arrival counted.
+        // Each hello is measured once: a repeated echo arrives later and would give a longer round trip.
         self.sent.drain(..=at);
         if let Some(rtt) = now.since(since).checked_sub(delay) {
             self.quality.measured(u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX));

@@ -1,12 +1,12 @@
-//! One end of a session: the bytes of one flow, both ways, each once and in order, over whatever path stands.
+//! One end of a session: carries the bytes of one flow in both directions, in order and each exactly once, over changing paths.
 //!
-//! The end keeps what its application sent until the other end has it; when a path dies, the next one goes on where the
-//! other end says it stopped. What it promises: **the application sees our FIN only after the far application's kernel
-//! has accepted every byte** it had sent by then, and a reset if that never happens. Credit runs from the receiving
-//! application back to the sending one: no end holds more than its window.
+//! An end buffers the bytes of its application until the other end has received them. When a path dies, the other end says on
+//! the next path which byte it expects, and this end continues there. The promise: **the application sees a FIN only after the
+//! far application's kernel has accepted every byte** that the application had sent by then. If that never happens, it sees a
+//! reset. Credit runs from the receiving application to the sending one, so no end buffers more than its window.
 //!
-//! Paths that keep order and lose nothing ([`Config::retransmit`] is none) need no recovery of ours; on others what is
-//! missing is asked for and sent again, piece by piece, never a whole window.
+//! Paths that keep order and lose nothing ([`Config::retransmit`] is `None`) need no recovery here. On other paths missing
+//! pieces are requested and retransmitted one by one, never a whole window.
 //!
 //! ```text
 //!                      both directions are complete
@@ -48,11 +48,11 @@ pub struct Config {
     pub window_max_bytes: u32,
     /// Most bytes of our application that are kept for the other end.
     pub keep_max_bytes: u32,
-    /// After this time without an answer something is sent again; none: paths lose nothing while they stand.
+    /// Time without an answer after which frames are retransmitted. `None`: paths lose nothing while they stand.
     pub retransmit: Option<Duration>,
-    /// The session ends when no path came for so long.
+    /// The session ends after this time without a path.
     pub path_timeout: Duration,
-    /// How long what came before a reset may take to be delivered.
+    /// The most time for delivering the bytes that came before a reset.
     pub linger: Duration,
 }
 
@@ -94,17 +94,17 @@ pub enum Input {
     Read(Vec<u8>),
     /// The application sent FIN.
     Eof,
-    /// So many bytes of [`Session::deliverable`] were written to the application.
+    /// This number of bytes of [`Session::deliverable`] was written to the application.
     Written(usize),
     /// The application's kernel has accepted all bytes before this one.
     Confirmed(u64),
-    /// The application is gone, or somebody wishes the session to end.
+    /// The application reset its connection, or the node ends the session.
     Reset(ResetReason),
     /// The deadline may have passed.
     Tick,
 }
 
-/// What the driver is to do.
+/// What the driver has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send this along the path.
@@ -120,43 +120,43 @@ pub enum Output {
     Closed(Option<ResetReason>),
 }
 
-/// How far an end is.
+/// The state of an end; see the diagram at the head of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Our side is gone: the other end is told, then it is over.
+    /// This end was reset: the other end is told, then the session is over.
     Resetting(ResetReason, Instant),
-    /// The other end is gone: what it sent before is delivered first.
+    /// The other end was reset: the bytes that it sent before are delivered first.
     ResetByPeer {
         offset: u64,
         reason: ResetReason,
         until: Instant,
     },
-    /// We have nothing left to say or hear.
+    /// Both directions are complete; the other end may still need our acknowledgements.
     Lingering(Instant),
     Closing(Option<ResetReason>),
     Closed,
 }
 
-/// One end. See the module.
+/// One end of a session.
 #[derive(Clone, Debug)]
 pub struct Session {
     config: Config,
     phase: Phase,
     now: Instant,
-    /// None: a path stands.
+    /// Since when there is no path. `None`: a path stands.
     pathless_since: Option<Instant>,
     send: Sender,
     receive: Receiver,
     reset_sent: bool,
     done_sent: bool,
     done_came: bool,
-    /// When what is due is said again on a path that loses.
+    /// When unanswered frames are sent again on a path that loses data.
     repeat_at: Option<Instant>,
 }
 
 impl Session {
-    /// An end without a path.
+    /// Makes an end without a path.
     pub fn new(config: Config, now: Instant) -> Self {
         let window = config.window_bytes.max(Config::WINDOW_MIN);
         let config =
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// How many bytes may be read from the application now.
+    /// Returns the number of bytes that may be read from the application now.
     pub fn room(&self) -> usize {
         if matches!(self.phase, Phase::Open) { self.send.room() } else { 0 }
     }
@@ -233,7 +233,7 @@ impl Session {
         self.send.set_keep_max(bytes.min(self.config.keep_max_bytes));
     }
 
-    /// When to call `handle(now, Input::Tick)`.
+    /// Returns when to call `handle(now, Input::Tick)`.
     pub fn deadline(&self) -> Option<Instant> {
         let phase = match self.phase {
             Phase::Open | Phase::Closing(_) => None,
@@ -247,7 +247,7 @@ impl Session {
         [phase, pathless, repeat].into_iter().flatten().min()
     }
 
-    /// Tells one event. What makes no sense in this state is ignored.
+    /// Handles one event. An event that does not fit the state is ignored.
     pub fn handle(&mut self, now: Instant, input: Input) {
         self.now = now;
         if matches!(self.phase, Phase::Closing(_) | Phase::Closed) {
@@ -274,7 +274,7 @@ impl Session {
         self.settle();
     }
 
-    /// What to do next. While the path takes nothing more, leave it be: nothing is lost by asking later.
+    /// Returns the next output. While the path accepts no more data, the driver need not call this: no output is lost.
     pub fn poll(&mut self) -> Option<Output> {
         match self.phase {
             Phase::Closed => None,
@@ -293,9 +293,11 @@ impl Session {
             self.settle();
             return Some(Output::Fin);
         }
+        // All that follows is sent along the path.
         if !self.has_path() {
             return None;
         }
+        // Acknowledgements go before data: credit that waits behind our data would stop the other end.
         if let Some(ack) = self.receive.take_ack() {
             return Some(Output::Send(SessionFrame::Ack(ack)));
         }
@@ -389,9 +391,9 @@ impl Session {
 
     fn reset(&mut self, reason: ResetReason) {
         match self.phase {
-            // The other end is gone already: nobody is left to tell.
+            // The other end was reset before, so it need not be told.
             Phase::ResetByPeer { reason, .. } => self.phase = Phase::Closing(Some(reason)),
-            // All was said and done before.
+            // Both directions were complete before, so nothing was lost.
             Phase::Lingering(_) => self.phase = Phase::Closing(None),
             Phase::Open => self.phase = Phase::Resetting(reason, self.now + self.config.linger),
             _ => {}
@@ -422,11 +424,11 @@ impl Session {
         }
     }
 
-    /// Goes on where nothing is left to do.
+    /// Changes the state if nothing is left to do in the present one.
     fn settle(&mut self) {
         match self.phase {
             Phase::Open if self.send.is_complete() && self.receive.is_complete() => {
-                // As long as the other end may look for a path: it could still miss our last words.
+                // The other end may look for a new path for this time, because our last frames may not have reached it.
                 self.phase = Phase::Lingering(self.now + self.config.path_timeout);
             }
             Phase::Lingering(_) if self.done_sent && self.done_came => self.phase = Phase::Closing(None),
@@ -440,7 +442,7 @@ impl Session {
     }
 }
 
-/// Splits what was read into pieces that fit into frames.
+/// Whether `more` bytes still fit into the data frame that holds `length` bytes.
 fn fits_one_frame(length: usize, more: usize) -> bool {
     length + more <= DATA_MAX
 }
