@@ -1,4 +1,4 @@
-//! The overlay (Seamless overlays): nodes that are joined by links. Each link repairs its own losses. A session carries one
+//! The overlay (Seamless Overlays): nodes that are joined by links. Each link repairs its own losses. A session carries one
 //! flow from the node that caught it to the node that delivers it.
 //!
 //! | part | decides or holds |

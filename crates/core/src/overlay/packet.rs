@@ -1,4 +1,4 @@
-//! IP packets that the overlay carries whole (Seamless overlays, Secs. 2.1 and 2.2): what they say of themselves, whom they are for,
+//! IP packets that the overlay carries whole (Seamless Overlays, Secs. 2.1 and 2.2): what they say of themselves, whom they are for,
 //! and which of them may be delivered. TCP and UDP, IPv4 and IPv6.
 
 use super::NodeId;

@@ -1,4 +1,4 @@
-//! Runs an overlay node (Seamless overlays): links to neighbours, relayed flows, and both ends of sessions.
+//! Runs an overlay node (Seamless Overlays): links to neighbours, relayed flows, and both ends of sessions.
 //!
 //! Three threads run beside the workers: one for control (hellos, link state), one for flows, and one that receives datagrams.
 //! A link is one control connection and one connection for each flow, all TLS 1.3 over kernel TCP; some are kept ready. So each

@@ -1,4 +1,4 @@
-//! Whole packets (Seamless overlays, Secs. 2.1 and 2.2): what rules catch goes to the node that delivers it, as it is; TCP stays
+//! Whole packets (Seamless Overlays, Secs. 2.1 and 2.2): what rules catch goes to the node that delivers it, as it is; TCP stays
 //! between the applications. One session for each node and direction carries them, recovered hop by hop, so that its opening
 //! is signed and the far side's own rules decide. Where a rule says best effort they travel in datagrams instead, under that
 //! session's id.
