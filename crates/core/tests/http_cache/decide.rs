@@ -122,7 +122,7 @@ fn variants_are_selected_by_the_request() {
 fn choose(request: &str, one: (&str, &str), other: (&str, &str)) -> usize {
     let make = |(vary, says): (&str, &str), date: &str| {
         let text = format!("Cache-Control: max-age=60|Vary: {vary}|{says}|Date: {date}");
-        stored_for(request, 200, &text).unwrap()
+        stored_for(request, 200, &text).expect("it may be stored")
     };
     match ask(request, &[&make(one, "{+0}"), &make(other, "{-9}")], 1) {
         Lookup::Hit { index, .. } => index,

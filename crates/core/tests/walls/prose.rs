@@ -64,7 +64,7 @@ fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
 }
 
 /// The words of the list in a comment, with what to write instead. A word that a line break divides is found too.
-fn findings<'a>(comments: &'a [(usize, String)]) -> Vec<(usize, &'static str, &'static str, &'a str)> {
+fn findings(comments: &[(usize, String)]) -> Vec<(usize, &'static str, &'static str, &str)> {
     let mut found = Vec::new();
     for (at, (line, comment)) in comments.iter().enumerate() {
         let neighbour = |at: Option<usize>, number: usize| {

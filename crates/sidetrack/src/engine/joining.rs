@@ -152,7 +152,7 @@ impl Offload {
             return;
         }
         let stirred = std::mem::take(&mut self.joining.stirred);
-        let mut to_user = |to| Some((to, self.to_user(to)?.map(|(to_user, _)| to_user)));
+        let mut to_user = |to| Some((to, self.given_to_user(to)?.map(|(to_user, _)| to_user)));
         let to_user = stirred.into_iter().filter_map(&mut to_user).collect();
         // Programs count what is in our sockets already: whoever was counted by now has come by now.
         self.joining.remembered = Some(Remembered { mark: mark(), to_user });
@@ -165,7 +165,7 @@ impl Offload {
         }
         let Some(ends) = Ends::of_acknowledgement(arrived.packet) else { return false };
         let Some((to, side)) = self.joining.ends.get(&ends).copied() else { return false };
-        let other = self.to_user(to).map(|to_user| if side == 0 { to_user[1] } else { to_user[0] });
+        let other = self.given_to_user(to).map(|to_user| if side == 0 { to_user[1] } else { to_user[0] });
         other.is_some_and(|(_, joined)| !joined) && self.joining.hold(to, arrived, now)
     }
 

@@ -428,7 +428,7 @@ impl Offload {
     }
 
     /// What user space was given of a connection, and whether the kernel has its sides.
-    pub(super) fn to_user(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
+    pub(super) fn given_to_user(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
         let offloaded = self.known(to).filter(|known| !known.back)?.offloaded;
         // In XDP a side that has sent nothing here is the kernel's from its next byte on.
         let has = |seen: Seen| (seen.to_user, seen.joined || (self.by_xdp && seen.to_user == 0));
@@ -441,7 +441,7 @@ impl Offload {
         for (side, to_user) in to_user.into_iter().enumerate() {
             self.part.user_sent(offloaded, side, to_user);
         }
-        self.to_user(to)
+        self.given_to_user(to)
     }
 
     /// The kernel has both sides.

@@ -32,7 +32,7 @@ impl NameServer {
 
     /// How often the IPv4 addresses of a name were asked for.
     pub fn asked(&self, name: &str) -> usize {
-        self.asked.lock().unwrap().get(name).copied().unwrap_or_default()
+        self.asked.lock().expect("no test has panicked").get(name).copied().unwrap_or_default()
     }
 }
 
@@ -48,7 +48,7 @@ fn answer(query: &[u8], answers: &Answers, asked: &Mutex<BTreeMap<String, usize>
     let is_a = query.get(at + 1..at + 3)? == [0, 1];
     let addresses = match answers.get(&*name) {
         Some(all) if is_a => {
-            let mut asked = asked.lock().unwrap();
+            let mut asked = asked.lock().expect("no test has panicked");
             let times = asked.entry(name).or_default();
             *times += 1;
             all.get(*times - 1).or(all.last()).cloned().unwrap_or_default()
@@ -77,7 +77,7 @@ fn use_only_our_resolver() {
     ] {
         let own = folder.path().join(file);
         std::fs::write(&own, text).expect("written");
-        mount(&["--bind", own.to_str().unwrap(), &format!("/etc/{file}")]);
+        mount(&["--bind", own.to_str().expect("a path in text"), &format!("/etc/{file}")]);
     }
     // The mounts keep the files.
 }
