@@ -20,20 +20,15 @@ web_server server 10.82.2.2:80 'Hello from the right site'
 head -c 20000000 /dev/urandom >"$work/web/html/large"
 wait_for web server 10.82.2.2 80
 
-say '2. A key for each node, and one table of all nodes.'
+say '2. A key for each node. The public half of each stands in the table of all nodes.'
 show 'sidetrack overlay key left.key     (and one for each other node)'
-nodes=$(cat "$here/nodes.toml")
+replace=()
 for name in left relay1 relay2 right; do
     key=$("$sidetrack" overlay key "$work/$name.key")
     echo "    $name $key"
-    nodes=${nodes//KEY_$name/$key}
+    replace+=(-e "/^\[overlay.node.$name\]/,/^key/s#^key = .*#key = \"$key\"#")
 done
-# Each node's file: its own part, and the table with the addresses that this node dials.
-for name in left relay1 relay2 right; do
-    part=$here/$name.toml
-    [ -e "$part" ] || part=$here/relay.toml
-    { cat "$part"; sed -e "s/^# $name: //" -e '/^# [a-z0-9]*: address/d' <<<"$nodes"; } | sed "s/RELAY/$name/" >"$work/$name.toml"
-done
+for name in left relay1 relay2 right; do sed "${replace[@]}" "$here/$name.toml" >"$work/$name.toml"; done
 sed 's/^/    | /' "$work/left.toml"
 
 say '3. All four nodes.'
