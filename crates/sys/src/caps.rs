@@ -83,6 +83,9 @@ pub fn keep_only(kept: CapabilitySet) -> io::Result<()> {
 
 /// Becomes an ordinary user and group, with these supplementary groups, and keeps only `kept` of the capabilities held now.
 ///
+/// A parent-death signal stays (prctl(2) PR_SET_PDEATHSIG): the process that started this one counts on it, and the kernel
+/// clears it with every change of user.
+///
 /// # Errors
 /// `PermissionDenied` without CAP_SETUID and CAP_SETGID, or as [`keep_only`].
 ///
@@ -90,6 +93,8 @@ pub fn keep_only(kept: CapabilitySet) -> io::Result<()> {
 /// If the process has more than one thread: the others would stay what they are.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32], kept: CapabilitySet) -> io::Result<()> {
     assert!(crate::process::is_single_threaded(), "become_user is for a process with one thread");
+    let (parent, at_its_death) =
+        (rustix::process::getppid(), rustix::process::parent_process_death_signal()?);
     rustix::thread::set_keep_capabilities(true)?;
     let groups: Vec<_> = groups.iter().map(|gid| rustix::process::Gid::from_raw(*gid)).collect();
     rustix::thread::set_thread_groups(&groups)?;
@@ -106,7 +111,15 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32], kept: CapabilitySet) -> i
     };
     set_capabilities(None, sets)?;
     keep_only(kept)?;
-    Ok(rustix::thread::set_keep_capabilities(false)?)
+    rustix::thread::set_keep_capabilities(false)?;
+    if let Some(signal) = at_its_death {
+        rustix::process::set_parent_process_death_signal(Some(signal))?;
+        if rustix::process::getppid() != parent {
+            // The parent has ended meanwhile, and its signal was lost.
+            rustix::process::kill_process(rustix::process::getpid(), signal)?;
+        }
+    }
+    Ok(())
 }
 
 /// True if this process may become this user and group: it has CAP_SETUID and CAP_SETGID, and its user namespace knows both ids.
