@@ -11,7 +11,7 @@ mod raw;
 
 use crate::config::{ConfigError, parse};
 use check::{Check, Checked};
-use sidetrack_core::agreement::{Access, Agreement, Opinion, Permit, Question, Reasoner};
+use sidetrack_core::agreement::{Access, Agreement, Opinion, Permit, Question, Reasoner, Surplus};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -47,7 +47,7 @@ pub fn read(text: &str) -> Result<(), ConfigError> {
         }
     }
     let obligations = clauses.first().map(|(_, clause)| clause.obligations).unwrap_or_default();
-    let yes = Yes(Permit { by: Vec::new(), obligations });
+    let yes = Yes(Permit { by: Vec::new(), obligations, surplus: Surplus::Deny });
     let agreement = Agreement::new(facts, Arc::new(yes));
     for access in [Access::Read, Access::Write] {
         // Bounded: a text of nodes alone has their square.
