@@ -42,7 +42,7 @@ need() {
     done
 }
 
-# Before `isolate`: inside, everybody is root of a user namespace at least.
+# Call it before `isolate`: afterwards every user is root, at least of a user namespace.
 need_root() {
     [ "$(id -u)" = 0 ] || fail "this example needs root: $1. Run it with sudo"
 }

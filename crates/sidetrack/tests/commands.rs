@@ -330,6 +330,8 @@ fn plan_lists_low_ports_and_rules_of_the_kernel() {
     plan_has(&format!("{listener}[admin]\nmetrics = '127.0.0.1:99'\n"), &["port 99, for [admin] metrics"]);
     let outgoing = "[outgoing]\nlisten = '127.0.0.1:98'\nports = '4200-4299'\n";
     plan_has(&format!("{listener}{outgoing}"), &["port 98, for [outgoing]"]);
+    let low = outgoing.replace("4200-4299", "900-1100");
+    plan_has(&format!("{listener}{low}"), &["CAP_NET_BIND_SERVICE: to listen on ports below 1024"]);
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn every_example_has_its_test() {
     assert_eq!(found, TESTED);
 }
 
-/// This machine, with the keys that an example makes for itself.
+/// This machine, with keys for the files that `run.sh` of an example makes.
 struct WithKeys(System);
 
 impl Surroundings for WithKeys {
@@ -193,7 +193,8 @@ impl Surroundings for WithKeys {
         if path.ends_with(".key") {
             return Ok(SecretFile { text: "0f".repeat(32), world_readable: false });
         }
-        let text = sidetrack::tls::self_signed("end.example", 1).expect("it is there").identity_pem();
+        let text =
+            sidetrack::tls::self_signed("end.example", 1).expect("a certificate can be made").identity_pem();
         Ok(SecretFile { text, world_readable: false })
     }
 
@@ -204,16 +205,14 @@ impl Surroundings for WithKeys {
 
 #[test]
 fn every_example_of_the_repository_is_right() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let entries = |folder: &Path| fs::read_dir(folder).expect("a folder can be listed");
     let mut loaded = 0;
-    for folder in std::fs::read_dir(examples).expect("it is there") {
-        let folder = folder.expect("it is there").path();
-        for file in
-            folder.is_dir().then(|| std::fs::read_dir(&folder).expect("it is there")).into_iter().flatten()
-        {
-            let path = file.expect("it is there").path();
+    for folder in entries(&examples()) {
+        let folder = folder.expect("a folder can be listed").path();
+        for file in folder.is_dir().then(|| entries(&folder)).into_iter().flatten() {
+            let path = file.expect("a folder can be listed").path();
             if path.extension().is_some_and(|extension| extension == "toml") {
-                let text = std::fs::read_to_string(&path).expect("it is there");
+                let text = fs::read_to_string(&path).expect("a file can be read");
                 let config = Config::from_text_in("example", &text, &WithKeys(System::new(&folder)));
                 let config = config.unwrap_or_else(|error| panic!("{}", error.render(false)));
                 assert_eq!(config.warnings, [], "{}", path.display());

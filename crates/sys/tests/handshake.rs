@@ -1,4 +1,4 @@
-//! Servers' answers that are taken in XDP: each frame is tried on the program, without any traffic.
+//! Server handshakes that the XDP program finishes: each frame is tried on the program, without any traffic.
 
 #[path = "support/frames.rs"]
 mod frames;

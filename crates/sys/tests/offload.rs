@@ -1,4 +1,4 @@
-//! Lent connections in XDP: each packet is tried on the program, without any traffic.
+//! Offloaded connections in XDP: each packet is tried on the program, without any traffic.
 
 #[path = "support/frames.rs"]
 mod frames;

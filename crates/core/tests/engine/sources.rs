@@ -19,7 +19,7 @@ fn select(n: u16) -> Selection {
     Selection::Server(Target::new(server(n), SERVER_HOP))
 }
 
-/// An engine with so many source ports.
+/// An engine with this number of source ports.
 fn script(ports: u16) -> Script {
     let sources =
         Share { addresses: vec!["10.0.1.5".parse().expect("an address")], ports: FIRST..=FIRST + ports - 1 };

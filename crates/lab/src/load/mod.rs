@@ -96,7 +96,7 @@ pub struct Spec {
     pub window_ms: u64,
     /// Stop after so many requests, warm-up included; `u64::MAX`: by time only.
     pub max_requests: u64,
-    /// Open at most so many connections per second, evenly; absent: as fast as they end.
+    /// Open at most this number of connections per second, evenly; absent: as fast as they end.
     #[serde(default)]
     pub per_second: Option<u32>,
 }

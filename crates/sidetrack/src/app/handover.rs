@@ -68,7 +68,7 @@ pub fn make(config: &Config) {
 /// Gives what is open here to the user, if it belongs to root and has one name.
 fn give(file: &File, user: &DataUser) -> io::Result<()> {
     let metadata = file.metadata()?;
-    // A second name may be anywhere: whoever made it would have the user change a file of root.
+    // A second name (hard link) may be of any file of root, and the user of the data plane could then write that file.
     let is_plain = metadata.is_dir() || (metadata.is_file() && metadata.nlink() == 1);
     if metadata.uid() == 0 && is_plain {
         fchown(file, Some(user.uid), Some(user.gid))?;

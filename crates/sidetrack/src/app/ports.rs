@@ -63,8 +63,7 @@ fn of_listener(listener: &Listener) -> Vec<(String, PortKind, SocketAddr)> {
     let addresses = listener.addresses.iter();
     let mut wanted: Vec<_> =
         addresses.flat_map(|address| kinds.iter().map(|kind| (place.clone(), *kind, *address))).collect();
-    let htcp =
-        listener.kind.http().and_then(|http| http.cache.as_ref()).and_then(|cache| cache.htcp.as_ref());
-    wanted.extend(htcp.map(|htcp| (format!("{place}, htcp"), PortKind::Udp, htcp.address)));
+    let htcp = listener.kind.htcp_address();
+    wanted.extend(htcp.map(|address| (format!("{place}, htcp"), PortKind::Udp, address)));
     wanted
 }

@@ -40,7 +40,7 @@ impl DataUser {
     /// The first user of [`RunAs::DEFAULTS`] that this machine has, and that this process may become.
     fn default() -> Option<Self> {
         let found = RunAs::DEFAULTS.iter().find_map(|name| Self::look_up(name).ok().flatten());
-        let user = found.filter(Self::can_be_become);
+        let user = found.filter(Self::is_available);
         if user.is_none() {
             tracing::warn!(
                 "the data plane stays root: it cannot become a user 'sidetrack' or 'nobody' (CAP_SETUID and CAP_SETGID are \
@@ -57,7 +57,7 @@ impl DataUser {
             return Ok(None);
         }
         anyhow::ensure!(
-            own.is_root() && user.can_be_become(),
+            own.is_root() && user.is_available(),
             "user = \"{name}\": this process (user id {own}) cannot become it: start sidetrack as root, or leave `user` out"
         );
         Ok(Some(user))
@@ -71,7 +71,7 @@ impl DataUser {
         Ok(Some(Self { name, uid: uid.as_raw(), gid: gid.as_raw(), groups }))
     }
 
-    fn can_be_become(&self) -> bool {
+    fn is_available(&self) -> bool {
         caps::can_become(self.uid, self.gid)
     }
 }
@@ -79,7 +79,7 @@ impl DataUser {
 /// Gives up every right that the data plane does not need, for good. `beside` is needed for a moment longer.
 ///
 /// # Errors
-/// The user cannot be become, or may not write what the configuration says.
+/// This process cannot become the user, or the user may not write what the configuration says.
 pub fn give_up(
     config: &Config,
     file: &Path,

@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// Counts work instead of time: of a text with so many lines, each place reads a few.
+    /// Counts work instead of time: each place of a text with 50,000 lines reads a few of them.
     #[test]
     fn a_place_in_a_long_text_reads_a_few_lines() {
         let count = 50_000;

@@ -277,6 +277,11 @@ impl ListenerKind {
             Self::Socks(_) | Self::Reverse(_) | Self::Tunnel(_) | Self::Engine(_) => None,
         }
     }
+
+    /// Where its cache answers HTCP over UDP; none if it does not.
+    pub fn htcp_address(&self) -> Option<SocketAddr> {
+        Some(self.http()?.cache.as_ref()?.htcp.as_ref()?.address)
+    }
 }
 
 /// A SOCKS listener.

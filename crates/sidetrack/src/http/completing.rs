@@ -40,8 +40,8 @@ impl Incomplete {
 }
 
 impl Cached<'_, '_> {
-    /// The stored parts that can be completed to answer the request. Only those that are all there: of one that comes in
-    /// nobody knows yet how much it will be.
+    /// The stored parts that can be completed to answer the request. Only those that have arrived: the
+    /// length of one that is still arriving is not known.
     pub(super) fn incomplete(&self) -> Option<Incomplete> {
         let asked = self.turn.asked;
         if asked.hop.binds || !self.turn.bound.is_empty() {

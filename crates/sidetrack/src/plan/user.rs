@@ -41,17 +41,17 @@ pub fn data_capabilities(config: &Config) -> Vec<(CapabilitySet, &'static str)> 
         CapabilitySet::NET_RAW,
         "CAP_NET_RAW: to mark its own connections, and to use addresses of clients (tproxy)",
     )];
-    if config.listeners.iter().any(has_low_port) {
+    let paths = config.outgoing.as_ref().map(|outgoing| *outgoing.ports.start());
+    if config.listeners.iter().flat_map(ports).chain(paths).any(|port| (1..1024).contains(&port)) {
         needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));
     }
     needed
 }
 
-fn has_low_port(listener: &Listener) -> bool {
-    let low = |port: u16| (1..1024).contains(&port);
-    let cache = listener.kind.http().and_then(|http| http.cache.as_ref());
-    let htcp = cache.and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.address.port());
-    listener.addresses.iter().map(|address| address.port()).chain(htcp).any(low)
+/// The ports of a listener, which are bound after the rights are given up.
+fn ports(listener: &Listener) -> impl Iterator<Item = u16> {
+    let addresses = listener.addresses.iter().copied();
+    addresses.chain(listener.kind.htcp_address()).map(|address| address.port())
 }
 
 impl fmt::Display for DataPlane {

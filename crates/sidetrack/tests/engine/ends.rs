@@ -89,7 +89,7 @@ fn a_server_whose_neighbour_is_silent_is_unreachable() {
     }
 }
 
-/// No host has the server's address, so nobody answers the kernel's ARP request or neighbour solicitation.
+/// No host has the server's address, so no host answers the kernel's ARP request or neighbour solicitation.
 fn silent_neighbour(way: &str, server: &str) {
     let mut site = Site::new();
     // The connect time-out is longer than the test waits: only the neighbour's failure can end the flows.

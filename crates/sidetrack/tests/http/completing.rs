@@ -44,7 +44,7 @@ fn cut(fields: &str, content: &str, at: usize) -> Vec<u8> {
     (head + &content[..at]).into_bytes()
 }
 
-/// Asks, reads so many bytes of content, says so, and sees that no more comes: what came of the content.
+/// Sends a request, reads this number of bytes of content, reports it, and checks that no more arrive. Returns the content.
 fn ask_cut(node: &Node, url: &str, count: usize, heard: Option<Sender<()>>) -> String {
     let mut stream = TcpStream::connect(node.entry()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -222,7 +222,7 @@ fn what_is_not_the_rest_of_the_same_representation_is_never_combined() {
             let fields = format!("{NEW}|Content-Range: bytes */100");
             status("416 Range Not Satisfiable", &fields, "")
         }),
-        ("a condition that nobody made", |_| status("304 Not Modified", TAGGED, "")),
+        ("a condition that the request did not have", |_| status("304 Not Modified", TAGGED, "")),
         ("several Content-Range", |request| {
             part(request, &format!("{TAGGED}|Content-Range: bytes 0-4999/10000"), &other())
         }),

@@ -108,7 +108,7 @@ fn at_least(
     verdicts
 }
 
-/// A relay's 99th percentile, at most so many times that of the fastest of the others.
+/// A relay's 99th percentile, at most this number of times that of the fastest of the others.
 fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&str]) -> Vec<Verdict> {
     let asked = plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS);
     asked

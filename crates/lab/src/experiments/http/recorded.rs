@@ -10,11 +10,11 @@ use crate::peers::RECORDED;
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// The column: so many connections at a time, one request on each.
+/// The column: this number of connections at a time, one request on each.
 const NEW: Cell = Cell::New(32);
 /// With a line for each flow, at least this part of the rate without.
 const RATE_AT_LEAST: f64 = 0.95;
-/// And the 99th percentile at most so many times that without.
+/// Largest ratio of the 99th percentile with records to that without.
 const P99_AT_MOST: f64 = 1.2;
 
 /// Measures, writes the table and gives the bars.

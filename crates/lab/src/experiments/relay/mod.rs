@@ -46,7 +46,7 @@ pub struct Options {
     /// Only this kind of work; may be given several times.
     #[arg(long, value_name = "KIND", value_parser = ["new", "keep-alive", "bulk"])]
     pub work: Vec<String>,
-    /// While rows are measured, nginx in the proxy's node serves so many connections per second to another program there;
+    /// While rows are measured, nginx in the proxy's node serves this number of connections per second to another program there;
     /// ours writes a record line for each flow. Default: none.
     #[arg(long, value_name = "PER SECOND")]
     pub foreign: Option<u32>,
