@@ -1,8 +1,9 @@
-//! Authentication that holds for a connection instead of a request (NTLM, and Negotiate of RFC 4559): which messages
-//! are part of one.
+//! Authentication of a whole connection instead of a single request (NTLM, and Negotiate of RFC 4559): finds the
+//! messages that belong to it.
 //!
-//! RFC 9110 Sec. 11.2 lets no scheme assume that all requests of a connection come from one user agent. These schemes
-//! do. A connection that carried such a message belongs to the client that sent it, for as long as it lasts.
+//! RFC 9110 Sec. 11.2 does not allow a scheme to assume that all requests of a connection come from one user agent.
+//! These schemes assume it all the same. So a connection that carried such a message serves only the client that sent
+//! it, until it is closed.
 
 use super::fields::{Fields, same_name};
 
@@ -38,11 +39,12 @@ const OF_A_REQUEST: [&[u8]; 25] = [
 /// Schemes that are known to authenticate the connection.
 const OF_A_CONNECTION: [&[u8]; 5] = [b"kerberos", b"msnegotiate", b"negotiate", b"nego2", b"ntlm"];
 
-/// What a proxy says that keeps such connections apart (RFC 4559 Sec. 6): clients use the schemes only then.
+/// The field that tells clients that this proxy does not share such connections (RFC 4559 Sec. 6). Clients use the
+/// schemes only if they see it.
 pub const PROXY_SUPPORT: (&str, &str) = ("Proxy-Support", "Session-Based-Authentication");
 
-/// Whether a request may authenticate its connection. Credentials of an unknown scheme count: what they do to the
-/// connection is not known.
+/// Whether a request may authenticate its connection. Credentials of an unknown scheme count, too, because their
+/// effect on the connection is not known.
 pub fn request_binds(fields: &Fields) -> bool {
     ["authorization", "proxy-authorization"].iter().any(|name| {
         fields.all(name).any(|value| {
@@ -59,7 +61,7 @@ pub fn request_needs_own_connection(fields: &Fields) -> bool {
         .any(|name| fields.all(name).any(|value| is_in(&OF_A_CONNECTION, scheme_of(value))))
 }
 
-/// Whether a response is part of the authentication of its connection: it offers or continues such a scheme, or says
+/// Whether a response is part of the authentication of its connection. It offers or continues such a scheme, or says
 /// that the connection is authenticated from now on (`Persistent-Auth`).
 pub fn response_binds(fields: &Fields) -> bool {
     let persists = |value: &[u8]| !same_name(value, b"false");
@@ -69,13 +71,13 @@ pub fn response_binds(fields: &Fields) -> bool {
 /// Whether a response offers or continues a scheme that authenticates the connection.
 pub fn challenges(fields: &Fields) -> bool {
     ["www-authenticate", "proxy-authenticate"].iter().any(|name| {
-        // Several challenges may share a line, and so may parameters of one: each member begins with its scheme or
-        // with the name of a parameter, and no parameter has the name of one of these schemes.
+        // Several challenges may share a line, and so may the parameters of one challenge. Each member begins with
+        // its scheme or with a parameter name, and no parameter has the name of one of these schemes.
         fields.members(name).any(|member| is_in(&OF_A_CONNECTION, scheme_of(member)))
     })
 }
 
-/// The scheme of credentials or of a challenge.
+/// Returns the scheme of credentials or of a challenge.
 fn scheme_of(value: &[u8]) -> &[u8] {
     value.split(|byte| matches!(byte, b' ' | b'\t' | b'=')).next().unwrap_or_default()
 }

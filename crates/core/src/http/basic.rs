@@ -1,9 +1,9 @@
-//! The Basic authentication scheme (RFC 7617), the side that asks for it.
+//! The server side of the Basic authentication scheme (RFC 7617).
 
 use data_encoding::BASE64;
 
-/// User and password of a credential such as `Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==`; `None` for another scheme, broken
-/// Base64, bytes that are not UTF-8, or no colon.
+/// Returns the user and the password of credentials such as `Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==`. `None` for another
+/// scheme, invalid Base64, bytes that are not UTF-8, or a missing colon.
 pub fn credentials(value: &[u8]) -> Option<(String, String)> {
     let (scheme, token) = value.split_at(value.iter().position(|byte| *byte == b' ')?);
     if !scheme.eq_ignore_ascii_case(b"basic") {

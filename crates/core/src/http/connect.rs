@@ -1,8 +1,8 @@
 //! The client side of HTTP CONNECT (RFC 9110 Sec. 9.3.6): a tunnel through a proxy.
 //!
-//! One write (the request), one answer (a response head), then bytes. Strict about what ends the handshake, lenient
-//! about what proxies put into it: interim responses are skipped, any 2xx opens the tunnel, and Content-Length and
-//! Transfer-Encoding of a 2xx mean nothing.
+//! The client writes once (the request), the proxy answers (a response head), and then the tunnel carries bytes. The
+//! machine is strict about the end of the handshake, and lenient about what proxies put into it. It skips interim
+//! responses, accepts any 2xx, and ignores Content-Length and Transfer-Encoding of a 2xx.
 
 use crate::carrier::Credentials;
 use crate::flow::{Destination, EndReason, Host};
@@ -20,27 +20,27 @@ pub const MAX_FIELDS: usize = 128;
 /// Most interim (1xx) responses before the final one.
 pub const MAX_INTERIM: usize = 8;
 
-/// Most bytes of a proxy's own words in a detail.
+/// Most bytes of a quotation from the proxy in a detail.
 const MAX_QUOTE: usize = 120;
 
-/// What to ask of the proxy.
+/// The configuration of a request for a tunnel.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the tunnel is to lead. Give the name if it is known: the proxy then resolves it.
+    /// The destination of the tunnel. Give the name if it is known: the proxy then resolves it.
     pub destination: Destination,
-    /// Sent as Basic (RFC 7617) with the request, without waiting for a 407.
+    /// Credentials, sent as Basic (RFC 7617) with the request, without waiting for a 407.
     pub credentials: Option<Credentials>,
-    /// Sent behind the request in the same write, before the proxy has agreed (optimistic); empty to wait. Lost if
-    /// the proxy refuses, and some proxies drop it: ask the user first.
+    /// Data sent in the same write, right behind the request, before the proxy has agreed (optimistic). Empty to
+    /// wait. The data is lost if the proxy refuses, and some proxies drop it, so ask the user first.
     pub initial_data: Vec<u8>,
-    /// How long the proxy may take for its answer, which includes its own connecting.
+    /// How long the proxy may take for its answer. This includes the time in which the proxy itself connects.
     pub timeout: Duration,
 }
 
-/// What happened to the connection with the proxy.
+/// An event of the connection to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input<'a> {
-    /// These bytes came; any split of the stream gives the same result.
+    /// These bytes arrived. Any split of the stream gives the same result.
     Bytes(&'a [u8]),
     /// The proxy closed its side.
     End,
@@ -53,21 +53,21 @@ pub enum Input<'a> {
 pub enum Output {
     /// Write this to the proxy, in one write.
     Send(Vec<u8>),
-    /// The tunnel is open; hand no more bytes to the machine.
+    /// The tunnel is open. Do not pass more bytes to the machine.
     Connected {
-        /// First bytes of the destination, which came behind the answer.
+        /// The first bytes of the destination, which arrived behind the answer.
         leftover: Vec<u8>,
     },
-    /// There will be no tunnel: close the connection.
+    /// The tunnel failed: close the connection.
     Failed {
-        /// Why, for the record.
+        /// The reason, for the record.
         reason: EndReason,
-        /// The same for a person: status, and the proxy's own words.
+        /// The reason in words: the status, and the proxy's text.
         detail: String,
     },
 }
 
-/// The machine; see the module.
+/// The state machine of one CONNECT handshake.
 #[derive(Debug)]
 pub struct Client {
     received: Vec<u8>,
@@ -93,7 +93,7 @@ impl Client {
         client
     }
 
-    /// Takes one event. After [`Output::Connected`] or [`Output::Failed`] nothing has an effect.
+    /// Handles one event. After [`Output::Connected`] or [`Output::Failed`] events have no effect.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         let Some(deadline) = self.deadline else { return };
         match input {
@@ -114,18 +114,18 @@ impl Client {
         }
     }
 
-    /// The next thing to do; `None` when there is nothing until the next event.
+    /// Returns the next output. `None` if there is none until the next event.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to call [`Self::handle`] with [`Input::Tick`]; `None` once the handshake is over.
+    /// Returns when to call [`Self::handle`] with [`Input::Tick`]. `None` once the handshake is over.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Reads the response heads that are whole, from the start: interim ones are few and stay in `received`, where
-    /// they count towards [`MAX_HEAD`].
+    /// Reads the complete response heads, always from the start. Interim ones are few. They stay in `received`, so
+    /// that they count towards [`MAX_HEAD`].
     fn advance(&mut self) {
         let mut start = 0;
         for _ in 0..=MAX_INTERIM {
@@ -162,7 +162,8 @@ impl Client {
     }
 }
 
-/// The request, with initial data behind it; or why HTTP cannot carry the wish.
+/// Builds the request, with the initial data behind it. Fails if HTTP cannot express the destination or the
+/// credentials.
 fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
     let target = &config.destination;
     if let Host::Name(name) = &target.host
@@ -193,7 +194,7 @@ fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
 enum Response {
     Partial,
     Broken(&'static str),
-    /// 1xx; the final one follows.
+    /// 1xx: the final response follows.
     Interim {
         length: usize,
     },
@@ -208,7 +209,7 @@ enum Response {
 }
 
 fn read_response(bytes: &[u8]) -> Response {
-    // A SOCKS or TLS server would otherwise be waited for until the time-out.
+    // Detect a SOCKS or TLS server at its first byte. Otherwise the client would wait until the time-out.
     if bytes.iter().zip(b"HTTP/1.").any(|(byte, wanted)| byte != wanted) {
         return Response::Broken("it does not speak HTTP/1 there");
     }
@@ -230,7 +231,7 @@ fn read_response(bytes: &[u8]) -> Response {
     }
 }
 
-/// Reason and detail of a final answer that is no 2xx.
+/// Returns the reason and detail of a final answer that is not 2xx.
 fn refused(status: u16, response: &httparse::Response<'_, '_>) -> Response {
     let mut detail = format!("the proxy answered {status}");
     let phrase = quote(response.reason.unwrap_or_default().as_bytes());
@@ -252,15 +253,15 @@ fn refused(status: u16, response: &httparse::Response<'_, '_>) -> Response {
     let reason = said.and_then(reason_said).unwrap_or(match status {
         502 | 503 => EndReason::Unreachable,
         408 | 504 => EndReason::ConnectTimeout,
-        // tinyproxy says this, and no more, of a refusal, a missing route and a name that does not resolve.
+        // tinyproxy sends only this text for a refusal, a missing route, and a name that does not resolve.
         500 if phrase == "Unable to connect" => EndReason::Unreachable,
         _ => EndReason::HopFailed,
     });
     Response::Refused { reason, detail }
 }
 
-/// What went wrong behind the proxy, where it says so: `error=` of Proxy-Status (RFC 9209 Sec. 2.3), or Squid's
-/// `X-Squid-Error: NAME ERRNO`. A status alone does not tell a refusal from a missing route.
+/// Reads what went wrong behind the proxy: `error=` of Proxy-Status (RFC 9209 Sec. 2.3), or Squid's `X-Squid-Error:
+/// NAME ERRNO`. A status alone cannot tell a refused connection from a missing route.
 fn reason_said(value: &[u8]) -> Option<EndReason> {
     let text = std::str::from_utf8(value).ok()?;
     let error = text.split([';', ',']).find_map(|part| part.trim().strip_prefix("error="));
@@ -275,13 +276,13 @@ fn reason_said(value: &[u8]) -> Option<EndReason> {
         "ERR_CONNECT_FAIL 111" => Some(EndReason::Refused),
         "ERR_CONNECT_FAIL 110" => Some(EndReason::ConnectTimeout),
         squid if squid.starts_with("ERR_CONNECT_FAIL") => Some(EndReason::Unreachable),
-        // No address to go to; with Squid 5.7 also a name that does not exist.
+        // There is no address to connect to. Squid 5.7 also says this of a name that does not exist.
         squid if squid.starts_with("ERR_CANNOT_FORWARD") => Some(EndReason::Unreachable),
         _ => None,
     }
 }
 
-/// A peer's words, fit for a log: printable ASCII, cut short.
+/// Makes a peer's text safe for a log: printable ASCII, truncated.
 fn quote(bytes: &[u8]) -> String {
     let printable = |byte: &u8| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '?' };
     bytes.trim_ascii().iter().take(MAX_QUOTE).map(printable).collect()

@@ -1,8 +1,8 @@
-//! Header and trailer fields of an HTTP message, in the order they came (RFC 9110 Sec. 5).
+//! Header and trailer fields of an HTTP message, in the order of their arrival (RFC 9110 Sec. 5).
 //!
-//! Lines lie in one buffer as they came, so that reading a head costs two allocations and one copy however many fields it has, and
-//! writing it one copy for each run of lines that nobody touched. Names keep the spelling of their sender and compare without
-//! case.
+//! All lines are in one buffer, as they arrived. So reading a head costs two allocations and one copy, however many
+//! fields it has. Writing it costs one copy for each run of lines that are unchanged. Names keep the sender's
+//! spelling, and compare without case.
 
 use crate::decimal::Digits;
 use std::borrow::Cow;
@@ -13,39 +13,40 @@ use std::fmt;
 pub struct Fields {
     text: Vec<u8>,
     places: Vec<Place>,
-    /// A bit for each name that is or was among them, see [`kind`]: most names that are asked for are not there.
+    /// One bit for each name that is or was in the collection, see [`kind`]. It answers most lookups of absent names
+    /// quickly.
     kinds: u64,
 }
 
-/// Where one field lies in the text.
+/// Where a field is in the text.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Where its name begins, and how long it is.
+    /// The offset and the length of its name.
     start: u32,
     name: u32,
-    /// The same of its value.
+    /// The offset and the length of its value.
     value: u32,
     length: u32,
-    /// The line stands there as it is written: `Name: value CRLF`.
+    /// The line is in the text exactly as it is written: `Name: value CRLF`.
     is_plain: bool,
 }
 
-/// What is written between name and value, and behind it.
+/// The bytes between name and value, and behind the value.
 const COLON: &[u8] = b": ";
 const END: &[u8] = b"\r\n";
 
 impl Fields {
-    /// No fields.
+    /// Makes an empty collection.
     pub const fn new() -> Self {
         Self { text: Vec::new(), places: Vec::new(), kinds: 0 }
     }
 
-    /// No fields, with room for so many bytes of names and values in so many lines.
+    /// Makes an empty collection, with room for this number of bytes of names and values in this number of lines.
     pub fn with_capacity(bytes: usize, lines: usize) -> Self {
         Self { text: Vec::with_capacity(bytes), places: Vec::with_capacity(lines), kinds: 0 }
     }
 
-    /// The same fields, with room for so many bytes of names and values in so many lines more.
+    /// Returns a copy with room for this number of additional bytes of names and values, and of additional lines.
     #[must_use]
     pub fn clone_with_room(&self, bytes: usize, lines: usize) -> Self {
         let mut clone = Self::with_capacity(self.text.len() + bytes, self.places.len() + lines);
@@ -55,15 +56,15 @@ impl Fields {
         clone
     }
 
-    /// The lines of a head or a trailer section, of which each is told by [`Self::line`]; with room for so many more bytes in so
-    /// many lines.
+    /// Copies the text of a head or a trailer section. Call [`Self::line`] for each of its lines. There is room for
+    /// this number of additional bytes, and for this number of lines.
     pub(super) fn of_text(text: &[u8], bytes: usize, lines: usize) -> Self {
         let mut fields = Self::with_capacity(text.len() + bytes, lines);
         fields.text.extend_from_slice(text);
         fields
     }
 
-    /// The next line of the text: its name begins here and has this length, its value lies there.
+    /// Adds the next line of the text: where its name begins, the length of the name, and where its value is.
     pub(super) fn line(&mut self, start: usize, name: usize, value: std::ops::Range<usize>) {
         let between = self.text.get(start + name..value.start);
         let behind = self.text.get(value.end..value.end + END.len());
@@ -79,7 +80,7 @@ impl Fields {
         });
     }
 
-    /// The number of field lines.
+    /// Returns the number of field lines.
     pub fn len(&self) -> usize {
         self.places.len()
     }
@@ -89,25 +90,25 @@ impl Fields {
         self.places.is_empty()
     }
 
-    /// Forgets all fields and keeps the memory.
+    /// Removes all fields, but keeps the memory.
     pub fn clear(&mut self) {
         self.text.clear();
         self.places.clear();
         self.kinds = 0;
     }
 
-    /// Bytes of memory that names and values take.
+    /// Returns the bytes of memory that names and values take.
     pub fn memory_bytes(&self) -> usize {
         self.text.capacity() + self.places.capacity() * size_of::<Place>()
     }
 
-    /// Adds a field line behind the others. Name and value are written as they are: the caller has checked them, or
-    /// wrote them itself.
+    /// Adds a field line at the end. Name and value are written unchanged: the caller has checked them, or wrote them
+    /// itself.
     pub fn push(&mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push_pieces(name, &[value.as_ref()]);
     }
 
-    /// As [`Self::push`], with a value that lies in several pieces.
+    /// As [`Self::push`], with a value in several pieces.
     pub fn push_pieces(&mut self, name: impl AsRef<[u8]>, value: &[&[u8]]) {
         let name = name.as_ref();
         self.kinds |= kind(name);
@@ -134,7 +135,7 @@ impl Fields {
         self.push_pieces(name, &[Digits::of(value).as_bytes()]);
     }
 
-    /// As [`Self::set`], with a number; a single line that says so already stays where it is.
+    /// As [`Self::set`], with a number. If there is exactly one line with this value already, it stays where it is.
     pub fn set_number(&mut self, name: impl AsRef<[u8]>, value: u64) {
         let (name, digits) = (name.as_ref(), Digits::of(value));
         let is_said = {
@@ -146,13 +147,13 @@ impl Fields {
         }
     }
 
-    /// Takes all fields of this name out and adds this one behind the others.
+    /// Removes all fields of this name, and adds this one at the end.
     pub fn set(&mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.remove(name.as_ref());
         self.push(name, value);
     }
 
-    /// Takes all fields of this name out; whether there was one.
+    /// Removes all fields of this name. Returns whether there was one.
     pub fn remove(&mut self, name: impl AsRef<[u8]>) -> bool {
         let before = self.places.len();
         let name = name.as_ref();
@@ -164,32 +165,32 @@ impl Fields {
         self.places.len() < before
     }
 
-    /// Keeps the fields for which `keep` says so.
+    /// Keeps the fields for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&[u8], &[u8]) -> bool) {
         let text = &self.text;
         self.places.retain(|place| keep(place.name(text), place.value(text)));
     }
 
-    /// Names and values in order.
+    /// Returns names and values in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
         self.places.iter().map(|place| (place.name(&self.text), place.value(&self.text)))
     }
 
-    /// The values of all lines of this name, in order.
+    /// Returns the values of all lines of this name, in order.
     pub fn all<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
         let may = self.may_have(name.as_ref());
         let named = may.iter().filter(|place| place.is_named(name.as_ref(), &self.text));
         named.map(|place| place.value(&self.text))
     }
 
-    /// The value of the first line of this name.
+    /// Returns the value of the first line of this name.
     pub fn first(&self, name: impl AsRef<[u8]>) -> Option<&[u8]> {
         let name = name.as_ref();
         let place = self.may_have(name).iter().find(|place| place.is_named(name, &self.text))?;
         Some(place.value(&self.text))
     }
 
-    /// The lines among which one of this name may be: all or none.
+    /// Returns the lines that may have this name: all or none.
     fn may_have(&self, name: &[u8]) -> &[Place] {
         if self.kinds & kind(name) == 0 { &[] } else { &self.places }
     }
@@ -199,7 +200,8 @@ impl Fields {
         self.first(name).is_some()
     }
 
-    /// The value as a recipient sees it: several lines joined by a comma (RFC 9110 Sec. 5.3). `None` without a line.
+    /// Returns the value as a recipient sees it: several lines joined by commas (RFC 9110 Sec. 5.3). `None` if there
+    /// is no line.
     pub fn joined(&self, name: impl AsRef<[u8]>) -> Option<Cow<'_, [u8]>> {
         let name = name.as_ref();
         let named = self.may_have(name).iter().filter(|place| place.is_named(name, &self.text));
@@ -213,7 +215,8 @@ impl Fields {
         Some(joined)
     }
 
-    /// The members of a list field over all its lines, without empty ones; a comma inside quotes separates nothing.
+    /// Returns the members of a list field over all its lines, without empty ones. A comma inside quotes does not
+    /// separate members.
     pub fn members<'a>(&'a self, name: &'a (impl AsRef<[u8]> + ?Sized)) -> impl Iterator<Item = &'a [u8]> {
         self.all(name).flat_map(members)
     }
@@ -221,7 +224,7 @@ impl Fields {
     /// Whether a list field has this member, without regard to case.
     pub fn has_member(&self, name: &str, member: &str) -> bool {
         let is = |other: &[u8]| same_name(other, member.as_bytes());
-        // Mostly there is one member, and nothing to take apart; a line that is shorter holds it in no way.
+        // Usually there is one member and nothing to split. A line shorter than the member cannot contain it.
         let has =
             |line: &[u8]| is(line) || (line.len() > member.len() && !is_token(line) && members(line).any(is));
         self.all(name).any(has)
@@ -230,7 +233,7 @@ impl Fields {
     /// Appends the field lines to a head: `Name: value CRLF` each.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         out.reserve(self.text.len() + self.places.len() * (COLON.len() + END.len()));
-        // Lines behind each other are one piece.
+        // Adjacent unchanged lines are copied as one piece.
         let mut run = 0..0;
         for place in &self.places {
             let (start, end) = (place.start as usize, place.end());
@@ -258,20 +261,20 @@ pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(END);
 }
 
-/// A bit for a name, the same for all of its spellings.
+/// Returns the bit for a name, the same for all spellings.
 fn kind(name: &[u8]) -> u64 {
     let first = name.first().map_or(0, |first| usize::from(first | 0x20));
-    // Of the names in use few share length and first letter.
+    // Few of the names in use have the same length and first letter.
     1 << ((name.len() * 5 + first) % 64)
 }
 
-/// A place in the text, which is never that long.
+/// Converts an offset in the text, which is always short enough for 32 bits.
 fn size(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 impl Place {
-    /// Most names are told apart by their length.
+    /// The length alone tells most names apart.
     #[inline]
     fn is_named(&self, name: &[u8], text: &[u8]) -> bool {
         self.name as usize == name.len() && same_name(self.name(text), name)
@@ -287,7 +290,7 @@ impl Place {
         text.get(start..start + self.length as usize).unwrap_or_default()
     }
 
-    /// Behind the end of a line that is plain.
+    /// Returns the offset behind the end of a line that is plain.
     const fn end(&self) -> usize {
         self.value as usize + self.length as usize + END.len()
     }
@@ -322,13 +325,13 @@ impl<const N: usize> From<[(&str, &str); N]> for Fields {
     }
 }
 
-/// The members of one line of a list field (RFC 9110 Sec. 5.6.1): separated by commas outside quotes, trimmed, empty
-/// ones left out.
+/// Returns the members of one line of a list field (RFC 9110 Sec. 5.6.1): separated by commas outside quotes,
+/// trimmed, without empty ones.
 pub fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     split_outside_quotes(line, b',').map(trim).filter(|member| !member.is_empty())
 }
 
-/// Parts of a text between `separator` bytes that stand outside quoted strings.
+/// Returns the parts of a text between `separator` bytes outside quoted strings.
 pub fn split_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
     let has_quotes = text.contains(&b'"');
@@ -343,7 +346,7 @@ pub fn split_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = 
     })
 }
 
-/// The place of the first `separator` that stands outside quoted strings.
+/// Returns the position of the first `separator` outside quoted strings.
 fn end_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let (mut quoted, mut escaped) = (false, false);
     text.iter().position(|byte| {
@@ -358,8 +361,8 @@ fn end_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     })
 }
 
-/// Whether two texts are the same but for the case of their letters: as `eq_ignore_ascii_case`, eight bytes at a time. Names of
-/// fields are compared more than anything else is.
+/// Whether two texts are equal except for the case of letters. Like `eq_ignore_ascii_case`, but compares eight bytes
+/// at a time, because field names are compared very often.
 pub fn same_name(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
@@ -367,12 +370,12 @@ pub fn same_name(one: &[u8], other: &[u8]) -> bool {
     let (Some((start, last)), Some((other_start, other_last))) = (ends(one), ends(other)) else {
         return one.eq_ignore_ascii_case(other);
     };
-    // The last eight may have been compared already.
+    // Some of the last eight bytes may have been compared already.
     let inner = start.iter().zip(other_start).all(|(one, other)| is_same_word(*one, *other));
     inner && is_same_word(last, other_last)
 }
 
-/// A text of eight bytes and more as whole words, and its last eight.
+/// Splits a text of at least eight bytes into whole words, and returns its last eight bytes, too.
 fn ends(text: &[u8]) -> Option<(&[[u8; 8]], [u8; 8])> {
     Some((text.as_chunks::<8>().0, *text.last_chunk()?))
 }
@@ -388,7 +391,8 @@ fn is_same_word(one: [u8; 8], other: [u8; 8]) -> bool {
     if differs & !CASE != 0 {
         return false;
     }
-    // The highest bit of each byte that is a letter: no sum reaches into the next byte, both have seven bits.
+    // The highest bit of each byte that is a letter. The sums cannot carry into the next byte: both addends have
+    // seven bits.
     let lower = (one | CASE) & SEVEN;
     let from_a = lower + u64::from_le_bytes([0x80 - b'a'; 8]);
     let behind_z = lower + u64::from_le_bytes([0x7f - b'z'; 8]);
@@ -396,12 +400,12 @@ fn is_same_word(one: [u8; 8], other: [u8; 8]) -> bool {
     (differs << 2) & !letters == 0
 }
 
-/// Without the optional white space (SP and HTAB only) around it.
+/// Removes the optional white space (only SP and HTAB) around a text.
 pub fn trim(text: &[u8]) -> &[u8] {
     trim_end(trim_start(text))
 }
 
-/// Without the optional white space behind it.
+/// Removes the optional white space at the end.
 pub fn trim_end(mut text: &[u8]) -> &[u8] {
     while let [rest @ .., b' ' | b'\t'] = text {
         text = rest;
@@ -409,7 +413,7 @@ pub fn trim_end(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Without the optional white space in front of it.
+/// Removes the optional white space at the beginning.
 pub fn trim_start(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] = text {
         text = rest;
@@ -422,13 +426,13 @@ pub fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().copied().all(is_token_byte)
 }
 
-/// Whether the byte may stand in a token.
+/// Whether a token may contain this byte.
 pub const fn is_token_byte(byte: u8) -> bool {
-    // Never out of bounds: there is an entry for each byte.
+    // Always in bounds: there is an entry for each byte.
     TOKEN_BYTES[byte as usize]
 }
 
-/// Which bytes are tchar: names of fields are looked through byte by byte.
+/// Which bytes are tchar. A table, because field names are checked byte by byte.
 static TOKEN_BYTES: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;

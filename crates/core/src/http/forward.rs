@@ -1,5 +1,5 @@
-//! What a proxy changes in a head before it passes it on (RFC 9110 Sec. 7.6): fields of one hop go, Via grows, Host is
-//! the target's. Everything else stays as it came, in its order.
+//! How a proxy changes a head before it forwards it (RFC 9110 Sec. 7.6). It removes the fields of one connection,
+//! extends Via, and sets Host from the target. All other fields stay unchanged, in their order.
 
 use super::auth;
 use super::fields::{Fields, members, same_name};
@@ -7,7 +7,7 @@ use super::framing::Length;
 use super::message::{Method, Request, Response, Version};
 use super::uri::Resource;
 
-/// Fields that Connection cannot take out: without them the next hop would read another message.
+/// Fields that Connection cannot remove: without them the next hop would read a different message.
 const PROTECTED: [&str; 10] = [
     "authorization",
     "cache-control",
@@ -21,32 +21,32 @@ const PROTECTED: [&str; 10] = [
     "via",
 ];
 
-/// Protocols whose upgrade is passed on. `h2c` never: the tunnel behind it would carry requests we do not see.
+/// Protocols whose upgrade is forwarded. Never `h2c`: the requests in its tunnel would be invisible to the proxy.
 const UPGRADES: [&str; 3] = ["websocket", "connect-udp", "connect-ip"];
 
-/// What of a request concerns its two connections.
+/// What a request says about its two connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestHop {
     /// The client keeps the connection open for another request.
     pub keeps_alive: bool,
-    /// The protocol it asks to switch to, if that is passed on.
+    /// The protocol that the client asks to switch to, if its upgrade is forwarded.
     pub upgrade: Option<Vec<u8>>,
-    /// It takes trailers.
+    /// The client accepts trailers.
     pub takes_trailers: bool,
-    /// It waits for a 100 before it sends the body.
+    /// The client waits for a 100 before it sends the body.
     pub expects_continue: bool,
-    /// It may authenticate its connection: that one must serve no other client.
+    /// The request may authenticate its connection, so that connection must not serve another client.
     pub binds: bool,
-    /// It is known to: a connection that streams share is not for it.
+    /// The request uses a scheme that authenticates the connection, so it cannot use a connection shared by streams.
     pub needs_own_connection: bool,
 }
 
-/// What is added to Via.
+/// The entry to add to Via.
 #[derive(Clone, Copy, Debug)]
 pub struct Via<'a> {
-    /// Our name.
+    /// The name of this proxy.
     pub pseudonym: &'a str,
-    /// The message came by HTTP/2 (RFC 9110 Sec. 7.6.3: the version received).
+    /// The message arrived over HTTP/2 (RFC 9110 Sec. 7.6.3: Via carries the received version).
     pub is_http2: bool,
 }
 
@@ -57,14 +57,14 @@ impl Via<'_> {
     }
 }
 
-/// Why a request is answered by us instead of being passed on.
+/// Why the proxy answers a request itself instead of forwarding it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// We are in its Via already.
+    /// Via already names this proxy.
     Loop,
-    /// Max-Forwards is 0: the answer comes from here.
+    /// Max-Forwards is 0, so this proxy answers.
     Here,
-    /// It expects what we do not know (417).
+    /// The request has an unknown expectation (417).
     UnknownExpectation,
 }
 
@@ -73,16 +73,16 @@ pub fn keeps_alive(version: Version, fields: &Fields) -> bool {
     if fields.has_member("connection", "close") {
         return false;
     }
-    // HTTP/1.0 clients of proxies say it in either field.
+    // HTTP/1.0 clients of proxies use either field.
     version >= Version::Http11
         || fields.has_member("connection", "keep-alive")
         || fields.has_member("proxy-connection", "keep-alive")
 }
 
-/// Makes the head that goes to the server out of the one that came.
+/// Turns the head that arrived into the head for the server.
 ///
 /// # Errors
-/// It does not go there.
+/// Fails if the request is not to be forwarded.
 pub fn request(
     request: &mut Request,
     resource: &Resource,
@@ -110,7 +110,7 @@ pub fn request(
         upgrade(&request.fields).filter(|_| length == Length::None && request.method == Method::Get);
     strip(&mut request.fields);
     if request.version == Version::Http10 {
-        // A 100 would be taken for the answer.
+        // An HTTP/1.0 client would take a 100 for the answer.
         request.fields.remove("expect");
     }
     request.target.clone_from(&resource.path);
@@ -127,11 +127,11 @@ pub fn request(
     Ok(hop)
 }
 
-/// Takes out of a response what concerned the connection it came on, and adds us to Via. The length fields of the
-/// body are the sender's business: see [`put_length`].
+/// Removes the fields of the previous connection from a response, and adds this proxy to Via. The sender sets the
+/// length fields of the body: see [`put_length`].
 pub fn response(response: &mut Response, via: Via<'_>) {
     if auth::challenges(&response.fields) {
-        // Connections are kept apart: the client may use the scheme through us (RFC 4559 Sec. 6).
+        // The proxy does not share such connections, so the client may use the scheme (RFC 4559 Sec. 6).
         let (name, value) = auth::PROXY_SUPPORT;
         response.fields.set(name, value);
     }
@@ -139,7 +139,7 @@ pub fn response(response: &mut Response, via: Via<'_>) {
     via.add_to(&mut response.fields, response.version);
 }
 
-/// Makes this the one Host field, before all others, unless it is that already.
+/// Makes `host` the only Host field and the first field, unless it is the only one already.
 fn put_host(fields: &mut Fields, host: &str) {
     let is_said = {
         let mut said = fields.all("host");
@@ -159,7 +159,7 @@ fn put_host(fields: &mut Fields, host: &str) {
 /// Replaces the fields that frame the body.
 pub fn put_length(fields: &mut Fields, length: Length) {
     match length {
-        // Of HEAD and 304 the length is about another message and stays.
+        // In answers to HEAD and in 304, the length describes another message, so it stays.
         Length::None => {
             fields.remove("transfer-encoding");
         }
@@ -175,11 +175,11 @@ pub fn put_length(fields: &mut Fields, length: Length) {
     }
 }
 
-/// Takes the fields of one hop out: the fixed ones, and those that Connection names.
+/// Removes the fields of one connection: the fixed ones, and those that Connection names.
 pub fn strip(fields: &mut Fields) {
     let mut named: Vec<Vec<u8>> = Vec::new();
     for line in fields.all("connection") {
-        // What is mostly said there names no field, or one that goes anyway.
+        // The usual members name no field, or one that is removed anyway.
         if same_name(line, b"close") || is_of_one_hop(line) {
             continue;
         }
@@ -192,7 +192,7 @@ pub fn strip(fields: &mut Fields) {
     });
 }
 
-/// Whether a field concerns one connection, whatever Connection says. Most names are told from all of these by their length.
+/// Whether a field concerns one connection, whatever Connection says. The length alone excludes most names.
 fn is_of_one_hop(name: &[u8]) -> bool {
     let candidates: &[&str] = match name.len() {
         2 => &["te"],
@@ -223,7 +223,7 @@ fn upgrade(fields: &Fields) -> Option<Vec<u8>> {
     asked.map(<[u8]>::to_vec)
 }
 
-/// Whether Via names us as a recipient.
+/// Whether Via names this proxy as a recipient.
 fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
     fields.members("via").any(|member| {
         let mut words = member.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -231,7 +231,7 @@ fn is_loop(fields: &Fields, pseudonym: &str) -> bool {
     })
 }
 
-/// Max-Forwards of TRACE and OPTIONS (RFC 9110 Sec. 7.6.2).
+/// Checks and decrements Max-Forwards of TRACE and OPTIONS (RFC 9110 Sec. 7.6.2).
 fn count_forward(request: &mut Request) -> Result<(), Stop> {
     if !matches!(request.method, Method::Trace | Method::Options) {
         return Ok(());

@@ -1,43 +1,43 @@
-//! Where a body ends (RFC 9112 Sec. 6 and 7): one length or an error, and a decoder that holds no bytes.
+//! Finds the end of a body (RFC 9112 Sec. 6 and 7): one length or an error, and a decoder that buffers no content.
 
 use super::fields::Fields;
 use super::lines::Lines;
 use super::message::{MAX_FIELDS, MessageError, Method, Request, Response, Version, fields};
 
-/// Most bytes of chunk extensions of one body.
+/// Most bytes of all chunk extensions of one body.
 const MAX_EXTENSIONS: usize = 4 * 1024;
 /// Most bytes of a trailer section.
 const MAX_TRAILERS: usize = 16 * 1024;
-/// Most digits of a chunk size: 2^64 - 1.
+/// Most digits of a chunk size, which is at most 2^64 - 1.
 const MAX_SIZE_DIGITS: u8 = 16;
 
-/// How the end of a body is known.
+/// How a recipient knows the end of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
     /// There is no body.
     None,
-    /// So many bytes; 0 is said by a Content-Length.
+    /// This number of bytes. 0 comes from a Content-Length.
     Exact(u64),
     /// Chunked transfer coding.
     Chunked,
-    /// The connection's end is the body's.
+    /// The body ends when the connection ends.
     UntilClose,
 }
 
 /// The length of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLength {
-    /// How its end is known.
+    /// How the recipient knows its end.
     pub length: Length,
-    /// False where another recipient could have read another length: the response is passed on, but not stored, and
-    /// its connection serves no other request.
+    /// False if another recipient could read another length. The response is then forwarded, but not stored, and its
+    /// connection is not reused.
     pub is_certain: bool,
 }
 
-/// The length of a request's body.
+/// Returns the length of a request's body.
 ///
 /// # Errors
-/// There is none, or more than one reading of it.
+/// Fails if the length is invalid, or if it can be read in more than one way.
 pub fn request_length(request: &Request) -> Result<Length, MessageError> {
     let length = content_length(&request.fields)?;
     let coded = request.fields.has("transfer-encoding");
@@ -54,10 +54,10 @@ pub fn request_length(request: &Request) -> Result<Length, MessageError> {
     }
 }
 
-/// The length of the body of a response to a request of this method.
+/// Returns the length of the body of a response to a request of this method.
 ///
 /// # Errors
-/// There is none, or more than one reading of it.
+/// Fails if the length is invalid, or if it can be read in more than one way.
 pub fn response_length(method: &Method, response: &Response) -> Result<ResponseLength, MessageError> {
     let certain = |length| Ok(ResponseLength { length, is_certain: true });
     let uncertain = |length| Ok(ResponseLength { length, is_certain: false });
@@ -67,12 +67,12 @@ pub fn response_length(method: &Method, response: &Response) -> Result<ResponseL
         return certain(Length::None);
     }
     if *method == Method::Head || status == 304 {
-        // What it says is about another response: nothing of it frames this one.
+        // Its fields describe another response, so they do not frame this one.
         return certain(Length::None);
     }
     let length = content_length(&response.fields)?;
     if status < 200 || status == 204 {
-        // A zero is said by many and means what we read anyway.
+        // Many servers send a length of 0, which is harmless.
         let says_more = coded || length.is_some_and(|length| length > 0);
         return if says_more { Err(MessageError::BadLength) } else { certain(Length::None) };
     }
@@ -86,12 +86,13 @@ pub fn response_length(method: &Method, response: &Response) -> Result<ResponseL
         (Coding::Chunked, None) => certain(Length::Chunked),
         (Coding::Chunked, Some(_)) => uncertain(Length::Chunked),
         (Coding::Contradictory, _) => uncertain(Length::UntilClose),
-        // Passed on without the field that names it, the content would be another.
+        // The proxy would forward the content without the field that names its coding, so the client would misread
+        // it.
         (Coding::Unknown, _) => Err(MessageError::UnknownCoding),
     }
 }
 
-/// The one value of Content-Length; equal repetitions count as one (RFC 9110 Sec. 8.6).
+/// Reads the single value of Content-Length. Equal repetitions count as one (RFC 9110 Sec. 8.6).
 fn content_length(fields: &Fields) -> Result<Option<u64>, MessageError> {
     let mut found = None;
     for line in fields.all("content-length") {
@@ -112,16 +113,16 @@ fn content_length(fields: &Fields) -> Result<Option<u64>, MessageError> {
 enum Coding {
     /// `chunked`, alone.
     Chunked,
-    /// A coding that we do not serve.
+    /// A coding that this proxy does not support.
     Unknown,
-    /// Chunked twice, not last, with parameters; or a member that is no coding at all.
+    /// Chunked twice, not last, or with parameters; or a member that is not a coding at all.
     Contradictory,
 }
 
 fn coding(fields: &Fields) -> Coding {
     let (mut chunked, mut unknown) = (0, false);
     let mut chunked_is_last = false;
-    // An empty member is a way to hide one from somebody.
+    // Split by hand: an empty member must not be skipped, because it could hide a coding from one of the recipients.
     for member in fields.all("transfer-encoding").flat_map(|line| line.split(|byte| *byte == b',')) {
         let member = super::fields::trim(member);
         chunked_is_last = member.eq_ignore_ascii_case(b"chunked");
@@ -143,13 +144,13 @@ fn coding(fields: &Fields) -> Coding {
 /// What [`Decoder::decode`] found at the front of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
-    /// Bytes of the input that are dealt with: framing, then `data`. 0: give more, or the body is over.
+    /// Bytes of the input that are finished: framing, then `data`. 0: more input is needed, or the body is over.
     pub consumed: usize,
-    /// Content; may be empty.
+    /// Content. May be empty.
     pub data: &'a [u8],
 }
 
-/// Takes a body out of its framing.
+/// Removes the framing from a body.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     state: State,
@@ -161,10 +162,10 @@ pub struct Decoder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Done,
-    /// So many bytes of content are left; a whole body without chunks.
+    /// The number of content bytes left in a body without chunks.
     Exact(u64),
     UntilClose,
-    /// Digits of a chunk size: value and count.
+    /// Inside a chunk size: the value and the number of digits so far.
     Size(u64, u8),
     Extension(u64),
     SizeLf(u64),
@@ -175,7 +176,7 @@ enum State {
 }
 
 impl Decoder {
-    /// A decoder at the start of a body.
+    /// Makes a decoder for the start of a body.
     pub fn new(length: Length) -> Self {
         let state = match length {
             Length::None | Length::Exact(0) => State::Done,
@@ -186,12 +187,12 @@ impl Decoder {
         Self { state, extensions: 0, trailer_text: Vec::new(), trailers: Fields::new() }
     }
 
-    /// Whether the whole body came.
+    /// Whether the whole body has arrived.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Content that is still to come, where it is known.
+    /// Returns the number of content bytes still to come, if it is known.
     pub const fn remaining(&self) -> Option<u64> {
         match self.state {
             State::Done => Some(0),
@@ -200,15 +201,15 @@ impl Decoder {
         }
     }
 
-    /// The trailer fields, once the body is over.
+    /// Returns the trailer fields once the body is over.
     pub fn take_trailers(&mut self) -> Fields {
         std::mem::take(&mut self.trailers)
     }
 
-    /// Takes framing and content from the front of `input`, up to the end of the first run of content.
+    /// Decodes framing and content from the front of `input`, up to the end of the first run of content.
     ///
     /// # Errors
-    /// The framing is broken: what follows has no meaning.
+    /// Fails if the framing is broken. The bytes that follow have no meaning then.
     pub fn decode<'a>(&mut self, input: &'a [u8]) -> Result<Decoded<'a>, MessageError> {
         let mut at = 0;
         while let Some(byte) = input.get(at) {
@@ -237,10 +238,10 @@ impl Decoder {
         Ok(Decoded { consumed: at, data: &[] })
     }
 
-    /// The peer's side of the connection ended.
+    /// Handles the end of the peer's side of the connection.
     ///
     /// # Errors
-    /// The body is not complete.
+    /// Fails if the body is not complete.
     pub fn end(&mut self) -> Result<(), MessageError> {
         match self.state {
             State::Done | State::UntilClose => {
@@ -251,7 +252,7 @@ impl Decoder {
         }
     }
 
-    /// One byte of chunk framing.
+    /// Handles one byte of chunk framing.
     fn framing(&mut self, byte: u8) -> Result<State, MessageError> {
         match (self.state, byte) {
             (State::Size(size, digits), byte) if byte.is_ascii_hexdigit() && digits < MAX_SIZE_DIGITS => {
@@ -302,7 +303,7 @@ impl Decoder {
     }
 }
 
-/// Whether a field may stand in a trailer section: none that frames, routes, authenticates or steers caches (RFC 9110
+/// Whether a trailer section may contain a field. It must not frame, route, authenticate or control caches (RFC 9110
 /// Sec. 6.5.1).
 pub fn may_trail(name: &[u8]) -> bool {
     const NEVER: [&str; 30] = [
@@ -341,7 +342,7 @@ pub fn may_trail(name: &[u8]) -> bool {
     !is_condition && !NEVER.iter().any(|never| name.eq_ignore_ascii_case(never.as_bytes()))
 }
 
-/// Appends the line before a chunk of so many bytes (more than 0).
+/// Appends the line before a chunk of `size` bytes (more than 0).
 pub fn write_chunk_size(out: &mut Vec<u8>, size: usize) {
     let digits = (usize::BITS - size.leading_zeros()).div_ceil(4).max(1);
     for place in (0..digits).rev() {

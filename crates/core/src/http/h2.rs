@@ -1,5 +1,5 @@
-//! HTTP/2 messages as HTTP/1.1 ones (RFC 9113 Sec. 8.2 to 8.3), so that one strict reading decides about both. Whoever
-//! reads the frames (and their field compression) has checked what belongs to them; here is what belongs to messages.
+//! Translates HTTP/2 messages to and from HTTP/1.1 (RFC 9113 Sec. 8.2 to 8.3), so that the same strict parser checks
+//! both. The caller has already decoded and checked frames and field compression. This module checks the message.
 
 use super::fields::{Fields, trim};
 use super::message::{Method, Request, Version};
@@ -8,32 +8,33 @@ use super::message::{Method, Request, Version};
 const OF_CONNECTIONS: [&str; 6] =
     ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "http2-settings"];
 
-/// Why an HTTP/2 request cannot be one of HTTP/1.1: a stream error, nothing of it is passed on.
+/// Why an HTTP/2 request cannot be translated to HTTP/1.1: a stream error, nothing of it is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The method is no token.
+    /// The method is not a token.
     #[error("the method is no token")]
     Method,
-    /// The path is neither `*` nor begins with a slash, has a fragment, or holds white space or controls.
+    /// The path is neither `*` nor starts with a slash, or it has a fragment, white space or control bytes.
     #[error("the path is malformed")]
     Path,
-    /// The scheme is another than that of the connection.
+    /// The scheme is not that of the connection.
     #[error("the scheme is another than that of the connection")]
     Scheme,
-    /// There is no authority, or Host says another.
+    /// There is no authority, or Host contradicts it.
     #[error("the authority is missing, or Host contradicts it")]
     Authority,
-    /// A field of a connection, TE other than trailers, or a value with controls or white space at its ends.
+    /// A field of a connection, TE other than trailers, or a value with control bytes or with white space at its
+    /// ends.
     #[error("a field is malformed or belongs to a connection")]
     Field,
 }
 
-/// The pseudo-fields of a request.
+/// The pseudo-header fields of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Pseudo<'a> {
     /// `:method`
     pub method: &'a [u8],
-    /// `:scheme`, where it is known.
+    /// `:scheme`, if it is known.
     pub scheme: Option<&'a [u8]>,
     /// `:authority`
     pub authority: Option<&'a [u8]>,
@@ -41,10 +42,11 @@ pub struct Pseudo<'a> {
     pub path: &'a [u8],
 }
 
-/// The HTTP/1.1 head of a request. `has_body`: content follows its fields; without Content-Length it is sent in chunks.
+/// Makes the HTTP/1.1 head of a request. `has_body`: content follows the head. Without Content-Length it is sent in
+/// chunks.
 ///
 /// # Errors
-/// It is malformed.
+/// Fails if the request is malformed.
 pub fn request<'a>(
     pseudo: Pseudo<'_>,
     fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -67,7 +69,7 @@ pub fn request<'a>(
         match name {
             b"host" if host.as_deref().is_some_and(|host| host != value) => return Err(Malformed::Authority),
             b"host" => host = Some(value.to_vec()),
-            // May be split for better compression (RFC 9113 Sec. 8.2.3).
+            // A client may split Cookie for better compression (RFC 9113 Sec. 8.2.3).
             b"cookie" => cookies.push(value.to_vec()),
             _ => others.push(name, value),
         }
@@ -89,18 +91,18 @@ pub fn request<'a>(
     Ok(Request { method, target: pseudo.path.to_vec(), version: Version::Http11, fields: head })
 }
 
-/// The HTTP/1.1 head of a request for a WebSocket (RFC 8441 Sec. 5): the same as an upgrade, with a key of ours, since over
-/// HTTP/2 there is none.
+/// Makes the HTTP/1.1 head of a request for a WebSocket (RFC 8441 Sec. 5): an upgrade with `key`, because HTTP/2 has
+/// no key.
 ///
 /// # Errors
-/// It is malformed.
+/// Fails if the request is malformed.
 pub fn websocket<'a>(
     pseudo: Pseudo<'_>,
     fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     key: &str,
 ) -> Result<Request, Malformed> {
     let mut request = request(Pseudo { method: b"GET", ..pseudo }, fields, false)?;
-    // Whoever sends one all the same does not get to say what the answer to it is.
+    // Remove a key that the client sent all the same: it must not control the answer.
     request.fields.remove("sec-websocket-key");
     request.fields.push("Connection", "Upgrade");
     request.fields.push("Upgrade", "websocket");
@@ -118,8 +120,8 @@ fn check(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
     if of_connection || other_te || bad_name || bad_value { Err(Malformed::Field) } else { Ok(()) }
 }
 
-/// The fields of an HTTP/1.1 message that go on in HTTP/2, names in lower case: all but those of its connection, and
-/// Host, which is `:authority` there.
+/// Returns the fields of an HTTP/1.1 message for HTTP/2, with names in lower case. Leaves out the fields of the
+/// connection, and Host, which becomes `:authority`.
 pub fn fields(head: &Fields) -> impl Iterator<Item = (Vec<u8>, &[u8])> {
     head.iter().filter_map(|(name, value)| {
         let name = name.to_ascii_lowercase();

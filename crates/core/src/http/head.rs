@@ -1,13 +1,13 @@
-//! Who an HTTP/1 request asks for: the authority of its target, or its Host field (RFC 9112 Sec. 3.2).
+//! The host that an HTTP/1 request is for: the authority of its target, or its Host field (RFC 9112 Sec. 3.2).
 //!
-//! A pure function over the bytes so far. HTTP/2 with prior knowledge starts with `PRI * HTTP/2.0` and is not
-//! HTTP/1; its authority is compressed and not looked for.
+//! The function depends only on the bytes received so far. HTTP/2 with prior knowledge starts with `PRI * HTTP/2.0`
+//! and is not HTTP/1. Its authority is compressed, and this module does not look for it.
 
 use super::dns_name;
 use crate::flow::{Host, HostNameError};
 use std::net::Ipv6Addr;
 
-/// Most bytes of a request head that are looked at; common servers refuse longer ones.
+/// Most bytes of a request head that are examined. Common servers refuse longer ones.
 pub const MAX_HEAD: usize = 16 * 1024;
 
 /// Most header fields of a request head.
@@ -16,28 +16,28 @@ pub const MAX_FIELDS: usize = 128;
 /// Most bytes of a method. The longest registered one has 17.
 const MAX_METHOD: usize = 32;
 
-/// What the bytes so far are.
+/// What the bytes received so far are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// The start of a request head; more bytes are needed. Never said of [`MAX_HEAD`] bytes or more.
+    /// The start of a request head. More bytes are needed. Never returned for [`MAX_HEAD`] bytes or more.
     Incomplete,
-    /// Not HTTP/1: no continuation can make it that.
+    /// Not HTTP/1, whatever follows.
     NotHttp1,
-    /// A whole request head.
+    /// A complete request head.
     Request(RequestHead),
-    /// HTTP/1 by its first line, but broken.
+    /// HTTP/1 by its first line, but malformed.
     Malformed(HeadError),
 }
 
-/// What a request head says about its target.
+/// The target of a request head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// The form its target has.
+    /// The form of its target.
     pub form: TargetForm,
-    /// Who is asked for: the target's authority in absolute and authority form, which overrules Host (RFC 9112
-    /// Sec. 3.2.2), else the Host field. `None` if there is none or it is empty.
+    /// The requested host: the target's authority in absolute and authority form, which overrides Host (RFC 9112 Sec.
+    /// 3.2.2). Otherwise the Host field. `None` if there is none or it is empty.
     pub authority: Option<Authority>,
-    /// Bytes of the head, with its final empty line.
+    /// Bytes of the head, including its final empty line.
     pub length: usize,
 }
 
@@ -59,26 +59,26 @@ pub enum TargetForm {
 pub struct Authority {
     /// The host.
     pub host: Host,
-    /// The TCP port, 1 to 65535; `None` means the scheme's own.
+    /// The TCP port, 1 to 65535. `None` means the default port of the scheme.
     pub port: Option<u16>,
 }
 
-/// How a request head is broken.
+/// How a request head is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     /// It exceeds [`MAX_HEAD`] bytes or [`MAX_FIELDS`] fields.
     #[error("the request head is longer than {MAX_HEAD} bytes or has more than {MAX_FIELDS} fields")]
     TooLong,
-    /// A line is no request line or header field.
+    /// A line is neither a request line nor a header field.
     #[error("a line of the request head is no request line or header field")]
     BadLine,
     /// The target has none of the four forms, or one that its method does not allow.
     #[error("the request target has no form that its method allows")]
     BadTarget,
-    /// A host or port is none, or there is user information before it.
+    /// The host or port is invalid, or user information precedes the host.
     #[error("the authority of the request is no host and port")]
     BadAuthority,
-    /// The host is a number, but no address: another program might take it for one (`127.1`).
+    /// The host is a number, but not an address. Another program might read it as one (`127.1`).
     #[error(
         "the host is neither a name nor an address: write IPv4 as four decimal numbers without leading zeros (192.0.2.1)"
     )]
@@ -118,9 +118,9 @@ enum Line {
     Whole,
 }
 
-/// Whether the first line is, or can become, that of an HTTP/1 request. Decides at the first byte that cannot be
-/// one, which a parser of whole heads would not: an upper-case method (all registered ones are), one space, a
-/// target, one space, `HTTP/1.` and a digit.
+/// Whether the first line is, or can become, the first line of an HTTP/1 request. Decides at the first byte that
+/// rules it out, which a parser of whole heads would not do. The line needs an upper-case method (all registered ones
+/// are), one space, a target, one space, `HTTP/1.` and a digit.
 fn request_line(bytes: &[u8]) -> Line {
     let Some(method_end) = bytes.iter().take(MAX_METHOD + 1).position(|byte| *byte == b' ') else {
         return if bytes.len() <= MAX_METHOD && is_method(bytes) { Line::Partial } else { Line::Not };
@@ -148,14 +148,14 @@ fn request_line(bytes: &[u8]) -> Line {
     }
 }
 
-/// Whether the bytes are, or can become, a method: upper case, with `-` and `_` inside. A token may hold more (RFC
-/// 9110 Sec. 5.6.2), but no method in use does, and `SSH-2.0` is a token too.
+/// Whether the bytes are, or can become, a method: upper case, with `-` and `_` inside. A token may contain more
+/// characters (RFC 9110 Sec. 5.6.2), but no method in use does. `SSH-2.0` is a token, too.
 fn is_method(bytes: &[u8]) -> bool {
     bytes.first().is_none_or(u8::is_ascii_uppercase)
         && bytes.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
 }
 
-/// Form of the target, and who is asked for.
+/// Returns the form of the target and the requested host.
 fn target(request: &httparse::Request<'_, '_>) -> Result<(TargetForm, Option<Authority>), HeadError> {
     let target = request.path.unwrap_or_default();
     let host = host_field(request.headers)?;
@@ -186,7 +186,7 @@ fn target(request: &httparse::Request<'_, '_>) -> Result<(TargetForm, Option<Aut
     Ok((form, authority))
 }
 
-/// The value of the one Host field, if there is one.
+/// Returns the value of the only Host field, if there is one.
 fn host_field<'a>(fields: &[httparse::Header<'a>]) -> Result<Option<&'a [u8]>, HeadError> {
     let mut hosts = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("host"));
     let first = hosts.next();
@@ -209,13 +209,14 @@ impl Authority {
     /// Reads `host`, `host:port`, `[IPv6]` or `[IPv6]:port` (RFC 3986 Sec. 3.2).
     ///
     /// # Errors
-    /// [`HeadError::BadAuthority`] or [`HeadError::BadNumber`]; user information before the host is one (RFC 9110 Sec. 4.2.4).
+    /// [`HeadError::BadAuthority`] or [`HeadError::BadNumber`]. User information before the host is an error (RFC
+    /// 9110 Sec. 4.2.4).
     pub fn parse(bytes: &[u8]) -> Result<Self, HeadError> {
         authority(bytes)
     }
 }
 
-/// See [`Authority::parse`].
+/// Does the work of [`Authority::parse`].
 fn authority(bytes: &[u8]) -> Result<Authority, HeadError> {
     let text = std::str::from_utf8(bytes).map_err(|_| HeadError::BadAuthority)?;
     let (host, port) = match text.strip_prefix('[') {
@@ -232,7 +233,7 @@ fn authority(bytes: &[u8]) -> Result<Authority, HeadError> {
     Ok(Authority { host, port: self::port(port)? })
 }
 
-/// Reads an empty text, `:` or `:port`; the first two mean the scheme's own port (RFC 3986 Sec. 3.2.3).
+/// Reads an empty text, `:` or `:port`. The first two mean the default port of the scheme (RFC 3986 Sec. 3.2.3).
 fn port(text: &str) -> Result<Option<u16>, HeadError> {
     let digits = match text.strip_prefix(':') {
         Some("") => return Ok(None),

@@ -1,59 +1,59 @@
-//! HTCP (RFC 2756, version 0.1): caches of other makers ask each other by datagram whether they have a resource, and
-//! fetch it by HTTP then.
+//! HTCP (RFC 2756, version 0.1): caches of other makers ask each other in datagrams whether they store a resource,
+//! and then fetch it over HTTP.
 //!
-//! TST and NOP are spoken, and answered as the most common cache wants it: a miss has the same three strings as a hit,
-//! all empty, which the RFC does not ask for. CLR, which removes what others store, is not followed. Version 0.0, which
-//! had another order of bits, is not understood.
+//! This module implements TST and NOP, with answers as the most common cache expects them. A miss has the same three
+//! strings as a hit, all empty, although the RFC does not require it. CLR, which would remove stored responses, is
+//! ignored. Version 0.0, which had another order of bits, is not supported.
 
 use super::octets::Reader;
 
-/// Longest datagram that is read or written, bytes.
+/// Longest datagram that is read or written, in bytes.
 pub const MAX_BYTES: usize = 16 * 1024;
 
 const NOP: u8 = 0;
 const TST: u8 = 1;
-/// The byte of flags: this is a response.
+/// Bit of the flags byte: this is a response.
 const RESPONSE: u8 = 1;
-/// The byte of flags: a request that wants a response; in a response, its code concerns the whole message.
+/// Bit of the flags byte. In a request: a response is wanted. In a response: its code concerns the whole message.
 const F1: u8 = 2;
 
 /// A datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// Whether somebody is there.
+    /// Asks whether the cache is alive.
     Nop {
-        /// Number of the question.
+        /// The transaction number.
         id: u32,
     },
-    /// Whether a resource is stored.
+    /// Asks whether a resource is stored.
     Test(Test<'a>),
     /// The answer to a test.
     Answer {
-        /// Number of the question.
+        /// The transaction number.
         id: u32,
-        /// It is stored.
+        /// Whether the resource is stored.
         has: bool,
     },
-    /// Something that is not for us to answer.
+    /// A message that needs no answer.
     Other,
 }
 
-/// A question for a resource.
+/// A question about a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Test<'a> {
-    /// Number of the question.
+    /// The transaction number.
     pub id: u32,
-    /// An answer is wanted.
+    /// The sender wants an answer.
     pub wants_answer: bool,
-    /// Method.
+    /// The method.
     pub method: &'a [u8],
-    /// Absolute URI.
+    /// The absolute URI.
     pub uri: &'a [u8],
-    /// Field lines of the request.
+    /// The field lines of the request.
     pub fields: &'a [u8],
 }
 
-/// Reads a datagram; `None` if it is no HTCP 0.1.
+/// Parses a datagram. `None` if it is not HTCP 0.1.
 pub fn parse(bytes: &[u8]) -> Option<Message<'_>> {
     let mut all = Reader(bytes);
     let (length, major, minor) = (all.u16_be()?, all.u8()?, all.u8()?);
@@ -62,7 +62,7 @@ pub fn parse(bytes: &[u8]) -> Option<Message<'_>> {
     }
     let data_bytes = usize::from(all.u16_be()?);
     let mut data = Reader(all.take(data_bytes.checked_sub(2)?)?);
-    // What signs the message, if anything does, is not looked at: addresses say who may ask.
+    // A signature is not checked: the sender's address decides who may ask.
     let auth = usize::from(all.u16_be()?);
     all.take(auth.checked_sub(2)?)?;
     let (code, flags, id) = (data.u8()?, data.u8()?, data.u32_be()?);
@@ -76,25 +76,25 @@ pub fn parse(bytes: &[u8]) -> Option<Message<'_>> {
             Message::Test(Test { id, wants_answer: flags & F1 != 0, method, uri, fields })
         }
         (TST, true) if flags & F1 == 0 => Message::Answer { id, has: response == 0 },
-        // A code about the message: it was not understood, or is not allowed.
+        // A code about the whole message: it was not understood, or is not allowed.
         (TST, true) => Message::Answer { id, has: false },
         _ => Message::Other,
     })
 }
 
-/// A question for a resource by GET, with these field lines; `None` if it is too long for a datagram.
+/// Encodes a question about a resource by GET, with these field lines. `None` if it is too long for a datagram.
 pub fn write_test(id: u32, uri: &[u8], fields: &[u8]) -> Option<Vec<u8>> {
     message((TST << 4, F1, id), &[b"GET", uri, b"1/1", fields])
 }
 
-/// The answer to a question; of what is stored with its age, seconds.
+/// Encodes the answer to a question. `age_s` is the age of the stored response in seconds, or `None` for a miss.
 pub fn write_answer(id: u32, age_s: Option<u64>) -> Option<Vec<u8>> {
     let age = age_s.map(|age_s| format!("Age: {age_s}\r\n")).unwrap_or_default();
     let not_found = u8::from(age_s.is_none());
     message((TST << 4 | not_found, RESPONSE, id), &[age.as_bytes(), b"", b""])
 }
 
-/// The answer to [`Message::Nop`].
+/// Encodes the answer to [`Message::Nop`].
 pub fn write_nop(id: u32) -> Option<Vec<u8>> {
     message((NOP << 4, RESPONSE, id), &[])
 }
@@ -118,7 +118,7 @@ fn message((code, flags, id): (u8, u8, u32), texts: &[&[u8]]) -> Option<Vec<u8>>
 }
 
 impl<'a> Reader<'a> {
-    /// COUNTSTR (RFC 2756 Sec. 3.1).
+    /// Reads a COUNTSTR (RFC 2756 Sec. 3.1).
     fn counted(&mut self) -> Option<&'a [u8]> {
         let length = self.u16_be()?;
         self.take(usize::from(length))
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// TST for `http://a/` with one field line, as RFC 2756 Sec. 2 and 5 draw it.
+    /// TST for `http://a/` with one field line, laid out as in RFC 2756 Sec. 2 and 5.
     const QUESTION: &[u8] = b"\x00\x2f\x00\x01\x00\x29\x10\x02\x00\x00\x00\x07\x00\x03GET\x00\x09http://a/\x00\x031/1\x00\x0aAccept: *\n\x00\x02";
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             assert_eq!(parse(&with(at, byte)), None, "{byte} at {at}");
         }
         assert_eq!(parse(&with(6, 0x40)), Some(Message::Other), "CLR");
-        // Every byte changed: never a panic.
+        // Change every byte: no panic.
         for at in 0..QUESTION.len() {
             for byte in 0..=255 {
                 let _ = parse(&with(at, byte));

@@ -1,31 +1,31 @@
-//! Where lines end and where control bytes stand: heads are looked through from end to end, sixty-four bytes at a time.
+//! Finds line ends and control bytes in a head, 64 bytes at a time.
 
 use super::fields::is_token_byte;
 use wide::u8x16;
 
-/// Bytes that are looked at together: a bit of a word for each.
+/// Bytes that are examined together, one bit of a word for each.
 const BLOCK: usize = 64;
 
 /// A set of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Set {
-    /// What is below a space, and DEL.
+    /// Bytes below space, and DEL.
     Controls,
     LineFeeds,
 }
 
-/// The places of bytes of one set in a text, in order.
+/// The positions of the bytes of one set in a text, in order.
 #[derive(Clone, Debug)]
 pub(super) struct Marks<'a> {
     text: &'a [u8],
     set: Set,
-    /// Where the block begins of which these marks are left.
+    /// The offset of the block that the remaining marks belong to.
     block: usize,
     marks: u64,
 }
 
 impl<'a> Marks<'a> {
-    /// Of control bytes, from this place on.
+    /// Finds control bytes from this position on.
     pub(super) fn of_controls(text: &'a [u8], from: usize) -> Self {
         Self::new(text, Set::Controls, from)
     }
@@ -36,13 +36,13 @@ impl<'a> Marks<'a> {
         marks
     }
 
-    /// Looks at the block.
+    /// Marks the bytes of the current block.
     fn look(&mut self) {
         let rest = self.text.get(self.block..).unwrap_or_default();
         self.marks = match rest.first_chunk() {
             Some(block) => marked(block, self.set),
             None => {
-                // What fills the last block up is in no set.
+                // Fill the last block up with a byte that is in no set.
                 let mut block = [b' '; BLOCK];
                 if let Some(begin) = block.get_mut(..rest.len()) {
                     begin.copy_from_slice(rest);
@@ -71,8 +71,8 @@ impl Iterator for Marks<'_> {
     }
 }
 
-/// The lines of a text without their ends, each with the place where it begins. What stands behind the last end is a line, too,
-/// unless it is empty.
+/// The lines of a text without their ends, each with its offset. Text behind the last line end is a line, too, unless
+/// it is empty.
 #[derive(Clone, Debug)]
 pub(super) struct Lines<'a> {
     ends: Marks<'a>,
@@ -84,7 +84,7 @@ impl<'a> Lines<'a> {
         Self { ends: Marks::new(text, Set::LineFeeds, 0), begin: 0 }
     }
 
-    /// The text, the lines that were taken among it.
+    /// Returns the whole text, including the lines that were already returned.
     pub(super) const fn text(&self) -> &'a [u8] {
         self.ends.text
     }
@@ -106,23 +106,23 @@ impl<'a> Iterator for Lines<'a> {
     }
 }
 
-/// Marks the bytes of a block that are in a set: the first has the lowest bit.
+/// Marks the bytes of a block that are in a set. The first byte has the lowest bit.
 fn marked(block: &[u8; BLOCK], set: Set) -> u64 {
     let (rows, _) = block.as_chunks::<16>();
     rows.iter().enumerate().fold(0, |marks, (index, row)| {
         let row = u8x16::new(*row);
         let found = match set {
             Set::LineFeeds => row.simd_eq(u8x16::splat(b'\n')),
-            // The smaller one of itself and the last byte below a space.
+            // A byte is a control if it is the smaller one of itself and the last byte below space.
             Set::Controls => row.simd_eq(row.min(u8x16::splat(b' ' - 1))) | row.simd_eq(u8x16::splat(0x7f)),
         };
         marks | u64::from(found.to_bitmask()) << (index * 16)
     })
 }
 
-/// How many bytes of a line are of a field's name: those that may stand in a token (RFC 9110 Sec. 5.6.2).
+/// Returns how many bytes at the beginning of a line are a field name: bytes of a token (RFC 9110 Sec. 5.6.2).
 pub(super) fn name_length(line: &[u8]) -> usize {
-    // Nearly all of them are letters and hyphens, and no more than a row.
+    // Nearly all names are letters and hyphens, and not longer than one row.
     let usual = line.first_chunk().map_or(0, |row| {
         let row = u8x16::new(*row);
         let from_a = (row | u8x16::splat(0x20)) - u8x16::splat(b'a');
@@ -144,7 +144,7 @@ mod tests {
         let is_control = |byte: u8| byte < b' ' || byte == 0x7f;
         for place in 0..BLOCK {
             for byte in 0..=u8::MAX {
-                // Neighbours that carry and borrow would show in, and others that are marked too.
+                // Neighbours that would show carries and borrows, and neighbours that are marked, too.
                 for around in [b' ', b'\t', b'~', 0x80, 0xff, b'\n', 0x7f] {
                     let mut block = [around; BLOCK];
                     block[place] = byte;

@@ -1,53 +1,53 @@
-//! HTTP/1 heads, read strictly: one interpretation or an error (RFC 9112 Sec. 2 to 5).
+//! Strict parser for HTTP/1 heads: one interpretation or an error (RFC 9112 Sec. 2 to 5).
 //!
-//! A [`Scan`] finds the end of a head in a growing buffer and refuses what makes recipients disagree (bare LF, bare
-//! CR, NUL and other controls, folded lines, endless heads) at the first such byte; [`Request::parse`] and
+//! A [`Scan`] finds the end of a head in a growing buffer. It rejects bytes that recipients interpret differently at
+//! the first such byte: bare LF, bare CR, NUL and other controls, folded lines, endless heads. [`Request::parse`] and
 //! [`Response::parse`] then read the whole head. So any split of the stream gives the same result.
 
 use super::fields::{Fields, is_token, trim_end, trim_start};
 use super::head::{Authority, HeadError};
 use super::lines::{Lines, Marks, name_length};
 
-/// Most bytes of a head with its empty line.
+/// Most bytes of a head, including its empty line.
 pub const MAX_HEAD: usize = 64 * 1024;
-/// Most field lines of a head, and of a trailer section.
+/// Most field lines in a head or in a trailer section.
 pub const MAX_FIELDS: usize = 100;
 /// Most bytes of a request target.
 pub const MAX_TARGET: usize = 8 * 1024;
 /// Most empty lines before a request line (RFC 9112 Sec. 2.2 asks to ignore at least one).
 const MAX_EMPTY_LINES: usize = 2;
-/// Room for the fields of most messages, and for what is added to them: it is asked for once.
+/// Room for the fields of most messages and for those that are added, so that it is allocated once.
 const USUAL_FIELDS: usize = 16;
-/// As [`USUAL_FIELDS`], bytes.
+/// Like [`USUAL_FIELDS`], in bytes.
 const ADDED_BYTES: usize = 128;
-/// Longest request line: the target, a method and a version.
+/// Most bytes of a request line: the target, a method and a version.
 const MAX_REQUEST_LINE: usize = MAX_TARGET + 64;
 
-/// How a message is broken. Each has one status to answer a request with; as a response it is a 502.
+/// How a message is malformed. [`MessageError::status`] answers such a request; such a response becomes a 502.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// A line ends with LF alone, or there is a CR that ends none.
+    /// A line ends with LF alone, or a CR is not followed by LF.
     #[error("a line of the head does not end with CR LF")]
     BareLineEnd,
     /// A NUL or another control byte.
     #[error("the head holds a control byte")]
     ControlByte,
-    /// A line begins with white space: obs-fold, or a field line before the first.
+    /// A line begins with white space: obs-fold, or white space before the first field line.
     #[error("a line of the head begins with white space")]
     Folded,
-    /// The first line is no request line or status line.
+    /// The first line is not a request line or status line.
     #[error("the first line is no HTTP/1 request line or status line")]
     BadStartLine,
     /// A field line has no name, no colon, or white space before the colon.
     #[error("a line of the head is no header field")]
     BadField,
-    /// The target has none of the forms its method allows.
+    /// The target does not have a form that its method allows.
     #[error("the request target has no form that its method allows")]
     BadTarget,
-    /// No Host in HTTP/1.1, several, or one that is no host and port.
+    /// Host is missing in HTTP/1.1, repeated, or not a host and port.
     #[error("the request needs exactly one Host field that is a host and port")]
     BadHost,
-    /// The host is a number, but no address: another program might take it for one (`127.1`).
+    /// The host is a number, but not an address. Another program might read it as one (`127.1`).
     #[error(
         "the host is neither a name nor an address: write IPv4 as four decimal numbers without leading zeros (192.0.2.1)"
     )]
@@ -61,10 +61,10 @@ pub enum MessageError {
     /// The head exceeds [`MAX_HEAD`] bytes or [`MAX_FIELDS`] fields.
     #[error("the head is longer than {MAX_HEAD} bytes or has more than {MAX_FIELDS} fields")]
     TooLong,
-    /// Length fields that contradict each other or say nothing.
+    /// Length fields that contradict each other or are invalid.
     #[error("Content-Length and Transfer-Encoding do not give one length")]
     BadLength,
-    /// A transfer coding that is not served.
+    /// A transfer coding that this proxy does not support.
     #[error("the transfer coding is not chunked")]
     UnknownCoding,
     /// A chunk is malformed, or its extensions or trailers are too long.
@@ -76,7 +76,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// This error, or a more exact one if the authority was wrong in a way of its own.
+    /// Returns this error, or a more exact one if the authority has its own error.
     pub(super) const fn or(self, authority: HeadError) -> Self {
         match authority {
             HeadError::BadNumber => Self::BadNumber,
@@ -84,7 +84,7 @@ impl MessageError {
         }
     }
 
-    /// The status with which a request like this is answered.
+    /// Returns the status of the answer to a request with this error.
     pub const fn status(self) -> u16 {
         match self {
             Self::BadVersion => 505,
@@ -96,17 +96,17 @@ impl MessageError {
     }
 }
 
-/// Finds the end of a head in a buffer that grows. One for each head.
+/// Finds the end of a head in a growing buffer. Use one for each head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
     scanned: usize,
     empty_lines: usize,
-    /// Bytes of the line so far.
+    /// Bytes of the current line so far.
     line: usize,
     started: bool,
 }
 
-/// Whose head it is; servers are allowed a bare LF, which never leaves us.
+/// The sender of the head. A server may send a bare LF, but this proxy never forwards one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// A request.
@@ -116,10 +116,10 @@ pub enum Sender {
 }
 
 impl Scan {
-    /// Looks at the bytes that are new; the length of the head once its empty line is there.
+    /// Examines the new bytes. Returns the length of the head once its empty line has arrived.
     ///
     /// # Errors
-    /// The first byte that no head may have, or that there are too many.
+    /// Fails at the first byte that is not allowed in a head, or if the head is too long.
     pub fn advance(&mut self, bytes: &[u8], sender: Sender) -> Result<Option<usize>, MessageError> {
         let mut marks = Marks::of_controls(bytes, self.scanned);
         loop {
@@ -141,7 +141,7 @@ impl Scan {
                 b'\n' if sender == Sender::Client => return Err(MessageError::BareLineEnd),
                 b'\n' if self.end_line(0)? => return Ok(Some(self.scanned)),
                 b'\n' => {}
-                // Judged with the byte after it.
+                // This CR is judged together with the next byte.
                 b'\r' if at + 1 == bytes.len() => return self.within().map(|()| None),
                 b'\r' => return Err(MessageError::BareLineEnd),
                 b'\t' => self.pass(1)?,
@@ -150,11 +150,11 @@ impl Scan {
         }
     }
 
-    /// So many more bytes belong to the line.
+    /// Adds `count` bytes to the current line.
     fn pass(&mut self, count: usize) -> Result<(), MessageError> {
         self.scanned += count;
         self.line += count;
-        // A line is too long before a head is.
+        // Check the request line first: its limit is smaller than that of the head.
         if !self.started && self.line > MAX_REQUEST_LINE {
             return Err(MessageError::TargetTooLong);
         }
@@ -165,7 +165,7 @@ impl Scan {
         if self.scanned >= MAX_HEAD { Err(MessageError::TooLong) } else { Ok(()) }
     }
 
-    /// A line ended; whether it was the empty one behind the fields.
+    /// Handles the end of a line. Returns whether it was the empty line behind the fields.
     fn end_line(&mut self, cr: usize) -> Result<bool, MessageError> {
         let is_empty = self.line == cr;
         self.scanned += 1;
@@ -188,7 +188,7 @@ impl Scan {
 pub enum Version {
     /// HTTP/1.0
     Http10,
-    /// HTTP/1.1, and every later 1.x, which is answered as 1.1 (RFC 9110 Sec. 2.5).
+    /// HTTP/1.1, and each later 1.x, which is answered as 1.1 (RFC 9110 Sec. 2.5).
     Http11,
 }
 
@@ -202,7 +202,7 @@ impl Version {
         }
     }
 
-    /// As Via writes it.
+    /// Returns the version as Via writes it.
     pub const fn number(self) -> &'static str {
         match self {
             Self::Http10 => "1.0",
@@ -211,7 +211,7 @@ impl Version {
     }
 }
 
-/// A request method: a token, case-sensitive (RFC 9110 Sec. 9).
+/// A request method. It is a token and case-sensitive (RFC 9110 Sec. 9).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Method {
     /// GET
@@ -240,7 +240,7 @@ impl Method {
     /// Reads a method.
     ///
     /// # Errors
-    /// The bytes are no token.
+    /// Fails if the bytes are not a token.
     pub fn parse(bytes: &[u8]) -> Result<Self, MessageError> {
         Ok(match bytes {
             b"GET" => Self::Get,
@@ -257,7 +257,7 @@ impl Method {
         })
     }
 
-    /// The method as written.
+    /// Returns the method as it is written.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Get => b"GET",
@@ -273,12 +273,12 @@ impl Method {
         }
     }
 
-    /// Safe: asks for no change (RFC 9110 Sec. 9.2.1). An unknown method is not.
+    /// Whether the method is safe: it asks for no change (RFC 9110 Sec. 9.2.1). An unknown method is not safe.
     pub const fn is_safe(&self) -> bool {
         matches!(self, Self::Get | Self::Head | Self::Options | Self::Trace)
     }
 
-    /// Idempotent: may be sent again when a connection broke (RFC 9110 Sec. 9.2.2).
+    /// Whether the method is idempotent: it may be sent again after a broken connection (RFC 9110 Sec. 9.2.2).
     pub const fn is_idempotent(&self) -> bool {
         self.is_safe() || matches!(self, Self::Put | Self::Delete)
     }
@@ -287,34 +287,34 @@ impl Method {
 /// The head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Method.
+    /// The method.
     pub method: Method,
-    /// Target as it was written, in any of the four forms.
+    /// The target as it was written, in any of the four forms.
     pub target: Vec<u8>,
-    /// Version of the sender.
+    /// The sender's version.
     pub version: Version,
-    /// Header fields.
+    /// The header fields.
     pub fields: Fields,
 }
 
 /// The head of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Status code, 100 to 599 and beyond to 999.
+    /// The status code, 100 to 999.
     pub status: u16,
-    /// Reason phrase; may be empty.
+    /// The reason phrase. May be empty.
     pub reason: Vec<u8>,
-    /// Version of the sender.
+    /// The sender's version.
     pub version: Version,
-    /// Header fields.
+    /// The header fields.
     pub fields: Fields,
 }
 
 impl Request {
-    /// Reads a whole head, as [`Scan`] found it.
+    /// Parses a whole head, as [`Scan`] found it.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Fails if the head is malformed.
     pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
         let mut lines = Lines::of(head);
         let (_, first) = lines.find(|(_, line)| !line.is_empty()).unwrap_or_default();
@@ -343,9 +343,9 @@ impl Request {
         match (hosts.next(), hosts.next()) {
             (_, Some(_)) => Err(MessageError::BadHost),
             (None, None) if self.version == Version::Http11 => Err(MessageError::BadHost),
-            // An empty one is allowed where the target has no authority (RFC 9112 Sec. 3.2).
+            // An empty Host is allowed if the target has no authority (RFC 9112 Sec. 3.2).
             (None | Some(b""), None) => Ok(()),
-            // What the target says of it is judged where the target is.
+            // A Host equal to the target's authority is checked together with the target.
             (Some(host), None) if self.is_asked_for(host) => Ok(()),
             (Some(host), None) => {
                 Authority::parse(host).map(drop).map_err(|error| MessageError::BadHost.or(error))
@@ -353,7 +353,7 @@ impl Request {
         }
     }
 
-    /// Whether the target is a URL of just this authority, as it is of a request to a proxy.
+    /// Whether the target is a URL with exactly this authority, as in a request to a proxy.
     fn is_asked_for(&self, host: &[u8]) -> bool {
         let Some(rest) = self.target.strip_prefix(b"http://") else { return false };
         let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
@@ -372,15 +372,15 @@ impl Request {
 }
 
 impl Response {
-    /// A response of our own.
+    /// Makes a response of this proxy itself.
     pub fn new(status: u16, fields: Fields) -> Self {
         Self { status, reason: reason_phrase(status).as_bytes().to_vec(), version: Version::Http11, fields }
     }
 
-    /// Reads a whole head, as [`Scan`] found it.
+    /// Parses a whole head, as [`Scan`] found it.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Fails if the head is malformed.
     pub fn parse(head: &[u8]) -> Result<Self, MessageError> {
         let mut lines = Lines::of(head);
         let (_, first) = lines.next().unwrap_or_default();
@@ -393,7 +393,7 @@ impl Response {
             }
             _ => return Err(MessageError::BadStartLine),
         };
-        // The space behind the status is left out by some servers when there is no phrase.
+        // Some servers leave out the space behind the status if there is no phrase.
         let reason = match reason {
             [] => reason,
             [b' ', reason @ ..] => reason,
@@ -424,9 +424,9 @@ pub fn write_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Reads field lines up to the empty line, of a head behind its first line or of a trailer section.
+/// Parses field lines up to the empty line: those of a head behind its first line, or those of a trailer section.
 pub(super) fn fields(lines: Lines<'_>) -> Result<Fields, MessageError> {
-    // With room for what is added on the way to the next hop.
+    // Leave room for the fields that are added before the message is forwarded.
     let mut fields = Fields::of_text(lines.text(), ADDED_BYTES, USUAL_FIELDS);
     for (begin, line) in lines.take_while(|(_, line)| !line.is_empty()) {
         let name = name_length(line);
@@ -444,7 +444,7 @@ pub(super) fn fields(lines: Lines<'_>) -> Result<Fields, MessageError> {
     Ok(fields)
 }
 
-/// The phrase of RFC 9110 for a status; empty for one it does not name.
+/// Returns the phrase of RFC 9110 for a status, or an empty text.
 pub const fn reason_phrase(status: u16) -> &'static str {
     match status {
         100 => "Continue",

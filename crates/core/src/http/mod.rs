@@ -1,5 +1,5 @@
-//! HTTP: who is asked for (Host, SNI), the client side of CONNECT, and what a proxy and its cache need: messages read
-//! strictly, bodies out of their framing, heads made ready for the next hop.
+//! HTTP: finds the requested host (Host, SNI), implements the client side of CONNECT, and serves the proxy and its
+//! cache. It parses messages strictly, removes the framing of bodies, and prepares heads for the next hop.
 
 pub mod auth;
 pub mod basic;
@@ -23,27 +23,28 @@ use crate::flow::{Host, HostName, HostNameError};
 use head::RequestHead;
 use sni::ClientHello;
 
-/// Most bytes [`sniff`] looks at: it never answers [`Sniff::NeedMore`] to as many.
+/// Most bytes that [`sniff`] examines. It never answers [`Sniff::NeedMore`] for this number of bytes.
 pub const SNIFF_MAX: usize = if sni::MAX_BYTES > head::MAX_HEAD { sni::MAX_BYTES } else { head::MAX_HEAD };
 
-/// What a client's first bytes say about the host it wants.
+/// What a client's first bytes say about the requested host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sniff {
-    /// Nothing yet; the bytes can still become a TLS ClientHello or an HTTP/1 request head.
+    /// Nothing yet. The bytes can still become a TLS ClientHello or an HTTP/1 request head.
     NeedMore,
     /// The host's name.
     Host {
         /// The name.
         name: HostName,
-        /// Where it stood.
+        /// Where it was found.
         how: How,
     },
-    /// They name no host and never will: another protocol, no name or an IP address in its place, or broken (two
-    /// different Host fields, say). Let the flow go; [`sni::client_hello`] and [`head::request_head`] tell the why.
+    /// The bytes do not name a host, whatever follows. They are another protocol, they have no name or an IP address
+    /// instead, or they are malformed (for example two Host fields). Let the flow pass. [`sni::client_hello`] and
+    /// [`head::request_head`] return the reason.
     None,
 }
 
-/// Where a host's name was found.
+/// Where a host name was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum How {
     /// The server_name extension of a TLS ClientHello.
@@ -53,7 +54,7 @@ pub enum How {
 }
 
 impl How {
-    /// The word in records.
+    /// Returns the word for records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sni => "sni",
@@ -62,10 +63,11 @@ impl How {
     }
 }
 
-/// Finds the host's name in the first bytes of a client.
+/// Finds the host name in the first bytes of a client.
 ///
-/// Answers [`Sniff::NeedMore`] only while the bytes can still become one of the two protocols, so an unknown one is
-/// let go at its first odd byte. The caller bounds the time: no byte at all says nothing.
+/// Answers [`Sniff::NeedMore`] only while the bytes can still become one of the two protocols. So a flow of another
+/// protocol passes at the first byte that differs. The caller limits the time: a client that sends nothing gives no
+/// answer.
 pub fn sniff(first: &[u8]) -> Sniff {
     match sni::client_hello(first) {
         ClientHello::Incomplete => Sniff::NeedMore,
@@ -86,8 +88,9 @@ fn named(name: Option<HostName>, how: How) -> Sniff {
     name.map_or(Sniff::None, |name| Sniff::Host { name, how })
 }
 
-/// Reads a host of an authority or of SNI: an IPv4 address, or a DNS name of letters, digits, `-`, `_` and `.`
-/// without an empty label. Stricter than [`HostName`]: these bytes come from a peer and are matched by rules.
+/// Parses the host of an authority or of SNI: an IPv4 address, or a DNS name of letters, digits, `-`, `_` and `.`
+/// without an empty label. It is stricter than [`HostName`], because these bytes come from a peer and rules match
+/// them.
 fn dns_name(bytes: &[u8]) -> Result<Host, HostNameError> {
     if bytes.iter().any(|byte| matches!(byte, b':' | b'[')) {
         return Err(HostNameError::Separator);

@@ -1,17 +1,18 @@
-//! Bytes of a peer or of a file, read from the front: every step says when there are not enough of them.
+//! Reads values from the front of a peer's or a file's bytes. Each method returns `None` if there are not enough
+//! bytes.
 
-/// What is left to be read.
+/// The bytes that are not read yet.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// So many bytes.
+    /// Reads `count` bytes.
     pub(super) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(taken)
     }
 
-    /// As many bytes as the array has, for a number in the caller's order of bytes.
+    /// Reads as many bytes as the array has, for a number in the caller's byte order.
     pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -23,7 +24,7 @@ impl<'a> Reader<'a> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// A number in network order.
+    /// Reads a number in network byte order.
     pub(super) fn u16_be(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
@@ -33,7 +34,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// A number with its lowest byte first.
+    /// Reads a number in little-endian byte order.
     pub(super) fn u16_le(&mut self) -> Option<u16> {
         self.array().map(u16::from_le_bytes)
     }

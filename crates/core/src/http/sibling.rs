@@ -1,9 +1,12 @@
 //! Cooperative caching (Heigh performance proxy, Sec. 2.5): caches ask each other before they ask the server.
 //!
-//! The message is the seed's `CACHEREQ`, which shows it in several spellings: all are read, one is sent. What it leaves
-//! open is decided here: the answer is an HTTP/1.1 response, the stored one with its Age, or a 504 where nothing
-//! fresh is stored; the connection stays open and in step. Who is asked never asks on. Only `http://` resources are
-//! asked for: what came over TLS is not sent in clear.
+//! The message is `CACHEREQ` of that document, which shows it in several spellings. This module reads all of them and
+//! sends one. The document leaves some points open, and this module decides them as follows:
+//!
+//! - The answer is an HTTP/1.1 response: the stored one with its Age, or a 504 if nothing fresh is stored.
+//! - The connection stays open, and questions and answers alternate.
+//! - A cache that is asked does not ask further caches.
+//! - Only `http://` resources are asked for, because content that came over TLS is not sent in clear.
 
 use super::fields::trim;
 use super::head::Authority;
@@ -13,17 +16,17 @@ use crate::flow::Destination;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// Its first word.
+/// The first word of the message.
 const WORD: &[u8] = b"CACHEREQ";
 
-/// Reads a head as a question of a sibling; `None` if it is none.
+/// Parses a head as the question of a sibling. `None` if it is not one.
 ///
-/// Read are `CACHEREQ URL`, `CACHEREQ [URL]` and `CACHEREQ[URL]`, with or without an HTTP version behind, and
-/// `Host: host:port` with or without brackets and with white space before the colon. Host has to name the host of the
-/// URL; its port is not looked at, since the seed's own example has 80 for an https URL.
+/// Accepts `CACHEREQ URL`, `CACHEREQ [URL]` and `CACHEREQ[URL]`, with or without an HTTP version behind it. Accepts
+/// `Host: host:port` with or without brackets, and with white space before the colon. Host must name the host of the
+/// URL. Its port is ignored, because the document's own example has port 80 for an https URL.
 ///
 /// # Errors
-/// It is one, and broken.
+/// Fails if it is a malformed question.
 pub fn question(head: &[u8]) -> Option<Result<Resource, MessageError>> {
     let rest = head.strip_prefix(WORD)?;
     matches!(rest.first(), Some(b' ' | b'[')).then(|| read(rest))
@@ -51,10 +54,10 @@ fn read(rest: &[u8]) -> Result<Resource, MessageError> {
     if host == resource.server.host { Ok(resource) } else { Err(MessageError::BadHost) }
 }
 
-/// Without the brackets around the whole of it; those of an IPv6 address inside stay.
+/// Removes brackets around the whole text. The brackets of an IPv6 address inside stay.
 fn unbracketed(text: &[u8]) -> &[u8] {
     match text {
-        // `[2001:db8::1]:80` begins with a bracket, too, and does not end with one.
+        // `[2001:db8::1]:80` also begins with a bracket, but does not end with one.
         [b'[', inside @ .., b']'] if !is_v6(text) => trim(inside),
         _ => text,
     }
@@ -67,7 +70,7 @@ fn is_v6(text: &[u8]) -> bool {
         .is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
 }
 
-/// The question for a resource; `None` for one that is not asked for in clear.
+/// Encodes the question for a resource. `None` if the resource must not be requested in clear.
 pub fn write_question(resource: &Resource) -> Option<Vec<u8>> {
     (resource.scheme == Scheme::Http).then(|| {
         let host = resource.host_field();
@@ -76,21 +79,21 @@ pub fn write_question(resource: &Resource) -> Option<Vec<u8>> {
     })
 }
 
-/// A line of a file of siblings that names none.
+/// A line of a siblings file that does not name a sibling.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: '{text}' is no [host:port]")]
 pub struct SiblingError {
-    /// Its number, from 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// What stands there.
+    /// The text of the line.
     pub text: String,
 }
 
-/// Reads a file of siblings: `[host:port]` a line, with or without the brackets; a port may begin with zeros, as the
-/// seed's does. Empty lines and those that begin with `#` say nothing.
+/// Parses a siblings file: one `[host:port]` per line, with or without the brackets. A port may have leading zeros,
+/// as in the document. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
-/// The first line that names none.
+/// Fails at the first line that does not name a sibling.
 pub fn siblings(text: &str) -> Result<Vec<Destination>, SiblingError> {
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     lines
@@ -99,7 +102,7 @@ pub fn siblings(text: &str) -> Result<Vec<Destination>, SiblingError> {
         .collect()
 }
 
-/// One sibling, in either spelling.
+/// Parses one sibling, in either spelling.
 pub fn sibling(text: &str) -> Option<Destination> {
     let inside = std::str::from_utf8(unbracketed(text.as_bytes())).ok()?;
     let (host, port) = inside.rsplit_once(':')?;
@@ -107,34 +110,34 @@ pub fn sibling(text: &str) -> Option<Destination> {
     format!("{}:{port}", host.trim()).parse().ok()
 }
 
-/// How a sibling has answered so far, and so how long it is waited for: never longer than [`Patience::MAX`].
+/// How a sibling has answered so far, and how long to wait for it: at most [`Patience::MAX`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Smoothed time of an answer.
+    /// The smoothed response time.
     smoothed: Option<Duration>,
     silences: u32,
-    /// Not asked until then.
+    /// The sibling is not asked until then.
     until: Instant,
     pause: Duration,
 }
 
 impl Patience {
-    /// Longest wait for a sibling: what one that is dead or slow costs.
+    /// The longest wait for a sibling. It limits the cost of a dead or slow one.
     pub const MAX: Duration = Duration::from_millis(20);
-    /// So many silences in a row, and it is left alone for a while.
+    /// After this number of time-outs in a row, the sibling is not asked for a while.
     pub const SILENCES: u32 = 3;
-    /// How long it is left alone at first; twice as long each time it is silent again.
+    /// The first pause. It doubles with each further time-out.
     pub const PAUSE: Duration = Duration::from_secs(1);
-    /// Longest time it is left alone.
+    /// The longest pause.
     pub const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-    /// Nothing is known yet.
+    /// Makes a value for a sibling that was not asked yet.
     pub const fn new() -> Self {
         Self { smoothed: None, silences: 0, until: Instant::ZERO, pause: Self::PAUSE }
     }
 
-    /// How long to wait for it now; `None`: it is not asked. Whoever is told to wait while it is being left alone is
-    /// the one that tries it again.
+    /// Returns how long to wait for the sibling now. `None`: do not ask it. The first request after a pause tries the
+    /// sibling again.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
         if now < self.until {
             return None;
@@ -143,13 +146,13 @@ impl Patience {
         Some(usual.min(Self::MAX))
     }
 
-    /// It has answered after so long.
+    /// Notes that the sibling has answered after this time.
     pub fn answered(&mut self, after: Duration) {
         self.smoothed = Some(self.smoothed.map_or(after, |smoothed| (smoothed * 7 + after) / 8));
         (self.silences, self.pause) = (0, Self::PAUSE);
     }
 
-    /// It has not answered in time, or could not be reached.
+    /// Notes that the sibling has not answered in time, or could not be reached.
     pub fn silent(&mut self, now: Instant) {
         self.silences = self.silences.saturating_add(1);
         if self.silences >= Self::SILENCES {
@@ -180,7 +183,7 @@ mod tests {
             let read = question(text.as_bytes()).unwrap().unwrap();
             assert_eq!(read.to_string(), "http://www.cs.tufts.edu/x?y", "{text}");
         }
-        // The seed's own example: https with port 80.
+        // The document's own example: https with port 80.
         let text = b"CACHEREQ https://www.google.com/\r\nHost: www.google.com:80\r\n\r\n";
         assert_eq!(question(text).unwrap().unwrap().to_string(), "https://www.google.com/");
         let v6 = b"CACHEREQ [http://[2001:db8::1]:8080/]\r\nHost: [2001:db8::1]:8080\r\n\r\n";

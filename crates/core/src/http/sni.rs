@@ -1,17 +1,17 @@
-//! What a TLS ClientHello says before anything is encrypted: server name (RFC 6066 Sec. 3), application protocols
-//! (RFC 7301) and whether Encrypted Client Hello is there (RFC 9849).
+//! What a TLS ClientHello tells before encryption starts: the server name (RFC 6066 Sec. 3), the application
+//! protocols (RFC 7301), and whether Encrypted Client Hello is used (RFC 9849).
 //!
-//! A pure function over the bytes so far. The hello may come in any number of TCP segments and be cut over several
-//! TLS records (RFC 8446 Sec. 5.1); with ML-KEM key shares it has 1.7 KB and more.
+//! The function depends only on the bytes received so far. The hello may arrive in any number of TCP segments, and
+//! may be split over several TLS records (RFC 8446 Sec. 5.1). With ML-KEM key shares it has 1.7 KB or more.
 
 use super::dns_name;
 use crate::flow::{Host, HostName};
 use std::borrow::Cow;
 
-/// Most bytes of the handshake message. No client sends as many; servers refuse them.
+/// Most bytes of the handshake message. Clients do not send that much, and servers refuse it.
 pub const MAX_HELLO: usize = 16 * 1024;
 
-/// Most bytes looked at for one hello: [`MAX_HELLO`] and as much again for headers of small records.
+/// Most bytes examined for one hello: [`MAX_HELLO`], and the same again for the headers of small records.
 pub const MAX_BYTES: usize = 2 * MAX_HELLO;
 
 /// Most bytes of one TLSPlaintext fragment (RFC 8446 Sec. 5.1).
@@ -30,51 +30,51 @@ const EXT_SERVER_NAME: u16 = 0;
 const EXT_ALPN: u16 = 16;
 const EXT_ECH: u16 = 0xfe0d;
 
-/// What the bytes so far are.
+/// What the bytes received so far are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientHello {
-    /// No TLS handshake: no continuation can make it one.
+    /// Not a TLS handshake, whatever follows.
     NotTls,
-    /// The start of one; more bytes are needed. Never said of more than [`MAX_BYTES`] bytes.
+    /// The start of a handshake. More bytes are needed. Never returned for more than [`MAX_BYTES`] bytes.
     Incomplete,
-    /// A whole ClientHello.
+    /// A complete ClientHello.
     Hello(Hello),
-    /// TLS by its record header, but broken.
+    /// TLS by its record header, but malformed.
     Malformed(HelloError),
 }
 
 /// The readable part of a ClientHello.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// The name asked for. `None` without the extension, and for an IP literal, which RFC 6066 forbids but clients
-    /// send. With Encrypted Client Hello the public name of the outer hello, not the real one.
+    /// The requested name. `None` without the extension, and for an IP literal, which RFC 6066 forbids but clients
+    /// send. With Encrypted Client Hello it is the public name of the outer hello, not the real one.
     pub server_name: Option<HostName>,
-    /// Protocols offered, in the client's order; GREASE values (RFC 8701) included.
+    /// The offered protocols in the client's order, including GREASE values (RFC 8701).
     pub alpn: Vec<Vec<u8>>,
-    /// The `encrypted_client_hello` extension is there. Browsers send it to every host with random content, so it
-    /// does not mean that `server_name` is a cover.
+    /// The hello has the `encrypted_client_hello` extension. Browsers send it to every host with random content, so
+    /// it does not mean that `server_name` is a cover name.
     pub ech: bool,
 }
 
-/// How a ClientHello is broken.
+/// How a ClientHello is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// A record is empty, longer than 2^14 bytes, or no handshake record.
+    /// A record is empty, longer than 2^14 bytes, or not a handshake record.
     #[error("a TLS record of the hello has a wrong type, version or length")]
     BadRecord,
-    /// The first handshake message is another one.
+    /// The first handshake message is not a ClientHello.
     #[error("the first TLS handshake message is no ClientHello")]
     NotClientHello,
     /// It exceeds [`MAX_HELLO`], or its records exceed [`MAX_BYTES`].
     #[error("the ClientHello is longer than {MAX_HELLO} bytes")]
     TooLong,
-    /// A length inside points beyond its end, leaves bytes over, or is not allowed there.
+    /// A length points beyond the end, leaves bytes over, or is not allowed.
     #[error("a length inside the ClientHello is wrong")]
     BadLength,
-    /// server_name, ALPN or ECH is there twice, or two names of one type are.
+    /// server_name, ALPN or ECH occurs twice, or there are two names of one type.
     #[error("the ClientHello holds a server name, protocol list or ECH twice")]
     Repeated,
-    /// The server name is no DNS name, or of an unknown type.
+    /// The server name is not a DNS name, or has an unknown type.
     #[error("the server name in the ClientHello is no DNS name")]
     BadName,
 }
@@ -104,8 +104,8 @@ impl From<HelloError> for Refusal {
     }
 }
 
-/// The body of the first handshake message, put together from its records; `None` if bytes are missing.
-/// Copies only if there is more than one record.
+/// Returns the body of the first handshake message, assembled from its records. `None` if bytes are missing. Copies
+/// only if there is more than one record.
 fn handshake_message(bytes: &[u8]) -> Result<Option<Cow<'_, [u8]>>, Refusal> {
     if !starts_like_tls(bytes) {
         return Err(Refusal::NotTls);
@@ -147,7 +147,7 @@ fn starts_like_tls(bytes: &[u8]) -> bool {
         && bytes.get(2).is_none_or(|minor| *minor <= 4)
 }
 
-/// The fragment length of the record that starts here; `None` if its header is not whole.
+/// Returns the fragment length of the record that starts here. `None` if its header is not complete.
 fn fragment_length(record: &[u8]) -> Result<Option<usize>, HelloError> {
     if !starts_like_tls(record) {
         return Err(HelloError::BadRecord);
@@ -161,7 +161,7 @@ fn fragment_length(record: &[u8]) -> Result<Option<usize>, HelloError> {
     }
 }
 
-/// The body length of the handshake message that starts here; `None` if its header is not whole.
+/// Returns the body length of the handshake message that starts here. `None` if its header is not complete.
 fn message_length(message: &[u8]) -> Result<Option<usize>, HelloError> {
     if message.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
         return Err(HelloError::NotClientHello);
@@ -173,7 +173,7 @@ fn message_length(message: &[u8]) -> Result<Option<usize>, HelloError> {
     }
 }
 
-/// Reads what is left of a structure, in TLS presentation language; every failure is [`HelloError::BadLength`].
+/// Reads a structure in TLS presentation language from the front. Every failure is [`HelloError::BadLength`].
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -214,7 +214,7 @@ fn require(condition: bool) -> Result<(), HelloError> {
     condition.then_some(()).ok_or(HelloError::BadLength)
 }
 
-/// Reads the body of a ClientHello (RFC 8446 Sec. 4.1.2; RFC 5246 Sec. 7.4.1.2, where extensions may be absent).
+/// Parses the body of a ClientHello (RFC 8446 Sec. 4.1.2; RFC 5246 Sec. 7.4.1.2, where extensions may be absent).
 fn hello(body: &[u8]) -> Result<Hello, HelloError> {
     let mut reader = Reader(body);
     reader.take(2 + 32)?; // legacy_version, random
@@ -250,7 +250,7 @@ fn hello(body: &[u8]) -> Result<Hello, HelloError> {
     Ok(hello)
 }
 
-/// Which of the extensions that we read were met.
+/// Which of the interesting extensions were found.
 #[derive(Default)]
 struct Seen {
     server_name: bool,
@@ -258,12 +258,12 @@ struct Seen {
     ech: bool,
 }
 
-/// Marks an extension as met; a second one could say one name to us and another to the server.
+/// Marks an extension as found. A second one could name one host to us and another to the server.
 fn first(seen: &mut bool) -> Result<(), HelloError> {
     if std::mem::replace(seen, true) { Err(HelloError::Repeated) } else { Ok(()) }
 }
 
-/// ServerNameList (RFC 6066 Sec. 3): one name of type host_name, the only type there is.
+/// Parses a ServerNameList (RFC 6066 Sec. 3): one name of type host_name, the only type that exists.
 fn server_name(data: &[u8]) -> Result<Option<HostName>, HelloError> {
     let mut reader = Reader(data);
     let mut list = Reader(reader.vector16()?);
@@ -279,7 +279,7 @@ fn server_name(data: &[u8]) -> Result<Option<HostName>, HelloError> {
         return Ok(None);
     }
     if !name.is_ascii() {
-        // RFC 6066 Sec. 3: international names come converted.
+        // RFC 6066 Sec. 3: clients send international names as A-labels.
         return Err(HelloError::BadName);
     }
     match dns_name(name) {
@@ -288,7 +288,7 @@ fn server_name(data: &[u8]) -> Result<Option<HostName>, HelloError> {
     }
 }
 
-/// ProtocolNameList (RFC 7301 Sec. 3.1): at least one name, none empty.
+/// Parses a ProtocolNameList (RFC 7301 Sec. 3.1): at least one name, and no empty name.
 fn protocols(data: &[u8]) -> Result<Vec<Vec<u8>>, HelloError> {
     let mut reader = Reader(data);
     let mut list = Reader(reader.vector16()?);

@@ -1,6 +1,6 @@
-//! Which TLS connections are opened (their content read, with the consent of those it belongs to) and which pass
-//! untouched: what the first bytes say, what the configuration says, and what was learnt of clients and servers that
-//! would break.
+//! Decides which TLS connections are intercepted (their content is read, with their owners' consent), and which pass
+//! untouched. It uses the first bytes, the configuration, and what was learnt of clients and servers that
+//! interception would break.
 
 use super::sni::{ClientHello, Hello};
 use crate::flow::{Host, HostName};
@@ -12,17 +12,17 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Application protocols that can be read (RFC 7301).
+/// Application protocols that can be intercepted (RFC 7301).
 const READABLE: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// What the configuration says.
+/// The configuration of interception.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapRules {
-    /// Hosts that are never opened.
+    /// Hosts whose connections are never intercepted.
     pub bypass: Vec<HostPattern>,
-    /// Ports of servers whose connections are opened.
+    /// Server ports whose connections are intercepted.
     pub ports: PortSet,
-    /// Names under which Encrypted Client Hello (RFC 9849) hides others: public names of providers.
+    /// Public names of providers. Encrypted Client Hello (RFC 9849) hides other names behind them.
     pub cover_names: Vec<HostPattern>,
 }
 
@@ -45,21 +45,21 @@ impl Default for TapRules {
 /// Why a connection passes untouched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untouched {
-    /// Its port is not one of those that are opened.
+    /// Its port is not one of the intercepted ports.
     Port,
     /// Its host is on the bypass list.
     Bypass,
     /// It does not begin with a ClientHello.
     NotTls,
-    /// Nothing says which host it is for.
+    /// The host is not known.
     Nameless,
-    /// The real host is encrypted; the name that can be read is a cover.
+    /// The real host is encrypted. The readable name is a cover name.
     Encrypted,
-    /// It offers application protocols, and none of HTTP.
+    /// It offers application protocols, but HTTP is not among them.
     Protocol,
     /// The authority may not sign for its host.
     NotAllowed,
-    /// This client has refused our certificate for this host: it knows the real one.
+    /// This client has rejected our certificate for this host, because it knows the real one.
     Pinned,
     /// This host asks clients for certificates.
     ClientCertificate,
@@ -82,10 +82,10 @@ impl fmt::Display for Untouched {
 }
 
 impl TapRules {
-    /// What can be said before the client has: `asked` is the server it asked for.
+    /// Decides what can be decided before the client has sent anything. `asked` is the requested server.
     ///
     /// # Errors
-    /// Why the connection passes untouched.
+    /// Fails with the reason why the connection passes untouched.
     pub fn consider(&self, asked: Option<&Host>, port: u16) -> Result<(), Untouched> {
         if !self.ports.contains(port) {
             return Err(Untouched::Port);
@@ -96,11 +96,11 @@ impl TapRules {
         }
     }
 
-    /// The host that a connection is opened for. `asked` is the server that the client asked for by name, or its
-    /// address; it tells a cover name from the random extension that browsers send to every host.
+    /// Returns the host that a connection is intercepted for. `asked` is the server that the client requested, by
+    /// name or by address. It tells a cover name from the random extension that browsers send to every host.
     ///
     /// # Errors
-    /// Why it passes untouched.
+    /// Fails with the reason why the connection passes untouched.
     pub fn choose(&self, asked: &Host, hello: &ClientHello) -> Result<Host, Untouched> {
         let ClientHello::Hello(hello) = hello else { return Err(Untouched::NotTls) };
         let host = match (&hello.server_name, asked) {
@@ -127,15 +127,16 @@ fn matches(patterns: &[HostPattern], name: &HostName) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }
 
-/// Without ALPN it is taken for HTTP/1.1, as servers do.
+/// A hello without ALPN counts as HTTP/1.1, as servers treat it.
 fn is_readable(hello: &Hello) -> bool {
     hello.alpn.is_empty() || hello.alpn.iter().any(|offered| READABLE.contains(&offered.as_slice()))
 }
 
-/// What was learnt of clients and servers that opening would break. Of bounded size; what was learnt is forgotten.
+/// What was learnt of clients and servers that interception would break. The number of entries is limited, and
+/// entries expire.
 #[derive(Clone, Debug, Default)]
 pub struct Learnt {
-    /// By host, and the client where it is about one.
+    /// By host, and by client if the entry is about one client.
     known: BTreeMap<(Host, Option<IpAddr>), Note>,
 }
 
@@ -146,35 +147,36 @@ struct Note {
 }
 
 impl Learnt {
-    /// So many refusals in a row mean that the client will never take our certificate: one may be a user's "cancel".
+    /// After this number of refusals in a row, the client will not accept our certificate. A single one may be a
+    /// user's "cancel".
     pub const REFUSALS: u32 = 2;
-    /// How long what was learnt holds.
+    /// How long an entry holds: 1 hour.
     pub const HOLDS: Duration = Duration::from_secs(3600);
-    /// Most things known at a time; then what is oldest goes.
+    /// Most entries at a time. When there are more, the oldest is removed.
     pub const MAX: usize = 4096;
 
-    /// A client has refused our certificate for a host, or left right after it came. Whether connections of this client
-    /// to this host pass from now on.
+    /// Notes that a client has rejected our certificate for a host, or closed the connection right after it. Returns
+    /// whether connections of this client to this host pass untouched from now on.
     pub fn refused(&mut self, now: Instant, client: IpAddr, host: &Host) -> bool {
         let note = self.note(now, (host.clone(), Some(client)));
         note.refusals = note.refusals.saturating_add(1);
         note.refusals >= Self::REFUSALS
     }
 
-    /// A client has taken our certificate for a host.
+    /// Notes that a client has accepted our certificate for a host.
     pub fn accepted(&mut self, client: IpAddr, host: &Host) {
-        // The key is made only where there is something to forget.
+        // Build the key only if there is an entry to remove.
         if !self.known.is_empty() {
             self.known.remove(&(host.clone(), Some(client)));
         }
     }
 
-    /// A host has asked us for a client certificate.
+    /// Notes that a host has requested a client certificate from us.
     pub fn wants_certificate(&mut self, now: Instant, host: &Host) {
         self.note(now, (host.clone(), None)).since = now;
     }
 
-    /// Why a connection of this client to this host is not to be opened, if so.
+    /// Returns why a connection of this client to this host must not be intercepted. `None` if it may be.
     pub fn why(&self, now: Instant, client: IpAddr, host: &Host) -> Option<Untouched> {
         if self.known.is_empty() {
             return None;
@@ -225,14 +227,15 @@ mod tests {
             ("192.0.2.1", hello(Some(web), false, &[]), Ok(host(web))),
             ("192.0.2.1", hello(None, false, &[]), Ok(host("192.0.2.1"))),
             (web, hello(None, false, &["http/1.1"]), Ok(host(web))),
-            // Browsers send the extension to every host: with the name that was asked for it hides nothing.
+            // Browsers send the extension to every host. If the name is the requested one, nothing is hidden.
             (web, hello(Some(web), true, &["h2"]), Ok(host(web))),
             (web, hello(Some("cover.example"), true, &["h2"]), Err(Untouched::Encrypted)),
             ("192.0.2.1", hello(Some("cloudflare-ech.com"), true, &["h2"]), Err(Untouched::Encrypted)),
             ("192.0.2.1", hello(Some("cloudflare-ech.com"), false, &[]), Ok(host("cloudflare-ech.com"))),
             ("192.0.2.1", hello(Some(web), true, &["h2"]), Ok(host(web))),
             ("192.0.2.1", hello(None, true, &["h2"]), Err(Untouched::Encrypted)),
-            // Another name without the extension is domain fronting, or an alias: the certificate says who it is.
+            // Another name without the extension is domain fronting or an alias. The certificate then carries this
+            // name.
             (web, hello(Some("other.example"), false, &[]), Ok(host("other.example"))),
             ("192.0.2.1", hello(Some("my.bank.example"), false, &[]), Err(Untouched::Bypass)),
             (web, hello(Some(web), false, &["imap"]), Err(Untouched::Protocol)),

@@ -1,4 +1,4 @@
-//! The target of a request: what is asked for, where it is, and the key under which it is cached.
+//! The target of a request: the resource, its server, and the key under which it is cached.
 
 use super::head::Authority;
 use super::message::{MessageError, Method, Request};
@@ -6,18 +6,18 @@ use crate::decimal::Digits;
 use crate::flow::Destination;
 use std::fmt;
 
-/// What a request asks a proxy for.
+/// What a request asks of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A resource, by its absolute form, or by origin form and Host.
+    /// A resource, in absolute form, or in origin form with Host.
     Resource(Resource),
     /// A tunnel (CONNECT).
     Tunnel(Destination),
-    /// The recipient as a whole: `OPTIONS *`.
+    /// The proxy itself: `OPTIONS *`.
     Server,
 }
 
-/// Scheme of a resource.
+/// The scheme of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheme {
     /// In clear.
@@ -27,7 +27,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// As in a URL.
+    /// Returns the scheme as in a URL.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -35,7 +35,7 @@ impl Scheme {
         }
     }
 
-    /// The port where none is written.
+    /// Returns the port that applies if none is written.
     pub const fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
@@ -47,15 +47,15 @@ impl Scheme {
 /// One resource: scheme, server, path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// Scheme.
+    /// The scheme.
     pub scheme: Scheme,
-    /// Server; the scheme's port if none was written.
+    /// The server, with the default port of the scheme if none was written.
     pub server: Destination,
-    /// Path and query as they were written, at least `/`; or `*` for OPTIONS.
+    /// Path and query as they were written, at least `/`. Or `*` for OPTIONS.
     pub path: Vec<u8>,
 }
 
-/// The form in which a resource was named, which says whether the client takes us for a proxy.
+/// The form in which the resource was named. It shows whether the client treats us as a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// `http://host/path`
@@ -65,15 +65,16 @@ pub enum Form {
 }
 
 impl Target {
-    /// Reads the target of a request.
+    /// Parses the target of a request.
     ///
     /// # Errors
-    /// It has none of the four forms, or one its method does not allow; [`Target::is_foreign`] tells another scheme.
+    /// Fails if the target does not have a form that its method allows. [`Target::is_foreign`] detects another
+    /// scheme.
     pub fn of(request: &Request) -> Result<(Self, Form), MessageError> {
         Self::within(request, Scheme::Http)
     }
 
-    /// As [`Target::of`] for a request that came over a connection of this scheme, which its target need not say.
+    /// As [`Target::of`], for a request that arrived over a connection of this scheme.
     ///
     /// # Errors
     /// As [`Target::of`].
@@ -101,7 +102,8 @@ impl Target {
         Ok((Self::Resource(Resource::parse(target, &request.method)?), Form::Absolute))
     }
 
-    /// Whether a target is an absolute URL of a scheme that is neither http nor https (ftp, say): a 501, not a 400.
+    /// Whether a target is an absolute URL whose scheme is neither http nor https (for example ftp): a 501, not a
+    /// 400.
     pub fn is_foreign(target: &[u8]) -> bool {
         let scheme = target.windows(3).position(|part| part == b"://").and_then(|end| target.get(..end));
         scheme.is_some_and(|scheme| {
@@ -116,16 +118,16 @@ impl Target {
 }
 
 impl Resource {
-    /// The URL as people write it: the port only where it is not the scheme's own.
+    /// Returns the URL as people write it: with the port only if it is not the default one.
     pub fn url(&self) -> String {
         format!("{}://{}{}", self.scheme.as_str(), self.host_field(), String::from_utf8_lossy(&self.path))
     }
 
-    /// The URL as servers understand it: unreserved characters decoded, other escapes in upper case, no dot segments (RFC
-    /// 3986 Sec. 6.2.2).
+    /// Returns the URL as servers understand it (RFC 3986 Sec. 6.2.2): unreserved characters decoded, other escapes
+    /// in upper case, no dot segments.
     pub fn normal_url(&self) -> String {
         let mut path = Vec::with_capacity(self.path.len());
-        // Escaped dots make dot segments, too.
+        // Decode first: escaped dots make dot segments, too.
         normalise(&self.path, &mut path);
         if path.first() == Some(&b'/') {
             path = without_dot_segments(&path);
@@ -140,10 +142,10 @@ impl Resource {
         Ok(Self { scheme, server, path })
     }
 
-    /// Reads an absolute http or https URL without a fragment.
+    /// Parses an absolute http or https URL without a fragment.
     ///
     /// # Errors
-    /// It is none, or has user information (RFC 9110 Sec. 4.2.4).
+    /// Fails if it is not one, or has user information (RFC 9110 Sec. 4.2.4).
     pub fn parse(url: &[u8], method: &Method) -> Result<Self, MessageError> {
         let (scheme, rest) = split_scheme(url).ok_or(MessageError::BadTarget)?;
         let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
@@ -162,7 +164,7 @@ impl Resource {
         })
     }
 
-    /// The Host field: the host, and its port where it is not the scheme's.
+    /// Returns the Host field: the host, and its port if it is not the default one.
     pub fn host_field(&self) -> String {
         let mut field = String::with_capacity(HOST_ROOM);
         self.server.host.write_to(&mut field);
@@ -173,8 +175,8 @@ impl Resource {
         field
     }
 
-    /// Another resource that a field of a response names (Location, Content-Location), if it has the same origin:
-    /// an absolute URL, a path, or a path relative to this one (RFC 3986 Sec. 5.2).
+    /// Returns the resource that a response field names (Location, Content-Location) if it has the same origin. The
+    /// reference is an absolute URL, a path, or a path relative to this resource (RFC 3986 Sec. 5.2).
     pub fn same_origin(&self, reference: &[u8]) -> Option<Self> {
         let reference = reference.split(|byte| *byte == b'#').next().unwrap_or_default();
         let path = match reference {
@@ -204,10 +206,10 @@ impl Resource {
         (self.scheme == other.scheme && self.server == other.server).then_some(other)
     }
 
-    /// The key under which responses are cached: what is forwarded, with only those spellings made one that RFC 3986
-    /// Sec. 6.2.2 calls equivalent, and what the rules leave out of it.
+    /// Returns the key under which responses are cached. Only spellings that RFC 3986 Sec. 6.2.2 calls equivalent
+    /// share a key, apart from what `rules` leave out.
     pub fn key(&self, rules: &KeyRules) -> Vec<u8> {
-        // One piece of memory, whatever the port and what escapes are made of.
+        // Reserve the memory once, whatever the port and the escapes need.
         let mut key = String::with_capacity(KEY_ROOM + self.path.len());
         key.push_str(self.scheme.as_str());
         key.push_str("://");
@@ -249,12 +251,12 @@ impl fmt::Display for Resource {
     }
 }
 
-/// What is left out of cache keys; the forwarded URL never changes. Empty by default.
+/// What is left out of cache keys. The forwarded URL never changes. Default: nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyRules {
-    /// Query parameters that make no other resource: names, or beginnings of names before a final `*`.
+    /// Query parameters that do not change the resource: names, or prefixes of names with a final `*`.
     pub ignored_parameters: Vec<String>,
-    /// Whether the order of query parameters makes no other resource.
+    /// Whether the order of query parameters does not matter.
     pub sort_query: bool,
 }
 
@@ -271,9 +273,9 @@ impl KeyRules {
     }
 }
 
-/// Most hosts with a port, bytes.
+/// Room for most hosts with a port, in bytes.
 const HOST_ROOM: usize = 48;
-/// Scheme, host and port of most keys, bytes.
+/// Room for the scheme, host and port of most keys, in bytes.
 const KEY_ROOM: usize = 96;
 
 fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
@@ -287,16 +289,16 @@ fn split_scheme(url: &[u8]) -> Option<(Scheme, &[u8])> {
     None
 }
 
-/// Appends a path or query with percent-encoded unreserved bytes decoded and other hex digits in upper case.
+/// Appends a path or query with percent-encoded unreserved bytes decoded, and other hex digits in upper case.
 ///
-/// A `%` that begins no escape is kept, and what follows it is not decoded where that would make it one: `%%30a` stays as
-/// it is, because `%0a` is another resource.
+/// A `%` that does not begin an escape is kept. A byte behind it is not decoded if that would make an escape: `%%30a`
+/// stays as it is, because `%0a` is another resource.
 fn normalise(text: &[u8], out: &mut Vec<u8>) {
     if !text.contains(&b'%') {
         return out.extend_from_slice(text);
     }
     let mut rest = text;
-    // Where `out` may not get a decoded hex digit: within two bytes after a `%` that begins no escape.
+    // Up to this length, `out` must not get a decoded hex digit: it would be within two bytes after a lone `%`.
     let mut guarded = 0;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
@@ -327,11 +329,11 @@ fn normalise(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A text with percent-encoded unreserved characters decoded and other hex digits in upper case.
+/// Returns a text with percent-encoded unreserved characters decoded, and other hex digits in upper case.
 pub fn normalised_escapes(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     normalise(text.as_bytes(), &mut out);
-    // Only ASCII was put in, and only whole escapes were taken out.
+    // Only ASCII was added, and only whole escapes were removed.
     String::from_utf8_lossy(&out).into_owned()
 }
 
@@ -339,7 +341,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// RFC 3986 Sec. 5.2.4, on the path before the query.
+/// Removes dot segments (RFC 3986 Sec. 5.2.4) from the path before the query.
 fn without_dot_segments(path: &[u8]) -> Vec<u8> {
     let end = path.iter().position(|byte| *byte == b'?').unwrap_or(path.len());
     let (path, query) = path.split_at(end);
@@ -380,7 +382,7 @@ mod tests {
         assert_eq!(key("http://web.example:80?q"), "http://web.example:80/?q");
         assert_eq!(key("http://web.example/a//b/./c;d"), "http://web.example:80/a//b/./c;d");
         assert_eq!(key("http://[2001:DB8::1]/%zz%"), "http://[2001:db8::1]:80/%zz%");
-        // Decoding the digit would make an escape of a lone percent sign.
+        // Decoding the digit would turn a lone percent sign into an escape.
         assert_eq!(key("http://a/%%30a"), "http://a:80/%%30a");
         assert_eq!(key("http://a/%3%30"), "http://a:80/%3%30");
         assert_eq!(key("http://a/%%7a%30"), "http://a:80/%z%30");

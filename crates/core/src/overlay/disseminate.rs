@@ -1,9 +1,11 @@
 //! Link state: every node tells all others which links it has.
 //!
-//! A record is signed by the node whose links it lists, flooded to every neighbour, and sent again until the neighbour has
-//! acknowledged it (after OSPF, RFC 2328 Sec. 13). The newest sequence of each origin counts. A node that lies can say
-//! wrong things about its own links only, no faster than [`Config::accept_interval`], and two ends must agree
-//! before a link counts ([`super::route`]).
+//! Each node signs a record that lists its own links, and floods it to all neighbours. A node retransmits a record
+//! until the neighbour has acknowledged it (after OSPF, RFC 2328 Sec. 13). Of each origin, the record with the
+//! highest sequence counts.
+//!
+//! A malicious node can only give wrong information about its own links, at most once per
+//! [`Config::accept_interval`]. A link counts only if both of its ends list it ([`super::route`]).
 
 use super::frame::{LinkEntry, Record};
 use super::{Keys, NODES_MAX, NodeId, Signature};
@@ -13,33 +15,34 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who we are and how often things happen.
+/// Identity of this node, and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Ourselves.
+    /// This node.
     pub own: NodeId,
-    /// All nodes that may have records, ourselves included; the first [`NODES_MAX`] count.
+    /// All nodes whose records are accepted, this node included. Only the first [`NODES_MAX`] are used.
     pub members: BTreeSet<NodeId>,
-    /// Sequence of our first record. To rise over restarts: the wall clock, say. What others remember of us
-    /// is outbid in any case.
+    /// Sequence of the first record. It must rise over restarts, so a good choice is the wall clock. If another node
+    /// still has a higher sequence of this node, this node continues above it.
     pub first_sequence: u64,
-    /// Our record is sent anew after so long, changed or not.
+    /// This node sends a new record after this time, even if nothing has changed. Default: 30 s.
     pub refresh: Duration,
-    /// What was not renewed for so long counts no more. More than twice `refresh`.
+    /// A record that was not renewed for this time expires. Must be more than twice `refresh`. Default: 100 s.
     pub max_age: Duration,
-    /// A record that a neighbour has not acknowledged is sent again after so long.
+    /// A record is sent again if the neighbour has not acknowledged it after this time. Default: 200 ms.
     pub retransmit: Duration,
-    /// Least time between two records of ours.
+    /// Shortest time between two records of this node. Default: 50 ms.
     pub originate_interval: Duration,
-    /// A record of one origin is accepted so often on average, [`ACCEPT_BURST`] at once.
+    /// Average shortest time between two accepted records of one origin. [`ACCEPT_BURST`] are accepted at once.
+    /// Default: 25 ms.
     pub accept_interval: Duration,
 }
 
-/// Records of one origin that are accepted at once.
+/// The number of records of one origin that are accepted at once.
 pub const ACCEPT_BURST: u32 = 16;
 
 impl Config {
-    /// The usual times.
+    /// Makes a configuration with the default times.
     pub fn new(own: NodeId, members: BTreeSet<NodeId>, first_sequence: u64) -> Self {
         let members = members.into_iter().take(NODES_MAX).collect();
         Self {
@@ -55,98 +58,98 @@ impl Config {
     }
 }
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// This neighbour is there: it gets all we know.
+    /// The link to this neighbour came up. The neighbour gets all known records.
     NeighbourUp(NodeId),
-    /// This neighbour is gone.
+    /// The link to this neighbour went down.
     NeighbourDown(NodeId),
-    /// A record came.
+    /// A record arrived.
     Record {
-        /// From this neighbour.
+        /// The neighbour that sent it.
         from: NodeId,
-        /// Not verified yet.
+        /// The record; its signature is not verified yet.
         record: Record,
     },
-    /// A neighbour knows this record, or a newer one of its origin.
+    /// A neighbour has acknowledged this record, or a newer one of the same origin.
     Ack {
-        /// This neighbour.
+        /// The neighbour.
         from: NodeId,
-        /// Whose record.
+        /// The node that made the record.
         origin: NodeId,
-        /// Which.
+        /// The sequence of the record.
         sequence: u64,
     },
-    /// Our own links, by neighbour, rising.
+    /// The links of this node, ordered by neighbour.
     Links(Vec<LinkEntry>),
-    /// We slept for so long, or our clock leapt: what others would have renewed meanwhile is as old as it was when we were
-    /// last awake. Else a leap would take all routes away until the next refresh.
+    /// This process did not run for this time, or its clock jumped. Records do not age in this time. Otherwise all
+    /// routes would expire until the next refresh.
     Away(Duration),
     /// The deadline may have passed.
     Tick,
 }
 
-/// What the driver is to do or know.
+/// What the driver has to do or to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send a record to a neighbour.
     Send(NodeId, Arc<Record>),
     /// Acknowledge a record to a neighbour.
     Ack {
-        /// To this one.
+        /// The neighbour.
         to: NodeId,
-        /// Whose record.
+        /// The node that made the record.
         origin: NodeId,
-        /// Which.
+        /// The sequence of the record.
         sequence: u64,
     },
-    /// The records that count are others than before.
+    /// The set of valid records has changed.
     Changed,
 }
 
-/// What was dropped, and why.
+/// How many records were dropped, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// Records whose signature does not fit.
+    /// Records with an invalid signature.
     pub forged: u64,
-    /// Records of nodes that are no members.
+    /// Records of nodes that are not members.
     pub strangers: u64,
-    /// Records that came too fast.
+    /// Records that arrived too fast.
     pub too_fast: u64,
 }
 
-/// A record as it is held.
+/// A stored record.
 #[derive(Clone, Debug)]
 struct Held {
     record: Arc<Record>,
     since: Instant,
-    /// Too old: only its sequence still counts.
+    /// The record has expired. It is kept for its sequence only.
     expired: bool,
-    /// How many more are accepted now, and since when.
+    /// How many more records of this origin are accepted now.
     leave: u32,
     leave_since: Instant,
 }
 
-/// The records of all nodes, and what each neighbour still has to be told.
+/// The records of all nodes, and which neighbours have not acknowledged which records yet.
 #[derive(Clone, Debug)]
 pub struct Disseminator {
     config: Config,
     held: BTreeMap<NodeId, Held>,
     neighbours: BTreeSet<NodeId>,
-    /// (neighbour, origin): when to send it (again).
+    /// (neighbour, origin): when to send the record of that origin (again).
     unacknowledged: BTreeMap<(NodeId, NodeId), Instant>,
     links: Vec<LinkEntry>,
     sequence: u64,
     originated: Option<Instant>,
-    /// Our links have changed since our last record.
+    /// The links of this node have changed since its last record.
     stale: bool,
     drops: Drops,
     outputs: VecDeque<Output>,
 }
 
 impl Disseminator {
-    /// Nothing is known, and we have no links.
+    /// Makes a disseminator without records and links.
     pub fn new(config: Config) -> Self {
         let sequence = config.first_sequence;
         Self {
@@ -163,17 +166,17 @@ impl Disseminator {
         }
     }
 
-    /// The records that count.
+    /// Returns the records that have not expired.
     pub fn records(&self) -> impl Iterator<Item = &Record> {
         self.held.values().filter(|held| !held.expired).map(|held| &*held.record)
     }
 
-    /// What was dropped so far.
+    /// Returns how many records were dropped so far.
     pub fn drops(&self) -> Drops {
         self.drops
     }
 
-    /// Tells one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input, keys: &impl Keys) {
         match input {
             Input::NeighbourUp(neighbour) => {
@@ -200,7 +203,7 @@ impl Disseminator {
         self.originate_if_due(now, keys);
     }
 
-    /// What to do next.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -245,8 +248,8 @@ impl Disseminator {
             self.drops.strangers += 1;
             return;
         }
-        // A node that forgot its sequences in a crash may use one twice: the greater list of links wins everywhere, and
-        // the node itself outbids both.
+        // A node that lost its sequence in a crash may use one twice. Every node then prefers the record with the
+        // greater list of links, so all agree. The origin itself soon sends a higher sequence.
         let known = self.held.get(&origin).map(|held| (held.record.sequence, &held.record.links));
         let order = known.map_or(Ordering::Less, |known| known.cmp(&(sequence, &record.links)));
         if order != Ordering::Less {
@@ -261,9 +264,10 @@ impl Disseminator {
             self.drops.forged += 1;
             return;
         }
+        // The record is new and its signature is valid: acknowledge it before the cases below.
         self.outputs.push_back(Output::Ack { to: from, origin, sequence });
         if origin == self.config.own {
-            // Of an earlier life of ours: say something newer.
+            // This is a record of this node from before a restart: continue with a higher sequence.
             self.sequence = self.sequence.max(sequence.saturating_add(1));
             self.stale = true;
             self.originated = None;
@@ -288,7 +292,7 @@ impl Disseminator {
         }
     }
 
-    /// A record that says nothing new; if ours is newer, its sender needs it.
+    /// Handles a record that is not newer than the stored one. If the stored one is newer, the sender needs it.
     fn old_record(&mut self, now: Instant, from: NodeId, origin: NodeId, sequence: u64, ours_is_newer: bool) {
         if !ours_is_newer {
             self.acknowledged(from, origin, sequence);
@@ -300,7 +304,7 @@ impl Disseminator {
         }
     }
 
-    /// Whether one more record of this origin may be looked at now.
+    /// Whether the rate limit allows one more record of this origin now.
     fn may_accept(&mut self, now: Instant, origin: NodeId) -> bool {
         let interval = self.config.accept_interval.max(Duration::from_millis(1));
         let Some(held) = self.held.get_mut(&origin) else { return true };

@@ -1,28 +1,28 @@
-//! Keys of nodes as people see them: text in files.
+//! The keys of nodes in their text form, as in key files and configurations.
 
 use super::NodeId;
 use data_encoding::BASE64;
 use std::fmt;
 use std::str::FromStr;
 
-/// A node's public key (Ed25519, RFC 8032): what the others know it by.
+/// A node's public key (Ed25519, RFC 8032). Other nodes identify the node by it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey(pub [u8; 32]);
 
-/// A node's secret key: the seed of RFC 8032 Sec. 5.1.5. Never shown.
+/// A node's secret key: the seed of RFC 8032 Sec. 5.1.5. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretKey(pub [u8; 32]);
 
-/// Why a text is no key.
+/// Why a text is not a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It does not begin as a public key does.
+    /// The text does not begin like a public key.
     #[error("a public key begins with \"ed25519:\"")]
     NotPublic,
-    /// It does not begin as a secret key does.
+    /// The text does not begin like a secret key.
     #[error("a secret key begins with \"ed25519-secret:\"")]
     NotSecret,
-    /// What follows is no Base64 of 32 bytes.
+    /// The text after the colon is not Base64 of 32 bytes.
     #[error("after the colon a key has 44 characters of Base64 (32 bytes)")]
     BadBase64,
 }
@@ -36,7 +36,7 @@ fn key_bytes(text: &str) -> Result<[u8; 32], KeyError> {
 }
 
 impl PublicKey {
-    /// The name of the node on the wire.
+    /// Returns the name of the node on the wire.
     pub fn node_id(&self) -> NodeId {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         NodeId(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
@@ -64,7 +64,7 @@ impl FromStr for PublicKey {
 }
 
 impl SecretKey {
-    /// As it stands in a key file, which others must not read.
+    /// Returns the text for a key file. Other users must not be able to read this file.
     pub fn to_text(&self) -> String {
         format!("{SECRET}{}\n", BASE64.encode(&self.0))
     }

@@ -4,10 +4,10 @@
 //! | part | decides or holds |
 //! |---|---|
 //! | [`frame`] | what travels on a link: the codec |
-//! | [`datagram`] | datagrams beside the streams: sealed, accepted once, cut into pieces and joined, their size |
-//! | [`hello`] | whether a neighbour is there, and how good the link to it is |
-//! | [`disseminate`] | which node has which links: signed records, flooded, acknowledged, aged |
-//! | [`route`] | paths over the links that both ends announce |
+//! | [`datagram`] | the sealed datagrams of a link: each accepted once, cut into pieces and joined, their largest size |
+//! | [`hello`] | whether a neighbour is alive, and the quality of the link to it |
+//! | [`disseminate`] | which node has which links: signed records, flooded, acknowledged, expired |
+//! | [`route`] | paths over the links that both of their ends announce |
 //! | [`node`] | the three above as one machine |
 //! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
 //! | [`mss`] | the MSS of their TCP connections, so that a segment fits into a datagram |
@@ -55,7 +55,7 @@ impl Signature {
     pub const NONE: Self = Self([0; SIGNATURE_BYTES]);
 }
 
-/// The node's own key and the keys of all members. Pure functions: the same answer every time.
+/// The node's own key and the keys of all members. The functions are pure: equal arguments give equal results.
 pub trait Keys {
     /// Signs with our own key.
     fn sign(&self, bytes: &[u8]) -> Signature;
@@ -63,7 +63,7 @@ pub trait Keys {
     fn verify(&self, node: NodeId, bytes: &[u8], signature: &Signature) -> bool;
 }
 
-/// Most nodes of one overlay; bounds every table that has a row for each.
+/// Most nodes in one overlay. It limits every table that has a row for each node.
 pub const NODES_MAX: usize = 256;
 
 /// Most nodes on a path, both ends included.

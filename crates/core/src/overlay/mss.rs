@@ -1,5 +1,5 @@
-//! The maximum segment size in SYNs of packets that are carried whole: made small enough that what follows fits into
-//! one datagram of a link (as routers with tunnels do; the option is RFC 9293 Sec. 3.7.1).
+//! Lowers the maximum segment size (MSS) in SYNs of packets that the overlay carries whole, so that the segments fit
+//! into one datagram of a link. Routers with tunnels do the same. The option is defined in RFC 9293 Sec. 3.7.1.
 
 const TCP: u8 = 6;
 const SYN: u8 = 2;
@@ -10,8 +10,8 @@ const OPTION_MSS: u8 = 2;
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// Makes the MSS of a TCP SYN such that no packet is larger than `packet_max` bytes; true: it was larger before. Other
-/// packets, and such as make no sense, stay as they are.
+/// Limits the MSS of a TCP SYN so that no packet becomes larger than `packet_max` bytes. Returns true if the MSS was
+/// larger before. Other packets and malformed ones stay unchanged.
 pub fn clamp(packet: &mut [u8], packet_max: usize) -> bool {
     clamp_option(packet, packet_max).is_some()
 }
@@ -31,14 +31,14 @@ fn clamp_option(packet: &mut [u8], packet_max: usize) -> Option<()> {
         return None;
     }
     segment.get_mut(at..at + 2)?.copy_from_slice(&most.to_be_bytes());
-    // An option may begin at an odd place: then its bytes lie in the other halves of the words that are summed.
+    // An option may start at an odd offset. Then its bytes are in the opposite halves of the summed 16-bit words.
     let (old, new) = if at.is_multiple_of(2) { (old, most) } else { (old.swap_bytes(), most.swap_bytes()) };
     let sum = u16::from_be_bytes([*segment.get(16)?, *segment.get(17)?]);
     segment.get_mut(16..18)?.copy_from_slice(&updated(sum, old, new).to_be_bytes());
     Some(())
 }
 
-/// A checksum after one word of what it covers has changed (RFC 1624, equation 3).
+/// Updates a checksum after one word of the data has changed (RFC 1624, equation 3).
 fn updated(sum: u16, old: u16, new: u16) -> u16 {
     let mut total = u32::from(!sum) + u32::from(!old) + u32::from(new);
     while total > 0xffff {
@@ -47,7 +47,7 @@ fn updated(sum: u16, old: u16, new: u16) -> u16 {
     !u16::try_from(total).unwrap_or(0)
 }
 
-/// Where TCP begins in an IP packet that is no fragment and has no IPv6 extension headers.
+/// Returns where TCP begins in an IP packet. `None` for fragments, and for packets with IPv6 extension headers.
 fn segment_start(packet: &[u8]) -> Option<usize> {
     match packet.first()? >> 4 {
         4 => {
@@ -60,7 +60,7 @@ fn segment_start(packet: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where the two bytes of the MSS stand in a TCP header with its options.
+/// Returns where the two bytes of the MSS value are in a TCP header with options.
 fn mss_at(header: &[u8]) -> Option<usize> {
     let mut at = TCP_HEADER;
     loop {
@@ -72,6 +72,7 @@ fn mss_at(header: &[u8]) -> Option<usize> {
                 if kind == OPTION_MSS {
                     return (length == 4 && at + 4 <= header.len()).then_some(at + 2);
                 }
+                // An option shorter than 2 bytes is malformed; skip 2 bytes so that the loop ends.
                 at += length.max(2);
             }
         }
@@ -82,7 +83,7 @@ fn mss_at(header: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A SYN with these options; its checksum is right.
+    /// A SYN with these options and a valid checksum.
     fn syn(version: u8, options: &[u8], flags: u8) -> Vec<u8> {
         let offset = u8::try_from((20 + options.len()) / 4).unwrap() << 4;
         let mut segment =
@@ -104,7 +105,7 @@ mod tests {
         packet
     }
 
-    /// Over the pseudo header and the segment, its own field as it stands (RFC 9293 Sec. 3.1).
+    /// The checksum over the pseudo header and the segment, whose checksum field stays as it is (RFC 9293 Sec. 3.1).
     fn checksum(packet: &[u8], start: usize) -> u16 {
         let addresses = if start == 20 { &packet[12..20] } else { &packet[8..40] };
         let mut bytes = addresses.to_vec();
@@ -128,7 +129,7 @@ mod tests {
             for options in [
                 &[&MSS[..]].concat()[..],
                 &[&[1, 1, 1, 1][..], &MSS].concat(),
-                // At an odd place.
+                // At an odd offset.
                 &[&[1][..], &MSS, &[1, 1, 1]].concat(),
                 &[&[8, 10, 1, 2, 3, 4, 5, 6, 7, 8, 1, 1][..], &MSS].concat(),
             ] {
@@ -159,7 +160,7 @@ mod tests {
             for length in 0..whole.len() {
                 clamp(&mut whole[..length].to_vec(), 1000);
             }
-            // Any one byte changed: never a panic.
+            // Change any one byte: no panic.
             for at in 0..whole.len() {
                 for value in 0..=255 {
                     let mut packet = whole.clone();

@@ -1,4 +1,5 @@
-//! The state machine of an overlay node: the detectors of its links, the link state, the paths, and the forwarding of packets.
+//! The state machine of an overlay node: the detectors of its links, the link state, the paths, and the forwarding of
+//! packets.
 
 use super::disseminate::{self, Disseminator, Drops};
 use super::frame::{Frame, Hello, LinkEntry, Packet, Path, Protocol};
@@ -17,12 +18,13 @@ pub struct Config {
     pub hello: hello::Config,
     /// This node and the other members.
     pub disseminate: disseminate::Config,
-    /// Least time between two announcements of changed costs. A link that comes up or goes down is announced at once.
+    /// Shortest time between two announcements of changed costs. A link that comes up or goes down is announced at
+    /// once. Default: 2 s.
     pub cost_interval: Duration,
 }
 
 impl Config {
-    /// The usual times.
+    /// Makes a configuration with the default times.
     pub fn new(disseminate: disseminate::Config) -> Self {
         Self { hello: hello::Config::default(), disseminate, cost_interval: Duration::from_secs(2) }
     }
@@ -39,7 +41,7 @@ pub enum Input {
     Frame(NodeId, Frame),
     /// A hello came from this neighbour in a datagram.
     Datagram(NodeId, Hello),
-    /// The loss on the link to this neighbour below our own recovery, in parts per million, as the driver measures it.
+    /// The loss on the link to this neighbour before retransmission, in parts per million, as the driver measures it.
     Loss(NodeId, u32),
     /// This neighbour gave a sign of life other than a hello this long ago.
     Alive(NodeId, Duration),
@@ -57,7 +59,7 @@ pub enum Input {
 pub enum Output {
     /// Send this to a neighbour.
     Send(NodeId, Frame),
-    /// Say hello to a neighbour on these lanes.
+    /// Send a hello to a neighbour on these lanes.
     Hello(NodeId, Hello, Lanes),
     /// The link to this neighbour is up.
     LinkUp(NodeId),
@@ -69,16 +71,16 @@ pub enum Output {
     Deliver(Packet),
 }
 
-/// Packets that were dropped, and why.
+/// How many packets were dropped, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketDrops {
     /// The next node of the path is not a neighbour, or its link is down.
     pub no_link: u64,
-    /// They came from a node, or to a place, that their path does not say.
+    /// The neighbour that sent the packet, or this node, is not where the path says.
     pub off_path: u64,
 }
 
-/// See the module.
+/// The state machine of one node: links, link state, paths and forwarding.
 #[derive(Clone, Debug)]
 pub struct Node<K> {
     config: Config,
@@ -96,7 +98,7 @@ pub struct Node<K> {
 }
 
 impl<K: Keys> Node<K> {
-    /// A node without links.
+    /// Makes a node without links.
     pub fn new(config: Config, keys: K, now: Instant) -> Self {
         let own = config.disseminate.own;
         let mut state = Disseminator::new(config.disseminate.clone());
@@ -118,17 +120,17 @@ impl<K: Keys> Node<K> {
         node
     }
 
-    /// Ourselves.
+    /// Returns the name of this node.
     pub fn own(&self) -> NodeId {
         self.own
     }
 
-    /// The network as it is known.
+    /// Returns the network as this node knows it.
     pub fn graph(&self) -> &Arc<Graph> {
         &self.graph
     }
 
-    /// The best path from here to this node that passes none of `avoid`.
+    /// Returns the cheapest path from this node to `to` that does not pass a node of `avoid`.
     pub fn route(&self, to: NodeId, avoid: &BTreeSet<NodeId>) -> Option<Route> {
         self.graph.route(self.own, to, avoid)
     }
@@ -144,13 +146,13 @@ impl<K: Keys> Node<K> {
         self.links.get(&neighbour).is_some_and(|link| link.reaches_by_datagram(now))
     }
 
-    /// What the link to this neighbour costs in our word, microseconds.
+    /// Returns the cost that this node announces for the link to this neighbour, in µs.
     pub fn cost_us(&self, neighbour: NodeId) -> Option<u32> {
         let link = self.links.get(&neighbour)?;
         Some(self.costs.get(&neighbour).copied().unwrap_or_else(|| link.quality().cost_us()))
     }
 
-    /// Our links: the neighbour, whether it is up, and how good it is.
+    /// Returns the links of this node: the neighbour, whether the link is up, and its quality.
     pub fn links(&self) -> impl Iterator<Item = (NodeId, bool, Quality)> {
         self.links.iter().map(|(node, link)| (*node, link.is_up(), link.quality()))
     }
@@ -160,14 +162,14 @@ impl<K: Keys> Node<K> {
         self.links.get(&neighbour).is_some_and(Detector::is_up)
     }
 
-    /// Records and packets that were dropped.
+    /// Returns how many records and packets were dropped.
     pub fn drops(&self) -> (Drops, PacketDrops) {
         (self.state.drops(), self.drops)
     }
 
-    /// Tells one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
-        // Hellos wake us many times a second: whoever comes so late was not there.
+        // Hellos wake this process many times a second. If it is this late, it did not run in between.
         let late = self.deadline().map_or(Duration::ZERO, |at| now.since(at));
         if late > self.config.disseminate.retransmit {
             self.state.handle(now, disseminate::Input::Away(late), &self.keys);
@@ -195,12 +197,12 @@ impl<K: Keys> Node<K> {
         self.settle();
     }
 
-    /// What to do next.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to call `handle(now, Input::Tick)`.
+    /// Returns when to call `handle(now, Input::Tick)`.
     pub fn deadline(&self) -> Option<Instant> {
         self.links.values().map(Detector::deadline).chain(self.state.deadline()).min()
     }
@@ -237,6 +239,8 @@ impl<K: Keys> Node<K> {
                 change => changes.push(change),
             }
         }
+        // Handle changes after all hellos were queued: `down` and `NeighbourUp` need `self` without the borrowed
+        // link.
         for change in changes {
             match change {
                 hello::Output::Up => {
@@ -259,7 +263,7 @@ impl<K: Keys> Node<K> {
                 self.state.handle(now, disseminate::Input::Ack { from, origin, sequence }, &self.keys);
             }
             Frame::Packet(packet) => self.packet(from, packet),
-            // Not for the control connection.
+            // No other frame is valid on the control connection.
             _ => {}
         }
     }
@@ -291,7 +295,7 @@ impl<K: Keys> Node<K> {
         }
     }
 
-    /// Sends a packet that is at `position` on to the next node.
+    /// Sends a packet that is at `position` to the next node of its path.
     fn forward(&mut self, mut packet: Packet) {
         packet.position = packet.position.saturating_add(1);
         match packet.path.at(packet.position) {
@@ -307,17 +311,18 @@ impl<K: Keys> Node<K> {
             Some(cost) => self.costs.insert(neighbour, cost.clamp(1, Quality::COST_MAX_US)),
             None => self.costs.remove(&neighbour),
         };
-        // Somebody waits for it: it is announced at once.
+        // The operator waits for the new cost to take effect, so announce it at once.
         self.announced.remove(&neighbour);
     }
 
-    /// Says which links we have, if that is news.
+    /// Announces the links of this node if they have changed enough.
     fn announce(&mut self, now: Instant) {
         let up = self.links.iter().filter(|(_, link)| link.is_up());
         let costs: BTreeMap<_, _> = up.filter_map(|(node, _)| Some((*node, self.cost_us(*node)?))).collect();
         let same_links = costs.keys().eq(self.announced.keys());
         let worth = || {
             costs.iter().any(|(node, cost)| {
+                // A change counts if it is more than an eighth and more than 1 ms.
                 let said = self.announced.get(node).copied().unwrap_or(0);
                 said.abs_diff(*cost) > (said / 8).max(1000)
             })
@@ -331,7 +336,7 @@ impl<K: Keys> Node<K> {
         self.state.handle(now, disseminate::Input::Links(links), &self.keys);
     }
 
-    /// Passes on what the link state wants.
+    /// Turns the outputs of the link state into frames, and updates the graph.
     fn settle(&mut self) {
         let mut changed = false;
         while let Some(output) = self.state.poll() {
@@ -355,7 +360,7 @@ impl<K: Keys> Node<K> {
     }
 }
 
-/// An echo request along `path`, with this payload.
+/// Makes an echo request along `path` with this payload.
 pub fn echo_request(path: Path, payload: Vec<u8>) -> Packet {
     Packet { path, position: 0, protocol: Protocol::EchoRequest, payload }
 }

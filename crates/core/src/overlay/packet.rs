@@ -1,5 +1,5 @@
-//! IP packets that the overlay carries whole (Seamless Overlays, Secs. 2.1 and 2.2): what they say of themselves, whom they are for,
-//! and which of them may be delivered. TCP and UDP, IPv4 and IPv6.
+//! IP packets that the overlay carries whole (Seamless Overlays, Secs. 2.1 and 2.2): their addresses and ports, their
+//! destination node, and whether they may be delivered. TCP and UDP over IPv4 and IPv6.
 
 use super::NodeId;
 use super::frame::LinkKind;
@@ -7,13 +7,14 @@ use crate::net::{IpSet, PortSet};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Most bytes of a packet: what an NFQUEUE copies (linux/netfilter/nfnetlink_queue.h).
+/// Most bytes of a packet: the most that NFQUEUE copies (linux/netfilter/nfnetlink_queue.h).
 pub const PACKET_MAX: usize = 65_531;
 
-/// Most conversations whose answers are let in; the one that was silent for longest is forgotten first.
+/// Most conversations whose answers are accepted. When there are more, the one that was idle for longest is
+/// forgotten.
 pub const CONVERSATIONS_MAX: usize = 65_536;
 
-/// What carries the payload of a packet.
+/// The transport protocol of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// TCP.
@@ -22,19 +23,19 @@ pub enum Transport {
     Udp,
 }
 
-/// The two ends that a packet names.
+/// The two endpoints of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ends {
-    /// How they speak.
+    /// The transport protocol.
     pub transport: Transport,
-    /// From.
+    /// The source.
     pub source: SocketAddr,
-    /// To.
+    /// The destination.
     pub destination: SocketAddr,
 }
 
 impl Ends {
-    /// Those of a whole IP packet; none: it is neither TCP nor UDP, a fragment, or cut.
+    /// Reads the endpoints of a whole IP packet. `None` if it is neither TCP nor UDP, is a fragment, or is truncated.
     pub fn of(packet: &[u8]) -> Option<Self> {
         match packet.first()? >> 4 {
             4 => Self::of_v4(packet),
@@ -43,11 +44,11 @@ impl Ends {
         }
     }
 
-    /// RFC 791 Sec. 3.1.
+    /// Reads an IPv4 packet (RFC 791 Sec. 3.1).
     fn of_v4(packet: &[u8]) -> Option<Self> {
         let (head, _) = packet.split_first_chunk::<20>()?;
         let length = usize::from(u16::from_be_bytes([head[2], head[3]]));
-        // More fragments, or not the first one.
+        // Either more fragments follow, or this is not the first one.
         let is_fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
         if length != packet.len() || is_fragment {
             return None;
@@ -59,7 +60,7 @@ impl Ends {
         Self::with_ports(head[9], source.into(), destination.into(), payload)
     }
 
-    /// RFC 8200 Sec. 3; behind extension headers that say nothing about fragments.
+    /// Reads an IPv6 packet (RFC 8200 Sec. 3). Skips extension headers except the fragment header.
     fn of_v6(packet: &[u8]) -> Option<Self> {
         const EXTENSIONS: [u8; 3] = [0, 43, 60];
         let (head, mut payload) = packet.split_first_chunk::<40>()?;
@@ -90,23 +91,23 @@ impl Ends {
         Some(Self { transport, source, destination: SocketAddr::new(destination, port(2)?) })
     }
 
-    /// Those of the answer.
+    /// Returns the endpoints of the answer.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self { transport: self.transport, source: self.destination, destination: self.source }
     }
 }
 
-/// Which packets go to which node.
+/// A rule: which packets go to which node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catch {
-    /// The node that delivers them.
+    /// The node that delivers the packets.
     pub node: NodeId,
-    /// To these addresses.
+    /// The destination addresses.
     pub to: IpSet,
-    /// With one of these ports at either end; none = with any.
+    /// The packet must have one of these ports at either end. `None`: any port.
     pub ports: Option<PortSet>,
-    /// The kind of links they travel on.
+    /// The kind of links that the packets use.
     pub kind: LinkKind,
 }
 
@@ -118,34 +119,35 @@ impl Catch {
     }
 }
 
-/// Why a packet of another node is not delivered.
+/// Why a packet from another node is not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
-    /// It is no TCP or UDP packet that can be read.
+    /// The packet is not a TCP or UDP packet that can be parsed.
     Unreadable,
-    /// Its source is no address whose packets we would give to that node: a forged one.
+    /// The rules would not send packets for this source address to that node, so the source is forged.
     Source,
-    /// Neither do our rules let that node reach the destination, nor is it the answer to what we sent there.
+    /// The rules do not let that node reach the destination, and the packet does not answer a packet from here.
     Destination,
 }
 
-/// The rules of one interceptor, and the conversations it has seen.
+/// The rules of one interceptor, and the conversations that it has seen.
 #[derive(Clone, Debug, Default)]
 pub struct Interceptor {
     catches: Vec<Catch>,
-    /// When each was last sent on, and to whom, by what an answer would say.
+    /// For each expected answer: when its conversation was last used, and the node that it goes to.
     answers: BTreeMap<Ends, (u64, NodeId)>,
     by_age: BTreeMap<u64, Ends>,
     clock: u64,
 }
 
 impl Interceptor {
-    /// With these rules; the first that fits counts.
+    /// Makes an interceptor with these rules. The first matching rule counts.
     pub fn new(catches: Vec<Catch>) -> Self {
         Self { catches, ..Self::default() }
     }
 
-    /// Whom a packet that was caught here is for, and the kind of links it goes by; none: for nobody we know. Its answers are let in from now on.
+    /// Returns the destination node of a packet that was caught here, and the kind of links to use. `None` if no rule
+    /// matches. From now on, answers to this packet are accepted.
     pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, LinkKind)> {
         let ends = Ends::of(packet)?;
         let fits = |catch: &&Catch| catch.to.contains(ends.destination.ip()) && catch.has_port(&ends);
@@ -154,10 +156,11 @@ impl Interceptor {
         Some((node, kind))
     }
 
-    /// Whether a packet that `from` has sent may be delivered; `may_reach` is what our rules say of that node.
+    /// Whether a packet that `from` has sent may be delivered. `may_reach` tells which destinations the rules allow
+    /// that node.
     ///
     /// # Errors
-    /// Why not.
+    /// Fails with the reason for the refusal.
     pub fn incoming(
         &self,
         from: NodeId,
@@ -254,7 +257,7 @@ mod tests {
             for length in 0..packet.len() {
                 assert_eq!(Ends::of(&packet[..length]), None, "{length} bytes of {packet:?}");
             }
-            // Any one byte changed: never a panic.
+            // Change any one byte: no panic.
             for at in 0..packet.len() {
                 for value in 0..=255 {
                     let mut changed = packet.to_vec();
@@ -275,7 +278,7 @@ mod tests {
     fn only_what_the_rules_allow_is_delivered() {
         let deny = |_: SocketAddr| false;
         let ssh = |to: SocketAddr| to == "10.2.0.3:22".parse().unwrap();
-        // The far side: packets for our ssh come from 10.1/16, whose packets we would send to the same node.
+        // The far side: packets for our ssh come from 10.1/16, whose packets the rules send to the same node.
         let server = Interceptor::new(vec![catch("10.1.0.0/16", Some(22))]);
         assert!(server.incoming(FAR, &SYN, ssh).is_ok());
         assert_eq!(server.incoming(FAR, &SYN, deny), Err(Refused::Destination));
@@ -299,7 +302,7 @@ mod tests {
         assert_eq!(client.incoming(FAR, &answer, deny), Err(Refused::Destination), "nobody asked");
         assert_eq!(client.outgoing(&SYN), Some((FAR, LinkKind::BestEffort)));
         assert!(client.incoming(FAR, &answer, deny).is_ok());
-        // From the right port of the right host to another port of ours: a way round a firewall.
+        // From the right port of the right host to another port of ours: this would bypass a firewall.
         answer[22..24].copy_from_slice(&[0, 25]);
         assert_eq!(client.incoming(FAR, &answer, deny), Err(Refused::Destination));
     }

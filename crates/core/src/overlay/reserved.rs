@@ -1,19 +1,19 @@
-//! Destinations that no application can ask for: names under `.invalid` exist nowhere (RFC 6761 Sec. 6.4), and the way into
-//! the overlay refuses these.
+//! Destinations that an application cannot request. Names under `.invalid` do not exist (RFC 6761 Sec. 6.4), and the
+//! overlay's entry nodes refuse these names.
 
 use crate::flow::{Destination, Host, HostName};
 
 /// A destination inside the overlay that is not a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reserved {
-    /// The far node's end of whole packets ([`super::packet`]).
+    /// The far node's endpoint for whole packets ([`super::packet`]).
     Packets,
-    /// The far node counts what comes and throws it away: measurements.
+    /// For measurements: the far node counts the bytes and discards them.
     Bench,
 }
 
 impl Reserved {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 2] = [Self::Packets, Self::Bench];
 
     const fn name(self) -> &'static str {
@@ -23,13 +23,13 @@ impl Reserved {
         }
     }
 
-    /// As it stands in an opening.
+    /// Returns the destination that a request carries.
     pub fn destination(self) -> Option<Destination> {
         let name = HostName::from_bytes(self.name().as_bytes()).ok()?;
         Some(Destination { host: Host::Name(name), port: 1 })
     }
 
-    /// Which of them this is; none: a destination like others.
+    /// Returns the reserved destination that this is. `None`: an ordinary destination.
     pub fn of(destination: &Destination) -> Option<Self> {
         let Host::Name(name) = &destination.host else { return None };
         Self::ALL.into_iter().find(|reserved| reserved.name() == name.as_str())

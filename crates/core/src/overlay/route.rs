@@ -1,33 +1,35 @@
-//! Paths over the links that both ends vouch for.
+//! Paths over the links that both of their ends announce.
 //!
-//! A link counts only if the records of both its ends name it, and costs what the worse of the two says: a node that
-//! lies can invent no link to an honest node, and make none look better than its honest end has measured.
+//! A link counts only if the records of both ends list it, and the higher of the two costs is used. So a malicious
+//! node cannot invent a link to an honest node. It also cannot make a link look better than its honest end has
+//! measured.
 
 use super::frame::{Path, Record};
 use super::{NodeId, PATH_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// The network as the records tell it.
+/// The network as the records describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
     edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>>,
 }
 
-/// A path and what it costs.
+/// A path and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The nodes.
     pub path: Path,
-    /// Sum of the costs of its links, microseconds.
+    /// The sum of the costs of its links, µs.
     pub cost_us: u64,
 }
 
-/// The best known way to a node during the search: fewer microseconds, then fewer hops, then the lower node before it.
+/// The best known way to a node during the search: the lowest cost in µs, then the fewest hops, then the lowest
+/// previous node.
 type Way = (u64, u8, NodeId);
 
 impl Graph {
-    /// The links that both of their ends name.
+    /// Makes a graph of the links that both of their ends list.
     pub fn new<'a>(records: impl Iterator<Item = &'a Record>) -> Self {
         let said: BTreeMap<NodeId, &Record> = records.map(|record| (record.origin, record)).collect();
         let mut edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>> = BTreeMap::new();
@@ -43,21 +45,21 @@ impl Graph {
         Self { edges }
     }
 
-    /// All links, each once, with their costs in microseconds.
+    /// Returns all links, each once, with their costs in µs.
     pub fn links(&self) -> impl Iterator<Item = (NodeId, NodeId, u32)> {
         let all = self.edges.iter();
         all.flat_map(|(from, to)| to.iter().map(move |(to, cost)| (*from, *to, *cost)))
             .filter(|(from, to, _)| from < to)
     }
 
-    /// Whether all links of this path are there.
+    /// Whether all links of this path exist.
     pub fn has(&self, path: &Path) -> bool {
         let is_there = |from, to| self.edges.get(from).is_some_and(|links| links.contains_key(to));
         path.nodes().windows(2).all(|link| is_there(&link[0], &link[1]))
     }
 
-    /// The cheapest path between two nodes that passes none of `avoid`; none if there is none, or only one of more than
-    /// [`PATH_MAX`] nodes.
+    /// Returns the cheapest path between two nodes that does not pass a node of `avoid`. `None` if there is none with
+    /// at most [`PATH_MAX`] nodes.
     pub fn route(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> Option<Route> {
         if from == to {
             return None;
@@ -74,7 +76,7 @@ impl Graph {
         Some(Route { path: Path::new(nodes)?, cost_us })
     }
 
-    /// Dijkstra's search until `to` is reached.
+    /// Runs Dijkstra's search until it reaches `to`.
     fn ways(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Way> {
         let mut ways = BTreeMap::from([(from, (0, 0, from))]);
         let mut done = BTreeSet::new();
@@ -83,7 +85,7 @@ impl Graph {
             if node == to {
                 break;
             }
-            // No relaying through those to be avoided, and no further than a path may be long.
+            // Do not relay through nodes to avoid, and do not make the path longer than allowed.
             let is_relay = node != from;
             if !done.insert(node) || (is_relay && avoid.contains(&node)) || usize::from(hops) + 1 >= PATH_MAX
             {
@@ -102,7 +104,7 @@ impl Graph {
 }
 
 impl Record {
-    /// What its origin says the link to this neighbour costs, microseconds.
+    /// Returns the cost that the origin announces for the link to this neighbour, in µs.
     pub fn cost_to(&self, neighbour: NodeId) -> Option<u32> {
         let at = self.links.binary_search_by_key(&neighbour, |link| link.neighbour).ok()?;
         Some(self.links[at].cost_us)
@@ -137,7 +139,7 @@ mod tests {
             record(2, &[(1, 12), (4, 10)]),
             record(3, &[(1, 50), (4, 1)]),
             record(4, &[(2, 10), (3, 1)]),
-            // 9 claims links to everybody, cheaply; only 1 says so, too, and has measured 500.
+            // 9 claims cheap links to all nodes. Only 1 confirms one, and has measured 500.
             record(9, &[(1, 500), (2, 1), (4, 1)]),
         ];
         let graph = Graph::new(records.iter());

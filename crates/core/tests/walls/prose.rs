@@ -31,7 +31,8 @@ const NOT_YET: [&str; 7] =
     ["bench/", "crates/core/", "crates/lab/", "crates/sidetrack/", "crates/sys/tests/", "examples/", "fuzz/"];
 
 /// Beginnings of paths that are checked although [`NOT_YET`] has a shorter one.
-const REWRITTEN: [&str; 1] = ["crates/core/tests/walls/prose.rs"];
+const REWRITTEN: [&str; 3] =
+    ["crates/core/src/http/", "crates/core/src/overlay/", "crates/core/tests/walls/prose.rs"];
 
 /// Words that count everywhere, also in folders that are not rewritten yet.
 const EVERYWHERE: [&str; 1] = ["seed 00"];

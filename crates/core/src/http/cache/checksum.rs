@@ -1,5 +1,5 @@
-//! XXH64, which tells a file that was written whole from one that was not. No defence against somebody who means harm:
-//! who can write the cache's files can write a right checksum, too.
+//! XXH64, the checksum that detects incompletely written cache files. It does not protect against an attacker: a
+//! process that can write the cache's files can also write a valid checksum.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;
@@ -7,7 +7,7 @@ const P3: u64 = 0x1656_67B1_9E37_79F9;
 const P4: u64 = 0x85EB_CA77_C2B2_AE63;
 const P5: u64 = 0x27D4_EB2F_1656_67C5;
 
-/// The checksum of these bytes.
+/// Returns the checksum of these bytes.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let (stripes, rest) = bytes.as_chunks::<32>();
     let mut sum = if stripes.is_empty() { P5 } else { of_stripes(stripes) };
@@ -29,7 +29,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     sum ^ (sum >> 32)
 }
 
-/// Four lanes at a time, so that the processor has four multiplications under way.
+/// Uses four lanes at a time, so that the processor can do four multiplications in parallel.
 fn of_stripes(stripes: &[[u8; 32]]) -> u64 {
     let mut lanes = [P1.wrapping_add(P2), P2, 0, 0_u64.wrapping_sub(P1)];
     for stripe in stripes {

@@ -4,7 +4,7 @@ use super::super::fields::{Fields, is_token, members};
 use super::dictionary::{self, Value};
 use super::{MAX_SECONDS, Rules};
 
-/// What a directive with an optional list of field names covers.
+/// What a directive covers that may have a list of field names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// The directive is not there.
@@ -19,53 +19,54 @@ pub enum Scope {
 /// Directives of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseControl {
-    /// Store nothing.
+    /// The response must not be stored.
     pub no_store: bool,
-    /// Reuse only after validation.
+    /// The response may be reused only after validation.
     pub no_cache: Scope,
-    /// Not for shared caches.
+    /// Shared caches must not store it.
     pub private: Scope,
-    /// May be stored although something else speaks against it.
+    /// The response may be stored although another rule forbids it.
     pub public: bool,
-    /// Never serve stale.
+    /// A stale response must not be served.
     pub must_revalidate: bool,
-    /// The same for shared caches.
+    /// The same, for shared caches only.
     pub proxy_revalidate: bool,
-    /// Store only if the status is understood; then no-store does not count.
+    /// The response may be stored only if the cache understands its status; no-store is then ignored.
     pub must_understand: bool,
-    /// Freshness, seconds. A value that is no number is 0.
+    /// Freshness lifetime, seconds. A value that is not a number counts as 0.
     pub max_age_s: Option<u64>,
-    /// The same for shared caches.
+    /// The same, for shared caches only.
     pub s_maxage_s: Option<u64>,
-    /// Stale while a new one is fetched, seconds past freshness.
+    /// The response may be served stale for this time past its freshness while a new one is fetched, seconds.
     pub stale_while_revalidate_s: Option<u64>,
-    /// Stale instead of an error, seconds past freshness.
+    /// The response may be served stale instead of an error for this time past its freshness, seconds.
     pub stale_if_error_s: Option<u64>,
-    /// These directives came in a targeted field: Expires does not count.
+    /// The directives came in a targeted field, so Expires is ignored.
     pub is_targeted: bool,
 }
 
 /// Directives of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestControl {
-    /// Validate first.
+    /// The cache must validate before it reuses a response.
     pub no_cache: bool,
-    /// Store nothing of this exchange.
+    /// Nothing of this exchange may be stored.
     pub no_store: bool,
-    /// From the cache or not at all.
+    /// The client wants a stored response or an error (504).
     pub only_if_cached: bool,
-    /// Greatest age, seconds.
+    /// The greatest age that the client accepts, seconds.
     pub max_age_s: Option<u64>,
-    /// Least freshness left, seconds.
+    /// The client wants a response that stays fresh for at least this time, seconds.
     pub min_fresh_s: Option<u64>,
-    /// Longest time past freshness, seconds; [`MAX_SECONDS`] for any.
+    /// The client accepts a response that is stale for at most this time, seconds. [`MAX_SECONDS`] means any time.
     pub max_stale_s: Option<u64>,
-    /// Stale instead of an error, seconds past freshness.
+    /// The client accepts a stale response instead of an error for this time past its freshness, seconds.
     pub stale_if_error_s: Option<u64>,
 }
 
 impl ResponseControl {
-    /// Reads what counts of a response: the first targeted field that is there and parses, else Cache-Control.
+    /// Reads the directives that apply to a response: those of the first targeted field that is present and valid,
+    /// otherwise those of Cache-Control.
     pub fn of(fields: &Fields, rules: &Rules) -> Self {
         rules.targets.iter().find_map(|target| Self::targeted(fields, target)).unwrap_or_else(|| {
             let mut control = Self::default();
@@ -96,7 +97,7 @@ impl ResponseControl {
         }
     }
 
-    /// A targeted field (RFC 9213 Sec. 2.1): a Dictionary; absent if empty or not parsable.
+    /// Reads a targeted field, a Dictionary (RFC 9213 Sec. 2.1). `None` if it is absent, empty, or not valid.
     fn targeted(fields: &Fields, name: &str) -> Option<Self> {
         let text = fields.joined(name)?;
         let members = dictionary::parse(&text).filter(|members| !members.is_empty())?;
@@ -108,7 +109,7 @@ impl ResponseControl {
             };
             let is_set = value != Value::Boolean(false);
             match name {
-                // No number where one belongs: the directive is ignored (RFC 9213 Sec. 2.1).
+                // A directive whose value is not a number is ignored (RFC 9213 Sec. 2.1).
                 "max-age" => control.max_age_s = seconds,
                 "s-maxage" => control.s_maxage_s = seconds,
                 "stale-while-revalidate" => control.stale_while_revalidate_s = seconds,
@@ -125,7 +126,7 @@ impl ResponseControl {
         self.public || self.s_maxage_s.is_some() || self.must_revalidate
     }
 
-    /// Whether a stale response may not be served even where something else would allow it.
+    /// Whether the response must not be served stale, even if another rule would allow it.
     pub fn forbids_stale(&self) -> bool {
         self.must_revalidate
             || self.proxy_revalidate
@@ -135,8 +136,7 @@ impl ResponseControl {
 }
 
 impl RequestControl {
-    /// Reads the directives of a request; `Pragma: no-cache` counts where there is no Cache-Control (RFC 9111
-    /// Sec. 5.4).
+    /// Reads the directives of a request. `Pragma: no-cache` counts if there is no Cache-Control (RFC 9111 Sec. 5.4).
     pub fn of(fields: &Fields) -> Self {
         let mut control = Self::default();
         if !fields.has("cache-control") {
@@ -174,19 +174,19 @@ impl Scope {
             (_, Self::All) => {}
             (Some(names), Self::Fields(held)) => held.extend(names),
             (Some(names), Self::Nothing) => *self = Self::Fields(names),
-            // Without a list that can be read it covers everything.
+            // Without a readable list of names, the directive covers the whole response.
             (None, _) => *self = Self::All,
         }
     }
 
-    /// Whether this field is covered by name.
+    /// Whether the directive names this field.
     pub fn names(&self, field: &[u8]) -> bool {
         matches!(self, Self::Fields(names) if names.iter().any(|name| name.eq_ignore_ascii_case(field)))
     }
 }
 
-/// Name in lower case, and argument. A directive with white space around its `=` keeps the name it is meant for, with
-/// an argument that says nothing.
+/// Splits a directive into its name in lower case and its argument. If there is white space around `=`, the directive
+/// keeps its name, but its argument counts as invalid.
 fn split(member: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
     match member.iter().position(|byte| *byte == b'=') {
         Some(at) => {
@@ -200,7 +200,7 @@ fn split(member: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
     }
 }
 
-/// Delta-seconds, also in quotes (RFC 9111 Sec. 5.2 and 1.2.2).
+/// Reads delta-seconds, with or without quotes (RFC 9111 Sec. 5.2 and 1.2.2).
 fn seconds(value: Option<&[u8]>) -> Option<u64> {
     let value = value?;
     let digits = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
@@ -208,11 +208,11 @@ fn seconds(value: Option<&[u8]>) -> Option<u64> {
         return None;
     }
     let text = std::str::from_utf8(digits).ok()?;
-    // Too long for a number is a very great one.
+    // A number that is too long counts as the largest one.
     Some(text.parse().unwrap_or(MAX_SECONDS).min(MAX_SECONDS))
 }
 
-/// Of several values of one directive the first counts (RFC 9111 Sec. 4.2.1).
+/// Sets a value once: if a directive is repeated, the first value counts (RFC 9111 Sec. 4.2.1).
 fn first(slot: &mut Option<u64>, value: u64) {
     slot.get_or_insert(value);
 }

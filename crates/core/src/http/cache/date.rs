@@ -7,11 +7,12 @@ const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const DAY_S: u64 = 86_400;
 
-/// Reads a date in the preferred form or one of the two old ones; `None` if it is none, or before 1970.
+/// Reads a date in the preferred form or in one of the two obsolete forms. `None` if it is not a date, or before
+/// 1970.
 ///
-/// The grammar counts to the space (RFC 9110 Sec. 5.6.7): a date with another zone or with more spaces is none, and what
-/// it was to limit has ended. Only the case of letters is passed over (RFC 9111 Sec. 4.2). A year of two digits is the
-/// one nearest to `now_s`, at most 50 years ahead.
+/// The syntax is strict, down to single spaces (RFC 9110 Sec. 5.6.7). A date with another time zone or extra spaces
+/// is invalid, and the caller treats it as in the past. Only the case of letters is ignored (RFC 9111 Sec. 4.2). A
+/// two-digit year is the one nearest to `now_s`, at most 50 years ahead.
 pub fn parse_date(text: &[u8], now_s: UnixSeconds) -> Option<UnixSeconds> {
     let text = std::str::from_utf8(text).ok()?;
     match text.split_once(", ") {
@@ -35,7 +36,7 @@ pub fn parse_date(text: &[u8], now_s: UnixSeconds) -> Option<UnixSeconds> {
         None => {
             let (day_name, rest) = text.split_once(' ').filter(|(name, _)| is_day(name))?;
             let (month, rest) = rest.split_once(' ').filter(|_| day_name.len() == 3)?;
-            // A day of one digit has a space before it.
+            // A day of one digit follows a second space.
             let (rest, digits) = rest.strip_prefix(' ').map_or((rest, 2), |rest| (rest, 1));
             let [day, time, year] = words(rest, ' ')?;
             seconds(number(year, 4)?, month, number(day, digits)?, time)
@@ -43,7 +44,7 @@ pub fn parse_date(text: &[u8], now_s: UnixSeconds) -> Option<UnixSeconds> {
     }
 }
 
-/// The words of a text, each separated from the next by one of these; `None` if they are not so many.
+/// Splits a text into exactly `N` words. `None` if the number of words differs.
 fn words<const N: usize>(text: &str, separator: char) -> Option<[&str; N]> {
     let mut split = text.split(separator);
     let mut found = [""; N];
@@ -53,7 +54,7 @@ fn words<const N: usize>(text: &str, separator: char) -> Option<[&str; N]> {
     split.next().is_none().then_some(found)
 }
 
-/// Whether this is the name of a day, short or long. Which day it is counts for nothing.
+/// Whether this is the short or long name of any day. The name need not match the date.
 fn is_day(name: &str) -> bool {
     let short = name.get(..3).unwrap_or_default();
     let is_known = DAYS.iter().any(|day| day.eq_ignore_ascii_case(short));
@@ -79,18 +80,18 @@ fn seconds(year: u64, month: &str, day: u64, time: &str) -> Option<UnixSeconds> 
     Some(days * DAY_S + hour * 3600 + minute * 60 + second)
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar; `None` before it.
+/// Returns the days from 1970-01-01 to a date of the Gregorian calendar. `None` before 1970.
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     if year < 1970 {
         return None;
     }
-    // Years begin in March here, so that the leap day is the last.
+    // Years begin in March here, so that the leap day is the last day of a year.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let since_0 = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     since_0.checked_sub(719_468)
 }
 
-/// Year, month and day of a number of days since 1970-01-01.
+/// Returns year, month and day of a number of days since 1970-01-01.
 const fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, in_era) = (days / 146_097, days % 146_097);
@@ -104,7 +105,7 @@ const fn civil(days: u64) -> (u64, u64, u64) {
 
 /// Writes a date in the preferred form.
 pub fn format_date(at_s: UnixSeconds) -> String {
-    // Nobody's clock is past the year 9999, which the form could not show.
+    // The format has four digits for the year, so limit it to 9999.
     let at_s = at_s.min(253_402_300_799);
     let (days, rest) = (at_s / DAY_S, at_s % DAY_S);
     let (year, month, day) = civil(days);

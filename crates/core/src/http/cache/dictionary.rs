@@ -1,18 +1,18 @@
-//! Dictionaries of Structured Fields (RFC 9651 Sec. 3.2), as far as cache directives need them: keys, and of the
-//! values integers and booleans. Everything else is parsed, because a field that does not parse counts as absent.
+//! Dictionaries of Structured Fields (RFC 9651 Sec. 3.2), as far as cache directives need them: keys, integers and
+//! booleans. The parser checks all other types, too, because an invalid field counts as absent.
 
 /// The value of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// An Integer.
     Integer(i64),
-    /// A Boolean; a key alone is true.
+    /// A Boolean. A key without a value is true.
     Boolean(bool),
     /// Anything else.
     Other,
 }
 
-/// Reads a whole field; of equal keys the last counts. `None` if it does not parse.
+/// Reads a whole field. If a key is repeated, the last value counts. `None` if the field is not valid.
 pub fn parse(text: &[u8]) -> Option<Vec<(&str, Value)>> {
     let mut reader = Reader(text);
     let mut members: Vec<(&str, Value)> = Vec::new();

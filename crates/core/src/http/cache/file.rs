@@ -1,16 +1,16 @@
-//! The form in which a stored response lies in a file, so that whatever a crash leaves is either read back as it was
-//! written or not at all.
+//! The file format of a stored response. After a crash, a file is read back exactly as it was written, or not at all.
 //!
 //! ```text
 //! plan     magic, version, size of a slot, length of the content, checksum
 //! slot 0   sequence, length, head, checksum       \ the one with the higher sequence counts; a new head goes into the
 //! slot 1   the same                               / other one, so that a torn write leaves the head that was there
-//! content  from a multiple of 4096 on
+//! content  starts at a multiple of 4096
 //! sums     one checksum for each block of the content, and one over these
 //! ```
 //!
-//! A file is written aside and renamed; only heads (after a 304) are written into one that is there. Numbers are
-//! little-endian. Content is checked block by block as it is read: nothing that does not match is ever sent.
+//! A new file is written under a temporary name and then renamed. Only a head (after a 304) is written into an
+//! existing file. Numbers are little-endian. Each block of the content is checked when it is read, and a block that
+//! does not match its checksum is never sent.
 
 use super::super::fields::Fields;
 use super::super::octets::Reader;
@@ -20,21 +20,21 @@ use super::store::{Extent, Stored};
 use super::vary::Selecting;
 use super::{Rules, UnixSeconds};
 
-/// Bytes of content that have one checksum.
+/// Bytes of content that one checksum covers.
 pub const BLOCK: usize = 128 * 1024;
 
 const MAGIC: [u8; 8] = *b"SDTRKOBJ";
 const VERSION: u32 = 1;
 const PLAN_BYTES: usize = 32;
-/// Sequence and length before a head, checksum behind it.
+/// Sequence and length before a head, and the checksum behind it.
 const SLOT_OVERHEAD: usize = 8 + 4 + 8;
-/// Room that a head may grow by when a 304 updates it.
+/// Spare bytes by which a head may grow when a 304 updates it.
 const SLOT_SPARE: usize = 1024;
-/// Most bytes of a head: of a message 64 KiB, and what else is kept of it.
+/// Most bytes of a head: up to 64 KiB of the message, and the data that the cache adds.
 const SLOT_MAX: usize = 256 * 1024;
 const PAGE: u64 = 4096;
 
-/// Where things lie in a file.
+/// The layout of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     slot_bytes: u32,
@@ -43,14 +43,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a file for this head and so much content; `None` if the head is too long to be kept.
+    /// Makes the layout of a file for this head and this many bytes of content. `None` if the head is too long to be
+    /// stored.
     pub fn new(head: &[u8], length: u64) -> Option<Self> {
         let slot = (head.len() + SLOT_OVERHEAD + SLOT_SPARE).next_multiple_of(1024);
         let slot_bytes = u32::try_from(slot).ok().filter(|_| slot <= SLOT_MAX)?;
         Some(Self { slot_bytes, length })
     }
 
-    /// The first bytes of the file.
+    /// Encodes the first bytes of the file.
     pub fn to_bytes(self) -> [u8; PLAN_BYTES] {
         let mut bytes = [0; PLAN_BYTES];
         let parts: [&[u8]; 4] =
@@ -63,7 +64,7 @@ impl Plan {
         bytes
     }
 
-    /// Reads the first bytes of a file; `None` if they are not a plan, or one of another version.
+    /// Decodes the first bytes of a file. `None` if they are not a plan, or have another version.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (said, sum) = bytes.get(..PLAN_BYTES)?.split_at(PLAN_BYTES - 8);
         let mut reader = Reader(said);
@@ -74,43 +75,43 @@ impl Plan {
         (is_ours && fits && sum == checksum(said).to_le_bytes()).then_some(plan)
     }
 
-    /// Where the slot for this sequence begins.
+    /// Returns the offset of the slot for this sequence.
     pub const fn slot_offset(&self, sequence: u64) -> u64 {
         PLAN_BYTES as u64 + (sequence % 2) * self.slot_bytes as u64
     }
 
-    /// Where the content begins: all before it is plan and heads.
+    /// Returns the offset of the content. The plan and the heads are before it.
     pub const fn content_offset(&self) -> u64 {
         (PLAN_BYTES as u64 + 2 * self.slot_bytes as u64).next_multiple_of(PAGE)
     }
 
-    /// Where the checksums of the content begin.
+    /// Returns the offset of the checksums of the content.
     pub const fn sums_offset(&self) -> u64 {
         self.content_offset() + self.length
     }
 
-    /// The number of blocks of the content.
+    /// Returns the number of blocks of the content.
     pub const fn blocks(&self) -> u64 {
         self.length.div_ceil(BLOCK as u64)
     }
 
-    /// Bytes of the checksums.
+    /// Returns the number of bytes of the checksums.
     pub const fn sums_bytes(&self) -> u64 {
         (self.blocks() + 1) * 8
     }
 
-    /// Bytes of the whole file.
+    /// Returns the number of bytes of the whole file.
     pub const fn file_bytes(&self) -> u64 {
         self.sums_offset() + self.sums_bytes()
     }
 
-    /// Bytes of the content in this block; 0 behind the last.
+    /// Returns the number of content bytes in this block; 0 behind the last block.
     pub fn block_bytes(&self, index: u64) -> usize {
         let left = self.length.saturating_sub(index.saturating_mul(BLOCK as u64));
         usize::try_from(left).unwrap_or(BLOCK).min(BLOCK)
     }
 
-    /// A head as it goes into the slot of this sequence; `None` if there is no room for it.
+    /// Encodes a head for the slot of this sequence. `None` if the slot is too small.
     pub fn slot(&self, sequence: u64, head: &[u8]) -> Option<Vec<u8>> {
         let length = u32::try_from(head.len()).ok()?;
         if head.len() + SLOT_OVERHEAD > self.slot_bytes as usize {
@@ -124,25 +125,26 @@ impl Plan {
         Some(slot)
     }
 
-    /// The head that counts, with its sequence, of a file that begins so; at least the bytes before the content.
+    /// Returns the valid head with the highest sequence, and that sequence. `file` holds at least the bytes before
+    /// the content.
     pub fn head<'a>(&self, file: &'a [u8]) -> Option<(u64, &'a [u8])> {
         let slot = |number: u64| {
             let offset = usize::try_from(self.slot_offset(number)).ok()?;
             let (sequence, head) = read_slot(file.get(offset..)?.get(..self.slot_bytes as usize)?)?;
-            // A slot holds every other sequence: anything else was not written by us.
+            // A slot holds every other sequence. Another one was not written by this program.
             (sequence % 2 == number).then_some((sequence, head))
         };
         slot(0).into_iter().chain(slot(1)).max_by_key(|(sequence, _)| *sequence)
     }
 
-    /// The checksums as they are written.
+    /// Encodes the checksums.
     pub fn sums_to_bytes(sums: &[u64]) -> Vec<u8> {
         let mut bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
         bytes.extend_from_slice(&checksum(&bytes).to_le_bytes());
         bytes
     }
 
-    /// Reads the checksums back; `None` if they are not as many as there are blocks, or not what was written.
+    /// Decodes the checksums. `None` if their number is not the number of blocks, or if they are damaged.
     pub fn parse_sums(&self, bytes: &[u8]) -> Option<Vec<u64>> {
         let (said, own) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         let (words, rest) = said.as_chunks::<8>();
@@ -159,12 +161,12 @@ fn read_slot(slot: &[u8]) -> Option<(u64, &[u8])> {
     (checksum(slot.get(..length + 12)?) == sum).then_some((sequence, head))
 }
 
-/// The checksum of one block of content.
+/// Returns the checksum of one block of content.
 pub fn block_sum(block: &[u8]) -> u64 {
     checksum(block)
 }
 
-/// What tells variants under one key apart, as a number: the selecting fields and the extent.
+/// Returns a number that identifies a variant under one key: a hash of the selecting fields and the extent.
 pub fn variant_of(stored: &Stored) -> u64 {
     let mut bytes = Vec::new();
     write_selecting(&mut bytes, &stored.selecting);
@@ -172,7 +174,7 @@ pub fn variant_of(stored: &Stored) -> u64 {
     checksum(&bytes)
 }
 
-/// Writes what is to be known of a stored response, its key and its fields.
+/// Encodes the head of a stored response: its key, its fields, and the cache's data about it.
 pub fn write_head(key: &[u8], stored: &Stored) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(&stored.status.to_le_bytes());
@@ -191,7 +193,7 @@ pub fn write_head(key: &[u8], stored: &Stored) -> Vec<u8> {
     out
 }
 
-/// Reads a head back: the key, and the stored response. `None` if it is none.
+/// Decodes a head: the key and the stored response. `None` if it is not valid.
 pub fn read_head(head: &[u8], rules: &Rules) -> Option<(Vec<u8>, Stored)> {
     let mut reader = Reader(head);
     let status = reader.u16_le()?;

@@ -1,21 +1,21 @@
-//! How long a response is fresh, and how old it is (RFC 9111 Sec. 4.2).
+//! Freshness lifetime and age of a response (RFC 9111 Sec. 4.2).
 
 use super::super::fields::{Fields, trim};
 use super::control::ResponseControl;
 use super::date::parse_date;
 use super::{MAX_SECONDS, Rules, UnixSeconds};
 
-/// Statuses that may be kept without anything said about freshness (RFC 9110 Sec. 15.1).
+/// Whether a response with this status may be stored without explicit freshness (RFC 9110 Sec. 15.1).
 pub const fn is_heuristic_status(status: u16) -> bool {
     matches!(status, 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// When the response was made: Date, or the time it came where that says nothing.
+/// Returns when the response was made: its Date, or the time it arrived if Date is missing or invalid.
 pub fn date_of(fields: &Fields, response_time_s: UnixSeconds) -> UnixSeconds {
     fields.first("date").and_then(|text| parse_date(text, response_time_s)).unwrap_or(response_time_s)
 }
 
-/// Freshness that the response states itself, seconds.
+/// Returns the freshness lifetime that the response states, seconds.
 pub fn explicit_lifetime(fields: &Fields, control: &ResponseControl, date_s: UnixSeconds) -> Option<u64> {
     if let Some(seconds) = control.s_maxage_s.or(control.max_age_s) {
         return Some(seconds);
@@ -24,11 +24,11 @@ pub fn explicit_lifetime(fields: &Fields, control: &ResponseControl, date_s: Uni
         return None;
     }
     let expires = fields.first("expires")?;
-    // Something that is no date is in the past.
+    // An invalid date counts as in the past (RFC 9111 Sec. 5.3).
     Some(parse_date(expires, date_s).map_or(0, |at| at.saturating_sub(date_s)).min(MAX_SECONDS))
 }
 
-/// Freshness in seconds: stated, or a tenth of the time since the last change.
+/// Returns the freshness lifetime in seconds: the stated one, or a tenth of the time since the last change.
 pub fn lifetime(
     status: u16,
     fields: &Fields,
@@ -39,7 +39,7 @@ pub fn lifetime(
     if let Some(seconds) = explicit_lifetime(fields, control, date_s) {
         return seconds;
     }
-    // A response made for one user is not guessed about.
+    // A response that sets a cookie is probably made for one user: do not guess a lifetime.
     let guessable = (is_heuristic_status(status) || control.public) && !fields.has("set-cookie");
     let modified = fields.first("last-modified").and_then(|text| parse_date(text, date_s));
     match modified.filter(|_| guessable) {
@@ -48,7 +48,7 @@ pub fn lifetime(
     }
 }
 
-/// Age of the response when it came, seconds (RFC 9111 Sec. 4.2.3: corrected_initial_age).
+/// Returns the age of the response when it arrived, seconds (RFC 9111 Sec. 4.2.3: corrected_initial_age).
 pub fn initial_age(
     fields: &Fields,
     date_s: UnixSeconds,
@@ -60,7 +60,7 @@ pub fn initial_age(
     apparent.max(stated).min(MAX_SECONDS)
 }
 
-/// The Age field: the first member of a list, nothing if that is no number.
+/// Reads the Age field: the first member of a list. 0 if that is not a number.
 fn stated_age(fields: &Fields) -> u64 {
     let Some(text) = fields.first("age") else { return 0 };
     let digits = trim(text.split(|byte| *byte == b',').next().unwrap_or_default());

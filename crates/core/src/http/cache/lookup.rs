@@ -1,4 +1,29 @@
-//! What stored responses are good for a request (RFC 9111 Sec. 4, 5.2.1; RFC 5861).
+//! Decides which stored response answers a request (RFC 9111 Sec. 4, 5.2.1; RFC 5861).
+//!
+//! The state of a stored response is not a field. It follows from the clock, from the directives, and from the mark
+//! `is_invalid`:
+//!
+//! ```text
+//!               may_store                 lifetime is over
+//!   response --------------> Fresh -----------------------------> Stale
+//!                             ^ |                                  | |
+//!                             | |  304, or HEAD that agrees        | |
+//!                             +-|----------------------------------+ |
+//!   304, or HEAD that agrees  | |                                    |
+//!                             | |  unsafe request,                   |  unsafe request,
+//!                             | |  or HEAD that disagrees            |  or HEAD that disagrees
+//!                             | v                                    |
+//!                           Invalid <--------------------------------+
+//! ```
+//!
+//! | state | answer to a request |
+//! |---|---|
+//! | Fresh | the stored response |
+//! | Stale, within `stale-while-revalidate` | the stored response, and a refresh in the background |
+//! | Stale, later | a validation, or a miss without a validator; if the server fails, the stale response if [`may_serve_stale`] allows it |
+//! | Invalid, or `no-cache` | a validation, or a miss without a validator; never the stale response |
+//!
+//! A new response that may be stored replaces the old one. The caller removes responses when it needs the space.
 
 use super::super::fields::Fields;
 use super::super::message::Method;
@@ -9,27 +34,27 @@ use super::validate::if_range_holds;
 use super::weigh::preferences;
 use super::{Rules, UnixSeconds};
 
-/// Why a request goes to the server (RFC 9211 Sec. 2.2, `fwd`).
+/// Why a request is sent to the server (RFC 9211 Sec. 2.2, `fwd`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
-    /// The cache is not to be asked.
+    /// The cache was not asked.
     Bypass,
-    /// The method is never answered from a cache.
+    /// A cache never answers this method.
     Method,
     /// Nothing is stored for this URL.
     UriMiss,
-    /// What is stored was selected by other request fields.
+    /// The stored responses were selected by other request fields.
     VaryMiss,
-    /// The request's directives ask for it.
+    /// The request's directives demand it.
     Request,
-    /// What is stored is stale.
+    /// The stored response is stale.
     Stale,
-    /// What is stored lacks bytes that were asked for.
+    /// The stored response lacks bytes that the request asks for.
     Partial,
 }
 
 impl Forward {
-    /// The word of Cache-Status.
+    /// Returns the word for Cache-Status.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Bypass => "bypass",
@@ -48,42 +73,42 @@ impl Forward {
 pub enum Lookup {
     /// Answer from this stored response.
     Hit {
-        /// Which of those given.
+        /// The index among the stored responses given.
         index: usize,
-        /// Ask the server for a newer one behind the client's back.
+        /// Fetch a newer response in the background.
         refresh: bool,
     },
-    /// Ask the server whether this one is still good.
+    /// Ask the server whether this stored response is still valid.
     Validate {
-        /// Which of those given.
+        /// The index among the stored responses given.
         index: usize,
-        /// Why it is not used as it is.
+        /// Why it cannot be served as it is.
         why: Forward,
     },
-    /// Ask the server; the answer may be stored.
+    /// Ask the server. The answer may be stored.
     Miss {
-        /// Why.
+        /// The reason.
         why: Forward,
     },
-    /// Ask the server; the answer is not stored.
+    /// Ask the server. The answer is not stored.
     Pass {
-        /// Why.
+        /// The reason.
         why: Forward,
     },
-    /// The client wants it from here or not at all, and it is not here: 504.
+    /// The client accepts only a stored response, and there is none: 504.
     OnlyIfCached,
 }
 
-/// What went wrong with the server.
+/// How the server failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// It answered 500, 502, 503 or 504.
     Error,
-    /// It could not be reached, or broke off before its answer.
+    /// The server could not be reached, or the connection broke before the answer.
     Unreachable,
 }
 
-/// Decides about a request, given all responses stored under its key.
+/// Decides about a request. `stored` are all responses stored under its key.
 pub fn lookup(
     method: &Method,
     request: &Fields,
@@ -95,7 +120,7 @@ pub fn lookup(
         return Lookup::Pass { why: Forward::Method };
     }
     let control = RequestControl::of(request);
-    // A precondition on the state at the server is for the server (RFC 9111 Sec. 4.3.2).
+    // A precondition on the state of the server must be checked by the server (RFC 9111 Sec. 4.3.2).
     if has_body || request.has("if-match") || request.has("if-unmodified-since") {
         return Lookup::Pass { why: Forward::Bypass };
     }
@@ -110,7 +135,7 @@ pub fn lookup(
     match found {
         Lookup::Hit { index, .. } if control.only_if_cached => Lookup::Hit { index, refresh: false },
         _ if control.only_if_cached => Lookup::OnlyIfCached,
-        // Whoever wants nothing stored of the exchange wants an exchange.
+        // A client that forbids storing the exchange wants the server to answer.
         Lookup::Hit { .. } | Lookup::Validate { .. } | Lookup::Miss { .. } if control.no_store => {
             Lookup::Pass { why: Forward::Request }
         }
@@ -118,7 +143,7 @@ pub fn lookup(
     }
 }
 
-/// The stored response that a request selects.
+/// Returns the index of the stored response that a request selects.
 fn select(
     method: &Method,
     request: &Fields,
@@ -144,10 +169,11 @@ fn select(
     }
 }
 
-/// The best of several stored responses that a request selects (RFC 9111 Sec. 4.1): fresh before stale, then the one that
-/// the request prefers by its weights, then one selected by something before one selected by nothing, then the newest.
+/// Returns the best of several stored responses that a request selects (RFC 9111 Sec. 4.1). A fresh one is better
+/// than a stale one. Then the weights of the request's Accept fields decide. Then a response with selecting fields is
+/// better than one without, and at last the newest is best.
 fn best_of(usable: &[(usize, &Stored)], request: &Fields, now_s: UnixSeconds) -> Option<usize> {
-    // Nearly always there is one.
+    // Nearly always there is only one.
     if let [] | [_] = usable {
         return usable.first().map(|(index, _)| *index);
     }
@@ -160,7 +186,7 @@ fn best_of(usable: &[(usize, &Stored)], request: &Fields, now_s: UnixSeconds) ->
     best.map(|((index, _), _)| *index)
 }
 
-/// Whether the selected response is good as it is.
+/// Decides whether the selected response can be served as it is.
 fn judge(
     best: &Stored,
     index: usize,
@@ -173,7 +199,8 @@ fn judge(
         false => Lookup::Miss { why },
     };
     let age_s = best.age_s(now_s);
-    // Seconds do not tell what came just now from what came a second ago: none that is stored is of age 0 for sure.
+    // With whole seconds, a response that has just arrived cannot be told from one of a second ago. So no stored
+    // response has age 0 for sure.
     let too_old = request.max_age_s.is_some_and(|most| age_s > most || most == 0);
     let left_s = best.ttl_s(now_s);
     let too_short =
@@ -200,8 +227,8 @@ fn judge(
     ask(Forward::Stale)
 }
 
-/// Whether a stored response that a request selects may be served although it is stale, because the server is in
-/// trouble (RFC 5861 Sec. 4, RFC 9111 Sec. 4.2.4).
+/// Whether the selected response may be served stale because the server has failed (RFC 5861 Sec. 4, RFC 9111 Sec.
+/// 4.2.4).
 pub fn may_serve_stale(
     stored: &Stored,
     request: &Fields,
@@ -227,7 +254,7 @@ pub fn may_serve_stale(
 }
 
 impl Ranges {
-    /// Whether all of them lie in a part of a representation.
+    /// Whether all ranges are inside this part of a representation.
     pub fn lie_within(&self, part: super::ContentRange) -> bool {
         let inside = |range: &ByteRange| match (*range, part.total) {
             (ByteRange::From { first, last: Some(last) }, _) if last <= part.last => first >= part.first,

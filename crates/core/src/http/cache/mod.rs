@@ -1,10 +1,13 @@
-//! What a shared cache may do with a response: RFC 9111 as decisions over values, with RFC 5861 (stale), RFC 8246
-//! (immutable) and RFC 9213 (targeted fields). It stores nothing itself and knows no clock: times are seconds of the
-//! wall clock, given by the caller.
+//! The rules of a shared HTTP cache: RFC 9111 with RFC 5861 (stale), RFC 8246 (immutable) and RFC 9213 (targeted
+//! fields). The functions decide over values. They store nothing and have no clock: the caller passes the time as
+//! seconds of the wall clock.
 //!
-//! The order of use: [`lookup`] says what stored responses are good for a request; a response from the server is
-//! asked [`may_store`] and becomes a [`Stored`], or, if it is a 304, goes through [`refresh`]; [`reply`] makes the
-//! answer to a client out of a stored response; [`invalidated`] names what an unsafe request made stale.
+//! 1. [`lookup`] decides which stored response answers a request. Its module has the state diagram of a stored
+//!    response.
+//! 2. [`may_store`] decides about a response from the server, which becomes a [`Stored`]. A 304 goes to [`refresh`]
+//!    instead.
+//! 3. [`reply`] makes the answer to a client from a stored response.
+//! 4. [`invalidated`] lists the resources that an unsafe request made invalid.
 
 mod checksum;
 mod control;
@@ -32,26 +35,28 @@ pub use store::{Extent, NotStored, Stored, invalidated, is_shareable, may_store,
 pub use update::{Refreshed, freshen_by_head, refresh};
 pub use validate::conditions;
 
-/// Seconds since 1970 on the wall clock.
+/// Seconds of the wall clock since 1970.
 pub type UnixSeconds = u64;
 
-/// Largest number of seconds that is told apart; more means this (RFC 9111 Sec. 1.2.2).
+/// The largest number of seconds. Larger numbers count as this one (RFC 9111 Sec. 1.2.2).
 pub const MAX_SECONDS: u64 = 1 << 31;
 
-/// What a cache is set to, beyond what messages say.
+/// Settings of a cache, besides the directives in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Targeted fields (RFC 9213) that take the place of Cache-Control and Expires, the first that is there first.
+    /// The targeted fields (RFC 9213) that replace Cache-Control and Expires. The first one that a response has
+    /// counts. Default: `CDN-Cache-Control`.
     pub targets: Vec<String>,
-    /// How long past its freshness a response may be served while its server cannot be reached, seconds, where the
-    /// response does not say (RFC 9111 Sec. 4.2.4).
+    /// How long past its freshness a response may be served while its server cannot be reached, seconds. It counts if
+    /// the response states no limit (RFC 9111 Sec. 4.2.4). Default: 0, never.
     pub stale_if_unreachable_s: u64,
-    /// Longest heuristic freshness, seconds.
+    /// The longest heuristic freshness lifetime, seconds. Default: 604,800 (a week).
     pub heuristic_max_s: u64,
 }
 
 impl Default for Rules {
-    /// `CDN-Cache-Control` is followed; nothing stale while the server is away; a week of heuristics.
+    /// `CDN-Cache-Control` is followed, nothing stale is served while the server is unreachable, and heuristic
+    /// freshness is at most a week.
     fn default() -> Self {
         Self {
             targets: vec!["cdn-cache-control".to_owned()],

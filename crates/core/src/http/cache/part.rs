@@ -1,5 +1,5 @@
-//! Incomplete responses: how the missing rest is asked for, and what the parts make together (RFC 9111 Sec. 3.3, 3.4;
-//! RFC 9110 Sec. 15.3.7.3). Parts belong together only under one strong validator.
+//! Incomplete responses: requests the missing bytes, and combines the parts (RFC 9111 Sec. 3.3, 3.4; RFC 9110 Sec.
+//! 15.3.7.3). Parts are combined only if they have the same strong validator.
 
 use super::super::fields::Fields;
 use super::super::message::{Method, Response};
@@ -10,16 +10,16 @@ use super::update::update;
 use super::validate::if_range_holds;
 use super::{Rules, UnixSeconds};
 
-/// A date of change is a strong validator only if the response was made at least this much later, seconds (RFC 9110
-/// Sec. 8.8.2.2).
+/// A Last-Modified date is a strong validator only if the response was made at least this much later, seconds (RFC
+/// 9110 Sec. 8.8.2.2).
 const SETTLED_S: u64 = 60;
 
-/// A validator that tells two representations apart byte by byte.
+/// A validator that changes with each byte of a representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strong<'a> {
-    /// ETag without `W/`.
+    /// An ETag without `W/`.
     Tag(&'a [u8]),
-    /// Last-Modified, of a response without ETag.
+    /// The Last-Modified date of a response without ETag.
     Date(&'a [u8]),
 }
 
@@ -32,7 +32,8 @@ impl Strong<'_> {
 }
 
 impl Stored {
-    /// Its strong validator. A response with a weak tag has none, whatever its date is (RFC 9110 Sec. 13.1.5).
+    /// Returns its strong validator. A response with a weak tag has none, whatever its date is (RFC 9110 Sec.
+    /// 13.1.5).
     fn strong_validator(&self) -> Option<Strong<'_>> {
         if self.fields.has("etag") {
             return self.strong_tag().map(Strong::Tag);
@@ -42,8 +43,8 @@ impl Stored {
         (self.date_s >= modified_s.saturating_add(SETTLED_S)).then_some(Strong::Date(text))
     }
 
-    /// The form in which the first `held` bytes of this response are kept, whose transfer was cut; `length` is the number
-    /// of bytes it should have had. `None` if the rest could never be added.
+    /// Returns the stored form of a response whose transfer was cut after `held` bytes. `length` is the number of
+    /// bytes that it should have had. `None` if the rest could never be added.
     #[must_use]
     pub fn cut(&self, held: u64, length: u64) -> Option<Self> {
         let good = self.status == 200 && (1..length).contains(&held) && self.strong_validator().is_some();
@@ -56,7 +57,7 @@ impl Stored {
         good.then(|| self.with_range(range))
     }
 
-    /// Whether both are of the same representation: one strong validator, selected by the same request fields, in one
+    /// Whether both are parts of the same representation: one strong validator, the same selecting fields, one
     /// content coding.
     fn is_same_representation(&self, other: &Self) -> bool {
         let (own, others) = (self.strong_validator(), other.strong_validator());
@@ -64,8 +65,8 @@ impl Stored {
     }
 }
 
-/// What two stored parts of one representation make together, if they touch or overlap; the newer one's bytes count where
-/// both have them. `None` if they do not belong together.
+/// Combines two stored parts of one representation that touch or overlap. In the overlap, the bytes of the newer part
+/// count. `None` if they cannot be combined.
 pub fn combine(newer: &Stored, older: &Stored, rules: &Rules) -> Option<Stored> {
     let (Extent::Part(a), Extent::Part(b)) = (newer.extent, older.extent) else { return None };
     let totals_agree = a.total.zip(b.total).is_none_or(|(a, b)| a == b);
@@ -78,14 +79,14 @@ pub fn combine(newer: &Stored, older: &Stored, rules: &Rules) -> Option<Stored> 
     )
 }
 
-/// A part updated by the fields of a newer one of the same representation.
+/// Updates a part with the fields of a newer part of the same representation.
 fn joined(older: &Stored, newer: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) -> Stored {
     let mut stored = older.clone();
     update(&mut stored, newer, times, rules);
     stored
 }
 
-/// The bytes that stored parts lack to answer a request, if one range can bring them.
+/// The bytes that stored parts lack to answer a request, if one range request can fetch them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// The stored part that ends where the missing bytes begin.
@@ -94,16 +95,16 @@ pub struct Missing {
     pub behind: Option<usize>,
     /// First missing byte.
     pub first: u64,
-    /// Last missing byte; `None`: all up to the end.
+    /// Last missing byte. `None`: all bytes up to the end.
     last: Option<u64>,
     /// Length of the whole representation, if it is known.
     total: Option<u64>,
 }
 
-/// What is missing for the answer to a request, given all responses stored under its key. `None` if the stored parts are of
-/// no help, or the request is better asked as it is.
+/// Returns the bytes that are missing to answer a request. `stored` are all responses stored under its key. `None` if
+/// the stored parts do not help, or if the original request should be sent unchanged.
 pub fn missing(method: &Method, request: &Fields, stored: &[&Stored]) -> Option<Missing> {
-    // A condition is answered by the server without content; an authorised answer may be for its user alone.
+    // The server answers a condition without content, and an authorised answer may be for its user alone.
     let others = ["if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "authorization"];
     if *method != Method::Get || others.iter().any(|name| request.has(name)) {
         return None;
@@ -113,7 +114,7 @@ pub fn missing(method: &Method, request: &Fields, stored: &[&Stored]) -> Option<
     newest.iter().find_map(|one| missing_of(one, request, stored))
 }
 
-/// What is missing of the representation that a stored part is of.
+/// Returns what is missing of the representation that a stored part belongs to.
 fn missing_of(one: &Stored, request: &Fields, stored: &[&Stored]) -> Option<Missing> {
     let mut same = stored.iter().filter(|other| other.is_same_representation(one));
     let total = part_of(one)?.total.or_else(|| same.find_map(|other| part_of(other)?.total));
@@ -142,7 +143,7 @@ fn part_of(stored: &Stored) -> Option<ContentRange> {
     }
 }
 
-/// First and last byte that a request wants of a representation of which this is a part.
+/// Returns the first and last byte that a request wants of the representation of this part.
 fn wanted(one: &Stored, request: &Fields, total: Option<u64>) -> Option<(u64, Option<u64>)> {
     match request.first("range") {
         None => Some((0, total.and_then(|total| total.checked_sub(1)))),
@@ -157,12 +158,12 @@ fn wanted(one: &Stored, request: &Fields, total: Option<u64>) -> Option<(u64, Op
 }
 
 impl Missing {
-    /// The stored parts that it is about.
+    /// Returns the stored parts on both sides of the missing bytes.
     fn parts<'a>(&self, stored: &[&'a Stored]) -> impl Iterator<Item = &'a Stored> {
         [self.before, self.behind].into_iter().flatten().filter_map(|index| stored.get(index).copied())
     }
 
-    /// Number of bytes that the parts and the missing bytes make together, as far as it is known.
+    /// Returns the number of bytes that the parts and the missing bytes have together, if it is known.
     pub fn length(&self, stored: &[&Stored]) -> Option<u64> {
         let part =
             |index: Option<usize>| index.and_then(|index| stored.get(index)).and_then(|one| part_of(one));
@@ -171,7 +172,8 @@ impl Missing {
         Some(last.saturating_sub(first).saturating_add(1))
     }
 
-    /// Makes a request ask for the missing bytes alone, if the representation is still the same one.
+    /// Changes a request so that it asks for the missing bytes alone, on the condition that the representation has
+    /// not changed.
     pub fn ask(&self, request: &mut Fields, stored: &[&Stored]) {
         request.remove("if-range");
         let end = self.last.filter(|last| Some(last.saturating_add(1)) != self.total);
@@ -182,8 +184,9 @@ impl Missing {
         }
     }
 
-    /// The stored form of the parts together with the response to [`Self::ask`], and the bytes that it has. `None` if that does not bring exactly the
-    /// missing bytes of the same representation, or may not be stored.
+    /// Combines the stored parts with the response to [`Self::ask`]. Returns the stored form and the range that it
+    /// has. `None` if the response does not have exactly the missing bytes of the same representation, or must not be
+    /// stored.
     pub fn joined(
         &self,
         (asked, stored): (&Fields, &[&Stored]),
@@ -209,7 +212,7 @@ impl Missing {
         let is_same = |one: &Stored| {
             let coding = new.fields.first("content-encoding");
             let is_same_coding = coding.is_none() || coding == one.fields.first("content-encoding");
-            // A response to If-Range need not repeat what it was selected by.
+            // A response to If-Range need not repeat Vary.
             let is_same_variant = !new.fields.has("vary") || new.is_same_variant(one);
             new.strong_validator() == one.strong_validator() && is_same_coding && is_same_variant
         };

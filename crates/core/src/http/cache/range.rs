@@ -1,24 +1,25 @@
 //! Byte ranges (RFC 9110 Sec. 14).
 
-/// Most ranges of one request that are served apart; more is answered with the whole (RFC 9110 Sec. 14.2).
+/// Most ranges of one request. A request with more gets the whole representation (RFC 9110 Sec. 14.2).
 const MAX_RANGES: usize = 16;
 
 /// One range of a Range field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteRange {
-    /// From a position to another, or to the end.
+    /// From one position to another, or to the end.
     From {
         /// First byte.
         first: u64,
-        /// Last byte, with it; `None` is the end.
+        /// Last byte, inclusive. `None` is the end.
         last: Option<u64>,
     },
-    /// So many bytes at the end.
+    /// This number of bytes at the end.
     Suffix(u64),
 }
 
 impl ByteRange {
-    /// First and last byte in a representation of `total` bytes; `None` if it has none of them.
+    /// Returns the first and last byte in a representation of `total` bytes. `None` if the range contains none of
+    /// them.
     pub fn resolve(self, total: u64) -> Option<(u64, u64)> {
         let end = total.checked_sub(1)?;
         match self {
@@ -34,7 +35,7 @@ impl ByteRange {
 pub struct Ranges(pub Vec<ByteRange>);
 
 impl Ranges {
-    /// Reads a Range field. `None` for another unit, bad syntax or too many ranges: it is then ignored.
+    /// Reads a Range field. `None` for another unit, invalid syntax or too many ranges: the field is then ignored.
     pub fn parse(field: &[u8]) -> Option<Self> {
         let (unit, set) = field.split_at(field.iter().position(|byte| *byte == b'=')?);
         if !unit.eq_ignore_ascii_case(b"bytes") {
@@ -64,8 +65,8 @@ impl Ranges {
         (1..=MAX_RANGES).contains(&ranges.len()).then_some(Self(ranges))
     }
 
-    /// First and last bytes in a representation of `total` bytes, in the order asked for, those that overlap or touch
-    /// made one. Empty: not satisfiable.
+    /// Returns the first and last bytes of the ranges in a representation of `total` bytes, in the order of the
+    /// request. Ranges that overlap or touch are merged. Empty: the request cannot be satisfied.
     pub fn resolve(&self, total: u64) -> Vec<(u64, u64)> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         for (first, last) in self.0.iter().filter_map(|range| range.resolve(total)) {
@@ -85,14 +86,14 @@ impl Ranges {
 pub struct ContentRange {
     /// First byte.
     pub first: u64,
-    /// Last byte, with it.
+    /// Last byte, inclusive.
     pub last: u64,
     /// Length of the whole representation, if it is known.
     pub total: Option<u64>,
 }
 
 impl ContentRange {
-    /// Reads a Content-Range field; `None` for another unit, bad syntax or an unsatisfied range.
+    /// Reads a Content-Range field. `None` for another unit, invalid syntax or an unsatisfied range.
     pub fn parse(field: &[u8]) -> Option<Self> {
         let (unit, rest) = field.split_at(field.iter().position(|byte| *byte == b' ')?);
         let rest = rest.get(1..)?;
@@ -108,7 +109,7 @@ impl ContentRange {
         good.then_some(Self { first, last, total })
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub const fn length(&self) -> u64 {
         (self.last - self.first).saturating_add(1)
     }

@@ -1,4 +1,4 @@
-//! The answer to a client out of a stored response (RFC 9111 Sec. 4; RFC 9110 Sec. 13, 14).
+//! Makes the answer to a client from a stored response (RFC 9111 Sec. 4; RFC 9110 Sec. 13, 14).
 
 use super::super::fields::Fields;
 use super::super::message::{Method, Response, Version, reason_phrase};
@@ -7,35 +7,35 @@ use super::store::{Extent, Stored};
 use super::validate::{if_range_holds, is_not_modified};
 use super::{Scope, UnixSeconds};
 
-/// Which content goes with an answer. Positions count in the representation, not in what is stored of it.
+/// The content of an answer. Positions count in the whole representation, also if only a part is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// None: HEAD, 304, 416.
+    /// No content: HEAD, 304, 416.
     None,
-    /// All that is stored.
+    /// The whole stored content.
     All,
-    /// First and last byte.
+    /// The first and the last byte of one range.
     Range(u64, u64),
-    /// Several ranges, each with the text before it; then the text behind the last.
+    /// Several ranges, each with the text before it, and then the text behind the last one.
     Multipart(Vec<(Vec<u8>, u64, u64)>, Vec<u8>),
 }
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The head, with Age and Content-Length where that is known.
+    /// The head, with Age, and with Content-Length if it is known.
     pub head: Response,
-    /// What follows it.
+    /// The content.
     pub body: Body,
 }
 
-/// What a 304 does not repeat: fields about a content that it does not have (RFC 9110 Sec. 15.4.5).
+/// Fields that a 304 does not repeat, because they describe content (RFC 9110 Sec. 15.4.5).
 const NOT_IN_304: [&str; 5] =
     ["content-encoding", "content-language", "content-length", "content-range", "content-type"];
 
-/// Makes the answer to a request that this stored response was found good for. `total` is the length of the whole
-/// representation, `None` while it is still coming in and its length is not known: ranges are not served then.
-/// `boundary` separates several ranges; it must not stand in the content.
+/// Makes the answer to a request from the stored response that `lookup` chose. `total` is the length of the
+/// whole representation. It is `None` while the content still arrives and its length is unknown; then no ranges are
+/// served. `boundary` separates several ranges, and must not occur in the content.
 pub fn reply(
     stored: &Stored,
     (method, request): (&Method, &Fields),
@@ -43,7 +43,7 @@ pub fn reply(
     boundary: &str,
     now_s: UnixSeconds,
 ) -> Reply {
-    // With room for what is added until it is sent: Age, Content-Length, Cache-Status and what the connection needs.
+    // Leave room for the fields that are added later: Age, Content-Length, Cache-Status and those of the connection.
     let mut fields = stored.fields.clone_with_room(192, 4);
     if let Scope::Fields(_) = &stored.control.no_cache {
         fields.retain(|name, _| !stored.control.no_cache.names(name));
@@ -52,8 +52,8 @@ pub fn reply(
     answer(stored, fields, (method, request), total, boundary)
 }
 
-/// Makes the answer to the very request whose response this is: with all of its fields as they were received, also
-/// those that are not stored or not reused, and without an Age of ours.
+/// Makes the answer to the request that fetched this response. The answer has all fields as they were received, also
+/// those that are not stored or not reused, and no Age of this cache.
 pub fn reply_first_hand(
     stored: &Stored,
     received: &Fields,
@@ -64,7 +64,7 @@ pub fn reply_first_hand(
     answer(stored, received.clone(), request, total, boundary)
 }
 
-/// What the conditions and ranges of a request make of a response with these fields.
+/// Applies the conditions and ranges of a request to a response with these fields.
 fn answer(
     stored: &Stored,
     mut fields: Fields,
@@ -77,6 +77,7 @@ fn answer(
         fields.retain(|name, _| !NOT_IN_304.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())));
         return Reply { head: Response::new(304, fields), body: Body::None };
     }
+    // Conditions come before ranges (RFC 9110 Sec. 13.2.2).
     let range = request
         .first("range")
         .filter(|_| *method == Method::Get && stored.status == 200 && if_range_holds(request, stored));
@@ -97,7 +98,7 @@ fn answer(
     Reply { head, body: if *method == Method::Head { Body::None } else { Body::All } }
 }
 
-/// A 206 or 416; `None` where the range is to be ignored.
+/// Makes a 206 or a 416. `None` if the range is to be ignored.
 fn ranged(
     stored: &Stored,
     ranges: &Ranges,
@@ -108,7 +109,7 @@ fn ranged(
     let mut fields = fields.clone();
     let resolved = match (total, stored.extent) {
         (Some(total), _) => ranges.resolve(total),
-        // Of a part of unknown length only ranges with both ends can be told.
+        // Of a part of unknown total length, only ranges with both ends can be served.
         (None, Extent::Part(part)) => ranges.resolve(part.last.saturating_add(1)),
         (None, Extent::Whole) => return None,
     };
@@ -145,7 +146,7 @@ fn ranged(
                 parts.push((text, first, last));
             }
             let end = format!("\r\n--{boundary}--\r\n").into_bytes();
-            // Each part has its own.
+            // Each part has its own Content-Range.
             fields.remove("content-range");
             fields.set("Content-Type", format!("multipart/byteranges; boundary={boundary}"));
             fields.set("Content-Length", (length + end.len() as u64).to_string());

@@ -1,4 +1,5 @@
-//! What may be stored (RFC 9111 Sec. 3), in which form, and what an unsafe request makes stale (Sec. 4.4).
+//! Which responses may be stored (RFC 9111 Sec. 3), their stored form, and what an unsafe request makes invalid (Sec.
+//! 4.4).
 
 use super::super::fields::Fields;
 use super::super::message::{Method, Response};
@@ -12,9 +13,9 @@ use super::{MAX_SECONDS, Rules, UnixSeconds};
 /// Why a response is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotStored {
-    /// Only answers to GET are.
+    /// Only answers to GET are stored.
     Method,
-    /// Its status says something about this request only, or is not understood.
+    /// Its status applies to this request only, or is not understood.
     Status,
     /// The request says no-store.
     RequestNoStore,
@@ -22,15 +23,15 @@ pub enum NotStored {
     NoStore,
     /// The response says private.
     Private,
-    /// The request was authorised and the response does not say that others may have it.
+    /// The request had Authorization, and the response does not allow shared caches to store it.
     Authorization,
-    /// It sets a cookie, and does not say that others may have it.
+    /// The response sets a cookie, and does not allow shared caches to store it.
     SetCookie,
-    /// Nothing says how long it is good for.
+    /// Nothing states how long the response is fresh.
     NoFreshness,
-    /// `Vary: *`: no request can be known to match.
+    /// `Vary: *`: another request can never match.
     VaryStar,
-    /// A part without a range that can be read, or several parts.
+    /// A partial response without a valid Content-Range, or with several parts.
     BadRange,
 }
 
@@ -46,36 +47,37 @@ pub enum Extent {
 /// A stored response without its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Its status; that of the whole representation (200) for a part.
+    /// Its status. Of a part, the status of the whole representation (200).
     pub status: u16,
     /// Reason phrase.
     pub reason: Vec<u8>,
-    /// Fields, without those of the connection, of the framing, and Age.
+    /// The fields, without those of the connection and of the framing, and without Age.
     pub fields: Fields,
     /// The request fields it was selected by.
     pub selecting: Selecting,
-    /// How much of the representation it has.
+    /// How much of the representation is stored.
     pub extent: Extent,
-    /// When the request that brought it, or last confirmed it, was sent.
+    /// When the request was sent that fetched the response or last validated it.
     pub request_time_s: UnixSeconds,
-    /// When the response to that came.
+    /// When the response to that request arrived.
     pub response_time_s: UnixSeconds,
-    /// Something says that it may have changed: validate before use.
+    /// The resource may have changed, so the response must be validated before use.
     pub is_invalid: bool,
-    /// The request that brought it told the server who asks: by Cookie, by Authorization, or by its connection.
+    /// The request that fetched it identified its user to the server: by Cookie, by Authorization, or by its
+    /// connection.
     pub is_personal: bool,
     pub(super) control: ResponseControl,
     pub(super) date_s: UnixSeconds,
     pub(super) lifetime_s: u64,
     pub(super) initial_age_s: u64,
-    /// It says itself for how long it is fresh.
+    /// The response states its freshness lifetime.
     pub(super) states_freshness: bool,
 }
 
-/// Whether the response to this request may be stored, and as what.
+/// Decides whether the response to this request may be stored, and with which extent.
 ///
 /// # Errors
-/// The first reason against it.
+/// Fails with the first reason against it.
 pub fn may_store(
     method: &Method,
     request: &Fields,
@@ -87,7 +89,7 @@ pub fn may_store(
     if *method != Method::Get {
         return Err(NotStored::Method);
     }
-    // 304 and 416 answer a condition or a range; 401, 407, 412, 417, 421, 425 and 426 this request alone.
+    // 304 and 416 answer a condition or a range. 401, 407, 412, 417, 421, 425 and 426 apply to this request alone.
     let for_all = !matches!(status, 100..=199 | 304 | 401 | 407 | 412 | 416 | 417 | 421 | 425 | 426);
     let understood = is_understood(status);
     if !for_all || (control.must_understand && !understood) {
@@ -125,8 +127,9 @@ pub fn may_store(
     range.map(Extent::Part).ok_or(NotStored::BadRange)
 }
 
-/// Whether the response to a POST is stored, as the answer to a later GET: it says for how long it is fresh, and that it
-/// represents what was asked for (RFC 9110 Sec. 9.3.3). All that holds for responses to GET holds for it, too.
+/// Whether the response to a POST may be stored as the answer to a later GET. It must state its freshness, and its
+/// Content-Location must name the requested resource (RFC 9110 Sec. 9.3.3). All rules for responses to GET apply,
+/// too.
 pub fn may_store_post(request: &Fields, resource: &Resource, response: &Response, rules: &Rules) -> bool {
     let control = ResponseControl::of(&response.fields, rules);
     let represents = response.fields.first("content-location").and_then(|to| resource.same_origin(to));
@@ -136,20 +139,20 @@ pub fn may_store_post(request: &Fields, resource: &Resource, response: &Response
         && may_store(&Method::Get, request, response, rules) == Ok(Extent::Whole)
 }
 
-/// Whether the response to an authenticated request says that others may have it (RFC 9111 Sec. 3.5).
+/// Whether a response to an authenticated request allows shared caches to store it (RFC 9111 Sec. 3.5).
 pub fn is_shareable(response: &Response, rules: &Rules) -> bool {
     ResponseControl::of(&response.fields, rules).is_shareable()
 }
 
-/// Statuses whose meaning for a cache we know and follow (RFC 9110 Sec. 15).
+/// Whether this cache implements the rules of this status (RFC 9110 Sec. 15).
 const fn is_understood(status: u16) -> bool {
     matches!(status,
         200..=206 | 300..=303 | 307 | 308 | 400 | 402..=406 | 408..=411 | 413..=415 | 422 | 500..=505)
 }
 
 impl Stored {
-    /// The form in which a response is kept; ask [`may_store`] first. The head is the one that goes to the client: of
-    /// one hop's fields it is free already.
+    /// Makes the stored form of a response. Ask [`may_store`] first. The head is the one that is sent to the client,
+    /// so the fields of the previous connection are already removed.
     pub fn new(
         request: &Fields,
         response: &Response,
@@ -165,7 +168,8 @@ impl Stored {
         Self { is_personal: names_its_user(request), ..stored }
     }
 
-    /// Works out what follows from fields and times, after either changed; also after reading a stored form back.
+    /// Computes the values that follow from the fields and times. Call it after either has changed, and after a
+    /// stored form was decoded.
     pub fn settle(&mut self, rules: &Rules) {
         let control = ResponseControl::of(&self.fields, rules);
         self.date_s = date_of(&self.fields, self.response_time_s);
@@ -175,11 +179,11 @@ impl Stored {
             initial_age(&self.fields, self.date_s, self.request_time_s, self.response_time_s);
         let private = control.private.clone();
         if !control.public {
-            // A 304 may bring one, for the client that asked.
+            // A 304 may carry Set-Cookie for the client that asked.
             self.fields.remove("set-cookie");
         }
-        // Of a part it is said by the extent; of anything else it has no meaning, and is a field like any other
-        // (RFC 9110 Sec. 14.4, RFC 9111 Sec. 3.1).
+        // Of a part, the extent replaces Content-Range. Otherwise the field has no meaning, and stays like any other
+        // field (RFC 9110 Sec. 14.4, RFC 9111 Sec. 3.1).
         let of_a_part = if self.extent == Extent::Whole { "" } else { "content-range" };
         self.fields.retain(|name, _| {
             let framing = ["content-length", "transfer-encoding", "trailer", of_a_part];
@@ -191,7 +195,7 @@ impl Stored {
         self.control = control;
     }
 
-    /// Reads a form back that was written elsewhere.
+    /// Makes a stored response from its decoded values.
     pub fn restore(
         (status, reason, fields): (u16, Vec<u8>, Fields),
         selecting: Selecting,
@@ -219,53 +223,53 @@ impl Stored {
         stored
     }
 
-    /// The same response with another range of its representation, which may be all of it.
+    /// Returns the same response with another range of its representation. The range may be the whole.
     #[must_use]
     pub fn with_range(&self, range: ContentRange) -> Self {
         let extent = if range.is_whole() { Extent::Whole } else { Extent::Part(range) };
         Self { extent, ..self.clone() }
     }
 
-    /// Its age now, seconds.
+    /// Returns its age now, seconds.
     pub fn age_s(&self, now_s: UnixSeconds) -> u64 {
         let resident = now_s.saturating_sub(self.response_time_s);
         self.initial_age_s.saturating_add(resident).min(MAX_SECONDS)
     }
 
-    /// For how long it is fresh, counted from its origin, seconds.
+    /// Returns its freshness lifetime, counted from its origin, seconds.
     pub const fn lifetime_s(&self) -> u64 {
         self.lifetime_s
     }
 
-    /// Freshness left, negative when stale, seconds.
+    /// Returns how long it stays fresh, seconds. Negative if it is stale.
     pub fn ttl_s(&self, now_s: UnixSeconds) -> i64 {
         let signed = |seconds| i64::try_from(seconds).unwrap_or(i64::MAX);
         signed(self.lifetime_s) - signed(self.age_s(now_s))
     }
 
-    /// How long it may be of use after it became stale, seconds: as stale, or for its validators.
+    /// Returns how long it may be served after it became stale, seconds.
     pub fn usefulness_s(&self) -> u64 {
         let stale = self.control.stale_while_revalidate_s.max(self.control.stale_if_error_s);
         stale.unwrap_or(0)
     }
 
-    /// Whether its directives forbid to serve it stale.
+    /// Whether its directives forbid serving it stale.
     pub fn must_be_fresh(&self) -> bool {
         self.control.forbids_stale()
     }
 
-    /// Whether it may not be served stale, whatever the client or a setting would allow.
+    /// Whether it must not be served stale, whatever the client or a setting allows.
     pub fn forbids_stale(&self) -> bool {
         let is_of_one = self.is_personal || self.fields.has("set-cookie");
         self.control.forbids_stale() || (is_of_one && !self.states_freshness)
     }
 
-    /// Whether this request may not have it stale, whatever the request or a setting would allow.
+    /// Whether it must not be served stale to this request, whatever the request or a setting allows.
     pub(super) fn forbids_stale_to(&self, request: &Fields) -> bool {
         self.forbids_stale() || (!self.states_freshness && names_its_user(request))
     }
 
-    /// Whether it is of any use after this moment: fresh for a while, or good to be validated or served stale.
+    /// Whether it can be of use later: it is fresh for a while, can be validated, or can be served stale.
     pub fn is_worth_keeping(&self) -> bool {
         self.lifetime_s > 0 || self.has_validator() || self.usefulness_s() > 0
     }
@@ -275,22 +279,22 @@ impl Stored {
         matches(&self.selecting, request)
     }
 
-    /// Whether it is told apart from others by the same request fields with the same values.
+    /// Whether both have the same selecting fields with the same values.
     pub fn is_same_variant(&self, other: &Self) -> bool {
         self.selecting == other.selecting
     }
 
-    /// Its entity tag, if that is a strong one.
+    /// Returns its entity tag if that is strong.
     pub fn strong_tag(&self) -> Option<&[u8]> {
         self.fields.first("etag").filter(|tag| tag.starts_with(b"\""))
     }
 
-    /// Whether the server can be asked if it is still good.
+    /// Whether it has a validator, so that the server can confirm it.
     pub fn has_validator(&self) -> bool {
         self.fields.has("etag") || self.fields.has("last-modified")
     }
 
-    /// Bytes of memory it takes.
+    /// Returns the bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
         let selecting: usize = self
             .selecting
@@ -301,13 +305,14 @@ impl Stored {
     }
 }
 
-/// Whether a request tells the server who asks.
+/// Whether a request identifies its user to the server.
 fn names_its_user(request: &Fields) -> bool {
     request.has("cookie") || request.has("authorization")
 }
 
-/// The resources whose stored responses a request of this method makes invalid once it had this answer: its own, and
-/// those of the same origin that the answer names. None for a safe method or an error.
+/// Returns the resources whose stored responses become invalid after a request with this method and this response.
+/// These are its own resource, and those of the same origin that the response names. Empty for a safe method or an
+/// error.
 pub fn invalidated(method: &Method, resource: &Resource, response: &Response) -> Vec<Resource> {
     if method.is_safe() || *method == Method::Connect || !(200..400).contains(&response.status) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What a response to a validation or to HEAD changes in what is stored (RFC 9111 Sec. 3.2, 4.3.4, 4.3.5).
+//! How a response to a validation or to HEAD changes stored responses (RFC 9111 Sec. 3.2, 4.3.4, 4.3.5).
 
 use super::super::fields::Fields;
 use super::super::message::Response;
@@ -6,16 +6,16 @@ use super::store::Stored;
 use super::validate::weak_equal;
 use super::{Rules, UnixSeconds};
 
-/// What a 304 says.
+/// The result of a 304.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refreshed {
-    /// These of the stored responses are good, and were brought up to date.
+    /// These stored responses are valid, and were updated.
     Updated(Vec<usize>),
-    /// It is about none of them: ask again without conditions.
+    /// The 304 matches none of them: repeat the request without conditions.
     Unknown,
 }
 
-/// Takes a 304 to a validation: updates the stored responses it is about.
+/// Handles a 304: updates the stored responses that it confirms.
 pub fn refresh(
     stored: &mut [&mut Stored],
     response: &Response,
@@ -31,7 +31,7 @@ pub fn refresh(
     if about.is_empty() { Refreshed::Unknown } else { Refreshed::Updated(about) }
 }
 
-/// The stored responses that a 304 is about.
+/// Returns the indexes of the stored responses that a 304 confirms.
 fn subjects(stored: &[&mut Stored], fields: &Fields) -> Vec<usize> {
     let newest = |indexes: Vec<usize>| {
         let date = |index: &usize| stored.get(*index).map(|one| (one.date_s, one.response_time_s));
@@ -53,21 +53,21 @@ fn subjects(stored: &[&mut Stored], fields: &Fields) -> Vec<usize> {
     if let Some(modified) = fields.first("last-modified") {
         return newest(having(&|one| one.fields.first("last-modified") == Some(modified)));
     }
-    // No validator: it can only be about the one there is, which was asked about.
+    // Without a validator, the 304 can only confirm the one stored response that was asked about.
     match stored {
         [_] => vec![0],
         _ => Vec::new(),
     }
 }
 
-/// Fields that say how the stored bytes are to be read, which a 304 does not bring.
+/// Fields that describe how the stored bytes are encoded. A 304 cannot change them.
 const OF_THE_BYTES: [&str; 3] = ["content-encoding", "content-length", "transfer-encoding"];
 
 /// Updates a stored response with the fields of a newer one (RFC 9111 Sec. 3.2).
 pub(super) fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, UnixSeconds), rules: &Rules) {
     let kept = |name: &[u8]| OF_THE_BYTES.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()));
     let names: Vec<&[u8]> = fields.iter().map(|(name, _)| name).filter(|name| !kept(name)).collect();
-    // What the age was counted from is of the last answer.
+    // The age is counted anew from this answer, so the old Age and Date go.
     let stale = [&b"age"[..], b"date"];
     stored.fields.retain(|name, _| !names.iter().chain(&stale).any(|other| name.eq_ignore_ascii_case(other)));
     for (name, value) in fields.iter().filter(|(name, _)| !kept(name)) {
@@ -78,8 +78,8 @@ pub(super) fn update(stored: &mut Stored, fields: &Fields, times: (UnixSeconds, 
     stored.settle(rules);
 }
 
-/// Takes a 200 to HEAD: updates a stored response that agrees with it, and makes one that does not invalid. `length`
-/// is the number of bytes of the stored content.
+/// Handles a 200 to HEAD. Updates a stored response that agrees with it; marks one that does not agree as invalid.
+/// `length` is the number of bytes of the stored content.
 pub fn freshen_by_head(
     stored: &mut Stored,
     response: &Response,

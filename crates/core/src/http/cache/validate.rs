@@ -1,4 +1,5 @@
-//! Validation: what is asked of the server, and what clients ask of us (RFC 9110 Sec. 13, RFC 9111 Sec. 4.3).
+//! Validation: conditional requests to the server, and conditions in requests of clients (RFC 9110 Sec. 13, RFC 9111
+//! Sec. 4.3).
 
 use super::super::fields::Fields;
 use super::UnixSeconds;
@@ -9,8 +10,8 @@ use super::store::Stored;
 pub(super) const CONDITIONS: [&str; 5] =
     ["if-none-match", "if-modified-since", "if-range", "if-match", "if-unmodified-since"];
 
-/// Makes a request conditional on `best`, with the tags of all responses stored under its key: what the client asked
-/// for (conditions, a range) is answered here from what comes back.
+/// Makes a request conditional on `best`, with the tags of all responses stored under its key. The client's own
+/// conditions and range are removed: this cache applies them to the answer of the server.
 pub fn conditions(request: &mut Fields, best: &Stored, all: &[&Stored]) {
     request.retain(|name, _| {
         let ours =
@@ -31,7 +32,7 @@ pub fn conditions(request: &mut Fields, best: &Stored, all: &[&Stored]) {
     }
 }
 
-/// Whether a client's condition says that it has this response already: 304 (RFC 9110 Sec. 13.2.2).
+/// Whether a client's condition shows that it already has this response: 304 (RFC 9110 Sec. 13.2.2).
 pub(super) fn is_not_modified(request: &Fields, stored: &Stored, now_s: UnixSeconds) -> bool {
     if request.has("if-none-match") {
         let own = stored.fields.first("etag");
@@ -39,16 +40,16 @@ pub(super) fn is_not_modified(request: &Fields, stored: &Stored, now_s: UnixSeco
             .members("if-none-match")
             .any(|tag| tag == b"*" || own.is_some_and(|own| weak_equal(tag, own)));
     }
-    // More than one is none (RFC 9110 Sec. 13.1.3).
+    // A repeated If-Modified-Since is ignored (RFC 9110 Sec. 13.1.3).
     let mut lines = request.all("if-modified-since");
     let (Some(since), None) = (lines.next(), lines.next()) else { return false };
     let Some(since_s) = parse_date(since, now_s) else { return false };
     let modified = stored.fields.first("last-modified");
-    // Without a date of change the time it was made is the best there is (RFC 9111 Sec. 4.3.2).
+    // Without a Last-Modified date, use the time when the response was made (RFC 9111 Sec. 4.3.2).
     modified.and_then(|text| parse_date(text, now_s)).unwrap_or(stored.date_s) <= since_s
 }
 
-/// Weak comparison (RFC 9110 Sec. 8.8.3.2).
+/// Compares two entity tags weakly (RFC 9110 Sec. 8.8.3.2).
 pub(super) fn weak_equal(one: &[u8], other: &[u8]) -> bool {
     fn opaque(tag: &[u8]) -> &[u8] {
         tag.strip_prefix(b"W/").unwrap_or(tag)
@@ -56,8 +57,8 @@ pub(super) fn weak_equal(one: &[u8], other: &[u8]) -> bool {
     opaque(one) == opaque(other)
 }
 
-/// Whether a Range of the request counts for this response: there is no If-Range, or it names this very
-/// representation by a strong validator (RFC 9110 Sec. 13.1.5).
+/// Whether the Range of the request applies to this response: there is no If-Range, or it names this representation
+/// by a strong validator (RFC 9110 Sec. 13.1.5).
 pub(super) fn if_range_holds(request: &Fields, stored: &Stored) -> bool {
     match request.first("if-range") {
         None => true,

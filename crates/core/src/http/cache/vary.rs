@@ -1,13 +1,13 @@
-//! Which requests a stored response was selected by (RFC 9111 Sec. 4.1).
+//! The request fields that a stored response was selected by (RFC 9111 Sec. 4.1).
 
 use super::super::fields::{Fields, members};
 use super::weigh::weight_of;
 
-/// The request fields that selected a response: name in lower case, value in one spelling, `None` where the request
-/// had no such field.
+/// The selecting fields: the name in lower case and the value in a normal form. `None` if the request did not have
+/// the field.
 pub type Selecting = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// The selecting fields of a response to this request; `None` where no other request can ever match (`Vary: *`).
+/// Returns the selecting fields of a response to this request. `None` if another request can never match (`Vary: *`).
 pub fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
     let mut found: Selecting = Vec::new();
     for name in response.members("vary") {
@@ -23,19 +23,20 @@ pub fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
     Some(found)
 }
 
-/// Whether a request has the selecting fields.
+/// Whether a request has the same selecting fields.
 pub fn matches(selecting: &Selecting, request: &Fields) -> bool {
     selecting.iter().all(|(name, value)| value_of(request, name) == *value)
 }
 
-/// A field's value in one spelling: lines joined; where the field's syntax says so, white space around commas, the case
-/// of letters and the order of members mean nothing.
+/// Returns the value of a field in a normal form, with its lines joined. For Accept fields, white space, the case of
+/// letters and some orders do not matter, so they are normalised.
 fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
     let joined = request.joined(name)?;
     match name {
         b"accept" | b"accept-encoding" | b"accept-language" | b"accept-charset" => {
             let mut list: Vec<_> = members(&joined).map(in_one_spelling).collect();
-            // Codings have an order of preference by weight alone; of languages some servers take the first.
+            // The order of codings has no meaning, only their weights. For languages, some servers prefer the first
+            // one.
             if name == b"accept-encoding" {
                 list.sort_unstable();
             }
@@ -45,14 +46,15 @@ fn value_of(request: &Fields, name: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A member without white space, in lower case, its weight in one spelling: none where it is 1, no zeros at its end.
+/// Returns a member without white space, in lower case, and with its weight in a normal form: left out if it is 1,
+/// without zeros at its end.
 fn in_one_spelling(member: &[u8]) -> Vec<u8> {
     let mut text: Vec<u8> =
         member.iter().filter(|byte| !matches!(byte, b' ' | b'\t')).map(u8::to_ascii_lowercase).collect();
     let begin = text.windows(3).rposition(|three| three == b";q=");
     let weight = begin.and_then(|at| text.get(at + 3..)).filter(|weight| !weight.contains(&b';'));
     if let (Some(at), Some(weight)) = (begin, weight.map(weight_of)) {
-        // What is no weight is left as it is.
+        // An invalid weight is left unchanged.
         match weight {
             1000 => text.truncate(at),
             1..1000 => {

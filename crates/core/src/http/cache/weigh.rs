@@ -1,5 +1,5 @@
-//! How much a request prefers a stored response, by the weights of its Accept fields (RFC 9110 Sec. 12.4.2, 12.5; RFC 9111
-//! Sec. 4.1).
+//! How much a request prefers a stored response, according to the weights of its Accept fields (RFC 9110 Sec. 12.4.2,
+//! 12.5; RFC 9111 Sec. 4.1).
 
 use super::super::fields::{Fields, members, trim};
 use super::store::Stored;
@@ -7,18 +7,19 @@ use super::store::Stored;
 /// A weight in thousandths: 0 is not acceptable, 1000 is preferred most.
 pub type Weight = u16;
 
-/// The weight of what a request says nothing about.
+/// The weight of a member without `q`.
 const FULL: Weight = 1000;
-/// The weight of unencoded content that a request does not mention: acceptable, after all that it names.
+/// The weight of unencoded content if the request does not mention it: acceptable, but after all codings that it
+/// names.
 const UNNAMED: Weight = 1;
 
-/// A request field with weights, and the response field that says what they are about.
+/// A request field with weights, and the response field that it is about.
 struct Dimension {
     asks: &'static [u8],
     says: &'static str,
-    /// The weight that a value of the one gives a value of the other; `None`: the request does not mention it.
+    /// Returns the weight that a request value gives to a response value. `None` if the request does not mention it.
     weigh: fn(&[u8], &[u8]) -> Option<Weight>,
-    /// What a response without the field is.
+    /// The value of a response without the field.
     absent: Option<&'static [u8]>,
 }
 
@@ -33,9 +34,9 @@ const DIMENSIONS: [Dimension; 3] = [
     },
 ];
 
-/// The preference for each of several stored responses that a request selects: the product of the weights in every field
-/// that one of them was selected by. A field that does not tell them all apart, because one of them does not say what it
-/// is, counts for none.
+/// Returns the preference for each of several stored responses that a request selects. It is the product of the
+/// weights of every field that at least one of them was selected by. A field is ignored if one of the responses does
+/// not state its own value.
 pub fn preferences(request: &Fields, selected: &[&Stored]) -> Vec<u64> {
     let mut found = vec![1; selected.len()];
     for dimension in &DIMENSIONS {
@@ -54,18 +55,19 @@ pub fn preferences(request: &Fields, selected: &[&Stored]) -> Vec<u64> {
 }
 
 impl Dimension {
-    /// The weight of a response; `None` if it does not say what it is.
+    /// Returns the weight of a response. `None` if it does not state its value.
     fn weight(&self, asked: &[u8], response: &Fields) -> Option<Weight> {
         let said = response.joined(self.says);
         let said = said.as_deref().or(self.absent)?;
         let one = |value: &[u8]| (self.weigh)(asked, value).unwrap_or(0);
-        // Of content in several languages one that is wanted will do; every coding has to be understood.
+        // If content is in several languages, one that the client wants is enough. But the client must understand
+        // every coding.
         let all = members(said).map(one);
         if self.says == "content-encoding" { all.min() } else { all.max() }
     }
 }
 
-/// A member of an Accept field: what it names, its parameters before the weight, and the weight.
+/// A member of an Accept field: its name, its parameters before the weight, and the weight.
 struct Named<'a> {
     name: &'a [u8],
     parameters: Vec<&'a [u8]>,
@@ -90,7 +92,7 @@ fn named(list: &[u8]) -> impl Iterator<Item = Named<'_>> {
     })
 }
 
-/// A weight as it is written: at most three digits behind the point. What is none counts as not acceptable.
+/// Reads a weight with at most three digits behind the point. An invalid weight counts as not acceptable.
 pub(super) fn weight_of(text: &[u8]) -> Weight {
     let (whole, rest) = match text {
         [whole @ (b'0' | b'1')] => (whole, &[][..]),
@@ -105,7 +107,7 @@ pub(super) fn weight_of(text: &[u8]) -> Weight {
     (Weight::from(whole - b'0') * 1000 + thousandths).min(FULL)
 }
 
-/// The weight of the most specific member that is about this, by a measure of how specific it is.
+/// Returns the weight of the most specific member that matches. `specific` measures how specific a member is.
 fn most_specific<'a>(list: &'a [u8], specific: impl Fn(&Named<'a>) -> Option<usize>) -> Option<Weight> {
     let fitting = named(list).filter_map(|one| Some((specific(&one)?, one.weight)));
     fitting.max_by_key(|(specific, _)| *specific).map(|(_, weight)| weight)
@@ -131,7 +133,7 @@ fn of_type(asked: &[u8], kind: &[u8]) -> Option<Weight> {
 
 fn of_language(asked: &[u8], language: &[u8]) -> Option<Weight> {
     most_specific(asked, |one| {
-        // Basic filtering: the range is the tag, or the beginning of it up to a hyphen (RFC 4647 Sec. 3.3.1).
+        // Basic filtering: the range is the tag, or its beginning up to a hyphen (RFC 4647 Sec. 3.3.1).
         let begins = language.get(..one.name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(one.name));
         match one.name {
             b"*" => Some(0),

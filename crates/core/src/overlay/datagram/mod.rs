@@ -1,9 +1,11 @@
-//! Datagrams between two neighbours: the best-effort kind of link, and the brisk lane of hellos.
+//! Datagrams between two neighbours: they carry best-effort links, and hellos at the shorter interval.
 //!
-//! A datagram is a [`Header`] and one sealed frame (AEAD; the header is authenticated, the sequence is the nonce). Each
-//! direction of each life of a link has its own key and name, both from the handshake of the control connection, so that
-//! nothing of an earlier life means anything in a later one. What was seen before is dropped ([`Window`]); what is lost
-//! stays lost. Frames larger than a datagram travel in [`pieces`]; [`mtu`] finds out how large a datagram may be.
+//! A datagram is a [`Header`] and one frame, sealed with an AEAD. The header is the associated data, and the sequence
+//! is the nonce. Each control connection gives each direction a new key and a new link name, taken from its
+//! handshake. So a datagram of an earlier control connection is never accepted on a later one.
+//!
+//! [`Window`] drops a datagram that arrives twice. A lost datagram is not retransmitted. A frame larger than a
+//! datagram is cut into [`pieces`]. [`mtu`] finds the largest datagram that the path passes.
 
 pub mod mtu;
 pub mod pieces;
@@ -17,23 +19,23 @@ pub const HEADER_BYTES: usize = 13;
 /// Bytes that sealing adds (AES-128-GCM, RFC 5116 Sec. 5.1).
 pub const TAG_BYTES: usize = 16;
 
-/// What a datagram has besides its frame.
+/// Bytes that a datagram adds to its frame.
 pub const OVERHEAD_BYTES: usize = HEADER_BYTES + TAG_BYTES;
 
-/// Most datagrams under one key; whoever has sent so many makes a new control connection.
+/// Most datagrams under one key. A node that has sent this number makes a new control connection.
 pub const SEQUENCE_MAX: u64 = 1 << 48;
 
-/// What stands before the sealed frame.
+/// The part of a datagram before the sealed frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The name of this direction of this life of the link.
+    /// Names this direction of the link since its latest control connection.
     pub link: u32,
     /// Rises by one with every datagram.
     pub sequence: u64,
 }
 
 impl Header {
-    /// As it travels.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [KIND; HEADER_BYTES];
         bytes[1..5].copy_from_slice(&self.link.to_be_bytes());
@@ -41,7 +43,7 @@ impl Header {
         bytes
     }
 
-    /// The header of a datagram, and what is sealed; none: no datagram of ours.
+    /// Splits a datagram into its header and the sealed frame. `None` if it is not a datagram of this format.
     pub fn split(datagram: &[u8]) -> Option<(Self, &[u8])> {
         let (kind, rest) = datagram.split_first()?;
         let (link, rest) = rest.split_first_chunk::<4>()?;
@@ -55,7 +57,8 @@ impl Header {
 /// Words of 64 datagrams that a [`Window`] remembers.
 const WORDS: usize = 64;
 
-/// Which datagrams came already (after RFC 6479): the last 4,096 numbers, less what shares the newest one's word.
+/// Remembers which datagrams have arrived (after RFC 6479). It covers the last 4,096 numbers, rounded to whole words
+/// of 64.
 #[derive(Clone, Debug)]
 pub struct Window {
     bits: [u64; WORDS],
@@ -69,7 +72,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether no datagram of this number was accepted, and it is not too old to tell.
+    /// Whether this number is new: not accepted before, and not older than the window.
     pub fn is_new(&self, sequence: u64) -> bool {
         let Some(newest) = self.newest else { return true };
         if sequence > newest {
@@ -78,10 +81,12 @@ impl Window {
         newest / 64 - sequence / 64 < WORDS as u64 && self.bits[slot(sequence)] >> (sequence % 64) & 1 == 0
     }
 
-    /// Notes a datagram whose seal was good; true: none came that is newer.
+    /// Notes that a datagram with a valid seal arrived. Returns true if it is the newest so far.
     pub fn accept(&mut self, sequence: u64) -> bool {
         let is_newest = self.newest.is_none_or(|newest| sequence > newest);
         if is_newest {
+            // The ring reuses the words between the old newest number and this one: clear them, or old bits would
+            // count as arrivals.
             let before = self.newest.map_or(sequence / 64, |newest| newest / 64);
             let words = (sequence / 64 - before).min(WORDS as u64);
             for word in 0..words {
@@ -95,7 +100,7 @@ impl Window {
 }
 
 fn slot(sequence: u64) -> usize {
-    // Less than WORDS.
+    // Always less than WORDS.
     usize::try_from(sequence / 64 % WORDS as u64).unwrap_or(0)
 }
 
@@ -120,7 +125,7 @@ mod tests {
         assert_eq!(Header::split(&bytes), None, "a number that no key may have");
     }
 
-    /// The plain way to know: a set of all numbers.
+    /// Compares the window with a set of all numbers.
     #[test]
     fn each_number_is_accepted_once_whatever_the_order() {
         let mut dice = 7_u64;

@@ -1,40 +1,41 @@
-//! How large a datagram may be: datagram packetization layer path MTU discovery (RFC 8899), with a short list of sizes.
+//! Finds the largest datagram that a path passes: datagram packetization layer path MTU discovery (RFC 8899), with a
+//! short list of sizes.
 //!
-//! A probe is a datagram of the size in question; the neighbour answers it. Nothing else hangs on its arrival, so that a
-//! size that does not pass costs no frame.
+//! A probe is a datagram of the size to be tested, and the neighbour answers it. A probe carries nothing else, so a
+//! size that does not pass loses no data.
 
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Sizes that are tried, bytes of UDP payload: what passes everywhere (RFC 9000 Sec. 14), tunnels of several kinds,
-/// Ethernet with IPv6 and with IPv4, and jumbo frames.
+/// The sizes to try, in bytes of UDP payload, rising: the minimum that every path must pass (RFC 9000 Sec. 14),
+/// several kinds of tunnel, Ethernet with IPv6, Ethernet with IPv4, and jumbo frames.
 const SIZES: [usize; 9] = [1200, 1232, 1332, 1372, 1412, 1432, 1452, 1472, 8952];
 
-/// How long an answer may take before the next try.
+/// How long to wait for the answer to a probe before the next try.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// So many tries of a size that nobody answers, and it does not pass.
+/// A size does not pass if this number of probes of it was not answered.
 const TRIES: u8 = 3;
 
-/// How often the size in use is confirmed.
+/// The interval at which the size in use is confirmed.
 const CONFIRM: Duration = Duration::from_secs(15);
 
-/// How often larger sizes are tried again.
+/// The interval at which larger sizes are tried again.
 const RAISE: Duration = Duration::from_secs(600);
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The neighbour has answered this probe.
+    /// The neighbour answered the probe with this number.
     Answered(u32),
-    /// The system says that datagrams of this many bytes do not pass.
+    /// The kernel reports that datagrams of this number of bytes do not pass.
     TooLarge(usize),
     /// The deadline may have passed.
     Tick,
 }
 
-/// Send a probe.
+/// Tells the driver to send a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Its number.
@@ -43,7 +44,7 @@ pub struct Probe {
     pub bytes: usize,
 }
 
-/// A probe that waits for its answer.
+/// A probe that waits for its answer, and the index of its size.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     at: usize,
@@ -67,18 +68,18 @@ pub struct Search {
 }
 
 impl Search {
-    /// Begins with the least size and tries from the largest downwards.
+    /// Starts with the smallest size in use. The first probe has the largest size, and the next ones go downwards.
     pub fn new(now: Instant) -> Self {
         let confirm_at = now + CONFIRM;
         Self { good: 0, trial: None, confirm_at, raise_at: now, number: 0, outputs: VecDeque::new() }
     }
 
-    /// Bytes that a datagram may have.
+    /// Returns the number of bytes that a datagram may have.
     pub fn bytes(&self) -> usize {
         SIZES[self.good]
     }
 
-    /// Tells one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
         match input {
             Input::Answered(number) => self.answered(now, number),
@@ -88,7 +89,7 @@ impl Search {
         self.proceed(now);
     }
 
-    /// What to send next.
+    /// Returns the next probe to send, or `None`.
     pub fn poll(&mut self) -> Option<Probe> {
         self.outputs.pop_front()
     }
@@ -115,11 +116,11 @@ impl Search {
         }
     }
 
-    /// A size does not pass.
+    /// Handles a size that does not pass: tries the next smaller one.
     fn failed(&mut self, now: Instant, trial: Trial) {
         self.trial = None;
         if trial.at == self.good {
-            // What passed before passes no more: from the beginning.
+            // The size in use has stopped passing. Fall back to the smallest size and search again.
             self.good = 0;
             self.confirm_at = now + CONFIRM;
             self.raise_at = now;
@@ -163,7 +164,8 @@ impl Search {
 mod tests {
     use super::*;
 
-    /// A path that passes so many bytes, for so long; probes in `lost` of ten vanish.
+    /// Simulates a path for `ms` milliseconds that passes datagrams of up to `passes` bytes and loses `lost` of ten
+    /// probes.
     fn run(search: &mut Search, from_ms: u64, ms: u64, passes: usize, lost: u32) -> usize {
         let mut probes = 0;
         let mut answers: Vec<(u64, u32)> = Vec::new();

@@ -1,19 +1,20 @@
-//! Frames that are larger than a datagram: cut by one neighbour, joined by the other.
+//! Cuts frames that are larger than a datagram into pieces, and joins the pieces again.
 
 use super::super::frame::{FRAME_MAX, Frame, Piece};
 use std::collections::VecDeque;
 
-/// Most pieces of a frame.
+/// Most pieces in one frame.
 pub const PIECES_MAX: usize = 64;
 
-/// Bytes of a piece besides its part of the frame: type, message, index, count.
+/// Bytes that a piece adds to its part of the frame: type, message, index, count.
 pub const PIECE_BYTES: usize = 7;
 
-/// Frames that may be incomplete at a time; when one more begins, the oldest is given up: a piece of it was lost.
+/// Most incomplete frames at a time. When one more begins, the oldest is dropped, because a piece of it was probably
+/// lost.
 const INCOMPLETE_MAX: usize = 16;
 
-/// Cuts a frame as it stands in a datagram into pieces that each fit into `room` bytes; `message` tells their frame from
-/// others. None: it would take more than [`PIECES_MAX`].
+/// Cuts an encoded frame into pieces of at most `room` bytes. `message` identifies the frame. `None` if the frame
+/// would need more than [`PIECES_MAX`] pieces.
 pub fn cut(frame: &[u8], message: u32, room: usize) -> Option<impl Iterator<Item = Vec<u8>>> {
     let part = room.checked_sub(PIECE_BYTES).filter(|part| *part > 0)?;
     let count = u8::try_from(frame.len().div_ceil(part)).ok();
@@ -24,7 +25,7 @@ pub fn cut(frame: &[u8], message: u32, room: usize) -> Option<impl Iterator<Item
     }))
 }
 
-/// A frame of which not all has come.
+/// A frame of which some pieces have not arrived yet.
 #[derive(Clone, Debug)]
 struct Incomplete {
     message: u32,
@@ -33,14 +34,14 @@ struct Incomplete {
     bytes: usize,
 }
 
-/// Joins pieces. Holds no more than 16 frames at a time, 1 MiB.
+/// Joins pieces to frames. Stores at most 16 incomplete frames, together 1 MiB.
 #[derive(Clone, Debug, Default)]
 pub struct Joiner {
     incomplete: VecDeque<Incomplete>,
 }
 
 impl Joiner {
-    /// Takes a piece; gives the frame that it completes, as it stands in a datagram.
+    /// Takes a piece. Returns the encoded frame if this piece completes it.
     pub fn join(&mut self, piece: Piece) -> Option<Vec<u8>> {
         let count = usize::from(piece.count);
         if usize::from(piece.index) >= count || count > PIECES_MAX {
@@ -52,7 +53,7 @@ impl Joiner {
             None => self.begin(piece.message, count),
         };
         let frame = self.incomplete.get_mut(at)?;
-        // The same message with another count is another message: a neighbour of ours does not do that.
+        // A piece with the same message number but another count does not belong to this frame: drop it.
         let is_ours = frame.parts.len() == count && frame.bytes + piece.bytes.len() <= FRAME_MAX;
         let part = frame.parts.get_mut(usize::from(piece.index)).filter(|part| is_ours && part.is_none())?;
         frame.bytes += piece.bytes.len();

@@ -1,4 +1,4 @@
-//! Bodies of frames: type by type, there and back.
+//! Encodes and decodes the bodies of frames, type by type.
 
 use super::wire::{Put, Reader};
 use super::{
@@ -26,14 +26,14 @@ const FIN: u8 = 0x22;
 const RESET: u8 = 0x23;
 const DONE: u8 = 0x24;
 
-/// Types from here on may be skipped by those who do not know them.
+/// A receiver that does not know a type from here on skips the frame.
 const MAY_BE_SKIPPED: u8 = 0x80;
 
-/// A value that travels as its place in a closed list.
+/// Encodes a value as its index in a fixed list.
 macro_rules! closed_list {
     ($type:ty, $name:literal, $($value:expr),+ $(,)?) => {
         impl $type {
-            /// All of them, in the order of their codes from 0 on.
+            /// All values, in the order of their codes, from 0 on.
             pub const ALL: &'static [Self] = &[$($value),+];
 
             fn code(self) -> u8 {
@@ -129,7 +129,7 @@ impl Frame {
         }
     }
 
-    /// None: a type that may be skipped.
+    /// Decodes a body. `None` if its type is unknown but may be skipped.
     pub(super) fn decode_body(body: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut reader = Reader(body);
         let kind = reader.u8()?;
@@ -166,7 +166,7 @@ impl Frame {
     }
 }
 
-/// The first [`DETAIL_MAX`] bytes, cut between characters.
+/// Returns the first [`DETAIL_MAX`] bytes at most, cut between two characters.
 fn words(text: &str) -> &str {
     let mut end = text.len().min(DETAIL_MAX);
     while !text.is_char_boundary(end) {
@@ -326,7 +326,7 @@ fn read_session(kind: u8, reader: &mut Reader<'_>) -> Result<SessionFrame, Frame
 }
 
 impl Record {
-    /// What its origin signs.
+    /// Returns the bytes that the origin signs.
     pub fn signed_bytes(&self) -> Vec<u8> {
         let mut out = b"sidetrack overlay 1 record\0".to_vec();
         self.put_signed(&mut out);
@@ -345,7 +345,7 @@ impl Record {
 }
 
 impl Open {
-    /// What the asking node signs: all but how far it has come.
+    /// Returns the bytes that the requesting node signs: all fields but `position`, which each relay changes.
     pub fn signed_bytes(&self) -> Vec<u8> {
         let mut out = b"sidetrack overlay 1 open\0".to_vec();
         self.put_signed(&mut out);
@@ -367,7 +367,7 @@ impl Open {
 }
 
 impl Opened {
-    /// What the answering node signs.
+    /// Returns the bytes that the answering node signs.
     pub fn signed_bytes(&self) -> Vec<u8> {
         let mut out = b"sidetrack overlay 1 opened\0".to_vec();
         self.put_signed(&mut out);

@@ -1,36 +1,36 @@
-//! Frames out of a stream of bytes, however it is cut, and into one.
+//! Decodes frames from a byte stream that may be cut anywhere, and encodes them into one.
 
 use super::{Frame, SessionFrame};
 
-/// Bytes of the length and the type.
+/// Bytes of the length field and the type.
 pub const HEADER_BYTES: usize = 5;
 
 /// Most bytes of a frame after its length field.
 pub const FRAME_MAX: usize = 65_536;
 const FRAME_BYTES_MAX: u32 = FRAME_MAX as u32;
 
-/// Why bytes are no frame. The connection they came on is of no use any more.
+/// Why bytes are not a valid frame. The connection that they came on cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The length is 0 or above [`FRAME_MAX`].
     #[error("a frame of {0} bytes; allowed are 1 to {FRAME_MAX}")]
     BadLength(u32),
-    /// The type is none we know, and one that must not be skipped.
+    /// The type is unknown and must not be skipped.
     #[error("unknown frame type {0:#04x}")]
     UnknownType(u8),
-    /// The body ends too early.
+    /// The body ends before all fields of its type.
     #[error("a frame whose body is too short for its type")]
     Truncated,
-    /// The body goes on after its end.
+    /// The body continues after its last field.
     #[error("a frame with {0} bytes too many")]
     TrailingBytes(usize),
-    /// This part of a body is none that may stand there.
+    /// This field of a body has a value that is not allowed.
     #[error("a frame with a bad {0}")]
     BadValue(&'static str),
 }
 
 impl Frame {
-    /// Appends the frame to `out`, as it travels.
+    /// Appends the frame to `out`, as it is sent on a stream.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; 4]);
@@ -39,17 +39,17 @@ impl Frame {
         out[start..start + 4].copy_from_slice(&length.to_be_bytes());
     }
 
-    /// The frame as it stands in a datagram: type and body, whose length the datagram gives.
+    /// Encodes the frame for a datagram: type and body. The datagram gives the length.
     pub fn to_datagram(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode_body(&mut out);
         out
     }
 
-    /// The frame of a datagram; none: a type that may be skipped.
+    /// Decodes the frame of a datagram. `None` if its type is unknown but may be skipped.
     ///
     /// # Errors
-    /// What is wrong with it. The datagram is dropped; others on the link mean what they say.
+    /// Fails if the frame is invalid. The datagram is dropped; other datagrams of the link stay valid.
     pub fn from_datagram(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         match u32::try_from(bytes.len()) {
             Ok(1..=FRAME_BYTES_MAX) => Self::decode_body(bytes),
@@ -57,7 +57,7 @@ impl Frame {
         }
     }
 
-    /// The frame as it travels.
+    /// Encodes the frame as it is sent on a stream.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(&mut out);
@@ -66,7 +66,7 @@ impl Frame {
 }
 
 impl SessionFrame {
-    /// The header of a data frame whose payload of `length` bytes is written by somebody else right behind it.
+    /// Returns the header of a data frame. The caller writes the payload of `length` bytes right behind it.
     pub fn data_header(offset: u64, length: usize) -> [u8; HEADER_BYTES + 8] {
         let mut header = [0; HEADER_BYTES + 8];
         let body = u32::try_from(length + 9).unwrap_or(u32::MAX);
@@ -77,8 +77,8 @@ impl SessionFrame {
     }
 }
 
-/// Takes bytes as they come and gives frames. Holds less than two frames at a time if drained after every push of less
-/// than one.
+/// Splits a byte stream into frames. If each push is smaller than a frame and the caller takes all frames after it,
+/// at most two frames are buffered.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -86,22 +86,22 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the beginning of a stream.
+    /// Makes a decoder for the beginning of a stream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds bytes that came.
+    /// Adds bytes that arrived.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.start);
         self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, if all of it is there. Types that may be skipped are skipped.
+    /// Returns the next frame if it is complete. Skips types that may be skipped.
     ///
     /// # Errors
-    /// What is wrong with it; the decoder gives nothing more then that means anything.
+    /// Fails if the frame is invalid. What the decoder returns after that is meaningless.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         loop {
             let Some((head, rest)) = self.bytes[self.start..].split_first_chunk::<4>() else {
@@ -121,7 +121,7 @@ impl Decoder {
         }
     }
 
-    /// The bytes that came and are part of no frame given so far: what follows the last frame.
+    /// Returns the bytes that follow the last frame.
     pub fn into_rest(mut self) -> Vec<u8> {
         self.bytes.drain(..self.start);
         self.bytes

@@ -1,8 +1,9 @@
-//! What travels on a link. A frame is a length (4 bytes, big-endian, of what follows), a type (1 byte) and a body.
+//! The frames that are sent on a link. A frame is a length (4 bytes, big-endian, of the rest), a type (1 byte) and a
+//! body.
 //!
-//! On a link of the reliable kind frames follow each other in a TLS stream, so that what arrives is what the
-//! neighbour sent; a link of datagrams carries one frame in each, sealed. Types from 0x80 on may be skipped by those who do
-//! not know them: room for what comes (multicast, dissemination graphs).
+//! On a reliable link, frames follow each other in a TLS stream, which protects them. On a best-effort link, each
+//! datagram carries one sealed frame. A receiver skips unknown types from 0x80 on: they are reserved for extensions
+//! (multicast, dissemination graphs).
 
 mod body;
 mod codec;
@@ -14,7 +15,7 @@ use super::{NodeId, PATH_MAX, Signature};
 use crate::flow::{Destination, HostName};
 use std::net::SocketAddr;
 
-/// Version of this format, in every greeting.
+/// The version of this format; each greeting carries it.
 pub const VERSION: u8 = 1;
 
 /// Most payload bytes of one [`SessionFrame::Data`]: with its header it fills one TLS record (RFC 8446 Sec. 5.1).
@@ -23,26 +24,26 @@ pub const DATA_MAX: usize = 16_384 - HEADER_BYTES - 8;
 /// Most payload bytes of a [`Packet`].
 pub const PACKET_MAX: usize = 65_000;
 
-/// Most bytes of the words in a refusal.
+/// Most bytes of the text in a refusal.
 pub const DETAIL_MAX: usize = 255;
 
-/// How a link recovers what is lost on it.
+/// How a link recovers from loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkKind {
     /// Everything arrives, in order: kernel TCP with TLS on each hop.
     Reliable,
-    /// Datagrams; what is lost stays lost.
+    /// Datagrams; lost ones are not retransmitted.
     BestEffort,
 }
 
 /// The purpose of a connection between neighbours, as the dialling end states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
-    /// Hellos, records and packets: one for each link.
+    /// Hellos, records and packets. Each link has one such connection.
     Control,
-    /// Waits to carry a flow that the dialling node sends on its way.
+    /// An idle connection for a flow that the dialling node will send.
     FromDialer,
-    /// Waits to carry a flow that the accepting node sends on its way.
+    /// An idle connection for a flow that the accepting node will send.
     FromAcceptor,
 }
 
@@ -53,80 +54,81 @@ pub struct Greeting {
     pub version: u8,
     /// The kind of the link.
     pub kind: LinkKind,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
-/// Where one end of a link sees it (after BFD, RFC 5880 Sec. 4.1): a link is up only when both ends hear each other.
+/// The state of a link as one end sees it (after BFD, RFC 5880 Sec. 4.1). A link is up only when both ends hear each
+/// other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkState {
-    /// Nothing was heard lately.
+    /// This end has not heard the other end lately.
     #[default]
     Down,
-    /// The other end was heard, and has not heard us yet.
+    /// This end hears the other end, but the other end does not hear this end yet.
     Init,
-    /// Both hear each other.
+    /// Both ends hear each other.
     Up,
 }
 
-/// Shows that its sender is there, and lets the round trip be measured.
+/// Shows that its sender is alive, and lets the receiver measure the round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Where the sender sees the link.
+    /// The state of the link as the sender sees it.
     pub state: LinkState,
     /// Rises by one with every hello.
     pub sequence: u32,
-    /// How often hellos come, milliseconds.
+    /// The interval of hellos, ms.
     pub interval_ms: u16,
-    /// The latest hello heard: its sequence, and how long ago it came, microseconds.
+    /// The latest hello heard: its sequence, and how long ago it came, in µs.
     pub echo: Option<(u32, u32)>,
 }
 
-/// One end's word about one of its links.
+/// A link as one of its ends describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkEntry {
     /// The neighbour.
     pub neighbour: NodeId,
-    /// The cost of the link, microseconds ([`super::hello::Quality::cost_us`]).
+    /// The cost of the link, µs ([`super::hello::Quality::cost_us`]).
     pub cost_us: u32,
 }
 
-/// All links of one node, in its own word. The newest sequence counts.
+/// All links of one node, as this node describes them. The record with the highest sequence counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Whose links they are.
+    /// The node whose links they are.
     pub origin: NodeId,
-    /// Rises with every record of this origin, also over its restarts.
+    /// Rises with each record of this origin, also over restarts.
     pub sequence: u64,
-    /// Its links, by neighbour, rising, each once.
+    /// Its links, ordered by neighbour, each once.
     pub links: Vec<LinkEntry>,
     /// The origin's signature over [`Record::signed_bytes`].
     pub signature: Signature,
 }
 
-/// The nodes that something passes, in order, both ends included. 2 to [`PATH_MAX`] nodes, none twice.
+/// The nodes that a packet or session passes, in order, both ends included: 2 to [`PATH_MAX`] nodes, none twice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path(Vec<NodeId>);
 
 /// What a [`Packet`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// To be sent back as [`Protocol::EchoReply`].
+    /// The last node sends the payload back as [`Protocol::EchoReply`].
     EchoRequest,
-    /// The answer, with the payload of the request.
+    /// The answer to an echo request, with the same payload.
     EchoReply,
-    /// A frame of a session, after the session's id: how sessions travel over links of datagrams.
+    /// A frame of a session, after the id of the session. Sessions over best-effort links use it.
     Session,
     /// An IP packet, after the id of the session that was opened for packets.
     Ip,
 }
 
-/// A datagram on its way along a path that its sender wrote out.
+/// A datagram that follows a path. Its sender wrote out the whole path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The way.
+    /// The path.
     pub path: Path,
-    /// Index in the path of the node it is on its way to.
+    /// The index in the path of the node that gets the packet next.
     pub position: u8,
     /// What the payload is.
     pub protocol: Protocol,
@@ -137,45 +139,46 @@ pub struct Packet {
 /// A part of a frame that is larger than a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Tells its frame from others that are cut.
+    /// Identifies the frame that the piece belongs to.
     pub message: u32,
-    /// Which part it is.
+    /// The index of the piece.
     pub index: u8,
-    /// How many there are.
+    /// The number of pieces of the frame.
     pub count: u8,
     /// At least one byte.
     pub bytes: Vec<u8>,
 }
 
-/// Names a session: drawn at random by the node where it begins.
+/// Identifies a session. The node where the session begins draws it at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub [u8; 16]);
 
-/// Where a session that stands is to go on.
+/// Where an existing session continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// Of the attempts of this session, counted from 1 by the asking node: one that comes after a later one is over, or was
-    /// recorded on its way and is said again by somebody else. Never 0.
+    /// The number of this attempt to resume the session. The requesting node counts from 1; 0 is not valid. The other
+    /// end rejects a number that is not higher than the last one: such a request is late, or an attacker has replayed
+    /// it.
     pub attempt: u32,
-    /// The next byte that the asking node expects.
+    /// The next byte that the requesting node expects.
     pub next: u64,
 }
 
-/// Asks for a session, or for one that stands to go on over a new path. Goes along its path; each node on it hands it to
-/// the next and then passes bytes.
+/// Requests a session, or requests that an existing session continues over a new path. Each node on the path hands it
+/// to the next node, and then relays bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     /// The session.
     pub session: SessionId,
-    /// The way; its first node is the one that asks, its last the one that delivers.
+    /// The path. Its first node makes the request, and its last node delivers the flow.
     pub path: Path,
-    /// Index in the path of the node it is on its way to.
+    /// The index in the path of the node that gets the request next.
     pub position: u8,
-    /// Goes on with a session that stands.
+    /// Set if the request continues an existing session.
     pub resume: Option<Resume>,
-    /// Most bytes that the other end may send beyond those.
+    /// Most bytes that the other end may send beyond the next expected byte.
     pub window_bytes: u32,
-    /// Where the flow is to be delivered.
+    /// The destination of the flow.
     pub destination: Destination,
     /// The application that opened the flow.
     pub client: SocketAddr,
@@ -185,27 +188,27 @@ pub struct Open {
     pub signature: Signature,
 }
 
-/// The session stands.
+/// Answers [`Open`]: the session is established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The session.
     pub session: SessionId,
     /// The next byte that the answering node expects.
     pub next: u64,
-    /// Most bytes that the asking node may send beyond those.
+    /// Most bytes that the requesting node may send beyond `next`.
     pub window_bytes: u32,
     /// The last node's signature over [`Opened::signed_bytes`].
     pub signature: Signature,
 }
 
-/// Why a session is not there.
+/// Why a session was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// The next node of the path cannot be reached from the node that answers.
+    /// The node that answers has no link to the next node of the path.
     NoLink,
-    /// Not for us, a bad signature, a path that is none.
+    /// The request is not for this node, its signature is invalid, or its path is not valid.
     BadRequest,
-    /// The last node's rules do not let this node deliver there.
+    /// The rules of the last node do not let the requesting node reach the destination.
     Denied,
     /// The destination refused the connection.
     ConnectionRefused,
@@ -217,161 +220,161 @@ pub enum Refusal {
     Dns,
     /// A limit is reached.
     Limit,
-    /// The session to go on with is not known.
+    /// The node does not know the session that is to be resumed.
     UnknownSession,
 }
 
-/// A session is refused. The sender closes the connection afterwards.
+/// Answers [`Open`]: the session is refused. The sender closes the connection afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The node that says so.
+    /// The node that refuses it.
     pub by: NodeId,
-    /// Why.
+    /// The reason.
     pub reason: Refusal,
-    /// In words, at most [`DETAIL_MAX`] bytes.
+    /// The reason as text, at most [`DETAIL_MAX`] bytes.
     pub detail: String,
 }
 
-/// Why a session ends before its time.
+/// Why a session was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResetReason {
-    /// The application on this side reset its connection, or is gone.
+    /// The application on the sender's side reset its connection, or has disappeared.
     Application,
-    /// No path came back in time.
+    /// No new path was found in time.
     PathLost,
     /// The other end broke the protocol.
     Protocol,
-    /// An operator, a limit or a stopping node ended it.
+    /// An operator ended it, a limit was reached, or the node stops.
     Ended,
 }
 
-/// What the two ends of a session say to each other.
+/// The frames that the two ends of a session exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionFrame {
     /// Bytes of the flow.
     Data {
-        /// Place of the first of them in the flow.
+        /// The position of the first byte in the flow.
         offset: u64,
         /// 1 to [`DATA_MAX`] bytes.
         bytes: Vec<u8>,
     },
-    /// What has come.
+    /// Acknowledges data and grants credit.
     Ack(Ack),
     /// The flow ends here in this direction.
     Fin {
         /// Number of bytes of the whole direction.
         offset: u64,
     },
-    /// The session ends; what lies before `offset` still counts.
+    /// The session ends. The receiver still delivers the bytes before `offset`.
     Reset {
-        /// Bytes of this direction that were sent.
+        /// Number of bytes that were sent in this direction.
         offset: u64,
-        /// Why.
+        /// The reason.
         reason: ResetReason,
     },
-    /// Its sender has nothing left to say or to hear.
+    /// The sender has nothing more to send, and expects nothing more.
     Done,
 }
 
-/// What has come of the other direction, and what may.
+/// What has arrived of the other direction, and how much more may be sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
-    /// All bytes before this one have come (one more for the FIN).
+    /// All bytes before this one have arrived. One more if the FIN has arrived, too.
     pub next: u64,
     /// The other end may send bytes before this one.
     pub limit: u64,
-    /// All bytes before this one (one more for the FIN) were accepted by the kernel of the application.
+    /// The application's kernel has accepted all bytes before this one.
     pub confirmed: u64,
-    /// Bytes from here on have come while those from `next` on are missing; 0 = none is known to be missing.
+    /// Bytes from here on have arrived, but those from `next` up to here are missing. 0: no gap is known.
     pub hole_end: u64,
 }
 
-/// Anything that travels on a link.
+/// Any frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// First of every connection.
+    /// The first frame of each connection.
     Greeting(Greeting),
-    /// Is the neighbour there?
+    /// Shows that the sender is alive.
     Hello(Hello),
-    /// Links of a node.
+    /// The links of a node.
     Record(Record),
-    /// This record, or a newer one of its origin, is known.
+    /// Acknowledges this record, or a newer one of its origin.
     RecordAck {
-        /// Whose.
+        /// The node that made the record.
         origin: NodeId,
-        /// Which.
+        /// The sequence of the record.
         sequence: u64,
     },
     /// The accepting end of a link asks the dialling end for this number of further connections to send flows on.
     Want {
-        /// How many.
+        /// The number of connections.
         connections: u16,
     },
-    /// A datagram.
+    /// A datagram that follows a path.
     Packet(Packet),
     /// A part of a frame (in datagrams only).
     Piece(Piece),
-    /// To be answered: datagrams of this size pass (in datagrams only).
+    /// Tests whether datagrams of this size pass; the neighbour answers it (in datagrams only).
     Probe {
-        /// Which.
+        /// The number of the probe.
         number: u32,
-        /// Zeros behind it that give it its size.
+        /// The number of zero bytes that give the probe its size.
         padding: u16,
     },
     /// The answer to a probe (in datagrams only).
     ProbeAck {
-        /// To which.
+        /// The number of the probe.
         number: u32,
     },
-    /// Asks for a session.
+    /// Requests a session.
     Open(Box<Open>),
-    /// The session stands.
+    /// The session is established.
     Opened(Opened),
-    /// The session is not there.
+    /// The session is refused.
     Refused(Refused),
-    /// Between the ends of a session.
+    /// A frame between the two ends of a session.
     Session(SessionFrame),
 }
 
 impl Path {
-    /// A path of these nodes; none if they are too few, too many, or one is there twice.
+    /// Makes a path of these nodes. `None` if there are too few or too many of them, or if one is there twice.
     pub fn new(nodes: Vec<NodeId>) -> Option<Self> {
         let fits = (2..=PATH_MAX).contains(&nodes.len());
         let once = || nodes.iter().enumerate().all(|(index, node)| !nodes[..index].contains(node));
         (fits && once()).then_some(Self(nodes))
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     pub fn nodes(&self) -> &[NodeId] {
         &self.0
     }
 
-    /// Where it begins.
+    /// Returns the first node.
     pub fn first(&self) -> NodeId {
         self.0[0]
     }
 
-    /// Where it ends.
+    /// Returns the last node.
     pub fn last(&self) -> NodeId {
         self.0[self.0.len() - 1]
     }
 
-    /// The nodes between its ends.
+    /// Returns the nodes between the first and the last one.
     pub fn relays(&self) -> &[NodeId] {
         &self.0[1..self.0.len() - 1]
     }
 
-    /// The node at this place.
+    /// Returns the node at this position.
     pub fn at(&self, position: u8) -> Option<NodeId> {
         self.0.get(usize::from(position)).copied()
     }
 
-    /// The node before this place.
+    /// Returns the node before this position.
     pub fn before(&self, position: u8) -> Option<NodeId> {
         self.at(position.checked_sub(1)?)
     }
 
-    /// The same way back.
+    /// Returns the path in the opposite direction.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self(self.0.iter().rev().copied().collect())

@@ -1,11 +1,11 @@
-//! Reading and writing the values that frames are made of.
+//! Reads and writes the values that frames consist of.
 
 use super::{FrameError, Path};
 use crate::flow::{Destination, Host, HostName};
 use crate::overlay::{NodeId, PATH_MAX, SIGNATURE_BYTES, Signature};
 use std::net::{IpAddr, SocketAddr};
 
-/// Takes values from the front of a body.
+/// Reads values from the front of a body.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -72,14 +72,14 @@ impl<'a> Reader<'a> {
         Ok(SocketAddr::new(ip, self.u16()?))
     }
 
-    /// A length byte, then that many bytes of a name; 0: no name.
+    /// Reads a length byte and a name of that length. Length 0 means that there is no name.
     pub(super) fn host_name(&mut self) -> Result<Option<HostName>, FrameError> {
         let length = usize::from(self.u8()?);
         if length == 0 {
             return Ok(None);
         }
         let name = HostName::from_bytes(self.take(length)?).map_err(|_| FrameError::BadValue("host name"))?;
-        // The shortest form only, so that every frame has one spelling.
+        // Accept only the shortest form, so that each frame has exactly one encoding (the signatures depend on it).
         if name.as_str().len() == length { Ok(Some(name)) } else { Err(FrameError::BadValue("host name")) }
     }
 
@@ -89,6 +89,7 @@ impl<'a> Reader<'a> {
             0 => Host::Name(self.host_name()?.ok_or(FrameError::BadValue("destination"))?),
             length => {
                 let ip = self.ip(length)?;
+                // An IPv4 address must not be written as an IPv6 address: each destination has one encoding.
                 let host = Host::from(ip);
                 if host != Host::Ip(ip) {
                     return Err(FrameError::BadValue("destination"));

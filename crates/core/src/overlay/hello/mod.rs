@@ -14,7 +14,7 @@
 //!   Init or Up --- silence ---> Down
 //!   Up ------------ [Down] ---> Down
 //!
-//!   [State]: a hello came in which the neighbour says this of itself.   (1): after `up_after` hellos in a row.
+//!   [State]: a hello arrived in which the neighbour reports this state.   (1): after `up_after` hellos in a row.
 //! ```
 //!
 //! *Silence*: no hello and no other sign of life for `missed` intervals, or no hello for `starved`. A hello with state Up
@@ -58,14 +58,15 @@ pub struct Config {
     /// The pace in datagrams, while they arrive. `None`: no datagrams are sent.
     pub datagrams: Option<Pace>,
     /// The link goes down after this time without a hello, even if the neighbour shows other signs of life
-    /// ([`Input::Alive`]): a process without CPU time sends no hellos, but its kernel keeps its connections.
+    /// ([`Input::Alive`]). A process without CPU time sends no hellos, but its kernel keeps its connections alive.
     pub starved: Duration,
     /// A link that is down comes up only after this number of hellos in a row.
     pub up_after: u32,
 }
 
 impl Default for Config {
-    /// Hellos of 40 ms: a link that falls silent is down after 160 ms at most, and idle links carry about 2 kB/s each way.
+    /// Default: a hello each 40 ms. A link that falls silent is down after 160 ms at most, and an idle link carries
+    /// about 2 kB/s each way.
     fn default() -> Self {
         Self {
             stream: Pace { interval: Duration::from_millis(40), missed: 4 },
@@ -88,7 +89,7 @@ pub enum Lane {
 /// The lanes that one hello is sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
-    /// The stream alone.
+    /// The control connection alone.
     Stream,
     /// A datagram alone.
     Datagram,
@@ -97,7 +98,7 @@ pub enum Lanes {
 }
 
 impl Lanes {
-    /// Whether it goes on this one.
+    /// Whether the hello is sent on this lane.
     pub fn has(self, lane: Lane) -> bool {
         matches!(
             (self, lane),
@@ -109,14 +110,14 @@ impl Lanes {
 /// The bounds of the interval that a neighbour may announce, in ms.
 const INTERVAL_MS: std::ops::RangeInclusive<u16> = 10..=1000;
 
-/// The number of own hellos whose times are stored. The echo of an older hello is not measured.
+/// The number of hellos whose send times are stored. The echo of an older hello is not measured.
 const SENT_MAX: usize = 64;
 
-/// While datagrams arrive, one of this number of hellos goes on the stream, too: NATs and firewalls keep the connection, and a
-/// dead one is noticed.
+/// While datagrams arrive, one of this number of hellos goes on the stream, too. It keeps the connection open in NATs
+/// and firewalls, and shows whether the connection still works.
 const STREAM_EVERY: u32 = 16;
 
-/// While no datagram arrives, one is tried for each of this number of hellos on the stream.
+/// While no datagram arrives, one datagram hello is tried for each of this number of hellos on the stream.
 const TRY_EVERY: u32 = 4;
 
 /// An event that the driver reports.
@@ -124,24 +125,24 @@ const TRY_EVERY: u32 = 4;
 pub enum Input {
     /// A hello of the neighbour arrived.
     Hello(Hello, Lane),
-    /// The loss below our own recovery in parts per million, where the driver measures it.
+    /// The packet loss of the path before retransmission, in parts per million, if the driver measures it.
     Loss(u32),
     /// The neighbour gave another sign of life this long ago: its kernel acknowledged data, or other data came from it. This
     /// shows that the path works, not that the neighbour's process runs.
     Alive(Duration),
-    /// The deadline may have passed, and all that had arrived was told.
+    /// The deadline may have passed. The driver has reported all input that had arrived before.
     Tick,
 }
 
-/// Since when a neighbour is silent. Time in which this process did not run is left out: a hello that arrived then may still
-/// wait in the socket.
+/// Since when a neighbour is silent. Time in which this process did not run does not count: a hello that arrived
+/// meanwhile may still wait in the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Silence {
     /// When the last hello came.
     hello: Instant,
     /// When the last sign of life of any kind came.
     any: Instant,
-    /// This process was late once since then, and time to read was granted.
+    /// This process was late once since then, and the neighbour got extra time for that.
     has_grace: bool,
     /// A hello was sent on both lanes at once when the silence was first noticed.
     asked: bool,
@@ -150,7 +151,7 @@ struct Silence {
 /// What the driver has to do or to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Send this.
+    /// Send this hello on these lanes.
     Send(Hello, Lanes),
     /// The link is up.
     Up,
@@ -158,7 +159,7 @@ pub enum Output {
     Down,
 }
 
-/// Watches one link.
+/// The detector of one link.
 #[derive(Clone, Debug)]
 pub struct Detector {
     config: Config,
@@ -273,7 +274,7 @@ impl Detector {
         Some((silence.any + self.patience()).min(silence.hello + self.config.starved.max(self.patience())))
     }
 
-    /// When its silence will be noticed.
+    /// When the neighbour becomes suspect: shortly after a hello was due.
     fn suspect_at(&self) -> Option<Instant> {
         Some(self.silence?.any + self.peer_interval * 4 / 3)
     }
@@ -282,29 +283,29 @@ impl Detector {
         self.silence.is_some_and(|silence| !silence.asked) && self.is_suspect(now)
     }
 
-    /// How long a neighbour that lives may be silent.
+    /// How long a neighbour may be silent before its link goes down.
     fn patience(&self) -> Duration {
         let pace = self.config.datagrams.filter(|_| self.hears_datagrams()).unwrap_or(self.config.stream);
         self.peer_interval.max(pace.interval) * pace.missed.max(2)
     }
 
-    /// Whether the neighbour says hello in datagrams.
+    /// Whether the neighbour sends its hellos in datagrams.
     fn hears_datagrams(&self) -> bool {
         self.config.datagrams.is_some_and(|pace| self.peer_interval <= pace.interval)
     }
 
-    /// Our own interval now.
+    /// Returns the interval of our own hellos now.
     fn interval(&self, now: Instant) -> Duration {
         let brisk = self.config.datagrams.filter(|_| self.reaches_by_datagram(now));
         brisk.unwrap_or(self.config.stream).interval
     }
 
-    /// Takes the time in which this process did not run out of the neighbour's silence. Hellos of that time may still wait in the
-    /// socket, so the first such delay leaves two intervals to read them.
+    /// Subtracts the time in which this process did not run from the neighbour's silence. Hellos of that time may
+    /// still wait in the socket, so the first such delay leaves two intervals to read them.
     fn excuse(&mut self, now: Instant) {
         let (late, interval) = (now.since(self.deadline()), self.interval(now));
         let Some(silence) = self.silence.filter(|_| late > interval) else { return };
-        // As if they had been silent for so much less.
+        // Moves a point in time forward, so that the silence since then is shorter by `late`.
         let excused = |since: Instant, patience: Duration| {
             let silent = (now - since).saturating_sub(late);
             let most = patience.saturating_sub(interval * 2);
@@ -329,7 +330,8 @@ impl Detector {
 
     fn send(&mut self, now: Instant) {
         let (interval, is_suspect) = (self.interval(now), self.is_suspect(now));
-        // From the moment it was due, so that the pace does not drift; after a long sleep from now on.
+        // Count from the moment the hello was due, so that the interval does not drift. After a long delay count from
+        // now.
         let next = self.next_hello + interval;
         self.next_hello = if self.next_hello <= now && next > now { next } else { now + interval };
         if let Some(silence) = self.silence.as_mut().filter(|_| is_suspect) {
@@ -344,7 +346,7 @@ impl Detector {
         } else {
             self.say(now, Lanes::Stream);
             if self.round % TRY_EVERY == 1 {
-                // It has its own number: a neighbour that echoes this number has received the datagram.
+                // This datagram has its own sequence: if the neighbour echoes it, the datagram has arrived.
                 self.say(now, Lanes::Datagram);
             }
         }
@@ -386,7 +388,7 @@ impl Detector {
         }
     }
 
-    /// Counts the hellos of the lane that says something about loss: datagrams, if there are any.
+    /// Counts the hellos of the lane that shows loss: datagrams if they are used, otherwise the stream.
     fn count(&mut self, hello: &Hello, lane: Lane) {
         match self.config.datagrams {
             None => self.arrivals.note(hello.sequence),

@@ -2,7 +2,7 @@ use super::*;
 
 const ONE_WAY: Duration = Duration::from_millis(10);
 
-/// Two ends joined by wires that `passes` may cut, for so many milliseconds; gives what each end announced.
+/// Two ends joined by wires that `passes` may cut, for `ms` milliseconds. Returns what each end announced.
 fn pair(ms: u64, passes: impl Fn(bool, u64) -> bool) -> ([Detector; 2], [Vec<(u64, Output)>; 2]) {
     let mut ends =
         [Detector::new(Config::default(), Instant::ZERO), Detector::new(Config::default(), Instant::ZERO)];
@@ -54,12 +54,12 @@ fn silence_is_noticed_in_time_and_a_one_way_link_never_comes_up() {
     let (ends, said) = pair(2000, |from_first, _| from_first);
     assert_eq!(said, [vec![], vec![]]);
     assert!(!ends[0].is_up() && !ends[1].is_up());
-    // One direction dies: both ends know.
+    // One direction fails: both ends notice it.
     let (_, said) = pair(2000, |from_first, at| from_first || at < 1000);
     assert!(said.iter().all(|end| end.len() == 2 && end[1].1 == Output::Down), "{said:?}");
 }
 
-/// One end that hears a hello at each of these times; gives the end, up.
+/// One end that hears a hello at each of these times. Returns the end, which is up.
 fn heard_until(ms: u64) -> Detector {
     let mut end = Detector::new(Config::default(), Instant::ZERO);
     for (sequence, at) in (0..=ms).step_by(40).enumerate() {
@@ -75,13 +75,13 @@ fn heard_until(ms: u64) -> Detector {
 
 #[test]
 fn who_slept_does_not_take_it_for_the_silence_of_others() {
-    // Any sleep, the tick before what was said meanwhile is read: the link stays.
+    // The process sleeps for any time, and the tick comes before the waiting hellos are read: the link stays up.
     for slept in [1, 50, 159, 160, 161, 500, 1000, 100_000] {
         let mut end = heard_until(1000);
         let woken = Instant::from_millis(1000 + slept);
         end.handle(woken, Input::Tick);
         assert!(end.is_up(), "after {slept} ms");
-        // But a neighbour that says nothing any more is noticed, also by one who sleeps all the time.
+        // But a neighbour that has fallen silent is noticed, even if this process sleeps again and again.
         let late = Duration::from_millis(300);
         let mut now = woken;
         for _ in 0..100 {
@@ -152,7 +152,7 @@ fn what_makes_no_sense_is_survived() {
     assert!(!detector.is_up(), "up needs both ends to say that they hear");
 }
 
-/// A link of streams and datagrams, each with a wire each way; what the ends announced, and when.
+/// A link with streams and datagrams in both directions, and what the ends announced, with the times.
 struct TwoLanes {
     ends: [Detector; 2],
     wires: [VecDeque<(Instant, Hello, Lane)>; 2],
@@ -174,8 +174,8 @@ impl TwoLanes {
         Self { ends, wires: Default::default(), said: Default::default(), hellos: [0; 2], now_ms: 0 }
     }
 
-    /// For so many milliseconds; `passes` says of each hello (from the first end, its lane, its number) whether it arrives.
-    /// On the stream a hello overtakes none.
+    /// Runs for `ms` milliseconds. `passes` gets each hello (from the first end, its lane, its number) and returns
+    /// whether it arrives. On the stream hellos stay in order.
     fn run(&mut self, ms: u64, mut passes: impl FnMut(bool, Lane, u32) -> bool) {
         for _ in 0..ms {
             self.now_ms += 1;
@@ -226,7 +226,7 @@ fn datagrams_that_arrive_quicken_the_pace_and_a_cut_is_noticed_after_four() {
 fn a_neighbour_that_slept_is_asked_on_the_stream_before_it_is_given_up() {
     let mut link = TwoLanes::new();
     link.run(2000, |_, _, _| true);
-    // The first end says nothing any more; its kernel acknowledges what comes on the stream 40 ms later.
+    // The first end sends nothing any more. Its kernel still acknowledges stream data, 40 ms later.
     let (end, mut asked) = (&mut link.ends[1], VecDeque::new());
     for at in 2000..3500 {
         let now = Instant::from_millis(at);

@@ -42,28 +42,31 @@ use std::time::Duration;
 /// Bounds of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Window towards the other end in the beginning, bytes, at least [`Config::WINDOW_MIN`].
+    /// The window towards the other end at the beginning, in bytes. At least [`Config::WINDOW_MIN`]. Default: 256
+    /// KiB.
     pub window_bytes: u32,
-    /// The window grows up to this while the application takes all that comes, and a window comes within two seconds, bytes.
+    /// The window grows up to this number of bytes. It grows while the application takes all data, and a whole window
+    /// arrives within two seconds. Default: 32 MiB.
     pub window_max_bytes: u32,
-    /// Most bytes of our application that are kept for the other end.
+    /// Most bytes of our application that are buffered until the other end has them. Default: 32 MiB.
     pub keep_max_bytes: u32,
-    /// Time without an answer after which frames are retransmitted. `None`: paths lose nothing while they stand.
+    /// Time without an answer after which frames are retransmitted. `None`: paths lose nothing while they exist.
     pub retransmit: Option<Duration>,
-    /// The session ends after this time without a path.
+    /// The session ends after this time without a path. Default: 15 s.
     pub path_timeout: Duration,
-    /// The most time for delivering the bytes that came before a reset.
+    /// The most time for delivering the bytes that came before a reset. Default: 2 s.
     pub linger: Duration,
 }
 
 impl Config {
-    /// Least window, bytes: two pieces of data.
+    /// Smallest window, in bytes: two data frames.
     pub const WINDOW_MIN: u32 = 32_768;
 }
 
 impl Default for Config {
-    /// For reliable paths. 32 MiB carry 1 Gbit/s over a round trip of 64 ms that loses: what comes behind a lost frame waits in
-    /// the kernel for its repetition, and that may be lost again, so that three round trips are on their way and a half.
+    /// The defaults suit reliable paths. 32 MiB carry 1 Gbit/s over a lossy path with a round trip of 64 ms. Data
+    /// behind a lost segment waits in the kernel for the retransmission, which may be lost, too. So three and a half
+    /// round trips of data can be in flight.
     fn default() -> Self {
         Self {
             window_bytes: 262_144,
@@ -76,19 +79,19 @@ impl Default for Config {
     }
 }
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A path stands; the other end expects byte `next`, and bytes before `limit` may be sent.
+    /// A path is established. The other end expects byte `next`, and this end may send bytes before `limit`.
     PathUp {
         /// The next byte (or the FIN behind the last) that the other end expects.
         next: u64,
-        /// Credit.
+        /// The credit.
         limit: u64,
     },
     /// The path is gone.
     PathDown,
-    /// The other end says this.
+    /// A frame of the other end arrived.
     Frame(SessionFrame),
     /// The application sent these bytes; no more than [`Session::room`].
     Read(Vec<u8>),
@@ -109,14 +112,14 @@ pub enum Input {
 pub enum Output {
     /// Send this along the path.
     Send(SessionFrame),
-    /// Send the data that begins at this place ([`Session::data`]) along the path.
+    /// Send the data that begins at this offset ([`Session::data`]) along the path.
     SendData {
-        /// Place of its first byte in the flow.
+        /// The position of its first byte in the flow.
         offset: u64,
     },
     /// Send FIN to the application.
     Fin,
-    /// The session is over; nothing follows.
+    /// The session is over. No output follows.
     Closed(Option<ResetReason>),
 }
 
@@ -124,9 +127,9 @@ pub enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// This end was reset: the other end is told, then the session is over.
+    /// This end was reset. It tells the other end, and then the session is over.
     Resetting(ResetReason, Instant),
-    /// The other end was reset: the bytes that it sent before are delivered first.
+    /// The other end was reset. Its earlier bytes are delivered first.
     ResetByPeer {
         offset: u64,
         reason: ResetReason,
@@ -144,7 +147,7 @@ pub struct Session {
     config: Config,
     phase: Phase,
     now: Instant,
-    /// Since when there is no path. `None`: a path stands.
+    /// Since when there is no path. `None`: there is a path.
     pathless_since: Option<Instant>,
     send: Sender,
     receive: Receiver,
@@ -180,7 +183,8 @@ impl Session {
         if matches!(self.phase, Phase::Open) { self.send.room() } else { 0 }
     }
 
-    /// Bytes for the application, in order; empty: none now. Tell [`Input::Written`].
+    /// Returns bytes for the application, in order. Empty if there are none now. Report written bytes with
+    /// [`Input::Written`].
     pub fn deliverable(&self) -> &[u8] {
         if matches!(self.phase, Phase::Open | Phase::ResetByPeer { .. }) {
             self.receive.deliverable()
@@ -189,12 +193,12 @@ impl Session {
         }
     }
 
-    /// The data of [`Output::SendData`]; empty if it has been acknowledged meanwhile.
+    /// Returns the data of [`Output::SendData`]. Empty if it has been acknowledged meanwhile.
     pub fn data(&self, offset: u64) -> &[u8] {
         self.send.data(offset)
     }
 
-    /// The next byte that this end expects, and how far the other may send: for the opening of a path.
+    /// Returns the next byte that this end expects, and the limit of the other end. A new path is opened with them.
     pub fn expects(&self) -> (u64, u64) {
         (self.receive.next(), self.receive.told_limit())
     }
@@ -204,30 +208,32 @@ impl Session {
         self.receive.delivered()
     }
 
-    /// Number of bytes read from the application so far, and how many of them the far application's kernel has.
+    /// Returns the number of bytes read from the application so far, and how many of them the far application's
+    /// kernel has accepted.
     pub fn sent(&self) -> (u64, u64) {
         (self.send.end(), self.send.confirmed())
     }
 
-    /// Whether the other end waits to hear that the application's kernel has accepted all that was delivered: look, and
-    /// tell [`Input::Confirmed`].
+    /// Whether the other end waits for the confirmation that the application's kernel has accepted all delivered
+    /// bytes. If so, the driver checks the socket and reports [`Input::Confirmed`].
     pub fn wants_confirmation(&self) -> bool {
         matches!(self.phase, Phase::Open)
             && self.receive.delivered() > self.receive.confirmed()
             && (self.send.has_fin() || self.receive.has_fin())
     }
 
-    /// Whether a path stands.
+    /// Whether there is a path.
     pub fn has_path(&self) -> bool {
         self.pathless_since.is_none()
     }
 
-    /// Whether the session would go on over a new path.
+    /// Whether the session would continue over a new path.
     pub fn wants_path(&self) -> bool {
         !self.has_path() && !matches!(self.phase, Phase::Closing(_) | Phase::Closed)
     }
 
-    /// Bounds what is held from now on, each way, where memory is short; what was granted stays granted.
+    /// Limits the buffers of each direction from now on, because memory is short. Credit that was granted stays
+    /// granted.
     pub fn set_memory_max(&mut self, bytes: u32) {
         self.receive.set_window_max(bytes.min(self.config.window_max_bytes));
         self.send.set_keep_max(bytes.min(self.config.keep_max_bytes));
@@ -334,6 +340,8 @@ impl Session {
         }
     }
 
+    // A protocol error of the other end resets the session: it asks for bytes that were never sent or are
+    // acknowledged.
     fn path_up(&mut self, next: u64, limit: u64) {
         if !self.send.rewind(next, limit) {
             return self.reset(ResetReason::Protocol);

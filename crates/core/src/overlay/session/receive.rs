@@ -1,4 +1,4 @@
-//! The receiving half: what the other end sent, held until the application takes it.
+//! The receiving half of a session: buffers data of the other end until the application takes it.
 
 use super::{Config, fits_one_frame};
 use crate::overlay::frame::Ack;
@@ -6,25 +6,26 @@ use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Most pieces that are held behind a gap; more would be a peer that cuts its data into crumbs.
+/// Most pieces that are buffered behind a gap. Only a peer that cuts its data into tiny pieces exceeds it.
 const AHEAD_MAX: usize = 2048;
 
-/// Bytes after which what has come is acknowledged.
+/// An acknowledgement is sent after this number of new bytes.
 const ACK_EVERY: u64 = 128 * 1024;
 
-/// The window grows while a whole one is delivered within this time: where the path is slower, a larger one would only wait
-/// longer at its beginning. More than three round trips, which a byte that is lost twice takes, of a satellite.
+/// The window grows if a whole window is delivered within this time. On a slower path, a larger window would only
+/// make data wait longer at the beginning of the path. Two seconds are more than three round trips over a
+/// satellite, the time that a byte needs if it is lost twice.
 const GROW_WITHIN: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The receiving half of a session.
 #[derive(Clone, Debug)]
 pub(super) struct Receiver {
-    /// In order, for the application; the first begins `taken` bytes in.
+    /// Data in order, for the application. The first `taken` bytes of the first element are delivered.
     queue: VecDeque<Vec<u8>>,
     taken: usize,
-    /// Behind a gap.
+    /// Data behind a gap, by offset.
     ahead: BTreeMap<u64, Vec<u8>>,
-    /// All before this have come.
+    /// All bytes before this one have arrived.
     next: u64,
     delivered: u64,
     confirmed: u64,
@@ -32,9 +33,9 @@ pub(super) struct Receiver {
     fin_delivered: bool,
     window: u64,
     window_max: u64,
-    /// How much was delivered, and when, when it was last looked whether the window should grow.
+    /// The number of bytes delivered, and the time, when the growth of the window was last checked.
     looked_at: (u64, Instant),
-    /// What was told last.
+    /// The last acknowledgement sent.
     told: Ack,
     must_ack: bool,
 }
@@ -59,18 +60,18 @@ impl Receiver {
         }
     }
 
-    /// The next byte expected; one more once the FIN has come, too.
+    /// Returns the next byte expected. One more if the FIN has arrived, too.
     pub(super) fn next(&self) -> u64 {
         self.next + u64::from(self.fin == Some(self.next))
     }
 
-    /// How far the other end knows that it may send.
+    /// Returns the limit that the other end knows.
     pub(super) fn told_limit(&self) -> u64 {
         self.told.limit
     }
 
     fn limit(&self) -> u64 {
-        // What was granted stays granted.
+        // Credit that was granted stays granted.
         self.told.limit.max(self.delivered + self.window)
     }
 
@@ -99,19 +100,19 @@ impl Receiver {
         self.queue.front().map_or(&[], |first| &first[self.taken..])
     }
 
-    /// Whether all has come, and its end was passed on.
+    /// Whether all data and the FIN have been passed to the application.
     pub(super) fn is_complete(&self) -> bool {
         self.fin_delivered && self.confirmed >= self.delivered
     }
 
-    /// True once: all was delivered and the end is to be passed on.
+    /// Returns true once: when all data is delivered and the FIN is to be passed on.
     pub(super) fn take_fin(&mut self) -> bool {
         let due = !self.fin_delivered && self.fin == Some(self.next) && self.queue.is_empty();
         self.fin_delivered |= due;
         due
     }
 
-    /// False: the other end sent what it must not. `gaps`: the path may lose and reorder.
+    /// Takes data. Returns false if the other end broke the protocol. `gaps`: the path may lose and reorder data.
     pub(super) fn data(&mut self, offset: u64, mut bytes: Vec<u8>, gaps: bool) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
         if end > self.told.limit || self.fin.is_some_and(|fin| end > fin) || (offset > self.next && !gaps) {
@@ -126,12 +127,13 @@ impl Receiver {
         }
         let known = usize::try_from(self.next - offset).unwrap_or(usize::MAX);
         if known >= bytes.len() {
-            // All of it was here before: the acknowledgement was lost, or is on its way.
+            // All of it is a duplicate: the acknowledgement was lost, or is still on its way.
             self.must_ack |= gaps;
             return true;
         }
         bytes.drain(..known);
         self.append(bytes);
+        // The gap may be closed now: append the data that waited behind it.
         while let Some((offset, mut bytes)) = self.ahead.pop_first() {
             if offset > self.next {
                 self.ahead.insert(offset, bytes);
@@ -154,7 +156,7 @@ impl Receiver {
         }
     }
 
-    /// False: an end that cannot be.
+    /// Takes the end of the data. Returns false if it contradicts what arrived before.
     pub(super) fn fin(&mut self, offset: u64) -> bool {
         let ahead = self.ahead.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64);
         if offset < self.next.max(ahead)
@@ -177,6 +179,7 @@ impl Receiver {
             self.queue.pop_front();
             self.taken = 0;
         }
+        // Check the growth only when a whole window was delivered: the application then keeps up with the path.
         let (delivered, since) = self.looked_at;
         if self.queue.is_empty() && self.delivered - delivered >= self.window {
             if now.since(since) <= GROW_WITHIN {
@@ -195,7 +198,7 @@ impl Receiver {
         }
     }
 
-    /// What is to be acknowledged, if it is time.
+    /// Returns the acknowledgement to send now, if one is due.
     pub(super) fn take_ack(&mut self) -> Option<Ack> {
         if !std::mem::take(&mut self.must_ack) {
             return None;

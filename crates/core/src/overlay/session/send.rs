@@ -1,4 +1,4 @@
-//! The sending half: what the application sent, kept until the other end has it.
+//! The sending half of a session: buffers the application's data until the other end has acknowledged it.
 
 use super::{Output, fits_one_frame};
 use crate::overlay::frame::{Ack, DATA_MAX, SessionFrame};
@@ -6,7 +6,7 @@ use crate::time::Instant;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Bytes that travel in one frame.
+/// The bytes of one data frame.
 #[derive(Clone, Debug)]
 struct Piece {
     offset: u64,
@@ -14,28 +14,29 @@ struct Piece {
     sent_at: Instant,
 }
 
-/// See the module.
+/// The sending half of a session.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     pieces: VecDeque<Piece>,
     keep_max: u64,
-    /// All before this are with the other end (one more for the FIN).
+    /// The other end has acknowledged all bytes before this one (one more for the FIN).
     acked: u64,
-    /// All before this were accepted by the far application's kernel.
+    /// The far application's kernel has accepted all bytes before this one.
     confirmed: u64,
     /// Bytes read from the application.
     end: u64,
-    /// Next to be sent on this path.
+    /// The next byte to send on this path.
     next: u64,
-    /// All before this were sent on some path.
+    /// All bytes before this one were sent on some path.
     sent: u64,
     limit: u64,
     fin: bool,
     fin_sent: bool,
     fin_ever_sent: bool,
-    /// Where we were when the other end's FIN came: our FIN to the application waits until this is confirmed.
+    /// The value of `end` when the other end's FIN arrived. The application gets this FIN only after these bytes are
+    /// confirmed.
     mark: Option<u64>,
-    /// Pieces to be sent once more.
+    /// Offsets of the pieces to retransmit.
     again: BTreeSet<u64>,
 }
 
@@ -63,7 +64,7 @@ impl Sender {
             return 0;
         }
         let kept = self.end - self.acked.min(self.end);
-        // Without credit nothing is read: the receiving application's pace is the sending one's.
+        // Without credit nothing is read, so the sending application slows down to the pace of the receiving one.
         let room = self.keep_max.saturating_sub(kept).min(self.limit.saturating_sub(self.end));
         usize::try_from(room).unwrap_or(usize::MAX)
     }
@@ -98,7 +99,7 @@ impl Sender {
         }
         let length = bytes.len() as u64;
         match self.pieces.back_mut() {
-            // What was never sent may still grow.
+            // A piece that was never sent may still grow.
             Some(last) if last.offset >= self.sent && fits_one_frame(last.bytes.len(), bytes.len()) => {
                 last.bytes.extend_from_slice(&bytes);
             }
@@ -122,19 +123,20 @@ impl Sender {
         self.fin = true;
     }
 
-    /// The other end's FIN has come just now.
+    /// Notes that the other end's FIN has just arrived.
     pub(super) fn mark(&mut self) {
         self.mark.get_or_insert(self.end);
     }
 
-    /// Whether the other end's FIN may be passed on: the far kernel has all that the application sent; of one that
-    /// still sends, and could keep the FIN away for ever, all it had sent when the FIN came.
+    /// Whether the other end's FIN may be passed to the application. If the application has sent its FIN, the far
+    /// kernel must have accepted all its bytes. If it still sends, only the bytes before the FIN of the other end
+    /// count: otherwise it could delay the FIN for ever.
     pub(super) fn is_confirmed_to_mark(&self) -> bool {
         let mark = if self.fin { Some(self.end) } else { self.mark };
         self.confirmed >= mark.unwrap_or(self.end)
     }
 
-    /// Whether everything is with the far application's kernel, and the FIN with the other end.
+    /// Whether the far application's kernel has accepted all bytes, and the other end has the FIN.
     pub(super) fn is_complete(&self) -> bool {
         self.fin && self.acked > self.end && self.confirmed >= self.end
     }
@@ -154,6 +156,7 @@ impl Sender {
             self.pieces[at].sent_at = now;
             return Some(Output::SendData { offset });
         }
+        // Retransmissions are done; now send new data within the credit.
         if self.next < self.end {
             let at = self.index_of(self.next)?;
             let piece = &mut self.pieces[at];
@@ -174,12 +177,12 @@ impl Sender {
         None
     }
 
-    /// Whether the other end may have come as far as this.
+    /// Whether the other end can have received everything before `next`.
     fn is_possible(&self, next: u64) -> bool {
         next <= self.sent + u64::from(self.fin_ever_sent && self.sent == self.end)
     }
 
-    /// False: the other end says what cannot be.
+    /// Takes an acknowledgement. Returns false if it acknowledges what was never sent.
     pub(super) fn ack(&mut self, ack: &Ack) -> bool {
         if !self.is_possible(ack.next) || ack.confirmed > ack.next.max(self.acked) {
             return false;
@@ -200,7 +203,7 @@ impl Sender {
             self.pieces.pop_front();
         }
         self.again = self.again.split_off(&next);
-        // The other end took part of a piece only: it need not, but may.
+        // The other end has part of a piece only. It may do so, even if it usually acknowledges whole pieces.
         if let Some(piece) = self.pieces.front_mut().filter(|piece| piece.offset < next) {
             let taken = usize::try_from(next - piece.offset).unwrap_or(usize::MAX);
             piece.bytes.drain(..taken.min(piece.bytes.len()));
@@ -208,7 +211,7 @@ impl Sender {
         }
     }
 
-    /// A new path: goes on at what the other end expects. False: that cannot be.
+    /// Continues on a new path at the byte that the other end expects. Returns false if this byte is impossible.
     pub(super) fn rewind(&mut self, next: u64, limit: u64) -> bool {
         if !self.is_possible(next) || next < self.acked {
             return false;
@@ -221,13 +224,13 @@ impl Sender {
         true
     }
 
-    /// The other end misses what lies before `hole_end`; what was sent again less than `guard` ago is on its way.
+    /// Marks the missing pieces before `hole_end` for retransmission, except those sent less than `guard` ago.
     pub(super) fn fill_hole(&mut self, hole_end: u64, now: Instant, guard: Duration) {
         let missing = self.pieces.iter().take_while(|piece| piece.offset < hole_end.min(self.next));
         self.again.extend(missing.filter(|piece| piece.sent_at + guard <= now).map(|piece| piece.offset));
     }
 
-    /// Nothing was heard for a while: the first piece on its way is sent again, and the FIN.
+    /// Repeats the first unacknowledged piece and the FIN, because the other end was silent for a while.
     pub(super) fn repeat(&mut self) {
         if let Some(first) = self.pieces.front().filter(|piece| piece.offset < self.next) {
             self.again.insert(first.offset);
