@@ -217,15 +217,15 @@ fn a_node_that_advertises_false_links_draws_no_flow_and_takes_no_link_away() {
     let bytes = random_bytes(8, 2_000_000);
     let server = Server::start(b"all of it".to_vec());
     let deliver = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
-    let c = Up::start("", &(keys.section("c", &[], true) + deliver));
-    let b = Up::start("", &keys.section("b", &[("c", overlay_address(&c))], true));
+    let c = Up::start_measured("", &(keys.section("c", &[], true) + deliver));
+    let b = Up::start_measured("", &keys.section("b", &[("c", overlay_address(&c))], true));
     let listener = format!(
         "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
          [[rule]]\nname = \"over\"\ncarrier = \"overlay:c\"\n",
         server.address
     );
     let section = keys.section("a", &[("b", overlay_address(&b))], true);
-    let mut a = Up::start("default = \"deny\"\n", &(listener + &section));
+    let mut a = Up::start_measured("default = \"deny\"\n", &(listener + &section));
     wait_for(&a, "a path to c", |status| path_to(status, "c") == ["a", "b", "c"]);
 
     let who = Who::new(&keys, "m", &MEMBERS);
