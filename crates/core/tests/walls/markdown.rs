@@ -31,6 +31,11 @@ fn without_code(line: &str) -> String {
     line.split('`').enumerate().map(|(index, part)| if index % 2 == 0 { part } else { "" }).collect()
 }
 
+/// The lines outside code blocks, without their code spans, numbered from 1.
+pub fn plain_lines(text: &str) -> Vec<(usize, String)> {
+    prose(text).map(|(line, content)| (line, without_code(content))).collect()
+}
+
 /// Every link in prose.
 pub fn links(text: &str) -> Vec<Link> {
     let mut found = Vec::new();

@@ -1,8 +1,10 @@
-//! The English of comments: words that hide the actor or the meaning do not come back into folders that were rewritten.
+//! The English of comments and documents: words that hide the actor or the meaning do not come back into what was rewritten.
 //!
 //! The list begins with the words that readers stumbled over most. To add one, put it into [`WORDS`] with its reason;
-//! the test then names each place. A folder that is not rewritten yet stands in [`NOT_YET`]: who rewrites one takes it out.
+//! the test then names each place. A folder that is not rewritten yet stands in [`NOT_YET`], a document in
+//! [`DOCUMENTS_NOT_YET`]: remove an entry after rewriting what it names.
 
+use crate::markdown::plain_lines;
 use crate::source::{all_sources, files, root, text};
 use std::path::Path;
 
@@ -22,6 +24,9 @@ const WORDS: [(&str, &str); 13] = [
     ("believe", "say \"trust\" or \"accept\""),
     ("what became of", "say \"the state of\" or \"the result of\""),
 ];
+
+/// Documents, and the rest of a folder's documents, that are not rewritten yet: not checked for now. Make this shorter.
+const DOCUMENTS_NOT_YET: [&str; 1] = ["CHANGELOG.md"];
 
 /// A sentence that consists of this only tells nothing.
 const EMPTY: [&str; 2] = ["Which.", "See the module."];
@@ -93,10 +98,11 @@ fn findings(comments: &[(usize, String)]) -> Vec<(usize, &'static str, &'static 
     found
 }
 
-/// Whether a word begins here. "There is no such file" is plain English.
+/// Whether a word begins here. "There is no such file" and "is no longer" are plain English.
 fn is_word_start(text: &str, at: usize) -> bool {
-    let before = &text[..at];
-    !before.ends_with(|before: char| before.is_alphanumeric()) && !before.ends_with("there ")
+    let (before, from) = text.split_at(at);
+    let is_plain = before.ends_with("there ") || from.starts_with("is no longer") || from.starts_with("are no longer");
+    !before.ends_with(|before: char| before.is_alphanumeric()) && !is_plain
 }
 
 fn is_checked(path: &str) -> bool {
@@ -130,16 +136,21 @@ fn comments_are_plain() {
 }
 
 #[test]
-fn documents_name_documents_by_title() {
-    let mut bad = Vec::new();
-    for path in ["docs", "bench", "examples"].iter().flat_map(|folder| files(folder, ".md")) {
-        for (number, line) in text(&path).lines().enumerate() {
-            if line.to_lowercase().contains("seed 00") {
-                bad.push(format!("{}:{}", path.display(), number + 1));
+fn documents_are_plain() {
+    let root = root();
+    let (mut bad, mut checked) = (Vec::new(), 0);
+    for path in files("", ".md") {
+        let name = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
+        let is_checked = !DOCUMENTS_NOT_YET.iter().any(|start| name.starts_with(start));
+        checked += usize::from(is_checked);
+        for (line, word, why, _) in findings(&plain_lines(&text(&path))) {
+            if is_checked || EVERYWHERE.contains(&word) {
+                bad.push(format!("{name}:{line}: \"{word}\": {why}"));
             }
         }
     }
-    assert!(bad.is_empty(), "use the short titles of docs/seeds.md:\n{}", bad.join("\n"));
+    assert!(checked > 10, "the documents are there: {checked}");
+    assert!(bad.is_empty(), "write plain English (CONTRIBUTING.md):\n{}", bad.join("\n"));
 }
 
 #[test]
@@ -155,6 +166,7 @@ fn the_checker_finds_what_it_looks_for() {
     let plain = [(1, "The kernel is not asked, and a misbelieved one is none.".to_owned())];
     let there = [(2, "None if there".to_owned()), (3, "is no room.".to_owned())];
     assert!(findings(&there).is_empty(), "that is plain");
+    assert!(findings(&[(1, "It is no longer open.".to_owned())]).is_empty(), "that is plain");
     assert!(findings(&plain).is_empty(), "a word inside of another is another word");
     assert!(is_checked("bpf/packet.bpf.h") && is_checked("crates/sys/src/bpf/map.rs"));
     assert!(!is_checked("crates/lab/src/main.rs"));
