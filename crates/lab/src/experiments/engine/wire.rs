@@ -338,11 +338,11 @@ pub fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
     let _ = writeln!(
         text,
         "### Over veth, generator and engine on a core each\n\n\
-         Complete connections between two ends that are a program in the kernel, counted there: six packets each way where the \
-         engine answers the client's SYN (the client's last acknowledgement of the handshake brings its request), seven where \
-         both ends shake hands. *Of a core*: what the CPU time that the engine took would give if it took all. Each side's \
-         frames are taken by a thread of the kernel on its own core, which is counted; nobody measures how long a connection \
-         takes, so no percentiles. *Limit*: the least program that can stand there, which changes addresses and knows no \
+         Client and server are one program in the kernel, which counts complete connections. There are six packets each way \
+         if the engine answers the client's SYN (the last acknowledgement of the handshake brings the request), and seven if \
+         client and server shake hands. *Of a core*: the rate if the engine's CPU time were one whole core. A kernel thread on \
+         each side's core takes that side's frames; its time is counted. The duration of a connection is not measured, so \
+         there are no percentiles. *Limit*: the least program on the path, which changes addresses and knows no \
          connections.\n\n\
          | plane | open | connections/s | of a core | CPU us | cycles a connection | Mpackets/s | p50 us | p99 us | p99.9 us | \
          given up | completed | records |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
