@@ -1,8 +1,8 @@
-//! `sidetrack cleanup`: finds what a crash could have left behind, and takes it back.
+//! `sidetrack cleanup`: finds what a crash has left behind, and removes it.
 //!
-//! Mostly there is nothing: rules go with the process that owns them, and a guard process undoes the rest even after
-//! SIGKILL. What can stay is a table of `on_crash = "closed"` (on purpose), everything on kernels without owned tables or when
-//! the guard was killed as well, empty control groups, and a socket that nobody answers at.
+//! Normally nothing is left: rules vanish with the process that owns them, and a guard process undoes the rest
+//! even after SIGKILL. These can be left: a table of `on_crash = "closed"` (intended); everything, on kernels
+//! without owned tables or if the guard was killed too; empty control groups; and a socket without a listener.
 
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::netlink::{Error, Protocol, Socket};
@@ -12,13 +12,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// How the names of our tables and control groups begin.
+/// Prefix of our tables and control groups.
 pub const PREFIX: &str = "sidetrack";
 
-/// Where to look.
+/// The places to search.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Base name of the program whose running instances are to be left alone.
+    /// Base name of the program. Its running instances are left alone.
     pub program: String,
     /// Admin sockets that may be stale.
     pub sockets: Vec<PathBuf>,
@@ -33,18 +33,18 @@ pub struct Running {
     pub command: String,
 }
 
-/// What was found.
+/// The result of the search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// What is left behind, as what takes it back.
+    /// The actions that remove the leftovers.
     pub leftovers: Vec<Action>,
-    /// Instances that run; what could be theirs is not among the leftovers.
+    /// Running instances. Whatever may belong to them is not in `leftovers`.
     pub running: Vec<Running>,
-    /// What could not be looked at, and why.
+    /// What could not be searched, and why.
     pub unseen: Vec<String>,
 }
 
-/// Looks for leftovers; changes nothing.
+/// Searches for leftovers. Changes nothing.
 pub fn survey(places: &Places) -> Survey {
     let mut survey = Survey { running: running(&places.program), ..Survey::default() };
     if survey.running.is_empty() {
@@ -68,8 +68,8 @@ impl Survey {
     }
 }
 
-/// Whether this is the name of something of ours that nobody needs any more, as far as a name can tell: what
-/// `run --mode cgroup` makes has its process id at the end.
+/// Whether an object with this name is ours and no longer used, judging by its name. `run --mode cgroup` puts
+/// its process id at the end of names.
 fn is_abandoned(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return false };
     let pid = rest.strip_prefix("-run-").and_then(|pid| pid.parse::<u32>().ok());
@@ -80,7 +80,7 @@ fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Tables of ours that no living process owns.
+/// Our tables that no living process owns.
 fn tables() -> Result<Vec<Action>, Error> {
     let mut socket = Socket::open(Protocol::Netfilter)?;
     let ours = nft::list_tables(&mut socket)?
@@ -111,7 +111,7 @@ fn empty_cgroups() -> Vec<Action> {
     empty.map(|leaf| Action::RemoveDirectory(leaf.directory())).collect()
 }
 
-/// The socket itself, and names under which one was being made (`.admin.sock.PID`).
+/// The socket itself, and the temporary names of sockets (`.admin.sock.PID`).
 fn stale_sockets(path: &Path) -> Vec<Action> {
     let hidden = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
     let beside = path.parent().and_then(|directory| fs::read_dir(directory).ok());
@@ -125,7 +125,7 @@ fn stale_sockets(path: &Path) -> Vec<Action> {
     candidates.filter(|path| probe::socket_is_stale(path)).map(Action::RemoveFile).collect()
 }
 
-/// Processes of this program in this network namespace that hold rules.
+/// Returns other processes of this program in this network namespace that hold rules.
 fn running(program: &str) -> Vec<Running> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let own = fs::metadata("/proc/thread-self/ns/net").map(|metadata| metadata.ino()).ok();

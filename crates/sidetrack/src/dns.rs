@@ -1,9 +1,9 @@
-//! The resolver of `sidetrack run`: every name gets an address of 198.18.0.0/15 that stands for it, so that the
-//! connection which follows brings the name back and a proxy, not this host, resolves it. Names that this host resolves
-//! itself when a connection comes are looked up at once, so that those which do not exist are known.
+//! The resolver of `sidetrack run`. Each name gets its own address of 198.18.0.0/15. The connection to this
+//! address leads back to the name, and a proxy resolves it instead of this host. Names that this host resolves
+//! itself are looked up at once, so that the command learns when they do not exist.
 //!
-//! [`answer`] is the table's part, a function of bytes; [`Resolver`] decides who else is asked; [`serve_udp`] and
-//! [`serve_tcp`] move the bytes.
+//! [`answer`] works on the table and on bytes only. [`Resolver`] decides which other servers are asked.
+//! [`serve_udp`] and [`serve_tcp`] do the I/O.
 
 mod answer;
 mod forward;
@@ -28,25 +28,26 @@ use tokio::time::timeout;
 /// The port of DNS (RFC 1035 section 4.2).
 pub const PORT: u16 = 53;
 
-/// The table of names, shared with whoever turns addresses back into names.
+/// The table of names, shared with the code that maps addresses back to names.
 pub type SharedNames = Arc<Mutex<NameTable>>;
 
-/// Largest question read over UDP; real ones have a few dozen bytes.
+/// Largest query over UDP, bytes. Real queries have a few dozen.
 const MAX_DATAGRAM: usize = 4096;
-/// Questions answered over one TCP connection.
+/// Most queries on one TCP connection.
 const MAX_QUESTIONS: usize = 1000;
-/// Questions that are answered at a time; more wait in the socket.
+/// Most queries that are answered at the same time. Further ones wait in the socket.
 const MAX_WAITING: usize = 512;
-/// How long a TCP connection may stay silent (RFC 7766 section 6.2.3 wants seconds).
+/// How long a TCP connection may be idle (RFC 7766 section 6.2.3 recommends seconds).
 const TCP_IDLE: Duration = Duration::from_secs(10);
-/// Socket errors in a row that make the socket count as broken. Single ones are refusals of earlier answers.
+/// Consecutive socket errors after which the socket counts as broken. Single errors are ICMP errors for earlier
+/// answers.
 const MAX_ERRORS: u32 = 100;
 
-/// Answers questions that arrive on a socket of [`udp::bind`], each from the address it asked, for as long as
-/// the future is polled. `now` is the clock that ages names, the same one for all that use the table.
+/// Answers queries that arrive on a socket of [`udp::bind`], each from the address it was sent to, while the
+/// future is polled. `now` is the clock that ages names; all users of the table share it.
 ///
 /// # Errors
-/// If the socket cannot be watched, or fails a hundred times in a row.
+/// Fails if the socket cannot be watched, or fails a hundred times in a row.
 pub async fn serve_udp(
     socket: UdpSocket,
     resolver: Arc<Resolver>,
@@ -76,18 +77,19 @@ pub async fn serve_udp(
         let (socket, resolver, now) = (Arc::clone(&socket), Arc::clone(&resolver), now());
         waiting.spawn(async move {
             if let Some(reply) = resolver.answer(&question, Transport::Udp, now).await {
-                // A full send buffer or an asker that is gone: it asks again, as it does after any loss.
+                // If the send buffer is full or the client is gone, the answer is lost. A client repeats its
+                // query after a loss.
                 let _ = udp::send(&socket, &reply, datagram.from, datagram.to);
             }
         });
     }
 }
 
-/// Answers questions on one TCP connection (RFC 7766) until the peer ends it, is silent for ten seconds or has
-/// asked a thousand times.
+/// Answers queries on one TCP connection (RFC 7766) until the peer closes it, is idle for ten seconds or has
+/// sent a thousand queries.
 ///
 /// # Errors
-/// If the connection breaks; a peer that sends nonsense is no error.
+/// Fails if the connection breaks. A malformed query is not an error.
 pub async fn serve_tcp(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     resolver: &Resolver,

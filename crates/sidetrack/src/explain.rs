@@ -1,4 +1,4 @@
-//! Which rule decides about a flow, why, and what would happen to it; no packet is sent.
+//! Explains which rule decides about a flow, why, and what would happen to it. No packet is sent.
 
 use crate::config::{Config, ListenerKind, Question};
 use serde::Serialize;
@@ -12,79 +12,79 @@ use sidetrack_sys::sockopt;
 use std::fmt;
 use std::net::SocketAddr;
 
-/// The answer; its JSON form is stable: fields are added, never renamed or removed.
+/// The answer. Its JSON form is stable: fields are added, never renamed or removed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
-    /// The flow asked about.
+    /// The flow in question.
     pub flow: AskedFlow,
     /// `deny` or `carry`.
     pub action: &'static str,
-    /// Name of the rule that decides; none if the default does.
+    /// Name of the rule that decides. `None` if the default does.
     pub rule: Option<String>,
     /// The reason in words.
     pub why: String,
-    /// How the flow is carried; none if it is denied.
+    /// How the flow is carried. `None` if it is denied.
     pub carry: Option<Carried>,
-    /// Policy is asked again with each address that the name of the destination leads to: rules that deny by network, then
-    /// `never_dial`.
+    /// Whether policy is asked again with each address that the destination's name resolves to: rules that deny
+    /// by network, then `never_dial`.
     pub addresses_are_asked_again: bool,
-    /// The rule for which the flow would be held until its first bytes are there.
+    /// The rule for which the flow would wait for its first bytes.
     pub waits_for_first_bytes: Option<Wait>,
-    /// Whether the kernel may carry it alone: nothing in the rules needs user space. `sidetrack plan` tells what is really
-    /// left to it.
+    /// Whether the kernel may forward it without us, because the rules do not need user space. `sidetrack plan`
+    /// shows what is really left to the kernel.
     pub kernel_path: bool,
-    /// What happens to the flow where it is forwarded between ports of the shunt, and not caught by a listener; none without
-    /// a shunt, or where the destination is no address.
+    /// What happens to the flow if it is forwarded between ports of the shunt and not captured by a listener.
+    /// `None` without a shunt, or if the destination is not an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarded: Option<Forwarded>,
     /// Each rule's part in the decision, in order.
     pub trace: Vec<String>,
-    /// How the containers on the way are in a sidetrack that runs; none where the way leads through no container.
+    /// The state of the containers on the way in a running sidetrack. `None` if there are none on the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub containers: Option<Health>,
 }
 
-/// What happens to a forwarded flow that the packet filter does not decide about.
+/// What happens to a forwarded flow if the packet filter leaves it to the rules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Forwarded {
     /// `drop`, `shunt` or `pass`.
     pub action: &'static str,
-    /// The rule that decides; none if the default does.
+    /// Name of the rule that decides. `None` if the default does.
     pub rule: Option<String>,
-    /// From this many bytes on it takes the fast path.
+    /// It moves to the fast path after this number of bytes.
     pub after_bytes: Option<u64>,
-    /// From this time on it takes the fast path, milliseconds.
+    /// It moves to the fast path after this time, milliseconds.
     pub after_ms: Option<u64>,
-    /// No action of the shunt asks the rules: the packet filter alone decides.
+    /// Whether the packet filter alone decides, because no action of the shunt refers to the rules.
     pub by_packet_filter: bool,
 }
 
-/// What is known of the containers on the way.
+/// The state of the containers on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// Nobody could be asked, and why.
+    /// No running sidetrack could be asked. Says why.
     Unknown(String),
-    /// One line for each function in a container, in the order of the chain.
+    /// One entry for each container function, in the order of the chain.
     Known(Vec<FunctionHealth>),
 }
 
-/// How the containers of one function are.
+/// The state of one function's containers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FunctionHealth {
     /// The function's name.
     pub function: String,
-    /// Containers that there are to be.
+    /// The wanted number of containers.
     pub wanted: u16,
-    /// Those that are well.
+    /// The number of healthy ones.
     pub well: u16,
-    /// How often one that was started has been given up.
+    /// How often a started container was given up.
     pub falls: u64,
-    /// What is wrong while fewer are well than there are to be.
+    /// The problem, while fewer are healthy than wanted.
     pub trouble: Option<String>,
 }
 
-/// The flow asked about.
+/// The flow in question.
 #[derive(Clone, Debug, Serialize)]
 pub struct AskedFlow {
     /// The client's address.
@@ -93,7 +93,7 @@ pub struct AskedFlow {
     pub orig_dst: String,
     /// Name of the listener.
     pub listener: String,
-    /// How it was caught.
+    /// How it was captured.
     pub intercept: Intercept,
     /// The host name in its first bytes.
     pub host: Option<String>,
@@ -104,29 +104,29 @@ pub struct AskedFlow {
 pub struct Carried {
     /// `direct`, or the hops, without credentials.
     pub carrier: String,
-    /// The destination that takes the place of the client's.
+    /// The destination that replaces the client's.
     pub to: Option<String>,
-    /// What is dialled when both are known: `original` or `name`.
+    /// Which is dialled if both are known: `original` or `name`.
     pub dial: &'static str,
-    /// Who resolves names: `proxy` or `local`.
+    /// Where names are resolved: `proxy` or `local`.
     pub resolve: &'static str,
-    /// The server sees the client's own address.
+    /// Whether the server sees the client's own address.
     pub keep_client_address: bool,
     /// Version of the PROXY protocol header sent to the server.
     pub proxy_protocol: Option<u8>,
-    /// Ends the flow when nothing moved for so long.
+    /// Ends the flow after this time without a byte, milliseconds.
     pub idle_timeout_ms: u64,
-    /// Ends the flow after so long.
+    /// Ends the flow after this time, milliseconds.
     pub lifetime_ms: Option<u64>,
-    /// Time for connecting and all handshakes.
+    /// Time to connect, including all handshakes, milliseconds.
     pub connect_timeout_ms: u64,
-    /// How long the client's first bytes are waited for, so that they travel with the request.
+    /// How long to wait for the client's first bytes, to send them with the request, milliseconds.
     pub initial_data_wait_ms: u64,
     /// TCP Fast Open (RFC 7413) towards the server or the first hop.
     pub tfo: bool,
     /// Multipath TCP (RFC 8684) towards the server or the first hop.
     pub mptcp: bool,
-    /// Connections to the server that are held ready; none where the rule asks for none.
+    /// Number of warm connections to the server. `None` if the rule has none.
     pub warm: Option<u16>,
     /// Names of the functions on the way, in order.
     pub chain: Vec<String>,
@@ -135,13 +135,13 @@ pub struct Carried {
 /// A wait for first bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Wait {
-    /// The rule that asks.
+    /// The rule that needs them.
     pub rule: String,
-    /// Longest wait.
+    /// Longest wait, milliseconds.
     pub wait_ms: u64,
 }
 
-/// Plays the decision through; `None` if the flow has no destination.
+/// Decides about the flow without carrying it. Returns `None` if the flow has no destination.
 pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     let flow = question.flow()?;
     let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
@@ -176,7 +176,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     })
 }
 
-/// Why the address of a destination would not be dialled, although the rules carry the flow.
+/// Says why a destination's address would not be dialled, although the rules carry the flow.
 fn refusal(config: &Config, question: &Question<'_>, flow: &Flow, carry: &Carry) -> Option<Denied> {
     let Host::Ip(ip) = carry.destination(flow).host else { return None };
     if carry.to.is_some() {
@@ -221,7 +221,7 @@ fn carried(config: &Config, carry: &Carry) -> Carried {
     }
 }
 
-/// What the shunt's rules say of the flow. They see addresses, ports and the process.
+/// Returns the decision of the shunt's rules. They see addresses, ports and the process.
 fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Forwarded> {
     let (shunt, server) = (config.shunt.as_ref()?, flow.orig_dst.socket_addr()?);
     let tuple = Tuple { client: flow.client, server, transport: Transport::Tcp, zone: 0 };
@@ -244,7 +244,7 @@ fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Fo
     })
 }
 
-/// Whether the packet filter would take this flow from us, on every address the listener has.
+/// Whether the packet filter would take this flow, on every address of the listener.
 fn kernel_path(config: &Config, question: &Question<'_>, flow: &Flow) -> bool {
     let (Some(listener), Some(to)) = (question.listener, flow.orig_dst.socket_addr()) else { return false };
     let paths = config.kernel_paths(listener);

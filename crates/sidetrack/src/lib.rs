@@ -1,4 +1,4 @@
-//! Sidetrack runs: configuration, sockets, tasks and the one binary.
+//! Sidetrack as a program: configuration, sockets, tasks and the one binary.
 #![forbid(unsafe_code)]
 
 pub mod admin;

@@ -1,7 +1,8 @@
-//! Flows in flight, shared between the worker that moves a flow's bytes and those who look at it or end it.
+//! Running flows. They are shared between the worker that moves a flow's bytes and the threads that inspect or
+//! end it.
 //!
-//! Each worker owns one [`Ledger`]; only the admin side and the sweep of time-outs ever contend for its lock. Byte
-//! counts are atomics that the owning worker alone writes.
+//! Each worker owns one [`Ledger`]. Only the admin interface and the sweep for time-outs compete for its lock.
+//! Byte counts are atomics that only the owning worker writes.
 
 mod batch;
 mod ledger;
@@ -25,33 +26,33 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
-/// What is known of a flow once policy has spoken; set once.
+/// What is known about a flow after the policy decided.
 #[derive(Clone, Debug)]
 pub struct Decided {
     /// The flow as policy saw it.
     pub flow: Flow,
-    /// What policy said; none if the flow ended before it was asked.
+    /// The policy's verdict. `None` if the flow ended before policy was asked.
     pub verdict: Option<Verdict>,
 }
 
 impl Decided {
-    /// The rule that decided; none if the default did, or nothing did.
+    /// The rule that decided. `None` if the default did, or if nothing was decided.
     pub fn rule(&self) -> Option<&Arc<str>> {
         self.verdict.as_ref()?.rule.as_ref()
     }
 
-    /// What the data-flow agreement said, if its rule asks it.
+    /// The agreement's decision, if the rule refers to it.
     pub fn agreement(&self) -> Option<&str> {
         self.verdict.as_ref()?.agreement.as_deref()
     }
 
-    /// What happens to the flow, once that is decided.
+    /// The action for the flow, once it is decided.
     pub fn action(&self) -> Option<&Action> {
         Some(&self.verdict.as_ref()?.action)
     }
 }
 
-/// The clock every worker shares: nanoseconds since the program began, as the cores want it.
+/// The clock that all workers share: nanoseconds since the program began, in the type of the core crate.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Instant);
 
@@ -61,31 +62,31 @@ impl Clock {
         Self(Instant::now())
     }
 
-    /// The time now, for a core.
+    /// The present time, in the type of the core crate.
     pub fn now(&self) -> sidetrack_core::time::Instant {
         let nanos = u64::try_from(now().saturating_duration_since(self.0).as_nanos()).unwrap_or(u64::MAX);
         sidetrack_core::time::Instant::from_nanos(nanos)
     }
 
-    /// What a core calls this time.
+    /// Converts a time of the core crate.
     pub fn instant(&self, at: sidetrack_core::time::Instant) -> Instant {
         self.0 + Duration::from_nanos(at.as_nanos())
     }
 }
 
-/// What moves the bytes of a flow whose carrier leaves that open.
+/// The transport of a flow, if its carrier leaves a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// A stream of a tunnel's QUIC connection.
     Quic,
-    /// A TLS connection of a tunnel, where UDP does not get through.
+    /// A TLS connection of a tunnel, if UDP does not get through.
     Tls,
-    /// A connection to the server that stood before the flow came.
+    /// A connection to the server that was opened before the flow came.
     Warm,
 }
 
 impl Transport {
-    /// The word for it in records and metrics.
+    /// The word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -95,12 +96,12 @@ impl Transport {
     }
 }
 
-/// What carried a flow in fact, where its carrier leaves that open: `quic 203.0.113.5:4433`.
+/// What carried a flow, if its carrier leaves a choice: `quic 203.0.113.5:4433`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// What moves the bytes.
+    /// The transport.
     pub transport: Transport,
-    /// The address it leads to: of the tunnel's far side, or of the server.
+    /// The address it leads to: the tunnel's far side, or the server.
     pub address: SocketAddr,
 }
 
@@ -110,7 +111,7 @@ impl fmt::Display for Taken {
     }
 }
 
-/// Which sides of a flow speak Multipath TCP (RFC 8684) in fact.
+/// Which sides of a flow use Multipath TCP (RFC 8684).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Multipath {
     /// The client's side.
@@ -126,19 +127,19 @@ impl Multipath {
     }
 }
 
-/// One flow in flight.
+/// One running flow.
 #[derive(Debug)]
 pub struct LiveFlow {
     /// Its number, unique in this process.
     pub id: FlowId,
-    /// When it was caught (wall clock, for people).
+    /// When it was captured (wall clock, for people).
     pub since: SystemTime,
-    /// When it was caught (for durations).
+    /// When it was captured (for durations).
     pub opened: Instant,
     decided: Mutex<Option<Arc<Decided>>>,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
-    /// Bytes of our own still to go to the server before the client's: no payload, never counted.
+    /// Bytes of our own that go to the server before the client's. They are not payload and not counted.
     preface: AtomicU64,
     connect_us: AtomicU64,
     first_byte_us: AtomicU64,
@@ -152,16 +153,16 @@ pub struct LiveFlow {
     multipath: [AtomicBool; 2],
     /// TCP states of both sides with their times, for flows of the packet engine.
     states: Mutex<Option<Box<Stamps>>>,
-    /// Milliseconds after `opened` at which bytes last moved.
+    /// Milliseconds from `opened` to the last moved byte.
     active_ms: AtomicU64,
-    /// When the owner wants to be woken, on the workers' clock.
+    /// When the owner must be woken, on the workers' clock.
     deadline: AtomicU64,
     due_reason: AtomicU8,
-    /// When the sweep looks at it next; later than the deadline only for as long as nobody has said so in `looks`.
+    /// When the sweep checks it next. May be later than the deadline only until `looks` is updated.
     look: AtomicU64,
-    /// The ledger's order of looks, and the flow's place in it.
+    /// The ledger's schedule of checks, and the flow's index in it.
     looks: OnceLock<(Arc<Mutex<Deadlines>>, u32)>,
-    /// 0, or 1 + the index in [`EndReason::ALL`] of the reason somebody else ends it with.
+    /// 0, or 1 + the index in [`EndReason::ALL`] of the reason with which another thread ends it.
     ending: AtomicU8,
     waker: Mutex<Option<Waker>>,
 }
@@ -172,7 +173,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 const UNSET: u64 = u64::MAX;
 
-/// When an owner that was woken because of its deadline is woken once more, should it have done nothing about it.
+/// Time until an owner that was woken because of its deadline is woken again, if it has not reacted.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 fn code_of(reason: EndReason) -> u8 {
@@ -185,12 +186,12 @@ fn reason_of(code: u8) -> Option<EndReason> {
 }
 
 impl LiveFlow {
-    /// A flow that was caught just now.
+    /// A flow that was just captured.
     pub fn new(id: FlowId) -> Self {
         Self::caught(id, SystemTime::now(), now())
     }
 
-    /// A flow that was caught at this time.
+    /// A flow that was captured at this time.
     pub fn caught(id: FlowId, since: SystemTime, opened: Instant) -> Self {
         Self {
             id,
@@ -218,28 +219,28 @@ impl LiveFlow {
         }
     }
 
-    /// The name in the client's TLS hello is another than the one it was asked for by.
+    /// Notes the name in the client's TLS hello, if the client had asked by another name.
     pub fn greeted(&self, name: HostName) {
-        // The first hello counts; it is looked at more than once.
+        // The first hello counts. It is checked more than once.
         let _ = self.greeted.set(name);
     }
 
-    /// The name in the client's TLS hello, where it is another than the one it was asked for by.
+    /// The name in the client's TLS hello, if the client had asked by another name.
     pub fn tls_name(&self) -> Option<&HostName> {
         self.greeted.get()
     }
 
-    /// What is known of it, once policy has spoken.
+    /// What is known about it, once policy has decided.
     pub fn decided(&self) -> Option<Arc<Decided>> {
         lock(&self.decided).clone()
     }
 
-    /// Notes what the flow is and what policy said; a later call replaces the earlier.
+    /// Stores the flow's data and the policy's verdict. A later call replaces the earlier one.
     pub fn decide(&self, decided: Decided) {
         *lock(&self.decided) = Some(Arc::new(decided));
     }
 
-    /// Counts bytes that went from client to server (`up`) or back, and marks the flow as active.
+    /// Counts bytes from client to server (`up`) and back, and marks the flow as active.
     pub fn count(&self, up: u64, down: u64) {
         if up > 0 {
             let ours = self.preface.load(Relaxed).min(up);
@@ -253,7 +254,8 @@ impl LiveFlow {
         }
     }
 
-    /// The next so many bytes towards the server are ours (a PROXY protocol header): they are not counted.
+    /// Sets how many of the next bytes towards the server are ours (a PROXY protocol header). They are not
+    /// counted.
     pub fn put_preface(&self, bytes: u64) {
         self.preface.store(bytes, Relaxed);
     }
@@ -263,27 +265,27 @@ impl LiveFlow {
         (self.bytes_up.load(Relaxed), self.bytes_down.load(Relaxed))
     }
 
-    /// Notes that bytes moved `after` the flow was caught.
+    /// Notes that bytes moved `after` the capture.
     pub fn touch(&self, after: Duration) {
         self.active_ms.store(u64::try_from(after.as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Time since it was caught.
+    /// Time since the capture.
     pub fn age(&self) -> Duration {
         now().saturating_duration_since(self.opened)
     }
 
-    /// For how long nothing has moved.
+    /// Time since bytes last moved.
     pub fn idle(&self) -> Duration {
         self.age().saturating_sub(Duration::from_millis(self.active_ms.load(Relaxed)))
     }
 
-    /// Notes that the path to the server stood, after this time.
+    /// Notes when the path to the server was set up.
     pub fn connected(&self, after: Duration) {
         self.connect_us.store(u64::try_from(after.as_micros()).unwrap_or(UNSET - 1), Relaxed);
     }
 
-    /// Time until the path to the server stood.
+    /// Time until the path to the server was set up.
     pub fn connect_time(&self) -> Option<Duration> {
         Some(self.connect_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
     }
@@ -300,52 +302,52 @@ impl LiveFlow {
         Some(self.first_byte_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
     }
 
-    /// Notes for how long the flow was held so that a rule could see its first bytes.
+    /// Notes how long the flow waited so that a rule could see its first bytes.
     pub fn sniffed(&self, wait: Duration) {
         self.sniff_us.store(u64::try_from(wait.as_micros()).unwrap_or(UNSET - 1), Relaxed);
     }
 
-    /// For how long the flow was held for its first bytes, if a rule asked for them.
+    /// How long the flow waited for its first bytes, if a rule needed them.
     pub fn sniff_wait(&self) -> Option<Duration> {
         Some(self.sniff_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
     }
 
-    /// Notes what carries the flow, where its carrier leaves that open; the first note stays.
+    /// Notes what carries the flow, if its carrier leaves a choice. The first call counts.
     pub fn carried_by(&self, taken: Option<Taken>) {
         if let Some(taken) = taken {
             let _ = self.taken.set(taken);
         }
     }
 
-    /// What carries the flow, where its carrier leaves that open and the path stands.
+    /// What carries the flow, if its carrier leaves a choice and the path is set up.
     pub fn taken(&self) -> Option<Taken> {
         self.taken.get().copied()
     }
 
-    /// Notes that its bytes go past Sidetrack, by an entry of ours in the kernel.
+    /// Notes that its bytes bypass Sidetrack through an entry that we installed in the kernel.
     pub fn shunted(&self) {
         self.shunted.store(true, Relaxed);
     }
 
-    /// Whether bytes of it went past Sidetrack.
+    /// Whether bytes of it bypassed Sidetrack.
     pub fn was_shunted(&self) -> bool {
         self.shunted.load(Relaxed)
     }
 
-    /// Notes whether a side speaks Multipath TCP; a later call replaces the earlier.
+    /// Notes whether a side uses Multipath TCP. A later call replaces the earlier one.
     pub fn speaks_multipath(&self, side: Side, is_used: bool) {
         let [client, server] = &self.multipath;
         let place = if side == Side::Client { client } else { server };
         place.store(is_used, Relaxed);
     }
 
-    /// The sides that speak Multipath TCP.
+    /// The sides that use Multipath TCP.
     pub fn multipath(&self) -> Multipath {
         let [client, server] = &self.multipath;
         Multipath { client: client.load(Relaxed), server: server.load(Relaxed) }
     }
 
-    /// Notes the TCP states that both sides have reached so far; a later call replaces the earlier.
+    /// Stores the TCP states that both sides have reached so far. A later call replaces the earlier one.
     pub fn reached(&self, states: &Stamps) {
         let mut place = lock(&self.states);
         match &mut *place {
@@ -354,12 +356,12 @@ impl LiveFlow {
         }
     }
 
-    /// The TCP states that both sides have reached; none where the kernel's TCP carries the flow.
+    /// The TCP states that both sides have reached. `None` if the kernel's TCP carries the flow.
     pub fn states(&self) -> Option<Stamps> {
         lock(&self.states).as_deref().copied()
     }
 
-    /// Asks the owner to end the flow for `reason`; the first such wish wins. False if one was there already.
+    /// Asks the owner to end the flow for `reason`. The first request counts; returns false for later ones.
     pub fn end(&self, reason: EndReason) -> bool {
         let first = self.ending.compare_exchange(0, code_of(reason), Relaxed, Relaxed).is_ok();
         self.wake();
@@ -373,22 +375,22 @@ impl LiveFlow {
         }
     }
 
-    /// When the sweep is to wake the owner, and the reason the flow ends with if nothing else has come by then. The
-    /// sweep comes up to one of its periods late.
+    /// Sets when the sweep wakes the owner, and the end reason if nothing happens before. The sweep may be late
+    /// by up to one of its periods.
     pub fn set_deadline(&self, deadline: Option<sidetrack_core::time::Instant>, reason: EndReason) {
         self.due_reason.store(code_of(reason), Relaxed);
         self.deadline.store(deadline.map_or(UNSET, |at| at.as_nanos()), Relaxed);
         self.be_looked_at();
     }
 
-    /// When the owner wants to be woken, if it does.
+    /// When the owner must be woken, if a deadline is set.
     pub fn deadline(&self) -> Option<sidetrack_core::time::Instant> {
         let at = self.deadline.load(Relaxed);
         (at != UNSET).then(|| sidetrack_core::time::Instant::from_nanos(at))
     }
 
-    /// Sees to it that the sweep comes by the deadline. One that moved later needs nothing: the sweep comes earlier, and
-    /// finds out.
+    /// Makes sure that the sweep checks the flow by its deadline. If the deadline moved to later, nothing is
+    /// needed: the sweep comes earlier and sees the new deadline.
     fn be_looked_at(&self) {
         let deadline = self.deadline.load(Relaxed);
         if deadline >= self.look.load(Relaxed) {
@@ -400,7 +402,7 @@ impl LiveFlow {
         }
     }
 
-    /// The sweep is here: wakes the owner if it is late, and says when to look again.
+    /// Called by the sweep: wakes the owner if the deadline has passed, and returns when to check again.
     fn looked_at(&self, now: sidetrack_core::time::Instant) -> Option<sidetrack_core::time::Instant> {
         let next = if self.overdue(now).is_some() {
             self.wake();
@@ -418,12 +420,12 @@ impl LiveFlow {
         due.then(|| reason_of(self.due_reason.load(Relaxed))).flatten()
     }
 
-    /// The reason somebody wished this flow to end with.
+    /// The reason with which another thread wants this flow to end.
     pub fn ending(&self) -> Option<EndReason> {
         reason_of(self.ending.load(Relaxed))
     }
 
-    /// Whom to wake when somebody wishes the flow to end.
+    /// Sets the waker for requests to end the flow.
     pub fn set_waker(&self, waker: &Waker) {
         let mut slot = lock(&self.waker);
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -437,11 +439,11 @@ impl LiveFlow {
 pub struct Ended {
     /// The flow, with its final counts.
     pub flow: Arc<LiveFlow>,
-    /// The one reason.
+    /// The end reason.
     pub reason: EndReason,
-    /// Which hop, step and code, in words, where there is more to say than the reason.
+    /// Details such as hop, step and code, if there is more than the reason.
     pub detail: Option<Box<str>>,
-    /// From being caught to the end.
+    /// Time from the capture to the end.
     pub duration: Duration,
 }
 

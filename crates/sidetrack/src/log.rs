@@ -1,9 +1,10 @@
-//! The log: text or JSON on standard error, at a rate that nobody outside can raise.
+//! The log: text or JSON on standard error, with a rate that outsiders cannot raise.
 //!
-//! Many lines say what a stranger did: a handshake that failed, a client that had too many flows. So every line has its
-//! limit, which counts for its place in the program: [`BURST`] at once ([`INFO_BURST`] of level `info`: a node names its
-//! listeners), then [`PER_SECOND`] per second. What was left out is counted, and the next line of that place says so. Lines of levels `debug` and `trace`, which are there only where a
-//! person asked for them, have no limit.
+//! Many lines report what a stranger did: a failed handshake, a client with too many flows. So each line is
+//! limited, by its place in the program: [`BURST`] lines at once ([`INFO_BURST`] for level `info`, because a
+//! node lists its listeners), then [`PER_SECOND`] per second. Omitted lines are counted, and the next line of
+//! that place reports the count. Lines of levels `debug` and `trace` have no limit: a user must have turned them
+//! on.
 
 use serde_json::json;
 use sidetrack_core::limit::TokenBucket;
@@ -19,42 +20,42 @@ use tracing_subscriber::fmt::format::{Format, Full, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Warnings and errors of one place in the program that are written at once.
+/// Most warnings and errors from one place in the program at once.
 pub const BURST: u32 = 8;
 
-/// The same for lines of level `info`.
+/// Most lines of level `info` from one place at once.
 pub const INFO_BURST: u32 = 64;
 
-/// Lines of one place that are written per second after that.
+/// Lines per second from one place after that.
 pub const PER_SECOND: u32 = 1;
 
-/// The environment variable that says which lines are written: a list of `target=level`.
+/// The environment variable that selects lines: a list of `target=level`.
 pub const FILTER: &str = "SIDETRACK_LOG";
 
-/// What is written if it says nothing.
+/// The selection if the variable is not set.
 const DEFAULT_FILTER: &str = "warn,sidetrack=info";
 
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// How a line looks.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shape {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Says how lines look from now on.
+/// Sets the format of log lines from now on.
 pub fn set_shape(shape: Shape) {
     IS_JSON.store(shape == Shape::Json, Relaxed);
 }
 
-/// The environment variable that says how lines look where no configuration does: `json` or `text`.
+/// The environment variable for the format, if no configuration sets it: `json` or `text`.
 pub const FORMAT: &str = "SIDETRACK_LOG_FORMAT";
 
-/// As [`set_shape`], also for processes that this one starts from now on.
+/// Like [`set_shape`], also for processes that this one starts later.
 pub fn set_shape_of_all(shape: Shape) {
     set_shape(shape);
     let word = match shape {
@@ -79,7 +80,7 @@ pub fn start(colours: bool) {
         .init();
 }
 
-/// Formats lines, and leaves out those that come too fast.
+/// Formats lines, and omits lines that come too fast.
 #[derive(Debug)]
 pub struct Lines {
     text: Format<Full>,
@@ -100,7 +101,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// How many lines of this place were left out before this one; none: this one is left out, too.
+    /// Returns how many lines of this place were omitted before this one. `None`: this one must be omitted too.
     fn admit(&self, metadata: &'static Metadata<'static>) -> Option<u64> {
         if *metadata.level() > Level::INFO {
             return Some(0);
@@ -114,7 +115,7 @@ impl Lines {
     }
 }
 
-/// A line that says how many are missing before the next one.
+/// Writes a line with the number of omitted lines, before the next one.
 fn tell_missing(to: &mut Writer<'_>, metadata: &Metadata<'_>, missing: u64) -> fmt::Result {
     let now = humantime::format_rfc3339_micros(SystemTime::now());
     let (level, target) = (metadata.level(), metadata.target());
@@ -141,7 +142,7 @@ where
     ) -> fmt::Result {
         let metadata = event.metadata();
         match self.admit(metadata) {
-            // What is empty is not written.
+            // An empty line is not written.
             None => return Ok(()),
             Some(0) => {}
             Some(missing) => tell_missing(&mut to, metadata, missing)?,
@@ -160,7 +161,7 @@ mod tests {
     use std::sync::Arc;
     use tracing_subscriber::fmt::MakeWriter;
 
-    /// What was written.
+    /// Collects the output.
     #[derive(Clone, Default)]
     struct Page(Arc<Mutex<Vec<u8>>>);
 

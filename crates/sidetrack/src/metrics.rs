@@ -1,6 +1,7 @@
-//! Metrics in OpenMetrics text: counted from records as they are made, and read off the ledgers when somebody asks.
+//! Metrics in OpenMetrics text. They are counted from records, or read from the ledgers on request.
 //!
-//! Nothing here is on the data path. Labels are few and closed: rules, listeners and words, never addresses.
+//! No code here is on the data path. Labels have few, fixed values: rules, listeners and words, but no
+//! addresses.
 
 mod buckets;
 
@@ -55,50 +56,50 @@ struct TransportLabels {
     transport: &'static str,
 }
 
-/// What the metrics say that neither records nor ledgers know.
+/// Values that are in neither records nor ledgers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// Descriptors this process has open.
+    /// Open descriptors of this process.
     pub fds_in_use: u64,
-    /// Descriptors it may have open (the soft RLIMIT_NOFILE).
+    /// Limit of open descriptors (the soft RLIMIT_NOFILE).
     pub fds_limit: u64,
-    /// Number of the configuration in force, rising from 1.
+    /// Number of the configuration in force, counted from 1.
     pub config_generation: u64,
-    /// Whether the latest attempt to load a configuration went well.
+    /// Whether the latest reload succeeded.
     pub config_last_reload_success: bool,
 }
 
-/// A function and what has passed it since it was made.
+/// A function with its counts since it was made.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FunctionCounts {
     /// Its name.
     pub name: String,
-    /// What it does: the word of the configuration.
+    /// Its kind, as in the configuration.
     pub kind: Cow<'static, str>,
-    /// Flows that were led through it.
+    /// Number of flows through it.
     pub flows: u64,
-    /// Bytes from clients to servers; only a function of kind `count` counts them.
+    /// Bytes from clients to servers. Only a function of kind `count` counts them.
     pub bytes_up: u64,
-    /// Bytes from servers to clients; as `bytes_up`.
+    /// Bytes from servers to clients. Only a function of kind `count` counts them.
     pub bytes_down: u64,
-    /// How its containers are; none for a function inside sidetrack.
+    /// The state of its containers. `None` for a function without containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub containers: Option<ContainersHealth>,
 }
 
-/// How the containers of a function are.
+/// The state of a function's containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ContainersHealth {
-    /// The image they are of, as the configuration names it.
+    /// Their image, as the configuration names it.
     #[serde(default)]
     pub image: String,
-    /// Containers that there are to be.
+    /// The wanted number of containers.
     pub wanted: u16,
-    /// Those that are well: started, and a probe came through.
+    /// The number of healthy ones: started, with a successful probe.
     pub well: u16,
-    /// How often one that was started has been given up.
+    /// How often a started container was given up.
     pub falls: u64,
-    /// While fewer are well than there are to be: what was wrong with the last one that fell; none before its first trouble.
+    /// While fewer are healthy than wanted: why the last one was given up. `None` before the first failure.
     pub trouble: Option<String>,
 }
 
@@ -113,7 +114,7 @@ struct FunctionBytesLabels {
     direction: &'static str,
 }
 
-/// Which way a flow's bytes went.
+/// How a flow's bytes are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
     Direct,
@@ -156,19 +157,19 @@ pub struct Metrics {
     reload_success: Gauge,
     /// Bytes of the flows that have ended.
     ended_bytes: Mutex<BTreeMap<Path, Bytes>>,
-    /// Every listener seen, with its flows in flight.
+    /// All listeners seen so far, each with the number of its running flows.
     listeners: Mutex<BTreeMap<Arc<str>, i64>>,
 }
 
-/// From half a millisecond to 16 s.
+/// From 0.5 ms to 16 s.
 static CONNECT_BUCKETS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 4.0, 16.0];
 
-/// From a millisecond to a day.
+/// From 1 ms to a day.
 static DURATION_BUCKETS: [f64; 12] =
     [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0, 1_800.0, 10_800.0, 86_400.0];
 
-/// The wait is bounded to tens of milliseconds; above the last bucket something is wrong.
+/// The wait is limited to tens of milliseconds. A value above the last bucket shows a problem.
 static SNIFF_BUCKETS: [f64; 8] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
 
 impl Default for Metrics {
@@ -178,7 +179,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All metrics, at nought.
+    /// All metrics, with value 0.
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("sidetrack"),
@@ -253,7 +254,8 @@ impl Metrics {
         to.register("build", "This build", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
     }
 
-    /// Takes over what functions have counted. One that was made anew begins at nought, and counters never fall.
+    /// Takes over the counts of functions. A function that was made again counts from 0, but counters must never
+    /// fall.
     pub fn read_functions(&self, functions: &[FunctionCounts]) {
         let raise = |counter: &Counter, total: u64| {
             counter.inc_by(total.saturating_sub(counter.get()));
@@ -271,7 +273,7 @@ impl Metrics {
         }
     }
 
-    /// Everything, as OpenMetrics text, as of now. `ledgers` are those of all workers.
+    /// Returns all metrics as OpenMetrics text. `ledgers` are those of all workers.
     pub fn text(&self, ledgers: &[Arc<Ledger>], surroundings: Surroundings) -> String {
         self.read_ledgers(ledgers);
         self.fds_in_use.set(signed(surroundings.fds_in_use));
@@ -284,10 +286,10 @@ impl Metrics {
         out
     }
 
-    /// Sets what depends on the flows in flight.
+    /// Sets the metrics that depend on running flows.
     fn read_ledgers(&self, ledgers: &[Arc<Ledger>]) {
         let mut active = lock(&self.listeners);
-        // A listener whose last flow ended says 0, not nothing.
+        // A listener whose last flow ended must show 0 instead of disappearing.
         active.values_mut().for_each(|flows| *flows = 0);
         let mut bytes = lock(&self.ended_bytes).clone();
         for flow in ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
@@ -305,8 +307,8 @@ impl Metrics {
         }
     }
 
-    /// Raises a counter of bytes to `total`. A flow that has left its ledger but has no record yet is missing from the
-    /// total for a moment: the counter then stays, as counters never fall.
+    /// Raises a counter of bytes to `total`. A flow between its ledger and its record is missing from the total
+    /// for a moment. The counter then keeps its value, because counters must never fall.
     fn raise(&self, path: Path, direction: &'static str, total: u64) {
         let counter = self.bytes.get_or_create_owned(&BytesLabels { direction, path: path.as_str() });
         counter.inc_by(total.saturating_sub(counter.get()));
@@ -328,7 +330,7 @@ fn add(to: &mut BTreeMap<Path, Bytes>, decided: Option<&Decided>, (up, down): By
     }
 }
 
-/// Which way it goes; none if it is denied.
+/// Returns how it is carried. `None` if it is denied.
 fn path(decided: &Decided) -> Option<Path> {
     match decided.action()? {
         Action::Deny => None,
@@ -341,7 +343,7 @@ fn path(decided: &Decided) -> Option<Path> {
     }
 }
 
-/// The protocol of the first hop, or `direct`, `kernel`, `none`.
+/// Returns the protocol of the first hop, or `tunnel`, `direct`, `kernel`, `overlay`, `none`.
 fn carrier(decided: Option<&Decided>) -> &'static str {
     let Some((decided, path)) = decided.and_then(|decided| Some((decided, path(decided)?))) else {
         return "none";
@@ -364,7 +366,7 @@ impl Metrics {
     /// Counts flows that a limit ended.
     fn shed(&self, reason: EndReason, decided: Option<&Decided>, flows: u64) {
         if reason == EndReason::Limit {
-            // Before policy is asked it was refused at the door; later, there were no ports or descriptors to dial with.
+            // Without a verdict it was rejected by admission. Later, ports or descriptors for dialling ran out.
             let at_the_door = decided.is_none_or(|decided| decided.verdict.is_none());
             let reason = if at_the_door { "admission" } else { "connect" };
             self.shed.get_or_create(&ReasonLabel { reason }).inc_by(flows);
@@ -372,7 +374,7 @@ impl Metrics {
     }
 }
 
-/// Flows of one batch that have rule, carrier and reason in common.
+/// Flows of one batch with the same rule, carrier and reason.
 struct Alike {
     kind: Option<usize>,
     reason: EndReason,

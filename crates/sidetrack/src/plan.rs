@@ -1,5 +1,5 @@
-//! Every privileged action that `up` would take for a configuration, with the right it needs and how it is undone.
-//! Nothing is done.
+//! Lists each privileged action that `up` would take for a configuration, with the capability it needs and how
+//! it is undone. Nothing is executed.
 
 mod user;
 
@@ -15,36 +15,37 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What `up` would do that needs a right, in order. Its JSON form is stable: fields are added, never renamed.
+/// The actions of `up` that need a capability, in order. The JSON form is stable: fields are added, never
+/// renamed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// The actions.
     pub steps: Vec<Step>,
-    /// What the kernel would carry alone.
+    /// Traffic that the kernel would forward without us.
     pub kernel_paths: Vec<Left>,
-    /// Who the data plane is when root starts it.
+    /// The user of the data plane when root starts it.
     pub data_plane: DataPlane,
-    /// Our nftables table in the syntax of `nft`; none if the kernel has nothing to do.
+    /// Our nftables table in the syntax of `nft`. `None` if the kernel needs no rules.
     pub table: Option<String>,
 }
 
 /// One action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// What is done.
+    /// The action.
     pub what: String,
-    /// The capability it needs; none if every user may do it.
+    /// The capability it needs. `None`: every user may do it.
     pub needs: Option<&'static str>,
     /// How it is undone, after SIGKILL too.
     pub undone: &'static str,
 }
 
-/// Traffic that the kernel carries alone.
+/// Traffic that the kernel forwards without us.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// The listener that would have caught it.
+    /// The listener that would have captured it.
     pub listener: String,
-    /// The rule; none for the default.
+    /// The rule. `None`: the default.
     pub rule: Option<String>,
 }
 
@@ -52,10 +53,10 @@ const WITH_THE_SOCKET: &str = "goes with the socket";
 const BY_THE_GUARD: &str = "undone by the guard process, also after SIGKILL";
 
 impl Plan {
-    /// The plan for a configuration.
+    /// Makes the plan for a configuration.
     ///
     /// # Errors
-    /// A listener cannot be led to on this host; says which and why.
+    /// Fails if traffic cannot be steered to a listener on this host. Says which and why.
     pub fn new(config: &Config) -> Result<Self, SteerError> {
         let bound: Vec<(Arc<str>, SocketAddr)> = config
             .listeners
@@ -114,7 +115,7 @@ fn listen(address: SocketAddr, whose: &str) -> Step {
     }
 }
 
-/// What a node of an overlay does: its ports, and what takes whole packets from the kernel.
+/// The actions of an overlay node: its ports, and the rules that take whole packets from the kernel.
 fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
     let mut steps: Vec<Step> =
         overlay.listen.iter().map(|address| listen(*address, "[overlay], TCP and UDP")).collect();
@@ -160,7 +161,7 @@ fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
     steps
 }
 
-/// What a packet engine does to its interfaces.
+/// The actions of a packet engine on its interfaces.
 fn packets(name: &str, engine: &EngineListener) -> Vec<Step> {
     let (socket, hook) = match engine.io {
         EngineIo::Packet => ("packet sockets", "tcx ingress"),
@@ -233,7 +234,7 @@ fn routing(rule: &MarkRule) -> [Step; 2] {
     ]
 }
 
-/// What the shunt's process does.
+/// The actions of the shunt's process.
 fn shunting(shunt: &Shunt) -> Vec<Step> {
     const BY_ITS_PROCESS: &str = "goes with the shunt's process, also after SIGKILL";
     let step = |what: String, needs, undone| Step { what, needs: Some(needs), undone };
@@ -294,7 +295,7 @@ fn shunting(shunt: &Shunt) -> Vec<Step> {
     steps
 }
 
-/// Rights that the flows themselves need.
+/// Capabilities that carrying flows needs.
 fn carrying(config: &Config, steer: &Steer) -> Vec<Step> {
     let mut steps = Vec::new();
     if !steer.is_empty() {

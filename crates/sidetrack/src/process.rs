@@ -1,4 +1,4 @@
-//! The local process behind a connection, for rules that ask.
+//! Finds the local process behind a connection, for rules that need it.
 
 use sidetrack_core::flow::{Flow, Intercept, Process};
 use sidetrack_sys::process as system;
@@ -6,18 +6,18 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// From a socket's own address and that of its peer to its owner.
+/// Returns the owner of a socket from the socket's own address and its peer's address.
 pub type Lookup = dyn Fn(SocketAddr, SocketAddr) -> Process + Send + Sync;
 
-/// Who can be asked.
+/// How owners of sockets are found.
 #[derive(Clone, Default)]
 pub enum Owners {
-    /// We look ourselves: finds the processes of our own user, and all with CAP_SYS_PTRACE.
+    /// This process searches. It finds processes of its own user, and with CAP_SYS_PTRACE all processes.
     #[default]
     Ourselves,
-    /// Somebody with the right to see all processes of this host looks: the keeper.
+    /// The keeper searches. It may see all processes of this host.
     Asked(Arc<Lookup>),
-    /// Only this process and its descendants, in the network namespace it lives in.
+    /// Only this process and its descendants are searched, in its network namespace.
     Within(u32),
 }
 
@@ -32,14 +32,14 @@ impl fmt::Debug for Owners {
 }
 
 impl Owners {
-    /// Who opened this flow; all unknown if it did not come from this host or cannot be seen. `peer` and `listener` are the
-    /// two ends of the client's connection.
+    /// Returns the process that opened this flow. Unknown if the flow is from another host, or if the process is
+    /// not visible. `peer` and `listener` are the two ends of the client's connection.
     pub fn of(&self, flow: &Flow, peer: SocketAddr, listener: SocketAddr) -> Process {
         let remote = match flow.intercept {
-            // The client sees the destination it asked the kernel for.
+            // The client's socket has the original destination as its peer.
             Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
             Intercept::Socks | Intercept::Http | Intercept::Reverse => Some(listener),
-            // Clients of other hosts.
+            // Their clients are on other hosts.
             Intercept::Tproxy | Intercept::Tunnel | Intercept::Engine | Intercept::Kernel => None,
         };
         match (self, remote) {
@@ -51,12 +51,12 @@ impl Owners {
     }
 }
 
-/// The owner of a socket of this network namespace.
+/// Returns the owner of a socket in this network namespace.
 pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
     holder(system::tcp_socket_inode(std::process::id(), local, remote), None)
 }
 
-/// The owner of a socket of whichever network namespace of this host: a container's program, too.
+/// Returns the owner of a socket in any network namespace of this host, including those of containers.
 pub fn in_any_network(local: SocketAddr, remote: SocketAddr) -> Process {
     let mut networks = system::in_each_network().into_iter();
     holder(networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote)), None)
@@ -66,7 +66,8 @@ fn within(root: u32, local: SocketAddr, remote: SocketAddr) -> Process {
     holder(system::tcp_socket_inode(root, local, remote), Some(root))
 }
 
-/// Who holds the socket with this inode; only `root` and its descendants are asked if given.
+/// Returns the process that holds the socket with this inode. With `root`, only `root` and its descendants are
+/// searched.
 fn holder(inode: Option<u64>, root: Option<u32>) -> Process {
     let pid = inode.and_then(|inode| system::pid_of_socket(inode, root));
     pid.map_or_else(Process::default, described)

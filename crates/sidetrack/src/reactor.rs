@@ -1,10 +1,10 @@
 //! The event loop of a worker: one thread's epoll instance, its tasks and its timers.
 //!
-//! It is our own because a relay that dials for every connection pays for each call to the kernel. A socket is
-//! registered once, edge-triggered, for all it may ever tell, and leaves the epoll instance with its close; a task is
-//! polled on the thread that owns it and woken without an atomic queue. What is not on the path of every flow (names,
-//! other protocols' libraries) stays with tokio: a worker enters the context of a runtime beside the workers, so that whatever needs
-//! it finds it, and is woken across threads (`docs/adr/0005-own-event-loop.md` has the measurement).
+//! A loop of our own, because a relay that dials for each connection pays for each system call. A socket is
+//! registered once, edge-triggered, for all events, and is removed by its close. A task is polled on its own
+//! thread and woken without an atomic queue. Work that not every flow needs (name resolution, other protocols'
+//! libraries) stays with tokio: a worker enters the context of a tokio runtime that runs beside the workers and
+//! wakes it across threads (`docs/adr/0005-own-event-loop.md` has the measurement).
 
 mod lull;
 mod net;
@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 use task::{Remote, Tasks};
 use timer::Timers;
 
-/// Most events taken from the kernel at once.
+/// Most events taken from the kernel in one call.
 const EVENTS_MAX: usize = 256;
 
-/// Tells the eventfd, by which other threads wake the loop, from sockets.
+/// The key of the eventfd, by which other threads wake the loop. Sockets have other keys.
 const REMOTE: u64 = u64::MAX;
 
 thread_local! {
@@ -39,8 +39,8 @@ thread_local! {
     static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The time: inside a loop, when the events at hand were taken from the kernel, which is when they came; it costs
-/// nothing then. Elsewhere the clock's.
+/// The present time. Inside a loop: when the current events were taken from the kernel, which costs no clock
+/// call. Elsewhere: the clock's time.
 pub fn now() -> Instant {
     NOW.get().unwrap_or_else(Instant::now)
 }
@@ -79,7 +79,7 @@ impl Loop {
         })
     }
 
-    /// The loop of this thread.
+    /// Returns the loop of this thread.
     ///
     /// # Panics
     /// Outside of [`block_on`].
@@ -87,7 +87,7 @@ impl Loop {
         CURRENT.with_borrow(Clone::clone).expect("sockets, tasks and timers of a worker live inside its loop")
     }
 
-    /// Takes what the kernel has, waiting for it if nothing else is to be done, and wakes whom it concerns.
+    /// Takes the kernel's events and wakes the tasks they concern. Waits for events if there is no other work.
     fn turn(&self) -> io::Result<()> {
         let mut events = self.events.borrow_mut();
         events.clear();
@@ -110,8 +110,8 @@ impl Loop {
         Ok(())
     }
 
-    /// Sleeps until something happens; where that was a matter of a few microseconds lately, it is looked for first. To be
-    /// woken costs more than that, and most of it those who wake us. Returns the time when it was over.
+    /// Waits until something happens. If recent waits took only a few microseconds, polls for that time first: a
+    /// wake-up costs more, most of it in the thread that wakes us. Returns the time at its end.
     fn wait(&self, events: &mut Vec<epoll::Event>) -> io::Result<Instant> {
         let (begin, mut lull) = (Instant::now(), self.lull.get());
         let wait = self.timers.borrow().next().map(|at| at.saturating_duration_since(begin));
@@ -129,9 +129,9 @@ impl Loop {
         Ok(now)
     }
 
-    /// Takes events, waiting for the first at most so long; none: without an end. Returns the time after it.
+    /// Takes events, waiting at most `wait` for the first; `None`: without limit. Returns the time at its end.
     fn look(&self, events: &mut Vec<epoll::Event>, wait: Option<Duration>) -> io::Result<Instant> {
-        // Rounded up by the kernel to its own grain; a deadline is never early.
+        // The kernel rounds up to its own resolution, so a deadline is never early.
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match epoll::wait(&self.epoll, spare_capacity(events), wait.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(Instant::now()),

@@ -1,6 +1,6 @@
-//! Reload: on SIGHUP, when the file changes, or when asked, the file is read and checked; only a right one takes the
-//! place of the snapshot in use, as a whole. A wrong one changes nothing. Flows keep running either way: each keeps
-//! the verdict it got.
+//! Reload: on SIGHUP, when the file changes, or on request, the file is read and checked. A valid file replaces
+//! the present snapshot as a whole. An invalid one changes nothing. Running flows continue in both cases, each
+//! with its verdict.
 
 use crate::config::{Config, waiting_for_restart};
 use arc_swap::ArcSwap;
@@ -14,44 +14,44 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// The file has to be left alone for so long: editors write in several steps.
+/// The file must be unchanged for this time: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(100);
-/// A file that never comes to rest is read after so long.
+/// A file that keeps changing is read after this time.
 const QUIET_MAX: Duration = Duration::from_secs(2);
-/// The answer where nobody drives the [`Reloader`] any more.
+/// The answer when the [`Reloader`] has ended.
 const GONE: &str = "sidetrack is shutting down";
-/// Requests that wait for a reload at a time; more are refused.
+/// Most requests for a reload that wait. Further ones are rejected.
 const REQUESTS_MAX: usize = 16;
 
-/// Makes a checked configuration effective (listeners, packet filter) before it takes the old one's place.
-/// What it refuses changes nothing: on an error it has to leave all as it was.
+/// Applies a checked configuration (listeners, packet filter) before it replaces the old one. If it fails, it
+/// must leave everything as it was.
 pub type Apply = Box<dyn FnMut(&Change<'_>) -> anyhow::Result<()> + Send>;
 
-/// A configuration about to take the place of another.
+/// A configuration that is about to replace another.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
-    /// The one in use.
+    /// The present one.
     pub old: &'a Arc<Config>,
-    /// The one to come.
+    /// The new one.
     pub new: &'a Arc<Config>,
     /// The text of the new one.
     pub text: &'a str,
 }
 
-/// How the configuration stands, for the admin interface and metrics.
+/// The state of the configuration, for the admin interface and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// 1 for the configuration at the start, one more for each that took its place.
+    /// 1 for the configuration at the start, one more for each replacement.
     pub generation: u64,
-    /// When the configuration in use was taken.
+    /// When the present configuration came into force.
     pub since: SystemTime,
-    /// Why the last reload was refused, with place and carets; none if it was not.
+    /// Why the last reload was rejected, with place and carets. `None` if it succeeded.
     pub last_error: Option<String>,
-    /// What the file has changed that only a restart puts in force, one line for each setting.
+    /// Changed settings in the file that need a restart, one line each.
     pub waiting_for_restart: Vec<String>,
 }
 
-/// What everybody may hold: the snapshot in use and how it stands.
+/// A handle for other parts of the program: the present snapshot and its state.
 #[derive(Clone, Debug)]
 pub struct ReloadHandle {
     path: Arc<Path>,
@@ -60,20 +60,22 @@ pub struct ReloadHandle {
     requests: mpsc::Sender<oneshot::Sender<Result<u64, String>>>,
 }
 
-/// Watches and reloads; one task drives it.
+/// Watches the file and reloads it. One task drives it.
 pub struct Reloader {
     handle: ReloadHandle,
     requests: mpsc::Receiver<oneshot::Sender<Result<u64, String>>>,
     work: Arc<Mutex<Work>>,
 }
 
-/// What one reload does, one at a time. It may wait for containers to get well, so it has a thread of its own.
+/// The work of a reload. Only one runs at a time. It may wait until containers are healthy, so it uses a thread
+/// of its own.
 struct Work {
     handle: ReloadHandle,
     apply: Apply,
     /// The configuration that the program started with.
     start: Arc<Config>,
-    /// The text that was read last, right or wrong: a change of the file that changes nothing is no reload.
+    /// The last text that was read, valid or not. A change of the file that leaves its text the same is not a
+    /// reload.
     last_text: Option<String>,
 }
 
@@ -82,33 +84,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ReloadHandle {
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The snapshot in use, shared: a worker loads it once for each flow.
+    /// The present snapshot, shared: a worker loads it once for each flow.
     pub const fn current(&self) -> &Arc<ArcSwap<Config>> {
         &self.current
     }
 
-    /// How the configuration stands.
+    /// The state of the configuration.
     pub fn standing(&self) -> Standing {
         lock(&self.standing).clone()
     }
 
-    /// Reloads now; gives the new generation.
+    /// Reloads now. Returns the new generation.
     ///
     /// # Errors
-    /// Why the file was refused, with place and carets; or that nobody drives the [`Reloader`] any more.
+    /// Says why the file was rejected, with place and carets, or that the [`Reloader`] has ended.
     pub async fn reload(&self) -> Result<u64, String> {
         self.ask()?.await.map_err(|_| GONE.to_owned())?
     }
 
-    /// As [`ReloadHandle::reload`], for a thread that may block.
+    /// [`ReloadHandle::reload`] for a thread that may block.
     ///
     /// # Errors
-    /// As [`ReloadHandle::reload`].
+    /// Fails as [`ReloadHandle::reload`] does.
     pub fn reload_blocking(&self) -> Result<u64, String> {
         self.ask()?.blocking_recv().map_err(|_| GONE.to_owned())?
     }
@@ -125,7 +127,7 @@ impl ReloadHandle {
 }
 
 impl Reloader {
-    /// For the file at `path`, from which `config` was read.
+    /// Creates a reloader for the file at `path`, from which `config` was read.
     pub fn new(path: &Path, config: Arc<Config>, apply: Apply) -> (Self, ReloadHandle) {
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
         let standing = Standing {
@@ -141,16 +143,17 @@ impl Reloader {
             standing: Arc::new(Mutex::new(standing)),
             requests: sender,
         };
-        // What was just read: a change nearby is no change of it.
+        // The text that was just read. Events for other files in the folder then cause no reload.
         let last_text = std::fs::read_to_string(path).ok();
         let work = Arc::new(Mutex::new(Work { handle: handle.clone(), apply, start, last_text }));
         (Self { handle: handle.clone(), requests, work }, handle)
     }
 
-    /// Reloads on SIGHUP, on changes of the file and on request, until dropped. `ready` is told once all is watched.
+    /// Reloads on SIGHUP, on changes of the file and on request, until dropped. `ready` is sent once everything
+    /// is watched.
     ///
     /// # Errors
-    /// SIGHUP cannot be caught. A file that cannot be watched is logged, and SIGHUP still works.
+    /// Fails if SIGHUP cannot be handled. If the file cannot be watched, this is logged, and SIGHUP still works.
     pub async fn run(mut self, ready: oneshot::Sender<()>) -> std::io::Result<()> {
         let mut hangup = signal(SignalKind::hangup())?;
         let (told, mut changes) = mpsc::channel(1);
@@ -161,18 +164,18 @@ impl Reloader {
                 "cannot watch {path} for changes ({error}); reload with SIGHUP or the admin interface"
             );
         }
-        // Nobody listens any more where the start was given up.
+        // Fails if the start was aborted.
         let _ = ready.send(());
         let mut unrest = Unrest::default();
         loop {
             tokio::select! {
-                // How it went stands in the log and in `Standing`.
+                // The result is in the log and in `Standing`.
                 Some(()) = hangup.recv() => drop(self.reload("SIGHUP").await),
                 Some(answer) = self.requests.recv() => {
-                    // Who asked may have gone.
+                    // The requester may be gone.
                     let _ = answer.send(self.reload("asked to").await);
                 }
-                // Whoever asks meanwhile does not wait for the file to come to rest.
+                // Only noted here: requests that come meanwhile do not wait until the file is unchanged.
                 Some(()) = changes.recv(), if watcher.is_ok() => unrest.again(),
                 () = unrest.over() => {
                     unrest = Unrest::default();
@@ -184,17 +187,17 @@ impl Reloader {
         }
     }
 
-    /// What was read last need not be read again; a file that is gone for a moment will come back.
+    /// Whether the file's text has changed. A file that is missing for a moment will come back.
     fn changed(&self) -> bool {
         let text = std::fs::read_to_string(&*self.handle.path);
         match text {
             Ok(text) => Some(&text) != lock(&self.work).last_text.as_ref(),
-            // The reload says why.
+            // The reload will report the reason.
             Err(error) => error.kind() == ErrorKind::PermissionDenied,
         }
     }
 
-    /// One reload, on a thread that may block: whoever looks in meanwhile is answered.
+    /// Runs one reload on a thread that may block, so that this task can answer other requests.
     async fn reload(&self, reason: &'static str) -> Result<u64, String> {
         let work = self.work.clone();
         let done = tokio::task::spawn_blocking(move || lock(&work).reload(reason)).await;
@@ -203,13 +206,13 @@ impl Reloader {
 }
 
 impl Work {
-    /// Reads, checks, applies and swaps; logs and remembers how it went.
+    /// Reads, checks, applies and swaps. Logs and stores the result.
     fn reload(&mut self, reason: &str) -> Result<u64, String> {
         let path = self.handle.path.clone();
         let text = std::fs::read_to_string(&*path);
         let result = match &text {
             Ok(text) => Config::from_text(&path.display().to_string(), text),
-            // Says in full why it cannot be read.
+            // Reads again, for an error message with all details.
             Err(_) => Config::load(&*path),
         };
         self.last_text = text.ok();
@@ -221,7 +224,7 @@ impl Work {
                 let generation = *generation;
                 let waiting_for_restart = waiting_for_restart(&self.start, &self.handle.current.load());
                 if !waiting_for_restart.is_empty() {
-                    // One event: each place in the program writes a limited number of them.
+                    // One event for all of them: the log limits the lines of each place in the program.
                     tracing::warn!("some settings need a restart:\n{}", waiting_for_restart.join("\n"));
                 }
                 *standing =
@@ -246,7 +249,7 @@ impl Work {
     }
 }
 
-/// Says why a file may be closed that others can read.
+/// Adds to an error why this process may not be able to read a file that other users can read.
 fn with_hint(error: String) -> String {
     if !error.contains(DENIED) {
         return error;
@@ -257,22 +260,22 @@ fn with_hint(error: String) -> String {
     )
 }
 
-/// How the system words a refusal.
+/// The system's message for missing permission.
 const DENIED: &str = "Permission denied";
 
-/// A file that changes: since when, and when that is over.
+/// A file that is changing: the latest time to read it, and when it counts as unchanged.
 #[derive(Debug, Default)]
 struct Unrest(Option<(Instant, Instant)>);
 
 impl Unrest {
-    /// It has changed again.
+    /// Notes another change.
     fn again(&mut self) {
         let now = Instant::now();
         let (latest, _) = self.0.unwrap_or((now + QUIET_MAX, now));
         self.0 = Some((latest, (now + QUIET).min(latest)));
     }
 
-    /// Waits until it has come to rest; for ever while it is at rest.
+    /// Waits until the file counts as unchanged. Pending for ever if it is not changing.
     async fn over(&self) {
         match self.0 {
             Some((_, quiet)) => sleep_until(quiet).await,
@@ -294,19 +297,19 @@ pub async fn settle(changes: &mut mpsc::Receiver<()>) {
     }
 }
 
-/// Watches the folders of the file and of what it links to, not the file: editors put a new one in its place. Tells of
-/// what may have changed it, until the watcher is dropped.
+/// Watches the folders of the file and of its link target instead of the file, because editors replace it. Sends
+/// a message for each possible change, until the watcher is dropped.
 ///
 /// # Errors
-/// The folders cannot be watched.
+/// Fails if the folders cannot be watched.
 pub fn watch(path: &Path, told: mpsc::Sender<()>) -> notify::Result<RecommendedWatcher> {
     let name = path.file_name().map(ToOwned::to_owned);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
         let ours = |path: &PathBuf| path.file_name() == name.as_deref();
-        // An event that was lost may have been ours.
+        // A lost event may have been about this file.
         let relevant = event.map_or(true, |event| event.need_rescan() || changes(&event, ours));
         if relevant {
-            // Full: somebody is being told already.
+            // If the channel is full, the receiver will be woken anyway.
             let _ = told.try_send(());
         }
     })?;
@@ -325,8 +328,9 @@ pub fn watch(path: &Path, told: mpsc::Sender<()>) -> notify::Result<RecommendedW
     Ok(watcher)
 }
 
-/// Whether an event may have changed what is read under our name. Any entry that comes, goes or is renamed counts
-/// (links may lead over it); data written to others does not (logs and records may lie in the same folder).
+/// Whether an event may have changed the text under our name. Each entry that appears, disappears or is renamed
+/// counts, because it may be part of a link. Writes to other files do not count: logs and records may be in the
+/// same folder.
 fn changes(event: &Event, ours: impl Fn(&PathBuf) -> bool) -> bool {
     match event.kind {
         EventKind::Access(_) => false,

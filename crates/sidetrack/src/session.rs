@@ -1,6 +1,6 @@
 //! One task per flow: from an accepted connection to the one record of its end.
 //!
-//! Interceptor, policy and carrier are asked in turn ([`setup::Setup`]); then the [`pump::Pump`] moves the bytes.
+//! [`setup::Setup`] asks interceptor, policy and carrier in turn; then the [`pump::Pump`] moves the bytes.
 
 mod carrying;
 mod client;
@@ -33,17 +33,17 @@ use sidetrack_core::policy::Carry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A flow's entry in its worker's ledger; leaves it exactly once, also when the task is dropped.
+/// A flow's entry in its worker's ledger. It leaves the ledger exactly once, also if the task is dropped.
 pub struct Entry {
     worker: Arc<Worker>,
     live: Arc<LiveFlow>,
     slot: Option<Slot>,
-    /// What the record says beside how it ended.
+    /// A text for the record besides the end reason.
     note: Option<String>,
 }
 
 impl Entry {
-    /// Enters a flow that was caught just now.
+    /// Enters a flow that was just captured.
     pub fn new(worker: &Arc<Worker>) -> Self {
         let live = Arc::new(LiveFlow::new(worker.next_flow_id()));
         let slot = worker.ledger.enter(live.clone());
@@ -55,12 +55,12 @@ impl Entry {
         &self.live
     }
 
-    /// What is to be known of it beside how it ends.
+    /// Adds a text to the record, besides how the flow ends.
     pub fn note(&mut self, text: String) {
         self.note = Some(text);
     }
 
-    /// Its end; only the first one counts.
+    /// Ends the flow. Only the first call counts.
     pub fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let duration = self.live.age();
@@ -80,23 +80,24 @@ impl Drop for Entry {
     }
 }
 
-/// A client that has come.
+/// A client that has just connected.
 #[derive(Debug)]
 pub struct Arrived {
-    /// What its bytes come over.
+    /// The connection to the client.
     pub stream: Stream,
-    /// Who is at the other end of the connection.
+    /// The address of the peer.
     pub peer: SocketAddr,
-    /// Bytes of it that were read already.
+    /// Bytes that were already read from it.
     pub held: Vec<u8>,
 }
 
-/// Serves one client to its end, in a task of its own.
+/// Serves one client until its end, in a task of its own.
 pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
     let Arrived { stream, peer, held } = arrived;
     let is_own = || {
         let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
-        // What the kernel redirects on this host comes to the loopback, from whichever address it has.
+        // A connection that the kernel redirects on this host comes to the loopback address, whatever its source
+        // is.
         is_here(peer) || listening.proxy_from.contains(peer.ip()) || stream.local_address().is_ok_and(is_here)
     };
     let admission = match Admission::ask(&worker, peer.ip(), is_own) {
@@ -118,13 +119,13 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
     }
     let mut carrying = carry_on(Passage { worker, listening, peer, connect: None }, client, entry);
     reactor::spawn(async move {
-        // By reference: what is awaited by value is there twice.
+        // Await by reference: awaiting by value would store the future twice in this task.
         (&mut carrying).await;
         drop(admission);
     });
 }
 
-/// Moves the bytes of a connection that changed its protocol with the server.
+/// Moves the bytes of a connection after its protocol was upgraded.
 pub async fn upgraded(
     worker: &Worker,
     mut client: Client,
@@ -139,7 +140,7 @@ pub async fn upgraded(
     entry.end(ending.reason, ending.error.map(|error| error.to_string()));
 }
 
-/// Refuses a flow there is no room for; it still gets its record.
+/// Rejects a flow because of a limit. It still gets its record.
 fn shed(worker: &Arc<Worker>, listening: &Listening, stream: Stream, peer: SocketAddr, detail: String) {
     tracing::warn!(listener = %listening.name, client = %peer, %detail, "a connection is refused");
     let mut entry = Entry::new(worker);

@@ -1,5 +1,5 @@
-//! From a configuration to what the kernel is to do: which connections it leads to which listener, and which it carries
-//! alone. Pure; `plan` prints it, the keeper makes it real.
+//! From a configuration to the kernel's task: which connections it sends to which listener, and which it
+//! forwards without us. No I/O here: `plan` prints the result, the keeper installs it.
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
 use sidetrack_core::flow::{Destination, Intercept};
@@ -16,47 +16,47 @@ use sidetrack_sys::{cgroup, sysctl};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Name of our table, and the prefix of every table of ours.
+/// Name of our table, and prefix of all our tables.
 pub const TABLE: &str = "sidetrack";
 
-/// `SO_MARK` of the sockets we dial with: packets with it are never steered (invariant 6).
+/// `SO_MARK` of the sockets that we dial with. Packets with this mark are never steered (invariant 6).
 pub const OWN_MARK: MarkBits = MarkBits { value: 0x5d00_0000, mask: 0xff00_0000 };
 
-/// The mark that leads packets for foreign addresses to our tproxy listeners.
+/// The mark that sends packets for other hosts to our tproxy listeners.
 pub const TPROXY_MARK: MarkBits = MarkBits { value: 0x5e00_0000, mask: 0xff00_0000 };
 
-/// The routing table in which every address is local, and the place of the rule that asks it.
+/// The routing table in which every address is local, and the priority of the rule that uses it.
 const TPROXY_TABLE: u32 = 0x5e;
 const TPROXY_PRIORITY: u32 = 5000;
 
-/// Connection marks of the kernel path: our half of the mark, with this bit and the number of the path.
+/// Connection marks of the kernel path: the upper half has this bit and the number of the path.
 const PATH_BIT: u32 = 0x8000;
 const PATH_SHIFT: u32 = 16;
 const PATH_MASK: u32 = 0xffff_0000;
 
-/// Which rule of which listener a connection of the kernel path belongs to.
+/// The listener and rule of a connection on the kernel path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The listener that would have caught it.
+    /// The listener that would have captured it.
     pub listener: Arc<str>,
-    /// How it would have been caught.
+    /// How it would have been captured.
     pub intercept: Intercept,
-    /// The rule; none for the default.
+    /// The rule. `None`: the default.
     pub rule: Option<Arc<str>>,
-    /// Its place in the policy.
+    /// The rule's index in the policy.
     pub index: Option<usize>,
 }
 
-/// What the kernel is to do.
+/// The kernel's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steer {
     /// The rules.
     pub steering: Steering,
-    /// The number of the first path. Numbers are not used again soon: connections outlive reloads.
+    /// The number of the first path. Numbers are not reused soon, because connections outlive reloads.
     pub first_path: usize,
-    /// The paths that the kernel carries alone; their number is in the connection mark.
+    /// The paths that the kernel forwards without us. A path's number is in the connection mark.
     pub paths: Vec<Path>,
-    /// Policy routing that tproxy needs.
+    /// The policy routing for tproxy.
     pub mark_rules: Vec<MarkRule>,
     /// How long the table lives.
     pub lifetime: Lifetime,
@@ -72,18 +72,18 @@ pub struct SteerError {
     pub what: String,
 }
 
-/// Where a cgroup of the configuration is.
+/// Finds a cgroup of the configuration.
 pub type FindCgroup<'a> = dyn Fn(&str) -> std::io::Result<CgroupMatch> + 'a;
 
-/// What steering has to know of this host.
+/// Properties of this host that steering needs.
 pub struct Host<'a> {
     /// Finds cgroups.
     pub find_cgroup: &'a FindCgroup<'a>,
-    /// What it forwards.
+    /// Whether it forwards packets.
     pub forwards: Forwards,
 }
 
-/// What a host forwards: without that a connection cannot be led on to another host.
+/// Which packets a host forwards. Without forwarding, a connection cannot be sent on to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forwards {
     /// IPv4.
@@ -93,19 +93,19 @@ pub struct Forwards {
 }
 
 impl Host<'_> {
-    /// The host we run on, in the network namespace we run in.
+    /// Properties of this host and network namespace.
     pub fn here() -> Host<'static> {
         let on = |name: &str| sysctl::read(name).is_ok_and(|value| value != "0");
         let (v4, v6) = (on("net/ipv4/ip_forward"), on("net/ipv6/conf/all/forwarding"));
         Self::that(Forwards { v4, v6 })
     }
 
-    /// The host we run on, where somebody has looked already what it forwards.
+    /// Properties of this host, if it is already known what it forwards.
     pub fn that(forwards: Forwards) -> Host<'static> {
         Host { find_cgroup: &cgroup::find_match, forwards }
     }
 
-    /// Whether packets for this server can leave by way of NAT.
+    /// Whether packets to this server can be sent on through NAT.
     const fn leads_to(&self, server: SocketAddr) -> bool {
         match server {
             SocketAddr::V4(server) => self.forwards.v4 || server.ip().is_loopback(),
@@ -115,21 +115,21 @@ impl Host<'_> {
 }
 
 impl Path {
-    /// The connection marks of all paths.
+    /// A mark that matches all paths' connection marks.
     pub const ANY: MarkBits = MarkBits { value: PATH_BIT << PATH_SHIFT, mask: PATH_BIT << PATH_SHIFT };
 
-    /// The number of a path in a connection mark, if the mark is one of ours.
+    /// Returns the number of the path in a connection mark, if it is one of ours.
     pub const fn number_in(mark: u32) -> Option<usize> {
         let ours = mark >> PATH_SHIFT;
         if ours & PATH_BIT == 0 { None } else { Some((ours & !PATH_BIT) as usize) }
     }
 
-    /// The number as far as a mark can hold it.
+    /// Reduces a number to the range that fits into a mark.
     const fn number(number: usize) -> usize {
         number & (PATH_BIT as usize - 1)
     }
 
-    /// The number of the first path as far as an order of the keeper holds it.
+    /// Reduces the number of the first path to the range of the keeper's order.
     pub const fn number_of_first(first: usize) -> u16 {
         Self::number(first) as u16
     }
@@ -141,7 +141,7 @@ impl Path {
 }
 
 impl Steer {
-    /// Whether the kernel has nothing to do.
+    /// Whether the kernel has no task.
     pub fn is_empty(&self) -> bool {
         self.steering.kernel_paths.is_empty()
             && self.steering.tproxies.is_empty()
@@ -154,11 +154,11 @@ impl Steer {
         self.paths.iter().enumerate().map(|(index, path)| (Path::number(self.first_path + index), path))
     }
 
-    /// What `config` asks of the kernel, its listeners being bound to these addresses. `first_path` is the number of the
-    /// first connection that the kernel carries alone.
+    /// Returns the kernel's task for `config`, whose listeners are bound to these addresses. `first_path` is the
+    /// number of the first path that the kernel forwards without us.
     ///
     /// # Errors
-    /// Which listener cannot be led to, and why.
+    /// Fails if traffic cannot be steered to a listener. Says which and why.
     pub fn new(
         config: &Config,
         bound: &[(Arc<str>, SocketAddr)],
@@ -244,7 +244,7 @@ impl Steer {
             ports: redirect.ports.clone().unwrap_or_default(),
             users: redirect.uids.clone(),
             cgroups: cgroups(listener, redirect.cgroup.as_deref(), host.find_cgroup)?,
-            // Connections within this host only where somebody names them.
+            // Connections within this host are captured only if the configuration names their destination.
             to_this_host: redirect.dst.is_some(),
             ..Selector::default()
         };
@@ -296,7 +296,7 @@ impl Steer {
         });
     }
 
-    /// The kernel path of a port that stands for one server: only where one line says all.
+    /// Adds the kernel path of a port for one server, if one rule of the packet filter covers all its traffic.
     fn add_reverse(
         &mut self,
         config: &Config,
@@ -322,7 +322,7 @@ impl Steer {
         }
     }
 
-    /// The kernel path of traffic that would be caught (local, forwarded): what no line keeps in user space.
+    /// Adds the kernel path of captured traffic (local, forwarded), as far as nothing needs user space.
     fn add_direct(
         &mut self,
         config: &Config,
@@ -342,7 +342,7 @@ impl Steer {
         };
         let mut lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
         for line in lines.iter_mut().filter(|line| line.action != KernelAction::Accept) {
-            // Another destination for some of what is caught is left to user space.
+            // If a rule changes the destination of some of the traffic, that part is left to user space.
             line.action = KernelAction::UserSpace;
         }
         let lines = without_user_space(lines);
@@ -372,8 +372,8 @@ impl Steer {
     }
 }
 
-/// Gives the steering the mark of tproxy where it needs one, and returns the policy routing that goes with it: packets with
-/// that mark are ours wherever they go to.
+/// Gives the steering tproxy's mark if needed, and returns the policy routing for it. Packets with that mark are
+/// delivered to us, whatever their destination.
 pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
     let answers = steering.divert_answers.then_some((true, true));
     let wanted = steering.tproxies.iter().map(|tproxy| (tproxy.v4, tproxy.v6)).chain(answers);
@@ -397,18 +397,21 @@ pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
     rules
 }
 
-/// Whether some flows are carried on from their clients' addresses: the answers come to an address that is not ours.
+/// Whether some flows use their clients' addresses towards servers. The servers' packets then go to addresses
+/// that are not ours.
 fn keeps_client_addresses(config: &Config) -> bool {
     let mut actions = config.policy.rules().iter().map(|rule| &rule.action);
     actions.any(|action| matches!(action, Action::Carry(carry) if carry.keep_client_address))
 }
 
-/// Who speaks the PROXY protocol to us has to be read, and only user space counts the flows of a client.
+/// Whether the kernel may forward flows of this listener. PROXY protocol headers must be read, and only user
+/// space counts the flows of each client.
 fn may_be_left_to_the_kernel(config: &Config, listener: &Listener) -> bool {
     listener.accept_proxy_protocol.is_empty() && config.limits.max_flows_per_client.is_none()
 }
 
-/// What is caught and matched by a line; `None` if nothing is. In a selector an empty set stands for everything.
+/// Returns the captured traffic that matches a line. `None` if there is none. In a selector an empty set means
+/// everything.
 fn narrowed(caught: &Selector, line: &KernelMatch) -> Option<Selector> {
     let some = |set: &IpSet| (!set.is_empty()).then(|| set.clone());
     let all = KernelMatch {
@@ -425,7 +428,7 @@ fn narrowed(caught: &Selector, line: &KernelMatch) -> Option<Selector> {
     })
 }
 
-/// Which versions of IP a socket bound to this address takes connections of.
+/// Returns which IP versions a socket bound to this address accepts.
 fn versions(address: SocketAddr) -> (bool, bool) {
     (address.is_ipv4(), address.is_ipv6())
 }

@@ -36,15 +36,44 @@ const NOT_YET: [&str; 7] =
     ["bench/", "crates/core/", "crates/lab/", "crates/sidetrack/", "crates/sys/tests/", "examples/", "fuzz/"];
 
 /// Beginnings of paths that are checked although [`NOT_YET`] has a shorter one.
-const REWRITTEN: [&str; 3] =
-    ["crates/core/src/http/", "crates/core/src/overlay/", "crates/core/tests/walls/prose.rs"];
+const REWRITTEN: &[&str] = &[
+    "crates/core/src/http/",
+    "crates/core/src/overlay/",
+    "crates/core/tests/walls/prose.rs",
+    "crates/sidetrack/src/admin/",
+    "crates/sidetrack/src/agreement/",
+    "crates/sidetrack/src/carry/",
+    "crates/sidetrack/src/cleanup.rs",
+    "crates/sidetrack/src/config/",
+    "crates/sidetrack/src/control/",
+    "crates/sidetrack/src/dns",
+    "crates/sidetrack/src/explain.rs",
+    "crates/sidetrack/src/function/crypt.rs",
+    "crates/sidetrack/src/function/mod.rs",
+    "crates/sidetrack/src/function/route.rs",
+    "crates/sidetrack/src/function/shared.rs",
+    "crates/sidetrack/src/intercept/",
+    "crates/sidetrack/src/live",
+    "crates/sidetrack/src/log.rs",
+    "crates/sidetrack/src/metrics",
+    "crates/sidetrack/src/plan",
+    "crates/sidetrack/src/process.rs",
+    "crates/sidetrack/src/reactor",
+    "crates/sidetrack/src/record/",
+    "crates/sidetrack/src/reload.rs",
+    "crates/sidetrack/src/session",
+    "crates/sidetrack/src/steer.rs",
+];
 
 /// Words that count everywhere, also in folders that are not rewritten yet.
 const EVERYWHERE: [&str; 1] = ["seed 00"];
 
 /// Places where a word is right: the path, a part of the line, and why.
-const EXCEPTIONS: [(&str, &str, &str); 1] =
-    [("crates/core/tests/walls/prose.rs", "", "the list itself names the words")];
+const EXCEPTIONS: [(&str, &str, &str); 3] = [
+    ("crates/core/tests/walls/prose.rs", "", "the list itself names the words"),
+    ("crates/sidetrack/src/config/raw.rs", "`nobody`", "the system user of this name"),
+    ("crates/sidetrack/src/config/raw/function.rs", "(nobody)", "the system user of this name"),
+];
 
 /// The comments of a Rust or C file: the number of each line and its text.
 fn comments(path: &str, text: &str) -> Vec<(usize, String)> {
@@ -108,7 +137,7 @@ fn is_word_start(text: &str, at: usize) -> bool {
 
 fn is_checked(path: &str) -> bool {
     let starts = |list: &[&str]| list.iter().any(|start| path.starts_with(start));
-    starts(&REWRITTEN) || !starts(&NOT_YET)
+    starts(REWRITTEN) || !starts(&NOT_YET)
 }
 
 #[test]

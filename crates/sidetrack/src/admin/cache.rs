@@ -1,4 +1,4 @@
-//! Routes about caches: what they hold, and removing it.
+//! Routes for caches: their contents, and removing resources.
 
 use super::AdminState;
 use super::error::ApiError;
@@ -7,82 +7,82 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
 
-/// Most resources that are listed at once.
+/// Most resources in one list.
 const LIST_MAX: usize = 10_000;
-/// As many are listed where nobody says how many.
+/// Default number of resources in a list.
 const LIST: usize = 100;
 
 /// The caches of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caches {
-    /// One for each listener that has one.
+    /// One entry for each listener that has a cache.
     pub caches: Vec<CacheStatus>,
 }
 
 /// A cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// Its listener.
+    /// Its listener's name.
     pub listener: String,
-    /// In memory.
+    /// The store in memory.
     pub memory: MemoryStatus,
-    /// On disk, if the configuration says so.
+    /// The store on disk, if one is configured.
     pub disk: Option<DiskStatus>,
 }
 
-/// What a cache holds in memory.
+/// The store in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStatus {
-    /// Resources.
+    /// Number of resources.
     pub resources: usize,
-    /// Bytes.
+    /// Bytes in use.
     pub bytes: u64,
     /// Most bytes.
     pub capacity_bytes: u64,
 }
 
-/// What a cache holds on disk.
+/// The store on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatus {
-    /// Where.
+    /// Its folder.
     pub folder: String,
-    /// Resources.
+    /// Number of resources.
     pub resources: usize,
-    /// Files: the variants of the resources.
+    /// Number of files: one for each variant of a resource.
     pub files: usize,
-    /// Bytes of the files.
+    /// Bytes of all files.
     pub bytes: u64,
     /// Most bytes.
     pub capacity_bytes: u64,
-    /// All files of an earlier run are found.
+    /// Whether all files of an earlier run were found.
     pub scanned: bool,
-    /// Files that turned out not to be what was written, and were removed.
+    /// Number of files that were damaged and removed.
     pub broken: u64,
-    /// Why nothing is written at the moment.
+    /// Why no files can be written at the moment.
     pub trouble: Option<String>,
 }
 
-/// Resources that are stored.
+/// Stored resources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedResources {
-    /// In the order of listeners and keys.
+    /// The resources, ordered by listener and key.
     pub resources: Vec<CachedResource>,
 }
 
-/// A resource that is stored.
+/// A stored resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedResource {
-    /// The cache's listener.
+    /// The name of the cache's listener.
     pub listener: String,
     /// The key: the normalised URL.
     pub key: String,
     /// Bytes of content in memory.
     pub memory_bytes: u64,
-    /// Bytes of files.
+    /// Bytes in files.
     pub disk_bytes: u64,
 }
 
-/// Which resources a request is about.
+/// The resources that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheScope {
     /// One URL, with all its variants.
@@ -93,10 +93,10 @@ pub enum CacheScope {
     All,
 }
 
-/// How many resources were removed.
+/// The number of removed resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Purged {
-    /// So many.
+    /// The number.
     pub purged: usize,
 }
 
@@ -139,7 +139,7 @@ fn refused(error: String) -> ApiError {
 }
 
 impl AdminState {
-    /// Asks where files are looked at.
+    /// Calls `ask` on a thread that may block, because it reads files.
     async fn of_caches<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&dyn super::Control) -> T + Send + 'static,

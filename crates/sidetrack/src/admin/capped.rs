@@ -1,4 +1,5 @@
-//! A TCP listener whose clients are bounded in number and time, so that strangers cannot use up our descriptors.
+//! A TCP listener that limits the number of clients and the time of each, so that strangers cannot use up our
+//! descriptors.
 
 use axum::serve::Listener;
 use std::io::{self, ErrorKind};
@@ -12,16 +13,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-/// Clients at one time; others wait in the kernel's queue.
+/// Most clients at a time. Further ones wait in the kernel's queue.
 pub(super) const CLIENTS_MAX: usize = 16;
 
-/// Time of one connection, of which a scrape takes milliseconds.
+/// Longest time of one connection. A scrape takes milliseconds.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
 
-/// How long to leave a listener alone that cannot accept for want of descriptors.
+/// Pause after a listener could not accept because descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// A listener with limits.
 pub(super) struct Capped {
     listener: TcpListener,
     permits: Arc<Semaphore>,
@@ -55,7 +56,7 @@ impl Listener for Capped {
     }
 }
 
-/// A connection that fails when its time is over.
+/// A connection that fails at the end of its time.
 pub(super) struct CappedStream {
     stream: TcpStream,
     time: Pin<Box<Sleep>>,

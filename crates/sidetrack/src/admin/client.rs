@@ -1,4 +1,4 @@
-//! The other end of the admin interface, for commands.
+//! The client of the admin interface, for commands.
 
 use super::error::ErrorBody;
 use axum::body::{Body, Bytes};
@@ -14,37 +14,37 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use tokio::net::UnixStream;
 
-/// Longest answer that is read whole (100,000 flows have about 50 MB).
+/// Longest answer that is read completely, bytes. 100,000 flows have about 50 MB.
 const ANSWER_MAX: usize = 256 << 20;
 
-/// Longest line of an event stream.
+/// Longest line of an event stream, bytes.
 const LINE_MAX: usize = 64 << 10;
 
-/// Which flows were ended.
+/// The flows that were ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Killed {
     /// Their numbers.
     pub killed: Vec<u64>,
 }
 
-/// Why a request has no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody is there.
+    /// No process listens there.
     #[error(
         "no sidetrack runs at {0}\nhelp: start one (`sidetrack up -c FILE`, `sidetrack run -- CMD`), or name the socket of \
          the one you mean with --admin PATH"
     )]
     NotRunning(PathBuf),
-    /// We may not talk to it.
+    /// This user may not use the socket.
     #[error(
         "no permission to use {0}\nhelp: run this as the user or group that sidetrack runs as (its socket has mode 0660)"
     )]
     NotAllowed(PathBuf),
-    /// The connection broke, or somebody else answers there.
+    /// The connection broke, or the answer is not Sidetrack's.
     #[error("{0} does not answer as sidetrack does: {1}")]
     Broken(PathBuf, String),
-    /// It said no.
+    /// The request was refused.
     #[error("{error}\nhelp: {help}")]
     Refused {
         /// What is wrong.
@@ -54,7 +54,7 @@ pub enum ClientError {
     },
 }
 
-/// A client of the admin interface at one socket.
+/// A client of the admin interface, for one socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     path: PathBuf,
@@ -71,10 +71,10 @@ impl Client {
         &self.path
     }
 
-    /// Asks for JSON.
+    /// Sends a request and parses the JSON answer.
     ///
     /// # Errors
-    /// When nobody answers, when the answer is no, or when it is not what was asked for.
+    /// Fails if no process answers, if the request is refused, or if the answer has another form.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -84,10 +84,10 @@ impl Client {
         self.send(method, path, query, Bytes::new()).await
     }
 
-    /// Sends a body, and asks for JSON.
+    /// Sends a body and parses the JSON answer.
     ///
     /// # Errors
-    /// As [`Client::ask`].
+    /// Fails as [`Client::ask`] does.
     pub async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -100,10 +100,10 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.broken(error))
     }
 
-    /// Asks for a stream of lines.
+    /// Sends a request and returns the answer as lines.
     ///
     /// # Errors
-    /// When nobody answers, or when the answer is no.
+    /// Fails if no process answers, or if the request is refused.
     pub async fn lines(&self, path: &str, query: &[(&str, &str)]) -> Result<Lines, ClientError> {
         let answer = self.request(Method::GET, path, query, Bytes::new()).await?;
         Ok(Lines { body: answer.into_body(), held: Vec::new(), path: self.path.clone() })
@@ -119,7 +119,7 @@ impl Client {
         let stream = UnixStream::connect(&self.path).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(error))?;
-        // Ends with the answer's body, or with the sender.
+        // The task ends with the answer's body, or when the sender is dropped.
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -157,7 +157,7 @@ impl Client {
     }
 }
 
-/// The request target, its values percent-encoded (RFC 3986 Sec. 2.1).
+/// Returns the request target with percent-encoded values (RFC 3986 Sec. 2.1).
 fn uri(path: &str, query: &[(&str, &str)]) -> String {
     let mut uri = path.to_owned();
     for (index, (name, value)) in query.iter().enumerate() {
@@ -185,10 +185,10 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The next line without its end; none when the answer ended.
+    /// Returns the next line without its end. `None` at the end of the answer.
     ///
     /// # Errors
-    /// When the connection breaks, or a line is far too long.
+    /// Fails if the connection breaks, or if a line is too long.
     pub async fn next(&mut self) -> Result<Option<String>, ClientError> {
         loop {
             if let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {

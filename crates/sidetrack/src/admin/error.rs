@@ -1,4 +1,4 @@
-//! Errors as the admin interface sends them.
+//! Errors in the form of the admin interface.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -14,7 +14,7 @@ pub(super) struct ErrorBody {
     pub(super) help: String,
 }
 
-/// A status and a body.
+/// The status and the body of an error.
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
@@ -39,7 +39,7 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method", help)
     }
 
-    /// It is asked for under a name that is not ours.
+    /// The request uses a host name that is not ours.
     pub(super) fn misdirected(error: impl Into<String>, help: impl Into<String>) -> Self {
         Self::new(StatusCode::MISDIRECTED_REQUEST, error, help)
     }
@@ -48,7 +48,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error, help)
     }
 
-    /// What was asked for is understood but the state of things does not allow it.
+    /// The request is valid, but the present state does not allow it.
     pub(super) fn conflict(error: impl Into<String>, help: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, error, help)
     }

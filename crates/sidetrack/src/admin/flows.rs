@@ -1,4 +1,4 @@
-//! Routes about flows.
+//! Routes for flows.
 
 use super::AdminState;
 use super::client::Killed;
@@ -20,7 +20,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Which flows a request is about.
+/// The flows that a request is about.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Selection {
@@ -30,7 +30,7 @@ pub(super) struct Selection {
     recent: usize,
 }
 
-/// What a follower wants.
+/// The flows that a follower wants.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Interest {
@@ -56,7 +56,7 @@ fn filter(text: Option<&str>) -> Result<Filter, ApiError> {
 }
 
 impl AdminState {
-    /// The flows in flight that `filter` takes, oldest first.
+    /// Returns the running flows that match `filter`, oldest first.
     fn live(&self, filter: &Filter) -> Vec<Arc<LiveFlow>> {
         let mut flows: Vec<_> = self.ledgers.iter().flat_map(|ledger| ledger.snapshot()).collect();
         if !filter.is_everything() {
@@ -70,12 +70,12 @@ impl AdminState {
     }
 }
 
-/// Appends the JSON of `record` to a list of them.
+/// Appends the JSON of `record` to a list of records.
 fn append(list: &mut Vec<u8>, record: &FlowRecord<'_>) {
     if list.last() == Some(&b'}') {
         list.push(b',');
     }
-    // A Vec refuses no bytes, and a record has nothing that JSON cannot hold.
+    // Writing to a Vec cannot fail, and a record contains nothing that JSON cannot express.
     let _ = serde_json::to_writer(list, record);
 }
 
@@ -141,7 +141,7 @@ pub(super) async fn show(
     Ok(json(body))
 }
 
-/// Whether the kernel carries it alone.
+/// Whether the kernel forwards it without us.
 fn is_the_kernels(flow: &LiveFlow) -> bool {
     flow.decided().is_some_and(|decided| decided.flow.intercept == Intercept::Kernel)
 }
@@ -187,7 +187,7 @@ pub(super) async fn events(
     Ok((headers, Body::new(Events(follow))).into_response())
 }
 
-/// A body that goes on as long as its reader and the recorder do.
+/// A body that ends with its reader or with the recorder.
 struct Events(Follow);
 
 impl hyper::body::Body for Events {

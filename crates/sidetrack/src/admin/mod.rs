@@ -1,32 +1,35 @@
 //! The admin interface: HTTP/1.1 on a unix socket, for `sidetrack flows`, scripts and the dashboard.
 //!
-//! | request | does |
+//! | request | answer or effect |
 //! |---|---|
-//! | `GET /v1/flows?filter=&recent=N` | flows in flight and, with `recent`, the latest N that ended |
-//! | `GET /v1/flows/{id}` | one of them |
+//! | `GET /v1/flows?filter=&recent=N` | running flows and, with `recent`, the latest N that ended |
+//! | `GET /v1/flows/{id}` | one flow |
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
-//! | `GET /v1/events?filter=&opened=true` | flows as they end (and open), one JSON object a line |
-//! | `GET /v1/functions` | the functions in force, and what has passed them |
-//! | `POST /v1/functions/{name}/start` | containers of it that wait before they are started again are started now |
+//! | `GET /v1/events?filter=&opened=true` | flows when they end (and open), one JSON object per line |
+//! | `GET /v1/functions` | the functions in force, and their counts |
+//! | `POST /v1/functions/{name}/start` | starts its containers that are waiting for their next start |
 //! | `GET /v1/rules` | the rules in force |
-//! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and loading it anew |
-//! | `GET /v1/policy` | the data-flow agreement in force: what may move, and what it passes |
-//! | `PUT /v1/policy?dry_run=` | another one, as text; says which flows end |
+//! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and reloading it |
+//! | `GET /v1/policy` | the data-flow agreement in force: allowed movements and their functions |
+//! | `PUT /v1/policy?dry_run=` | replaces it by the text in the body; says which flows end |
 //! | `GET /v1/shunt` | the flows of the shunt |
-//! | `POST /v1/shunt?client=&server=&transport=&action=` | treats a flow as said: `shunt`, `block` or `ignore` |
-//! | `DELETE /v1/shunt?client=&server=&transport=` | withdraws that, or an entry: the packet filter is asked again |
-//! | `GET /v1/cache` | the caches: what they hold in memory and on disk |
-//! | `GET /v1/cache/resources?listener=&prefix=&limit=` | the resources that are stored |
-//! | `DELETE /v1/cache?listener=&url=`, `&prefix=`, `&all=true` | removes them, from disk too when it answers |
-//! | `GET /v1/status` | one look at everything |
+//! | `POST /v1/shunt?client=&server=&transport=&action=` | sets the action for a flow: `shunt`, `block` or
+//! `ignore` |
+//! | `DELETE /v1/shunt?client=&server=&transport=` | removes that action, or an entry: the packet filter decides
+//! again |
+//! | `GET /v1/cache` | the caches: their use of memory and disk |
+//! | `GET /v1/cache/resources?listener=&prefix=&limit=` | the stored resources |
+//! | `DELETE /v1/cache?listener=&url=`, `&prefix=`, `&all=true` | removes resources; answers when they are
+//! removed from disk too |
+//! | `GET /v1/status` | a summary of the process |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
-//! | `POST /v1/overlay/bench/{node}` | a flood over that path, and what of it arrived |
-//! | `POST /v1/overlay/link/{neighbour}` | cost, rate, loss of a link, or that it is down |
-//! | `GET /metrics` | OpenMetrics text; this one also on a TCP address, if configured |
+//! | `POST /v1/overlay/bench/{node}` | floods that path and reports how much arrived |
+//! | `POST /v1/overlay/link/{neighbour}` | sets cost, rate or loss of a link, or takes it down |
+//! | `GET /metrics` | OpenMetrics text; also on a TCP address, if configured |
 //!
-//! Errors are `{"error": what is wrong, "help": what to do}`. The file's mode is the access control: 0660.
-//! It is served by the control thread: nothing here runs on a worker.
+//! Errors are `{"error": what is wrong, "help": what to do}`. The socket file's mode is the access control:
+//! 0660. The control thread serves the interface: no code here runs on a worker.
 
 mod cache;
 mod capped;
@@ -68,11 +71,11 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio::sync::watch;
 
-/// How long open connections may take to end when we stop.
+/// How long open connections may take to end when the process stops.
 const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What the admin interface asks of the program it is a window of. Called on the control thread, [`Control::reload`] on
-/// a thread where it may block.
+/// The rest of the program, as the admin interface sees it. Called on the control thread. [`Control::reload`] is
+/// called on a thread that may block.
 pub trait Control: Send + Sync + 'static {
     /// The policy in force.
     fn policy(&self) -> Arc<Policy>;
@@ -80,35 +83,35 @@ pub trait Control: Send + Sync + 'static {
     fn config(&self) -> ConfigStatus;
     /// The listeners.
     fn listeners(&self) -> Vec<ListenerStatus>;
-    /// The functions, and what has passed them.
+    /// The functions, with their counts.
     fn functions(&self) -> Vec<FunctionCounts> {
         Vec::new()
     }
-    /// Starts containers of a function that wait before they are started again; false: there is none of the name.
+    /// Starts the waiting containers of a function. Returns false if there is no such function.
     fn start_function(&self, _name: &str) -> bool {
         false
     }
-    /// The way into the overlay, if this node is part of one.
+    /// The entry into the overlay, if this node is part of one.
     fn overlay(&self) -> Option<Arc<crate::overlay::Entry>> {
         None
     }
-    /// Brings what is known of flows that the kernel carries alone up to date. It may block.
+    /// Updates the data about flows that the kernel forwards without us. May block.
     fn look_at_kernel_flows(&self) {}
     /// The data-flow agreement in force.
     fn agreement(&self) -> AgreementStatus {
         AgreementStatus::default()
     }
-    /// Puts another data-flow agreement in force, or says what that would do. It may block.
+    /// Puts another data-flow agreement in force, or says what that would do. May block.
     ///
     /// # Errors
-    /// What is wrong with the text; nothing has changed then.
+    /// Says what is wrong with the text. Then nothing has changed.
     fn apply_agreement(&self, _text: &str, _dry_run: bool) -> Result<Applied, String> {
         Err("there is no [policy] here".to_owned())
     }
-    /// Asks the shunt. It may block.
+    /// Sends a request to the shunt. May block.
     ///
     /// # Errors
-    /// There is none, or what it says against it.
+    /// Fails if there is no shunt, or if it refuses.
     fn shunt(&self, _ask: &crate::shunt::Ask) -> Result<crate::shunt::Told, String> {
         Err("the configuration has no [shunt]".to_owned())
     }
@@ -116,10 +119,10 @@ pub trait Control: Send + Sync + 'static {
     fn caches(&self) -> Vec<CacheStatus> {
         Vec::new()
     }
-    /// What is stored, of one listener or of all, at most so many resources of each.
+    /// Returns stored resources of one listener or of all, at most `most` for each.
     ///
     /// # Errors
-    /// There is no such listener, or this is no URL.
+    /// Fails if there is no such listener, or if the URL is not valid.
     fn cached(
         &self,
         _listener: Option<&str>,
@@ -128,21 +131,21 @@ pub trait Control: Send + Sync + 'static {
     ) -> Result<Vec<CachedResource>, String> {
         Ok(Vec::new())
     }
-    /// Removes what is stored; how many resources there were. It may block.
+    /// Removes stored resources. Returns their number. May block.
     ///
     /// # Errors
-    /// As [`Control::cached`].
+    /// Fails as [`Control::cached`] does.
     fn purge(&self, _listener: Option<&str>, _scope: &CacheScope) -> Result<usize, String> {
         Ok(0)
     }
-    /// Loads the configuration anew.
+    /// Reloads the configuration.
     ///
     /// # Errors
-    /// What is wrong with it, as `sidetrack check` says it; nothing has changed then.
+    /// Says what is wrong with it, in the form of `sidetrack check`. Then nothing has changed.
     fn reload(&self) -> Result<(), String>;
 }
 
-/// What the routes see.
+/// The state for the routes.
 #[derive(Clone)]
 pub struct AdminState {
     /// The ledgers of all workers.
@@ -158,7 +161,7 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// The state of a program that starts now.
+    /// The state of a program that is starting.
     pub fn new(
         ledgers: Vec<Arc<Ledger>>,
         feed: Arc<Feed>,
@@ -169,10 +172,10 @@ impl AdminState {
         Self { ledgers, feed, metrics, control, started, started_at }
     }
 
-    /// Brings the flows of the kernel up to date, for whoever is about to list them.
+    /// Updates the kernel's flows before they are listed.
     async fn look(&self) {
         let control = self.control.clone();
-        // A look that panicked leaves the list as it was.
+        // After a panic the list is as it was before.
         let _ = tokio::task::spawn_blocking(move || control.look_at_kernel_flows()).await;
     }
 
@@ -222,20 +225,21 @@ async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], state.metrics_text())
 }
 
-/// Serves all routes on the unix socket until `stop` becomes true or its sender goes; removes the socket then.
+/// Serves all routes on the unix socket until `stop` becomes true or its sender is dropped. Then removes the
+/// socket.
 ///
 /// # Errors
-/// When the socket cannot be registered with this runtime.
+/// Fails if the socket cannot be registered with this runtime.
 pub async fn serve(state: AdminState, socket: AdminSocket, stop: watch::Receiver<bool>) -> io::Result<()> {
     let (listener, _guard) = socket.into_listener()?;
     serve_on(listener, router(state), stop).await
 }
 
-/// Serves `/metrics` alone on a TCP address, to a bounded number of clients that each have a bounded time. Requests may
-/// call it by an address, by `localhost`, or by one of `names`.
+/// Serves only `/metrics` on a TCP address, with limits on the number of clients and the time of each. Requests
+/// must use an address, `localhost`, or one of `names` as host.
 ///
 /// # Errors
-/// When the listener cannot be registered with this runtime.
+/// Fails if the listener cannot be registered with this runtime.
 pub async fn serve_metrics(
     state: AdminState,
     listener: std::net::TcpListener,

@@ -1,4 +1,4 @@
-//! Routes about the overlay.
+//! Routes for the overlay.
 
 use super::AdminState;
 use super::error::ApiError;
@@ -31,7 +31,7 @@ pub(super) async fn ping(
     entry(&state)?.ping(&node).await.map(Json).map_err(failed)
 }
 
-/// What is to change of a link.
+/// The changes to a link.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LinkWish {
@@ -55,7 +55,7 @@ pub(super) async fn set_link(
     entry(&state)?.set_link(&neighbour, setting).await.map(Json).map_err(failed)
 }
 
-/// How a path is measured.
+/// How to measure a path.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BenchWish {
@@ -63,7 +63,7 @@ pub(super) struct BenchWish {
     rate_mbit: Option<f64>,
 }
 
-/// How long a measurement takes if nobody says.
+/// Default duration of a measurement, seconds.
 const BENCH_SECONDS: f64 = 5.0;
 
 pub(super) async fn bench(

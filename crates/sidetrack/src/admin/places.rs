@@ -1,4 +1,4 @@
-//! Where admin sockets are unless somebody says otherwise.
+//! Default paths of admin sockets.
 
 use sidetrack_sys::probe;
 use std::ffi::OsString;
@@ -7,19 +7,19 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where `sidetrack up` as root has its socket unless its configuration says otherwise.
+/// The default socket of `sidetrack up` as root.
 pub const SYSTEM_SOCKET: &str = "/run/sidetrack/admin.sock";
 
-/// Name of the socket of `sidetrack up`.
+/// File name of the socket of `sidetrack up`.
 const UP: &str = "admin.sock";
 
-/// What stands before and behind the process id in the name of the socket of a `sidetrack run`.
+/// Prefix and suffix around the process id in the file name of the socket of a `sidetrack run`.
 const RUN: &str = "run-";
 const SOCK: &str = ".sock";
 
-/// The directory of this user's sockets: `/run/sidetrack` for root; for others what systemd made for the service
-/// (`RuntimeDirectory=`), else `$XDG_RUNTIME_DIR/sidetrack`, `/run/user/UID/sidetrack` where that variable is not set, or
-/// `/tmp/sidetrack-UID` where there is no such directory.
+/// The directory of this user's sockets. For root: `/run/sidetrack`. For other users, the first of: the
+/// service's directory made by systemd (`RuntimeDirectory=`); `$XDG_RUNTIME_DIR/sidetrack`; if that variable is
+/// not set, `/run/user/UID/sidetrack`; if there is no such directory, `/tmp/sidetrack-UID`.
 pub fn directory() -> PathBuf {
     directory_of(probe::uid(), |name| std::env::var_os(name), Path::is_dir)
 }
@@ -32,7 +32,7 @@ fn directory_of(
     if uid == 0 {
         return "/run/sidetrack".into();
     }
-    // A relative path is to be ignored (XDG Base Directory Specification); systemd gives a list with colons.
+    // Relative paths must be ignored (XDG Base Directory Specification). systemd gives a list with colons.
     let absolute = |name: &str| {
         let value = variable(name)?.into_string().ok()?;
         value.split(':').next().filter(|path| path.starts_with('/')).map(PathBuf::from)
@@ -47,34 +47,34 @@ fn directory_of(
     }
 }
 
-/// Where the socket of `sidetrack up` is unless the configuration or `--admin` says otherwise.
+/// The default socket of `sidetrack up`, without `--admin` and a configured path.
 pub fn default_socket() -> PathBuf {
     directory().join(UP)
 }
 
-/// Where the socket of the `sidetrack run` with this process id is.
+/// The socket of the `sidetrack run` with this process id.
 pub fn run_socket(pid: u32) -> PathBuf {
     directory().join(format!("{RUN}{pid}{SOCK}"))
 }
 
-/// The runs of this user that answer, by process id.
+/// Returns the runs of this user that answer, with process ids.
 pub fn runs() -> Vec<(u32, PathBuf)> {
     let mut runs = run_sockets(&directory());
     runs.retain(|(_, path)| !probe::socket_is_stale(path));
     runs
 }
 
-/// Removes what runs of this user that were killed have left.
+/// Removes the sockets of this user's runs that were killed.
 pub fn forget_dead_runs() {
     for (_, path) in run_sockets(&directory()) {
         if probe::socket_is_stale(&path) {
-            // Another one may have removed it just now.
+            // Fails if another process has just removed it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Sockets that runs of this user have left or still have.
+/// Returns the sockets of this user's runs, including those of ended runs.
 pub fn run_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let run = |name: &str| name.strip_prefix(RUN)?.strip_suffix(SOCK)?.parse().ok();
@@ -84,11 +84,11 @@ pub fn run_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
     runs
 }
 
-/// Makes the [`directory`] if there is none, for this user alone (for everybody to look into, if we are root).
+/// Creates the [`directory`] if it does not exist. Only this user may enter it; root's may be read by all users.
 ///
 /// # Errors
-/// What the system says; `PermissionDenied` if it is there and belongs to somebody else, who could put a socket of theirs in
-/// the place of ours.
+/// Fails as the system does. Fails with `PermissionDenied` if it belongs to another user, who could replace our
+/// socket.
 pub fn make_directory(directory: &Path) -> io::Result<()> {
     let uid = probe::uid();
     let mode = if uid == 0 { 0o755 } else { 0o700 };
@@ -96,7 +96,7 @@ pub fn make_directory(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         made => return made,
     }
-    // Not the target of a link that somebody else put there.
+    // Do not follow a link, which another user could have made.
     let found = fs::symlink_metadata(directory)?;
     if !found.is_dir() || ![0, uid].contains(&found.uid()) {
         let what = format!("{} is not a directory of this user", directory.display());

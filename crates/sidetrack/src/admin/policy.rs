@@ -1,4 +1,4 @@
-//! Routes about the data-flow agreement: for `sidetrack policy`, and for the agent of a domain.
+//! Routes for the data-flow agreement: for `sidetrack policy`, and for a domain's agent.
 
 use super::AdminState;
 use super::error::ApiError;
@@ -14,53 +14,54 @@ use std::sync::Arc;
 /// The data-flow agreement in force.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AgreementStatus {
-    /// Whether what it does not allow is denied; `null` if there is none.
+    /// Whether flows that it does not allow are denied. `null` if there is no agreement.
     pub mode: Option<PolicyMode>,
-    /// The names of the agreements that hold now.
+    /// The names of the agreements that are valid now.
     pub agreements: Vec<String>,
-    /// When one begins or ends next.
+    /// When an agreement begins or ends next.
     pub next_change: Option<Timestamp>,
-    /// What may move, and what it passes.
+    /// The allowed movements, with their functions.
     #[serde(flatten)]
     pub movements: Movements,
 }
 
-/// What may move between nodes, for each purpose.
+/// The movements between nodes, for each purpose.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Movements {
-    /// Every pair of a node and data of another, for every purpose and access; at most [`Movements::MAX`].
+    /// Each pair of a node and a data set of another node, for each purpose and access; at most
+    /// [`Movements::MAX`].
     pub movements: Vec<Movement>,
-    /// The share of these movements that are unfeasible, 0 to 1; 0 if there are none.
+    /// The share of these movements that are unfeasible, 0 to 1. 0 if the list is empty.
     pub unfeasibility_ratio: f64,
 }
 
-/// Whether, and how, data may move.
+/// Whether and how data may move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Movement {
-    /// What the data is wanted for.
+    /// The purpose of the data flow.
     pub purpose: String,
-    /// What is done with it.
+    /// The direction of the data.
     pub access: Access,
-    /// The node that asks.
+    /// The client's node.
     pub client: String,
-    /// The data.
+    /// The data set.
     pub data: String,
     /// The node that the data leaves.
     pub from: String,
-    /// The node that it comes to.
+    /// The node that the data goes to.
     pub to: String,
     /// Whether there is a channel (Eq. 4).
     pub channel: bool,
-    /// The attributes that have to be applied.
+    /// The attributes that must be applied.
     pub missing: Vec<String>,
-    /// The attributes that `from` has and `to` lacks: none if there is a channel.
+    /// The attributes that `from` has and `to` lacks. Empty if there is a channel.
     #[serde(default)]
     pub surplus: Vec<String>,
-    /// Whether the area logic rules it out: no function can apply what is missing, or there is only a surplus, and no
-    /// agreement allows it.
+    /// Whether the area logic excludes it. No function can apply the missing attributes, or there is only a
+    /// surplus and no agreement allows it.
     #[serde(default)]
     pub unfeasible: bool,
-    /// Whether it may move: what is said against it, or how.
+    /// Whether it may move: how, or why not.
     #[serde(flatten)]
     pub way: Way,
 }
@@ -69,7 +70,7 @@ pub struct Movement {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "decision", rename_all = "lowercase")]
 pub enum Way {
-    /// It may.
+    /// It may move.
     Allow {
         /// The agreements that allow it.
         by: Vec<String>,
@@ -77,22 +78,23 @@ pub enum Way {
         functions_client: Vec<String>,
         /// The functions at the end of the data.
         functions_server: Vec<String>,
-        /// "allow": it may for `surplus = "allow"` of an agreement only. A name of its own: it stands beside the movement's.
+        /// "allow": it may move only because an agreement has `surplus = "allow"`. The name differs from the
+        /// movement's own `surplus`, beside which it stands.
         #[serde(default)]
         agreed_surplus: Surplus,
     },
-    /// It may not.
+    /// It may not move.
     Deny {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 impl Movements {
-    /// Most pairs that are listed.
+    /// Most pairs in the list.
     pub const MAX: usize = 10_000;
 
-    /// Those of an agreement.
+    /// The movements of an agreement.
     pub fn of(book: &Book) -> Self {
         let agreement = book.agreement();
         let asked = book.purposes().iter().flat_map(|purpose| Access::ALL.map(|access| (purpose, access)));
@@ -102,7 +104,7 @@ impl Movements {
         Self::new(all.take(Self::MAX).collect())
     }
 
-    /// These movements and their unfeasibility ratio (EPI framework, Sec. III-B).
+    /// Returns these movements with their unfeasibility ratio (EPI framework, Sec. III-B).
     pub fn new(movements: Vec<Movement>) -> Self {
         let mut all = Self { movements, unfeasibility_ratio: 0.0 };
         if !all.movements.is_empty() {
@@ -111,7 +113,7 @@ impl Movements {
         all
     }
 
-    /// How many of the movements are unfeasible.
+    /// Returns how many movements are unfeasible.
     pub fn unfeasible(&self) -> usize {
         self.movements.iter().filter(|movement| movement.unfeasible).count()
     }
@@ -145,19 +147,19 @@ impl Movement {
     }
 }
 
-/// What came of a new agreement.
+/// The result of applying a new agreement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Applied {
-    /// Nothing was changed: this is what would happen.
+    /// True if nothing was changed and this is what would happen.
     pub dry_run: bool,
     /// The numbers of the flows that end with `policy_revoked`.
     pub revoked: Vec<u64>,
-    /// What is in force now, or would be.
+    /// The state now, or the state it would be.
     #[serde(flatten)]
     pub status: AgreementStatus,
 }
 
-/// How a new agreement is to be treated.
+/// How to apply a new agreement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wish {

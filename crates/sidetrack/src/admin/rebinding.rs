@@ -1,5 +1,5 @@
-//! Which names a request over TCP may call us by. A page in a browser can have its own name resolve to our address (DNS
-//! rebinding); what it asks for then carries that name in Host, and is refused.
+//! Checks the host name in requests over TCP. A web page can make its own name resolve to our address (DNS
+//! rebinding). Its requests then have that name in Host, and are rejected.
 
 use super::error::ApiError;
 use axum::extract::{Request, State};
@@ -9,10 +9,10 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Passes requests on that call us by an address, by `localhost`, or by one of these names.
+/// Passes on requests whose host is an address, `localhost`, or one of these names.
 pub(super) async fn guard(State(names): State<Arc<[String]>>, request: Request, next: Next) -> Response {
     let field = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or("?"));
-    // In absolute form the target overrules Host (RFC 9112 Sec. 3.2.2).
+    // In absolute form the target overrides Host (RFC 9112 Sec. 3.2.2).
     let host = request.uri().authority().map(|authority| authority.as_str()).or(field);
     let is_ours = match host {
         Some(host) => is_ours(host, &names),

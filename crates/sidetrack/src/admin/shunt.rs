@@ -1,4 +1,5 @@
-//! Routes about the shunt: for `sidetrack shunt`, and for an intrusion detection system that trusts or blocks flows.
+//! Routes for the shunt: for `sidetrack shunt`, and for an intrusion detection system that trusts or blocks
+//! flows.
 
 use super::AdminState;
 use super::error::ApiError;
@@ -13,11 +14,11 @@ use std::net::SocketAddr;
 /// The flows of the shunt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShuntFlows {
-    /// Each that policy wanted on the fast path at least once, or that somebody pinned.
+    /// All flows that policy wanted on the fast path at least once, or that have a set action.
     pub flows: Vec<FlowView>,
 }
 
-/// What was done with a flow.
+/// The flow that was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// The client.
@@ -26,7 +27,7 @@ pub struct Done {
     pub server: SocketAddr,
 }
 
-/// Which flow a request is about, and what is to become of it.
+/// The flow that a request is about, and the action for it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wish {

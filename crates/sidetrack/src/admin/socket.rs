@@ -1,4 +1,4 @@
-//! The unix socket: made where nobody else's is, removed when we go.
+//! The unix socket. It never replaces another process's socket, and is removed at the end.
 
 use super::places::make_directory;
 use sidetrack_sys::probe::socket_is_stale;
@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
 
-/// How often the directory of a socket is made anew when it vanishes meanwhile.
+/// Attempts to create the directory of a socket, if it is removed meanwhile.
 const ATTEMPTS: u32 = 5;
 
-/// Why the socket cannot be made.
+/// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody answers there.
+    /// Another process answers there.
     #[error(
         "another sidetrack answers at {0}: stop it, or give this one a socket of its own ([admin] socket)"
     )]
     InUse(PathBuf),
-    /// There is something else of that name.
+    /// A file that is not a socket has this name.
     #[error("{0} is there and is no socket: remove it, or choose another path ([admin] socket)")]
     NotASocket(PathBuf),
-    /// The system refused.
+    /// The system reports an error.
     #[error(
         "the admin socket {0} cannot be made: {1}; choose a path that this user may write to ([admin] socket)"
     )]
@@ -40,25 +40,25 @@ pub struct AdminSocket {
     guard: Guard,
 }
 
-/// Removes the socket when dropped, if it still is ours.
+/// Removes the socket when dropped, if it is still ours.
 #[derive(Debug)]
 pub(super) struct Guard {
     path: PathBuf,
     inode: u64,
-    /// The directory goes, too, if nothing else is in it.
+    /// Also remove the directory, if it is empty.
     with_directory: bool,
 }
 
 impl AdminSocket {
-    /// As [`Self::bind`], at a place in the [directory of this user's sockets](super::directory), which is made if there is
-    /// none, and goes with its last socket.
+    /// Like [`Self::bind`], in the [directory of this user's sockets](super::directory). The directory is
+    /// created if needed, and removed with its last socket.
     ///
     /// # Errors
-    /// As [`Self::bind`], and if that directory is somebody else's.
+    /// Fails as [`Self::bind`] does, and if the directory belongs to another user.
     pub fn bind_default(path: &Path) -> Result<Self, BindError> {
         for _ in 1..ATTEMPTS {
             match Self::in_directory(path) {
-                // Another one has just removed the directory with its own socket.
+                // Another process has just removed the directory with its own socket.
                 Err(BindError::Io(_, error)) if error.kind() == ErrorKind::NotFound => {}
                 done => return done,
             }
@@ -74,18 +74,19 @@ impl AdminSocket {
         Ok(socket)
     }
 
-    /// Makes the socket with mode 0660, and its directory if there is none. A stale one is replaced, a live one never.
+    /// Creates the socket with mode 0660, and its directory if needed. Replaces a stale socket, but not one that
+    /// answers.
     ///
     /// # Errors
-    /// When somebody answers there, when something else is there, or when the system refuses.
+    /// Fails if another process answers there, if another file has this name, or if the system reports an error.
     pub fn bind(path: &Path) -> Result<Self, BindError> {
         let failed = |error| BindError::Io(path.to_owned(), error);
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
         }
         make_room(path)?;
-        // Made under another name and linked into place when its mode is right: there is no moment in which others
-        // could connect, and a link, unlike a rename, replaces nobody's socket.
+        // Create the socket under another name and link it into place when its mode is right. So other users can
+        // never connect, and a link, unlike a rename, replaces no other socket.
         let hidden = hidden_name(path);
         let listener = UnixListener::bind(&hidden).map_err(failed)?;
         let linked = fs::set_permissions(&hidden, fs::Permissions::from_mode(MODE))
@@ -102,13 +103,13 @@ impl AdminSocket {
         }
     }
 
-    /// What removes it, for a process that outlives this one.
+    /// The action that removes it, for a process that outlives this one.
     pub fn undo(&self) -> Action {
         let Guard { path, inode, with_directory } = &self.guard;
         Action::RemoveSocket { path: path.clone(), inode: *inode, with_directory: *with_directory }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.guard.path
     }
@@ -124,7 +125,7 @@ fn hidden_name(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}", std::process::id()))
 }
 
-/// Removes what a killed process left.
+/// Removes the socket of a killed process.
 fn make_room(path: &Path) -> Result<(), BindError> {
     let failed = |error| BindError::Io(path.to_owned(), error);
     match fs::symlink_metadata(path) {

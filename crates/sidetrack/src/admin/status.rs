@@ -1,4 +1,4 @@
-//! Routes about the program itself: rules, configuration, status.
+//! Routes for the program itself: rules, configuration, status.
 
 use super::AdminState;
 use super::error::ApiError;
@@ -14,13 +14,13 @@ use std::path::PathBuf;
 /// The configuration in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigStatus {
-    /// Its number: 1 for the one we started with, one more for each that replaced it.
+    /// Its number: 1 at the start, one more for each replacement.
     pub generation: u64,
-    /// The file it was read from; none if it was made from the command line.
+    /// The file it was read from. `None` if it was made from the command line.
     pub path: Option<PathBuf>,
-    /// Why the latest attempt to load it anew failed; none if that went well, or there was none.
+    /// Why the latest reload failed. `None` if it succeeded, or if there was none.
     pub last_error: Option<String>,
-    /// What the file has changed that only a restart puts in force, one line for each setting.
+    /// Changed settings in the file that need a restart, one line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for_restart: Vec<String>,
 }
@@ -32,20 +32,20 @@ pub struct ListenerStatus {
     pub name: String,
     /// Its kind: `socks`, `reverse`, `redirect`, `tproxy`, `run`.
     pub kind: String,
-    /// Where it listens.
+    /// The addresses it listens on.
     pub addresses: Vec<SocketAddr>,
 }
 
 /// A rule in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleView {
-    /// Its place, from 1 as people count; none for the default.
+    /// Its position, counted from 1. `None` for the default.
     pub place: Option<usize>,
-    /// Its name; none for the default.
+    /// Its name. `None` for the default.
     pub name: Option<String>,
-    /// What it asks, as in `to 10.0.0.0/8`; all must hold.
+    /// Its conditions, such as `to 10.0.0.0/8`; all must hold.
     pub matches: Vec<String>,
-    /// What happens then.
+    /// Its action.
     pub action: ActionView,
 }
 
@@ -53,7 +53,7 @@ pub struct RuleView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActionView {
-    /// Refused.
+    /// Denied.
     Deny,
     /// Carried: `direct`, or the hops in order, without credentials.
     Carry(String),
@@ -87,7 +87,7 @@ impl RuleView {
     }
 }
 
-/// One look at everything.
+/// A summary of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The version of this program.
@@ -96,15 +96,15 @@ pub struct Status {
     pub pid: u32,
     /// When it started.
     pub started: Timestamp,
-    /// For how long it has been running, whole seconds.
+    /// Time since the start, whole seconds.
     pub uptime_seconds: u64,
-    /// Flows in flight.
+    /// Number of running flows.
     pub flows_active: usize,
-    /// Flows that ended since the start.
+    /// Number of flows that ended since the start.
     pub flows_ended: u64,
-    /// Descriptors open.
+    /// Open descriptors.
     pub fds_in_use: u64,
-    /// Descriptors allowed.
+    /// Limit of open descriptors.
     pub fds_limit: u64,
     /// The configuration in force.
     pub config: ConfigStatus,
@@ -126,7 +126,7 @@ pub(super) async fn rules(State(state): State<AdminState>) -> Json<Rules> {
 /// The answer of `GET /v1/functions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Functions {
-    /// By name.
+    /// The functions, by name.
     pub functions: Vec<FunctionCounts>,
 }
 
@@ -179,8 +179,8 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
     })
 }
 
-/// Descriptors this process has open; 0 where /proc is not mounted.
+/// Returns the number of open descriptors of this process; 0 if /proc is not mounted.
 pub(super) fn descriptors_in_use() -> u64 {
-    // The one that reads the directory is counted, too, and closed again: leave it out.
+    // Leave out the descriptor that reads the directory.
     std::fs::read_dir("/proc/self/fd").map_or(0, |entries| (entries.count() as u64).saturating_sub(1))
 }

@@ -1,13 +1,13 @@
-//! The reasoner: agreements as policies of Cedar, facts as its entities. Agreements permit or forbid; what none permits
-//! is forbidden, and so is whatever could not be evaluated.
+//! The reasoner: agreements become policies of Cedar, facts become its entities. Agreements permit or forbid.
+//! What no agreement permits is forbidden, and so is everything if an agreement cannot be evaluated.
 //!
-//! | in a condition | is |
+//! | in a condition | meaning |
 //! |---|---|
 //! | `principal` | the client's node: `.name`, `.party`, `.attributes` |
 //! | `principal.party` | its party: `.name`, `.labels` |
 //! | `resource` | the data set: `.name`, `.owner` (a party), `.node`, `.labels`, `.consent` |
 //! | `action` | `Action::"read"` or `Action::"write"` |
-//! | `context.purpose` | what the data is wanted for |
+//! | `context.purpose` | the purpose of the data flow |
 
 use super::clause::{Clause, Effect, Labels};
 use super::condition;
@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// What can be asked, and about what.
+/// The types of entities and actions in conditions.
 const SCHEMA: &str = r#"
 entity Party { name: String, labels: Set<String> };
 entity Node { name: String, party: Party, attributes: Set<String> };
@@ -30,14 +30,14 @@ entity DataSet { name: String, owner: Party, node: Node, labels: Set<String>, co
 action read, write appliesTo { principal: Node, resource: DataSet, context: { purpose: String } };
 "#;
 
-/// The policy that minds consent; no agreement can have this name.
+/// The policy that enforces consent. An agreement cannot have this name, because it contains blanks.
 const CONSENT: &str = "consent is withdrawn";
 
-/// Most policies that are kept for the next agreement; then all are forgotten, and compiled again.
+/// Most compiled policies in the cache. Then the cache is emptied and policies are compiled again.
 const COMPILED_MAX: usize = 1024;
 
-/// What is the same for all agreements. Cedar takes longer to read this than to answer a thousand questions, and consent that is
-/// withdrawn has to hold within milliseconds.
+/// The parts that are the same for all agreements. Cedar needs longer to read them than to answer a thousand
+/// questions, and withdrawn consent must take effect within milliseconds.
 struct Ground {
     schema: Schema,
     validator: Validator,
@@ -51,26 +51,26 @@ static GROUND: LazyLock<Result<Ground, String>> = LazyLock::new(|| {
     Ok(Ground { validator: Validator::new(schema.clone()), schema, consent })
 });
 
-/// Policies that were in order, by name and text: facts change while agreements stay.
+/// Policies that compiled without errors, by name and text. Facts change more often than agreements.
 static COMPILED: Mutex<BTreeMap<(Arc<str>, String), Policy>> = Mutex::new(BTreeMap::new());
 
-/// What is wrong with a condition, and where in it.
+/// An error in a condition, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhenError {
-    /// The place of its agreement in the list.
+    /// The index of its agreement in the list.
     pub agreement: usize,
-    /// In words.
+    /// The message.
     pub message: String,
-    /// Bytes of the condition, where they are known.
+    /// Byte offsets in the condition, if they are known.
     pub span: Option<Range<usize>>,
 }
 
-/// Agreements in a form that can be asked.
+/// Compiled agreements.
 pub struct Cedar {
     authorizer: Authorizer,
     policies: PolicySet,
     entities: Entities,
-    /// What each agreement obliges to, and what it says about surpluses.
+    /// The obligations of each agreement, and whether it allows surpluses.
     terms: BTreeMap<Arc<str>, (Obligations, Surplus)>,
     clauses: Vec<Clause>,
 }
@@ -85,7 +85,7 @@ impl Cedar {
     /// Compiles agreements.
     ///
     /// # Errors
-    /// Every condition that cannot be compiled.
+    /// Returns an error for each condition that cannot be compiled.
     pub fn new(facts: &Facts, labels: &Labels, clauses: Vec<Clause>) -> Result<Self, Vec<WhenError>> {
         let internal = |error: &dyn fmt::Display| {
             vec![WhenError { agreement: 0, message: format!("the policy engine: {error}"), span: None }]
@@ -148,7 +148,7 @@ impl Reasoner for Cedar {
         };
         let response = self.authorizer.is_authorized(&request, &self.policies, &self.entities);
         if let Some(error) = response.diagnostics().errors().next() {
-            // Cedar leaves out what it cannot evaluate, which may be what forbids.
+            // Cedar ignores policies that it cannot evaluate. The ignored one may be the one that forbids.
             return Opinion::Refuse(format!("an agreement cannot be evaluated: {error}"));
         }
         let by: Vec<&str> = response.diagnostics().reason().map(AsRef::as_ref).collect();
@@ -160,7 +160,7 @@ impl Reasoner for Cedar {
                 {
                     permit.by.push(name.clone());
                     permit.obligations = permit.obligations.union(obligations);
-                    // One that allows it is enough, as one that permits is.
+                    // One permitting agreement that allows a surplus is enough.
                     permit.surplus = permit.surplus.max(*surplus);
                 }
                 Opinion::Permit(permit)
@@ -171,7 +171,8 @@ impl Reasoner for Cedar {
 }
 
 impl Clause {
-    /// How far this agreement is from one about the question, and what is in the way; none if it is about other data.
+    /// Returns how closely this agreement matches the question, and what does not match. `None` if it is about
+    /// other data.
     fn obstacle(&self, question: &Question<'_>) -> Option<(u8, String)> {
         let fits = |list: &[String], name: &str| list.is_empty() || list.iter().any(|one| one == name);
         if !fits(&self.data, &question.data.name) {
@@ -191,12 +192,12 @@ impl Clause {
         })
     }
 
-    /// What is written as `when`.
+    /// The text of `when`.
     fn condition(&self) -> &str {
         self.when.as_deref().unwrap_or("true")
     }
 
-    /// The condition but for `when`.
+    /// The condition without `when`.
     fn scope(&self) -> String {
         let list = |of: &str, names: &[String]| {
             let names: Vec<_> = names.iter().map(|name| format!("{of}{name:?}")).collect();
@@ -216,10 +217,10 @@ impl Clause {
     }
 }
 
-/// A mistake in words, and its place in the condition.
+/// An error message, and its place in the condition.
 type Mistake = (String, Option<Range<usize>>);
 
-/// The policy of one agreement, compiled if it was not before.
+/// Returns the policy of one agreement, from the cache or newly compiled.
 fn compiled(clause: &Clause, validator: &Validator) -> Result<Policy, Mistake> {
     let (text, begins) = policy(clause);
     let key = (clause.name.clone(), text);
@@ -236,7 +237,7 @@ fn compiled(clause: &Clause, validator: &Validator) -> Result<Policy, Mistake> {
     Ok(policy)
 }
 
-/// The text of an agreement's policy, and where its condition begins.
+/// Returns the text of an agreement's policy, and where its condition begins.
 fn policy(clause: &Clause) -> (String, usize) {
     let effect = match clause.effect {
         Effect::Permit => "permit",
@@ -249,7 +250,7 @@ fn policy(clause: &Clause) -> (String, usize) {
     text.push_str(" when { ");
     let begins = text.len();
     text.push_str(clause.condition());
-    // On a line of its own: a condition may end with a comment.
+    // On a new line, because a condition may end with a comment.
     text.push_str("\n};");
     (text, begins)
 }
@@ -280,7 +281,7 @@ fn compile(clause: &Clause, text: &str, begins: usize, validator: &Validator) ->
     }
 }
 
-/// A validation error without the name of the policy that Cedar puts before it.
+/// Returns a validation error without the policy name that Cedar puts before it.
 fn words(error: &cedar_policy::ValidationError) -> String {
     let text = error.to_string();
     text.split_once(", ")

@@ -1,4 +1,4 @@
-//! From what is written to facts and clauses: every name is known, every constraint can be kept.
+//! From the raw file to facts and clauses: checks that all names are known and all constraints can be met.
 
 use super::clause::{Clause, Effect, Labels};
 use super::raw::{self, Consent};
@@ -11,14 +11,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Longest name of anything.
+/// Longest name, bytes.
 const NAME_MAX: usize = 64;
 
-/// A file that is right, but for conditions in Cedar.
+/// A checked file. Only its conditions in Cedar are not checked yet.
 pub(super) struct Checked {
     pub facts: Facts,
     pub labels: Labels,
-    /// The agreements in force at the time of the check, each with its place in the file's list.
+    /// The agreements in force at the time of the check, each with its index in the file's list.
     pub clauses: Vec<(usize, Clause)>,
     pub purposes: Vec<Arc<str>>,
     /// When an agreement begins or ends next.
@@ -36,7 +36,7 @@ impl Check<'_> {
         self.problems.push(Problem::error(span, message, help));
     }
 
-    /// Checks everything; `None` if something is wrong.
+    /// Checks everything. Returns `None` if there is an error.
     pub fn check(&mut self) -> Option<Checked> {
         match &self.file.version {
             Some(at) if **at == 1 => {}
@@ -73,7 +73,7 @@ impl Check<'_> {
         self.problems.is_empty().then_some(Checked { facts, labels, clauses, purposes, next_change })
     }
 
-    /// Names are names: they stand in records and in policies.
+    /// Checks all names: they appear in records and in policies.
     fn names(&mut self) {
         let file = self.file;
         let tables = file.party.iter().map(|(name, at)| (name, at.span()));
@@ -118,7 +118,7 @@ impl Check<'_> {
             Ok(catalogue) => return Some(catalogue),
             Err(error) => error,
         };
-        // What is not known was said above, with its place.
+        // Unknown names were reported above with their places.
         let said =
             matches!(error, CatalogueError::UnknownAttribute { .. } | CatalogueError::UnknownFunction { .. });
         if !said || self.problems.is_empty() {
@@ -128,7 +128,7 @@ impl Check<'_> {
         None
     }
 
-    /// Where a mistake of the catalogue is.
+    /// Returns the place of an error of the catalogue.
     fn place_of(&self, error: &CatalogueError) -> Range<usize> {
         let function = |name: &str| self.file.function.get(name).map(At::span);
         let attributes = || self.file.attributes.as_ref().map(List::span);
@@ -150,7 +150,7 @@ impl Check<'_> {
         span.unwrap_or(0..0)
     }
 
-    /// Complains about names in a list that are not among those known.
+    /// Reports names in a list that are not known.
     fn known<'k>(
         &mut self,
         list: &Option<List<String>>,
@@ -300,7 +300,7 @@ impl Check<'_> {
         clauses
     }
 
-    /// Those of the agreements that hold now, and when that changes next.
+    /// Returns the agreements that are valid now, and when that changes next.
     fn in_force(&mut self, clauses: Vec<(usize, Clause)>) -> (Vec<(usize, Clause)>, Option<SystemTime>) {
         let mut next: Option<SystemTime> = None;
         let mut holds = Vec::new();
@@ -342,7 +342,7 @@ impl Check<'_> {
     }
 }
 
-/// The items of a list that may not be there.
+/// The items of an optional list.
 fn items(list: &Option<List<String>>) -> impl Iterator<Item = &At<String>> + Clone {
     list.iter().flat_map(|list| list.items())
 }
@@ -351,7 +351,7 @@ fn texts(list: &Option<List<String>>) -> Vec<String> {
     items(list).map(|at| at.to_string()).collect()
 }
 
-/// The set of attributes of a list; what is not known has been complained about.
+/// The set of attributes in a list. Unknown ones were reported before.
 fn set(catalogue: &Catalogue, list: &Option<List<String>>) -> AttributeSet {
     items(list)
         .filter_map(|at| catalogue.set([at.as_str()]).ok())
@@ -373,7 +373,7 @@ fn bridging(name: &str, raw: &raw::Function) -> BridgingFunction {
     }
 }
 
-/// The functions of proxies; one of the same name at the client's end unless the file says otherwise.
+/// The functions of proxies. Default: one with the same name at the client's end.
 fn steps(name: &str, raw: &raw::Function) -> Steps {
     let names = |list: &Option<List<String>>| items(list).map(|at| at.as_str().into()).collect();
     match (&raw.client, &raw.server) {

@@ -1,4 +1,4 @@
-//! What a file says that was agreed, checked, on its way to whoever reasons about it.
+//! The checked form of an agreement, for the reasoner.
 
 pub use super::raw::Effect;
 
@@ -6,37 +6,37 @@ use sidetrack_core::agreement::{Obligations, Surplus};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An agreement to be compiled; its names were checked.
+/// An agreement to compile. Its names were checked.
 #[derive(Clone, Debug)]
 pub struct Clause {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether it permits, or forbids.
+    /// Whether it permits or forbids.
     pub effect: Effect,
-    /// Parties of the clients; empty: any.
+    /// Parties of the clients. Empty: any.
     pub parties: Vec<String>,
-    /// The clients; empty: any.
+    /// The clients. Empty: any.
     pub nodes: Vec<String>,
-    /// The data; empty: any.
+    /// The data sets. Empty: any.
     pub data: Vec<String>,
-    /// What for; empty: anything.
+    /// The purposes. Empty: any.
     pub purposes: Vec<String>,
-    /// What is done; empty: anything.
+    /// The kinds of access. Empty: any.
     pub access: Vec<&'static str>,
-    /// What it obliges to.
+    /// Its obligations.
     pub obligations: Obligations,
-    /// Whether data may move to a node that has less.
+    /// Whether data may move to a node with fewer attributes.
     pub surplus: Surplus,
     /// A condition in Cedar.
     pub when: Option<String>,
 }
 
-/// What entities are made of, besides `Facts`.
+/// Labels for entities, besides `Facts`.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
-    /// By party.
+    /// Labels of parties.
     pub parties: BTreeMap<String, Vec<String>>,
-    /// By data set.
+    /// Labels of data sets.
     pub data: BTreeMap<String, Vec<String>>,
     /// Data sets whose consent is withdrawn.
     pub withdrawn: Vec<String>,

@@ -1,15 +1,16 @@
-//! What a condition may look like before the policy engine reads it. The engine's reader, its checks and the freeing of what it
-//! has read go as deep as a text is nested, and agreements come from other machines: what is too deep ends here.
+//! Checks a condition before the policy engine reads it. The engine parses, checks and frees a text with
+//! recursion as deep as its nesting, and agreements come from other machines. So texts that are nested too
+//! deeply are rejected here.
 
 use std::ops::Range;
 
 /// Longest condition, bytes.
 pub const BYTES_MAX: usize = 4096;
 
-/// Deepest brackets of a condition.
+/// Deepest nesting of brackets in a condition.
 pub const DEPTH_MAX: usize = 32;
 
-/// Why the policy engine is not to see this text, in words, and the place; none if it may.
+/// Says why a text must not reach the policy engine, and where. `None` if it may.
 pub fn refused(text: &str) -> Option<(String, Range<usize>)> {
     if text.len() > BYTES_MAX {
         let end = text.ceil_char_boundary(BYTES_MAX);
@@ -31,14 +32,14 @@ pub fn refused(text: &str) -> Option<(String, Range<usize>)> {
     None
 }
 
-/// Where the lexer is.
+/// State of the lexer.
 enum Within {
     Code,
     Text,
     Comment,
 }
 
-/// The brackets outside of texts and comments, with their places.
+/// The brackets outside texts and comments, with their positions.
 fn brackets(bytes: &[u8]) -> impl Iterator<Item = (usize, u8)> {
     let mut within = Within::Code;
     let mut escaped = false;
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(refused(&"(true) && ".repeat(100)), None, "one after the other");
         assert_eq!(refused(&format!("\"{}\" == \"\"", "(".repeat(100))), None, "in a text");
         assert_eq!(refused(&format!("true // {}\n", "(".repeat(100))), None, "in a comment");
-        // What closes in a text closes nothing.
+        // A closing bracket within a text does not count.
         assert!(refused(&"(\")\\\"\" == ".repeat(DEPTH_MAX + 1)).is_some());
         assert!(refused(&format!("// \"\n{}", nested(DEPTH_MAX + 1))).is_some());
     }

@@ -1,4 +1,4 @@
-//! An agreement at work: what it says about flows, remembered, and what follows for their verdicts.
+//! Applies an agreement to flows: caches its rulings and changes verdicts.
 
 use crate::config::{Config, PolicyMode};
 use sidetrack_core::agreement::{Agreement, Clause, Movement, Ruling};
@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-/// Most rulings that are remembered; then all are forgotten, and asked for again.
+/// Most rulings in the cache. Then the cache is emptied and rulings are computed again.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// An agreement and what it has said so far: the answer to a question never changes.
+/// An agreement with a cache of its rulings. The answer to a question never changes.
 #[derive(Debug)]
 pub struct Book {
     text: Arc<str>,
@@ -34,7 +34,7 @@ impl Book {
         Self { text: text.into(), agreement, agreements, purposes, next_change, rulings: RwLock::default() }
     }
 
-    /// The text it was read from.
+    /// The text of the file.
     pub fn text(&self) -> &Arc<str> {
         &self.text
     }
@@ -44,22 +44,22 @@ impl Book {
         &self.agreement
     }
 
-    /// The names of those in force, in the order of the file.
+    /// The names of the agreements in force, in the order of the file.
     pub fn agreements(&self) -> &[Arc<str>] {
         &self.agreements
     }
 
-    /// What data may be wanted for.
+    /// The purposes that it declares.
     pub fn purposes(&self) -> &[Arc<str>] {
         &self.purposes
     }
 
-    /// When an agreement begins or ends next: the file has to be read again then.
+    /// When an agreement begins or ends next. The file must be read again at that time.
     pub const fn next_change(&self) -> Option<SystemTime> {
         self.next_change
     }
 
-    /// What is decided about a flow of a rule that asks this.
+    /// Returns the ruling about a flow, for a rule with this clause.
     pub fn ask(&self, flow: &Flow, clause: &Arc<Clause>) -> Ruling {
         let movement = match self.agreement.movement(flow) {
             Ok(movement) => movement,
@@ -79,28 +79,28 @@ impl Book {
     }
 }
 
-/// What is in force: a book, and what its word is worth.
+/// The agreement in force, and how it is applied.
 #[derive(Clone, Debug, Default)]
 pub struct InForce {
-    /// The agreement; without one nothing is allowed.
+    /// The agreement. Without one nothing is allowed.
     pub book: Option<Arc<Book>>,
-    /// What becomes of flows that it does not allow.
+    /// What happens to flows that it does not allow.
     pub mode: PolicyMode,
 }
 
-/// What a flow that is allowed has to pass.
+/// What an allowed flow must pass through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// The functions, in the order in which a client's bytes pass them.
+    /// The functions, in the order in which a client's bytes pass through them.
     pub functions: Vec<Arc<FunctionSpec>>,
-    /// What the agreement said, for the record.
+    /// The agreement's decision, for the record.
     pub said: Arc<str>,
 }
 
-/// The functions of a configuration that a flow has to pass by what the agreement says about it.
+/// Returns the functions of a configuration that a flow must pass through according to the agreement.
 ///
 /// # Errors
-/// It must not go on, and why.
+/// Fails if the flow is not allowed; the text says why.
 pub fn needs(
     in_force: &InForce,
     config: &Config,
@@ -123,7 +123,7 @@ pub fn needs(
 }
 
 impl InForce {
-    /// The verdict about a flow after the agreement was asked, where its rule asks it.
+    /// Returns the verdict after asking the agreement, if the flow's rule refers to it.
     pub fn judge(&self, config: &Config, flow: &Flow, verdict: Verdict) -> Verdict {
         let Action::Carry(carry) = &verdict.action else { return verdict };
         let Some(clause) = &carry.agreement else { return verdict };
@@ -147,7 +147,7 @@ impl InForce {
         }
     }
 
-    /// Why a flow that was carried under this verdict must not go on; none if it may.
+    /// Says why a flow that is carried under this verdict must end. `None` if it may continue.
     pub fn revokes(&self, config: &Config, flow: &Flow, verdict: &Verdict) -> Option<Arc<str>> {
         let Action::Carry(carry) = &verdict.action else { return None };
         let clause = carry.agreement.as_ref()?;
@@ -167,7 +167,7 @@ impl InForce {
     }
 }
 
-/// The same way, and then through these functions. None of the chain is ever skipped: what is agreed on is applied.
+/// Adds these functions after those of the rule. None of them may be skipped: the agreement requires them.
 fn through(carry: &Carry, functions: Vec<Arc<FunctionSpec>>) -> Carry {
     let (mut all, on_change) = match &carry.chain {
         Some(chain) => (chain.functions.clone(), chain.on_change),

@@ -1,5 +1,5 @@
-//! Data-flow agreements: a file, the policy engine that reads it (Cedar), and what is in force. What they mean is
-//! `sidetrack_core::agreement`; `docs/control.md` is for people who write one.
+//! Data-flow agreements: the file, the policy engine that reads it (Cedar), and the agreement in force. Their
+//! meaning is defined in `sidetrack_core::agreement`; `docs/control.md` explains how to write one.
 
 mod cedar;
 mod check;
@@ -21,23 +21,23 @@ use std::time::SystemTime;
 /// Largest file of an agreement, bytes.
 pub const FILE_MAX: u64 = 16 << 20;
 
-/// What lists the keys, for messages.
+/// Where the keys are documented, for messages.
 const KEYS: &str = "docs/control.md";
 
 impl Book {
-    /// Reads a file; agreements that do not hold at `now` are left out.
+    /// Reads a file. Agreements that are not valid at `now` are left out.
     ///
     /// # Errors
-    /// All that is wrong with it, each with its place; or why it cannot be read.
+    /// Lists all errors in the file with their places, or says why the file cannot be read.
     pub fn load(path: &Path, now: SystemTime) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
         Self::read(&path.display().to_string(), &text, now)
     }
 
-    /// Reads a text; `name` is that of the file in messages.
+    /// Reads a text; `name` is the file name for messages.
     ///
     /// # Errors
-    /// All that is wrong with it, each with its place.
+    /// Lists all errors in the text with their places.
     pub fn read(name: &str, text: &str, now: SystemTime) -> Result<Self, ConfigError> {
         let refused = |problems| ConfigError::new(name, text, problems);
         let file: raw::File = parse(text, KEYS).map_err(refused)?;
@@ -58,12 +58,12 @@ impl Book {
     }
 }
 
-/// A mistake in a condition, at its place in the file.
+/// Reports an error in a condition, at its place in the file.
 fn when_problem(file: &raw::File, text: &str, places: &[usize], error: &cedar::WhenError) -> Problem {
     let raw = places.get(error.agreement).and_then(|place| file.agreement.get(*place));
     let when = raw.and_then(|raw| raw.when.as_ref());
     let span = when.map(crate::config::At::span).or_else(|| raw.map(crate::config::At::span)).unwrap_or(0..0);
-    // Places inside are those of the text only where it is written without escapes.
+    // Offsets in the condition are valid in the file only if it is written without escapes.
     let inside = error.span.clone().and_then(|inner| {
         let written = text.get(span.clone())?;
         let begins = span.start + written.find(when?.as_str())?;

@@ -1,4 +1,4 @@
-//! The file of an agreement as it is written: `docs/control.md` lists the keys.
+//! The file of an agreement as written. `docs/control.md` lists the keys.
 
 use crate::config::{At, List};
 use serde::Deserialize;
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 pub struct File {
     /// Version of the format: 1.
     pub version: Option<At<u32>>,
-    /// The attributes there are (Eq. 2).
+    /// All attributes (Eq. 2).
     pub attributes: Option<List<String>>,
-    /// What data may be wanted for.
+    /// All purposes of data flows.
     pub purposes: Option<List<String>>,
     /// Bridging functions, by name.
     #[serde(default)]
@@ -27,7 +27,7 @@ pub struct File {
     /// Data sets, by name.
     #[serde(default)]
     pub data: BTreeMap<String, At<Data>>,
-    /// What was agreed.
+    /// The agreements.
     #[serde(default)]
     pub agreement: Vec<At<Agreement>>,
 }
@@ -38,13 +38,13 @@ pub struct File {
 pub struct Function {
     /// The attributes it applies.
     pub applies: Option<List<String>>,
-    /// What it costs.
+    /// Its cost.
     pub cost: Option<At<u32>>,
-    /// Where in a chain it stands.
+    /// Its position in a chain.
     pub position: Option<At<Position>>,
-    /// Functions it stands before.
+    /// Functions that come after it.
     pub before: Option<List<String>>,
-    /// Functions it stands after.
+    /// Functions that come before it.
     pub after: Option<List<String>>,
     /// Functions of the proxy at the client's end.
     pub client: Option<List<String>>,
@@ -52,7 +52,7 @@ pub struct Function {
     pub server: Option<List<String>>,
 }
 
-/// Where in a chain a function stands.
+/// The position of a function in a chain.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Position {
@@ -68,7 +68,7 @@ pub enum Position {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Party {
-    /// Words for conditions.
+    /// Labels for conditions.
     pub labels: Option<List<String>>,
 }
 
@@ -76,7 +76,7 @@ pub struct Party {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// Whose it is.
+    /// The party that it belongs to.
     pub party: Option<At<String>>,
     /// Its networks or addresses.
     pub address: Option<List<String>>,
@@ -94,31 +94,31 @@ pub struct Data {
     pub port: Option<List<u16>>,
     /// Names of its service.
     pub host: Option<List<String>>,
-    /// Whether those whom the data is about have agreed.
+    /// Whether the people that the data is about have agreed.
     pub consent: Option<At<Consent>>,
-    /// Words for conditions.
+    /// Labels for conditions.
     pub labels: Option<List<String>>,
 }
 
-/// Whether those whom data is about have agreed.
+/// Whether the people that data is about have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Consent {
-    /// They have.
+    /// They have agreed.
     Given,
-    /// They have taken it back.
+    /// They have withdrawn their consent.
     Withdrawn,
-    /// The data is about nobody.
+    /// The data is not about people.
     NotNeeded,
 }
 
-/// What an agreement does.
+/// The effect of an agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Effect {
     /// It allows.
     Permit,
-    /// It forbids, whatever others allow.
+    /// It forbids, whatever other agreements permit.
     Forbid,
 }
 
@@ -128,25 +128,25 @@ pub enum Effect {
 pub struct Agreement {
     /// Its name.
     pub name: Option<At<String>>,
-    /// What it does.
+    /// Its effect.
     pub effect: Option<At<Effect>>,
     /// Parties whose nodes are the clients.
     pub parties: Option<List<String>>,
     /// The clients.
     pub nodes: Option<List<String>>,
-    /// The data.
+    /// The data sets.
     pub data: Option<List<String>>,
-    /// What for.
+    /// The purposes.
     pub purpose: Option<List<String>>,
-    /// What is done.
+    /// The kinds of access.
     pub access: Option<List<Access>>,
-    /// Attributes that have to be applied.
+    /// Attributes that must be applied.
     pub requires: Option<List<String>>,
-    /// Whether data may move to a node that has less (Eq. 4).
+    /// Whether data may move to a node with fewer attributes (Eq. 4).
     pub surplus: Option<At<Surplus>>,
-    /// From when on.
+    /// Start of its validity.
     pub from: Option<At<String>>,
-    /// Until when.
+    /// End of its validity.
     pub until: Option<At<String>>,
     /// A condition in Cedar.
     pub when: Option<At<String>>,

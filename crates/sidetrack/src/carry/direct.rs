@@ -1,4 +1,4 @@
-//! The direct carrier: we dial the destination ourselves, both address families racing (RFC 8305).
+//! The direct carrier: dials the destination from this host, with both address families in a race (RFC 8305).
 
 use super::gate::{self, Admitted};
 use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
@@ -17,45 +17,47 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Head start of each address before the next is tried beside it (RFC 8305 Sec. 5, "Connection Attempt Delay").
+/// Head start of each address before the next is tried in parallel (RFC 8305 Sec. 5, "Connection Attempt
+/// Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// What all sockets we dial with have in common.
+/// Settings that all sockets for dialling share.
 #[derive(Clone, Debug, Default)]
 pub struct Dialing {
-    /// The mark that keeps our own connections from being caught again (`SO_MARK`); none where nothing is caught by
-    /// rules of ours.
+    /// The mark that keeps our own connections from being captured again (`SO_MARK`). `None` if no rules of ours
+    /// capture connections.
     pub mark: Option<u32>,
-    /// Addresses we listen on: dialling one would come back to ourselves.
+    /// The addresses that we listen on. Dialling one would lead back to ourselves.
     pub own: Vec<SocketAddr>,
-    /// The way into the overlay, where this node is part of one.
+    /// The entry into the overlay, if this node is part of one.
     pub overlay: Option<Arc<dyn OverlayEntry>>,
 }
 
-/// What one connection wants of its socket.
+/// Options for the socket of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes<'a> {
-    /// TCP Fast Open (RFC 7413) where the kernel holds a cookie of that server.
+    /// TCP Fast Open (RFC 7413), if the kernel has a cookie for the server.
     pub tfo: bool,
-    /// The first bytes, to go into the SYN. Without them a Fast Open connection is made by the caller's first write,
-    /// which must come at once.
+    /// The first bytes, sent in the SYN. If empty, a Fast Open connection is opened by the caller's first write,
+    /// which must follow at once.
     pub syn_data: &'a [u8],
-    /// Bytes to send are at hand: the acknowledgement that ends the handshake can travel with them.
+    /// Bytes to send are available, so the ACK that ends the handshake can travel with them.
     pub speaks_first: bool,
     /// Multipath TCP.
     pub mptcp: bool,
-    /// Bind to this foreign address first.
+    /// The foreign source address to bind to, if any.
     pub from: Option<SocketAddr>,
-    /// Options about the packets (TOS, TTL), from the SYN on.
+    /// Options about the packets (TOS, TTL), in force from the SYN on.
     pub packets: &'a [StackOption],
-    /// An address is tried only when the one before it has failed, not beside it.
+    /// Each address is tried only after the one before it has failed, not in parallel.
     pub one_by_one: bool,
 }
 
 impl Dialing {
-    /// Whether dialling this address would come back to ourselves.
+    /// Whether dialling this address would lead back to ourselves.
     pub fn is_own(&self, to: SocketAddr) -> bool {
-        // To the kernel an unspecified destination is loopback, and a translator makes an IPv4 address of some of IPv6.
+        // The kernel treats an unspecified destination as loopback, and a translator maps some IPv6 addresses to
+        // IPv4.
         let form = |ip: IpAddr| match ip {
             ip if ip.is_unspecified() && ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
             ip if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -69,10 +71,10 @@ impl Dialing {
         })
     }
 
-    /// Connects to one address; gives how many bytes of [`Wishes::syn_data`] went out already.
+    /// Connects to one address. Returns how many bytes of [`Wishes::syn_data`] were sent in the SYN.
     ///
     /// # Errors
-    /// As `connect(2)`, sorted into the closed list.
+    /// Fails as `connect(2)` does, with the fitting end reason.
     pub async fn connect(&self, to: Admitted, wishes: Wishes<'_>) -> Result<(TcpStream, usize), Failure> {
         let address = to.address();
         if self.is_own(address) {
@@ -94,11 +96,12 @@ impl Dialing {
         sockopt::set_tcp_nodelay(&socket, true)?;
         stack::set(&socket, wishes.packets);
         if wishes.speaks_first {
-            // A wish, too: without it the acknowledgement is a packet of its own.
+            // Best effort: without the option, the ACK is a packet of its own.
             let _ = sockopt::set_tcp_ack_with_data(&socket);
         }
         if wishes.tfo {
-            // A wish: where the kernel does not do it (sysctl net.ipv4.tcp_fastopen), the connection is made without.
+            // Best effort: if the kernel does not support it (sysctl net.ipv4.tcp_fastopen), the connection
+            // works without.
             let _ = sockopt::set_tcp_fastopen_connect(&socket);
         }
         Ok(socket)
@@ -110,14 +113,14 @@ impl Dialing {
         let stream = TcpStream::new(socket.into())?;
         let mut sent = 0;
         if done && !wishes.syn_data.is_empty() {
-            // There is a cookie, and nothing was sent so far: this is the SYN.
+            // The kernel has a cookie and has sent nothing so far: this sends the SYN.
             sent = SockRef::from(&stream).send(wishes.syn_data)?;
-            // The socket is writable again when the SYN is answered.
+            // The socket becomes writable again when the SYN is answered.
             stream.forget_writable();
         }
         if !done || sent > 0 {
             stream.writable().await;
-            // An attempt that failed is announced as an error.
+            // A failed attempt is reported as an error of the socket.
             if stream.has_failed()
                 && let Some(error) = stream.take_error()?
             {
@@ -127,11 +130,11 @@ impl Dialing {
         Ok((stream, sent))
     }
 
-    /// Connects to the first of the addresses that answers; each has a head start over the next. Gives what
-    /// [`Dialing::connect`] does.
+    /// Connects to the first address that answers; each has a head start over the next. Returns the same as
+    /// [`Dialing::connect`].
     ///
     /// # Errors
-    /// The first failure, if all fail.
+    /// Returns the first failure if all attempts fail.
     pub async fn race(
         &self,
         addresses: &[Admitted],
@@ -149,11 +152,11 @@ impl Dialing {
     }
 }
 
-/// Attempts that start one after the other and run side by side.
+/// Attempts that start one after the other and run in parallel.
 struct Race<F> {
     waiting: std::vec::IntoIter<Pin<Box<F>>>,
     running: Vec<Pin<Box<F>>>,
-    /// None: the next one starts only when all before it have failed.
+    /// `None`: the next attempt starts only after all before it have failed.
     head_start: Option<Duration>,
     delay: Option<Pin<Box<Sleep>>>,
     first: Option<Failure>,
@@ -197,14 +200,14 @@ impl<F: Future<Output = Result<(TcpStream, usize), Failure>>> Future for Race<F>
     }
 }
 
-/// Sorts what `connect(2)` said into the closed list.
+/// Maps an error of `connect(2)` to an end reason.
 pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
     use io::ErrorKind::{
         AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut,
     };
     let reason = match error.kind() {
         ConnectionRefused => EndReason::Refused,
-        // It had answered, and hung up before we looked.
+        // The server had answered, and reset the connection before we looked.
         ConnectionReset => EndReason::ServerReset,
         HostUnreachable | NetworkUnreachable => EndReason::Unreachable,
         TimedOut => EndReason::ConnectTimeout,
@@ -227,7 +230,8 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     let addresses = order.admit(resolve(&order.destination).await?)?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
     let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
-    // Without bytes at hand there is nothing to put into the SYN, and a server that speaks first must not wait.
+    // Without bytes there is nothing to put into the SYN. With a Fast Open socket a server that sends first
+    // would wait for our first write.
     let held = first.held();
     let syn_data = if tfo { held.get(..syn_data_max(order.stack)).unwrap_or(held) } else { &[] };
     let wishes = Wishes {
@@ -245,12 +249,12 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
     Ok(by_socket(stream, sent, stack, None))
 }
 
-/// A connection to the server itself: its socket knows where it leads.
+/// A connection to the server itself: its socket has the peer's address.
 fn by_socket(stream: TcpStream, sent: usize, stack: Vec<StackOption>, taken: Option<Taken>) -> Carried {
     Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken, leads_to: None }
 }
 
-/// Most bytes a SOCKS6 client allows in the SYN; 0 in the option means as many as we like.
+/// Most bytes that a SOCKS6 client allows in the SYN. 0 in the option means no limit.
 fn syn_data_max(asked: &[StackOption]) -> usize {
     let size = asked.iter().find_map(|option| match option {
         StackOption::Tfo(size) if *size > 0 => Some(usize::from(*size)),
@@ -259,7 +263,7 @@ fn syn_data_max(asked: &[StackOption]) -> usize {
     size.unwrap_or(usize::MAX)
 }
 
-/// What was asked for, as it was done.
+/// The requested options with the values in force.
 fn done(asked: &[StackOption], stream: &TcpStream, sent: usize, addresses: usize) -> Vec<StackOption> {
     let mut done = stack::set(stream, asked);
     for option in asked {
@@ -284,7 +288,7 @@ mod tests {
         crate::reactor::block_on(future).unwrap()
     }
 
-    /// An address at which nobody listens as long as the socket lives.
+    /// Returns an address without a listener, as long as the socket lives.
     fn closed() -> (socket2::Socket, SocketAddr) {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

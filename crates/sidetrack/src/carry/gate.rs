@@ -1,7 +1,8 @@
-//! The gate: every address passes it before `connect(2)`, and no other file of this crate calls that.
+//! The gate: each address passes it before `connect(2)`, and no other file of this crate calls that.
 //!
-//! Rules see names, the kernel dials addresses. Between the two anybody who runs a name server decides where a name leads, so
-//! policy is asked again with the address, and exactly that address is dialled: nothing is resolved a second time.
+//! Rules match names, but the kernel dials addresses. The operator of a name server decides to which address a
+//! name resolves. So the policy is asked again with the address, and exactly that address is dialled: the name
+//! is not resolved a second time.
 
 use super::Failure;
 use sidetrack_core::flow::{EndReason, Flow, HostName};
@@ -12,13 +13,13 @@ use socket2::Socket;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// An address that may be dialled; only this file makes one.
+/// An address that may be dialled. Only this file creates one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted(SocketAddr);
 
 impl Admitted {
-    /// An address that the configuration, or what it names, leads to: a hop, a far side, a neighbour. Clients cannot choose
-    /// it.
+    /// An address from the configuration: a hop, a far side, an overlay neighbour, also after name resolution.
+    /// Clients cannot choose it.
     pub const fn configured(to: SocketAddr) -> Self {
         Self(to)
     }
@@ -29,38 +30,40 @@ impl Admitted {
     }
 }
 
-/// Begins to connect; see [`sockopt::start_connect`].
+/// Starts connecting; see [`sockopt::start_connect`].
 ///
 /// # Errors
-/// What connect(2) says at once.
+/// Fails if connect(2) fails at once.
 pub fn start(socket: &Socket, to: Admitted) -> io::Result<bool> {
     sockopt::start_connect(socket, to.0)
 }
 
-/// The question about the addresses of one flow.
+/// The question to the policy about the addresses of one flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a> {
     /// The rules.
     pub policy: &'a Policy,
     /// The flow.
     pub flow: &'a Flow,
-    /// What the rule that carries it says.
+    /// The settings of the rule that carries the flow.
     pub carry: &'a Carry,
-    /// What a request asks for, where there is one.
+    /// The resource of the HTTP request, if there is one.
     pub resource: Option<&'a Resource>,
-    /// The other end of the client's connection: the client, or a neighbour that speaks for it.
+    /// The other end of the client's connection: the client, or a trusted peer that sends PROXY protocol headers
+    /// for it.
     pub peer: IpAddr,
-    /// The configuration names the destination, not the client.
+    /// Whether the configuration names the destination, and not the client.
     pub is_configured: bool,
 }
 
 impl Gate<'_> {
-    /// Whether an address may be dialled to which this name led, or which was asked for as an address.
+    /// Whether this address may be dialled. `name` resolved to it; without a name the client asked for the
+    /// address.
     ///
     /// # Errors
-    /// `policy_denied`, with the rule.
+    /// Fails with `policy_denied` and the rule.
     pub fn admit(&self, name: Option<&HostName>, to: SocketAddr) -> Result<Admitted, Failure> {
-        // What the rule itself says instead of the client's destination is as good as the rule.
+        // A rule's own `to` replaces the client's destination and counts as allowed by the rule.
         if self.carry.to.is_some() || !self.policy.may_be_denied(to.ip()) {
             return Ok(Admitted(to));
         }
@@ -80,10 +83,10 @@ impl Gate<'_> {
         })
     }
 
-    /// Those of the addresses of a name that may be dialled, in their order.
+    /// Returns those addresses of a name that may be dialled, in their order.
     ///
     /// # Errors
-    /// None of them may be.
+    /// Fails if none may be dialled.
     pub fn admit_all(
         &self,
         name: Option<&HostName>,
@@ -108,10 +111,11 @@ pub fn configured(addresses: Vec<SocketAddr>) -> Vec<Admitted> {
     addresses.into_iter().map(Admitted).collect()
 }
 
-/// Returns those of the addresses to which a flow of another node may be delivered, in their order; none if there were none.
+/// Returns the addresses to which a flow of another node may be delivered, in their order. Empty if `addresses`
+/// is.
 ///
 /// # Errors
-/// Rules deny all of them.
+/// Fails if rules deny all of them.
 pub fn delivered(policy: &Policy, flow: &Flow, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
     let mut denied = None;
     let mut admitted = Vec::with_capacity(addresses.len());
@@ -127,10 +131,10 @@ pub fn delivered(policy: &Policy, flow: &Flow, addresses: Vec<SocketAddr>) -> Re
     }
 }
 
-/// Addresses for a connection that no flow asks for yet: only those that no flow could be denied.
+/// Returns addresses for a connection that has no flow yet: only those that no rule could deny to a flow.
 ///
 /// # Errors
-/// There is none.
+/// Fails if there is none.
 pub fn for_anybody(policy: &Policy, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
     let free = addresses.into_iter().filter(|to| !policy.may_be_denied(to.ip()));
     let free: Vec<_> = free.map(Admitted).collect();

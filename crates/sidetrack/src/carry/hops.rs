@@ -1,6 +1,6 @@
 //! Carriers with hops. The handshakes run one after the other on one socket, each inside the tunnel of the one
-//! before; what can be said early is said early: the opening of each hop travels as initial data of the hop before
-//! it, so that a chain of SOCKS6 hops and the client's first bytes leave in one write.
+//! before. Each hop's opening is sent as initial data of the hop before it where the protocol allows. So the
+//! openings of a chain of SOCKS6 hops and the client's first bytes leave in one write.
 
 use super::direct::Wishes;
 use super::gate;
@@ -24,39 +24,40 @@ use tokio::io::AsyncWriteExt;
 /// Most bytes of the client that travel with a request (the SOCKS6 draft's limit for initial data).
 pub const INITIAL_DATA_MAX: usize = 1 << 14;
 
-/// What one proxy is asked.
+/// The request to one proxy.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// The proxy.
     pub hop: &'a Hop,
-    /// Where it is to go on to.
+    /// The destination for the proxy to connect to.
     pub destination: Destination,
-    /// Metadata for it (SOCKS6).
+    /// Metadata for the proxy (SOCKS6).
     pub metadata: Vec<Metadata>,
-    /// What it is to do with its own socket (SOCKS6).
+    /// Options for the proxy's own socket (SOCKS6).
     pub stack: &'a [StackOption],
     /// The first bytes for the destination, sent as early as the protocol allows.
     pub initial: Vec<u8>,
 }
 
-/// Asks the proxy at the other end of a connection, and waits for its answer. Gives what came behind the answer.
+/// Sends the request to the proxy at the other end of a connection, and waits for its answer. Returns the bytes
+/// after the answer.
 ///
 /// # Errors
-/// It says no, breaks its protocol or is gone.
+/// Fails if the proxy refuses, breaks its protocol or disconnects.
 pub async fn ask(stream: &mut TcpStream, request: Request<'_>) -> Result<Vec<u8>, Failure> {
     let clock = Clock::start();
     let machine = Machine::new(request, clock.now());
     Ok(shake(stream, machine, Vec::new(), &clock).await?.leftover)
 }
 
-/// The machine for one hop.
+/// The state machine for one hop.
 enum Machine {
     Socks(socks::Client),
-    /// With what is to follow once the tunnel stands.
+    /// With the bytes to send once the tunnel is established.
     Http(Box<connect::Client>, Vec<u8>),
 }
 
-/// What a machine wants next.
+/// The next step of a machine.
 enum Step {
     Send(Vec<u8>),
     Connected { bound: Option<Destination>, stack: Vec<StackOption>, leftover: Vec<u8>, then: Vec<u8> },
@@ -64,11 +65,12 @@ enum Step {
 }
 
 impl Machine {
-    /// The machine that asks a hop for a destination and sends first bytes as early as the protocol allows.
+    /// Creates the machine that asks a hop for a destination, and sends first bytes as early as the protocol
+    /// allows.
     fn new(request: Request<'_>, now: Instant) -> Self {
         let Request { hop, destination, metadata, stack, initial } = request;
         let credentials = hop.credentials.clone();
-        // The flow's own deadline ends the handshakes; theirs never comes first.
+        // The flow's own deadline ends the handshakes; this time-out is never reached.
         let timeout = Duration::from_secs(3600);
         match hop.protocol {
             HopProtocol::Socks5 => {
@@ -140,8 +142,8 @@ impl Machine {
     }
 }
 
-/// Builds the machines from the last hop to the first, each with the opening of the next as its initial data. Gives
-/// them in order, with the bytes that open the first.
+/// Creates the machines from the last hop to the first, each with the opening of the next as its initial data.
+/// Returns them in order, with the bytes that open the first.
 fn machines(
     order: &Order<'_>,
     hops: &[Hop],
@@ -183,7 +185,7 @@ fn broken(error: &io::Error, step: &str) -> Failure {
     Failure::new(reason, format!("{step}: {error}"))
 }
 
-/// Makes the path through `hops`.
+/// Sets up the path through `hops`.
 pub(super) async fn carry(
     order: &Order<'_>,
     hops: &[Hop],
@@ -196,6 +198,7 @@ pub(super) async fn carry(
     let dialled = order.dialing.race(&gate::configured(addresses), wishes).await;
     let (mut stream, _) = dialled.map_err(|failure| at(failure, 0, hops))?;
     let clock = Clock::start();
+    // Read the client's bytes only now: those that came while we dialled travel with the request.
     let held = first.held();
     let sent = held.len().min(INITIAL_DATA_MAX);
     let (machines, opening) = machines(order, hops, destination, &held[..sent], clock.now())?;
@@ -219,7 +222,7 @@ struct Shaken {
     stack: Vec<StackOption>,
 }
 
-/// Runs one machine to its end, beginning with bytes that came already.
+/// Runs one machine to its end, beginning with bytes that were already read.
 async fn shake(
     stream: &mut TcpStream,
     mut machine: Machine,
@@ -246,12 +249,13 @@ async fn shake(
             }
         }
         if is_part {
-            // The proxy answers in pieces; it may hold one back until the one before is acknowledged.
+            // The proxy answers in pieces. It may hold one back until the one before is acknowledged (Nagle, RFC
+            // 896).
             let _ = sockopt::set_tcp_ack_at_once(&*stream);
         }
         has_read = true;
         let read = poll_fn(|cx| {
-            // Here, so that it is on the stack and not in every flow's future.
+            // The buffer is in this closure, so that it is on the stack and not part of each flow's future.
             let mut buffer = [0; 2048];
             let n = ready!(stream.poll_recv(cx, &mut buffer))?;
             match &buffer[..n] {
@@ -262,7 +266,8 @@ async fn shake(
         });
         match read.await {
             Ok(()) => {}
-            // A proxy that closes with our initial data unread sends a reset: the machine knows what an end here means.
+            // A proxy that closes with our initial data unread sends a reset. The machine knows what an end
+            // means here.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => machine.eof(clock.now()),
             Err(error) => return Err(broken(&error, "waiting for the answer")),
         }

@@ -1,4 +1,4 @@
-//! Carriers: how the bytes get to the destination. Directly, or through hops, each reached through the one before.
+//! Carriers: how bytes get to the destination. Directly, or through hops, each reached through the one before.
 
 mod direct;
 pub mod gate;
@@ -25,92 +25,94 @@ use sidetrack_core::socks::v6::{Metadata, StackOption};
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
-/// Why a flow could not be carried, in the closed list's word and in words that name hop, step and code.
+/// Why a flow could not be carried: the end reason, and a text that names hop, step and code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct Failure {
-    /// The reason the flow ends with.
+    /// The end reason of the flow.
     pub reason: EndReason,
-    /// Which hop, step and code.
+    /// Details: which hop, step and code.
     pub detail: String,
 }
 
 impl Failure {
-    /// A failure with its words.
+    /// A failure with its details.
     pub fn new(reason: EndReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into() }
     }
 }
 
-/// One request to carry a flow.
+/// The order to carry one flow.
 #[derive(Debug)]
 pub struct Order<'a> {
-    /// What the rule says.
+    /// The settings of the rule.
     pub carry: &'a Carry,
-    /// Where to, after all rewriting.
+    /// The destination, after all rewriting.
     pub destination: Destination,
-    /// The client, for [`Carry::keep_client_address`] and for who carries on.
+    /// The client, for [`Carry::keep_client_address`] and for the next hop.
     pub client: SocketAddr,
-    /// The host name the client meant, where it is known.
+    /// The host name that the client meant, if known.
     pub host: Option<&'a HostName>,
-    /// Stack options a SOCKS6 client asked for towards the server.
+    /// Stack options that a SOCKS6 client asked for, for the leg towards the server.
     pub stack: &'a [StackOption],
-    /// Metadata that came with the request and goes on along the chain.
+    /// Metadata that came with the request and is passed on along the chain.
     pub metadata: Vec<Metadata>,
-    /// Who is asked about the addresses that the destination leads to; none: the configuration names it.
+    /// Checks the addresses that the destination resolves to. `None`: the configuration names the destination.
     pub gate: Option<Gate<'a>>,
-    /// Marks and congestion control of the sockets we dial with.
+    /// Mark, own addresses and overlay for dialling.
     pub dialing: &'a Dialing,
     /// The tunnels of this worker.
     pub tunnels: &'a tunnel::Tunnels,
-    /// The connections of this worker that wait for a flow.
+    /// The warm connections of this worker.
     pub warm: &'a warm::Warm,
 }
 
-/// The path stands.
+/// A path that is set up.
 #[derive(Debug)]
 pub struct Carried {
-    /// What leads to the server or the first hop.
+    /// The connection to the server or the first hop.
     pub stream: Stream,
-    /// Bytes the server sent already.
+    /// Bytes that the server has already sent.
     pub early: Vec<u8>,
-    /// What the last hop said is bound for us; none if we dialled: then it is the socket's own address.
+    /// The address that the last hop has bound for us. `None` if we dialled: then it is the socket's own
+    /// address.
     pub bound: Option<Destination>,
-    /// How many of the client's first bytes went out already.
+    /// How many of the client's first bytes were already sent.
     pub sent: usize,
-    /// Stack options, as they were really used.
+    /// Stack options with the values in force.
     pub stack: Vec<StackOption>,
-    /// What carries it, where the carrier leaves that open.
+    /// What carries it, if the carrier leaves a choice.
     pub taken: Option<Taken>,
-    /// The admitted address that the last hop was told to dial. None: a hop resolves the name, or there is no hop and the
-    /// socket itself knows its peer.
+    /// The admitted address that the last hop was told to dial. `None`: a hop resolves the name, or there is no
+    /// hop and the socket itself has the peer's address.
     pub leads_to: Option<SocketAddr>,
 }
 
-/// Where the client's first bytes come from while the path is made: read late, so that what arrives meanwhile still
-/// travels with the first write.
+/// The client's first bytes during the set-up. They are read late, so that bytes that arrive meanwhile can be
+/// sent with the first write.
 pub trait FirstBytes {
-    /// The bytes the client has sent so far, without waiting; they stay held for a carrier that does not send them.
+    /// Returns the bytes that the client has sent so far, without waiting. They stay buffered if a carrier does
+    /// not send them.
     fn held(&mut self) -> &[u8];
 
-    /// Ready when there are more of them than before. Pending for ever once as many are held as may be, and after the
-    /// client's FIN or end: then what is held is all.
+    /// Ready when there are more bytes than before. Pending for ever when the buffer is full and after the
+    /// client's FIN or end: then the buffered bytes are all there are.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Makes the path.
+/// Sets up the path.
 ///
 /// # Errors
-/// The reason for the record, naming the hop and the step.
+/// Fails with the reason for the record, which names the hop and the step.
 pub async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     if order.carry.carrier == Carrier::Direct {
         return direct::carry(order, first).await;
     }
-    // Boxed: a direct flow's future need not have room for handshakes.
+    // Boxed, so that a direct flow's future does not reserve room for handshakes.
     Box::pin(carry_on(order, first)).await
 }
 
-/// Has another node dial.
+/// Sets up a path on which another node dials the destination.
 async fn carry_on(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     let destination = resolved(order).await?;
     let leads_to = destination.socket_addr();
@@ -123,7 +125,7 @@ async fn carry_on(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carr
     Ok(Carried { leads_to, ..carried })
 }
 
-/// Whether a rule asks for Multipath TCP: towards the server, or towards the first hop.
+/// Whether a rule asks for Multipath TCP, towards the server or towards the first hop.
 pub fn asks_multipath(carry: &Carry) -> bool {
     let first_hop = match &carry.carrier {
         Carrier::Hops(hops) => hops.first(),
@@ -133,12 +135,12 @@ pub fn asks_multipath(carry: &Carry) -> bool {
 }
 
 impl Order<'_> {
-    /// Whether Multipath TCP was asked for: towards the server, or towards the first hop.
+    /// Whether the rule or the client asks for Multipath TCP, towards the server or towards the first hop.
     pub fn asks_multipath(&self) -> bool {
         asks_multipath(self.carry) || self.stack.contains(&StackOption::Multipath(true))
     }
 
-    /// Those of the addresses of the destination that may be dialled.
+    /// Returns those addresses of the destination that may be dialled.
     fn admit(&self, addresses: Vec<SocketAddr>) -> Result<Vec<Admitted>, Failure> {
         match &self.gate {
             Some(gate) => gate.admit_all(self.name(), addresses),
@@ -146,7 +148,7 @@ impl Order<'_> {
         }
     }
 
-    /// Whether this one address of the destination may be dialled.
+    /// Checks whether this one address of the destination may be dialled.
     fn admit_one(&self, to: SocketAddr) -> Result<Admitted, Failure> {
         match &self.gate {
             Some(gate) => gate.admit(self.name(), to),
@@ -154,7 +156,7 @@ impl Order<'_> {
         }
     }
 
-    /// The name of the destination.
+    /// The name in the destination, if it has one.
     const fn name(&self) -> Option<&HostName> {
         match &self.destination.host {
             Host::Name(name) => Some(name),
@@ -163,8 +165,9 @@ impl Order<'_> {
     }
 }
 
-/// Returns the destination to send to the next hop: an admitted address if we resolve names, otherwise unchanged. A name that
-/// goes on is resolved by the last hop, whose rules decide; only of `localhost` we know where it leads.
+/// Returns the destination to send to the next hop: an admitted address if we resolve names, otherwise
+/// unchanged. A name that is passed on is resolved by the last hop, whose rules decide. For `localhost` the
+/// address is known, so it is checked here.
 async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
     let to = &order.destination;
     match &to.host {
@@ -180,7 +183,7 @@ async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
     Ok(to.clone())
 }
 
-/// `hop 2 of 3 (socks5://b:1080)`, for details of records.
+/// Returns `hop 2 of 3 (socks5://b:1080)`, for details in records.
 fn hop_name(index: usize, hops: &[Hop]) -> String {
     format!("hop {} of {} ({})", index + 1, hops.len(), hops[index])
 }

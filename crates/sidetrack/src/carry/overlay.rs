@@ -1,4 +1,4 @@
-//! The overlay carrier: the flow goes to another node of the overlay, which delivers it.
+//! The overlay carrier: sends the flow to another node of the overlay, which delivers it.
 
 use super::{Carried, Failure, Order};
 use crate::reactor::TcpStream;
@@ -9,23 +9,23 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// What the overlay is asked to carry.
+/// A flow for the overlay to carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlayOrder {
-    /// The node that delivers, by name.
+    /// The node that delivers it, by name.
     pub node: Arc<str>,
-    /// Where it delivers.
+    /// The destination.
     pub destination: Destination,
     /// The application that opened the flow.
     pub client: SocketAddr,
-    /// The host name, if it is known.
+    /// The host name, if known.
     pub host: Option<HostName>,
 }
 
-/// The way into the overlay.
+/// The entry into the overlay.
 pub trait OverlayEntry: Debug + Send + Sync {
-    /// Opens a session; gives a non-blocking socket whose other end the overlay carries: its FIN, resets and pace are those of the
-    /// far application.
+    /// Opens a session. Returns a non-blocking socket; the overlay carries its other end. FIN, resets and speed
+    /// on the socket are those of the application at the far end.
     fn open(
         &self,
         order: OverlayOrder,

@@ -1,4 +1,4 @@
-//! Names to addresses, by the system's own resolver (so that `/etc/hosts` and `nsswitch.conf` hold).
+//! Resolves names with the system's own resolver, so that `/etc/hosts` and `nsswitch.conf` apply.
 
 use super::Failure;
 use sidetrack_core::flow::{Destination, EndReason, Host};
@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 16;
 
-/// The addresses of a destination in the order to try them: the families in turn (RFC 8305 Sec. 4), IPv6 first where
-/// the resolver put it first.
+/// Returns the addresses of a destination in the order to try them: the address families alternate (RFC 8305
+/// Sec. 4), beginning with the family of the resolver's first address.
 ///
 /// # Errors
-/// `dns` if the name has no address.
+/// Fails with `dns` if the name has no address.
 pub async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, Failure> {
     let name = match &destination.host {
         Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port)]),
-        // No server is asked: another answer would be a foreign host (RFC 6761 Sec. 6.3).
+        // No DNS server is asked: it could answer with an address of another host (RFC 6761 Sec. 6.3).
         Host::Name(name) if name.is_localhost() => {
             let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
             return Ok(loopback.map(|ip| SocketAddr::new(ip, destination.port)).into());

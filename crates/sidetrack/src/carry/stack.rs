@@ -1,11 +1,12 @@
-//! Stack options of SOCKS6 (draft-12, "Stack Options"): what a client asks of a socket, done, and told as it is.
+//! Stack options of SOCKS6 (draft-12, "Stack Options"): sets what a client asks for on a socket, and reports
+//! what is in force.
 
 use sidetrack_core::socks::v6::{Leg, StackOption};
 use sidetrack_sys::sockopt;
 use std::os::fd::AsFd;
 
-/// The options that are about this leg, as if they were about it alone. Options without a choice of leg are about the
-/// one towards the destination.
+/// Returns the options for this leg, with only this leg in them. Options that name no leg are for the leg
+/// towards the destination.
 pub fn about(options: &[StackOption], leg: Leg) -> Vec<StackOption> {
     let is_about = |of: Leg| of == leg || of == Leg::Both;
     let part = |option: &StackOption| match *option {
@@ -19,8 +20,8 @@ pub fn about(options: &[StackOption], leg: Leg) -> Vec<StackOption> {
     options.iter().filter_map(part).collect()
 }
 
-/// Sets what is about the packets of one connection, and says what is in force. What cannot be set is not answered,
-/// which the draft reads as refused.
+/// Sets the options about the packets of one connection, and returns what is in force. Options that cannot be
+/// set are left out, which the draft defines as refused.
 pub fn set(socket: impl AsFd, options: &[StackOption]) -> Vec<StackOption> {
     let done = |option: &StackOption| match *option {
         StackOption::Tos(leg, class) => {

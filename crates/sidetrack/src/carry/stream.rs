@@ -1,4 +1,4 @@
-//! What a flow's bytes go over on one side: a socket of the kernel, a stream inside a tunnel, TLS over either, or memory.
+//! The connection of one side of a flow: a kernel socket, a stream inside a tunnel, TLS over either, or memory.
 
 use super::tls::Tls;
 use super::tunnel;
@@ -10,49 +10,49 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
-/// What the moving of bytes needs of each side. Written once for sockets, which the compiler then sees nothing else
-/// beside, and once for [`Stream`].
+/// What the pump needs from each side. Implemented for sockets, so that the compiler can specialise that case,
+/// and for [`Stream`].
 pub trait Wire: Sized + Unpin {
-    /// Reads when something is there; 0 is the end of the stream.
+    /// Reads as soon as bytes are available; 0 is the end of the stream.
     fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    /// Writes when there is room.
+    /// Writes as soon as there is room.
     fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 
-    /// As [`Wire::poll_send`], where the end follows at once and may travel with these bytes.
+    /// Like [`Wire::poll_send`], if the end follows at once and may travel with these bytes.
     fn poll_send_more(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_send(cx, bytes)
     }
 
-    /// Whether the other side's FIN or reset is known to come behind what is left to read.
+    /// Whether the peer's FIN or reset is known to follow the unread bytes.
     fn has_ended(&self) -> bool {
         false
     }
 
-    /// Whether it is known that what is left to read ends in order, with FIN and not with a reset.
+    /// Whether the unread bytes are known to end in order, with FIN and not with a reset.
     fn ends_in_order(&self) -> bool {
         false
     }
 
-    /// Sends FIN, or what stands for it.
+    /// Sends FIN or its equivalent.
     ///
     /// # Errors
-    /// As `shutdown(2)`.
+    /// Fails as `shutdown(2)` does.
     fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()>;
 
-    /// The socket, if the bytes on it are the flow's own and may move inside the kernel.
+    /// The socket, if the bytes on it are the flow's own and may be moved inside the kernel.
     fn socket(&self) -> Option<&TcpStream>;
 
-    /// Whether this side is gone, while nobody reads from it or writes to it.
+    /// Takes the error of a side that is gone. Works while the side is neither read nor written.
     fn take_error(&mut self) -> Option<io::Error>;
 
-    /// Bytes that are written and would be lost by a reset.
+    /// Bytes that were written and that a reset would discard.
     fn unsent_bytes(&self) -> u32;
 
-    /// Moves on what this side still holds itself. Called when its task wakes.
+    /// Continues sending bytes that this side still buffers. Called when its task wakes.
     fn tend(&mut self, cx: &mut Context<'_>);
 
-    /// Ends it, with a reset or in order; what is left to send is sent by others.
+    /// Closes it, with a reset or in order. Remaining bytes are sent by the kernel or another task.
     fn close(self, reset: bool);
 }
 
@@ -109,29 +109,29 @@ impl Wire for TcpStream {
     }
 }
 
-/// One side of a flow, of whatever kind.
+/// One side of a flow, of any kind.
 #[derive(Debug)]
 pub enum Stream {
     /// A socket.
     Tcp(TcpStream),
     /// A stream inside a tunnel.
     Tunnel(Box<tunnel::Stream>),
-    /// TLS that ends here.
+    /// TLS that ends in this process.
     Tls(Box<Tls>),
-    /// A connection in memory, whose other end a task of ours has.
+    /// A connection in memory. Another task of this process has the other end.
     Memory(DuplexStream),
 }
 
 impl Stream {
-    /// Whether it is a socket, and speaks Multipath TCP.
+    /// Whether it is a socket that uses Multipath TCP.
     pub fn speaks_multipath(&self) -> bool {
         matches!(self, Self::Tcp(stream) if sockopt::speaks_mptcp(stream))
     }
 
-    /// The socket, where it is one.
+    /// The socket, if it is one.
     ///
     /// # Errors
-    /// It is none.
+    /// Fails if it is not a socket.
     pub fn tcp(&self) -> io::Result<&TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
@@ -139,10 +139,10 @@ impl Stream {
         }
     }
 
-    /// As [`Stream::tcp`], to read and write.
+    /// Like [`Stream::tcp`], for reading and writing.
     ///
     /// # Errors
-    /// It is none.
+    /// Fails if it is not a socket.
     pub fn tcp_mut(&mut self) -> io::Result<&mut TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
@@ -150,10 +150,10 @@ impl Stream {
         }
     }
 
-    /// The socket at the bottom, where there is one: whose addresses count, whatever is spoken over it.
+    /// The socket below all layers, if there is one. Its addresses are those of the connection.
     ///
     /// # Errors
-    /// There is none.
+    /// Fails if there is none.
     pub fn bottom(&self) -> io::Result<&TcpStream> {
         match self {
             Self::Tls(tls) => tls.below().bottom(),
@@ -161,18 +161,18 @@ impl Stream {
         }
     }
 
-    /// The local address, where it has one of its own.
+    /// The local address, if it has its own.
     ///
     /// # Errors
-    /// As getsockname(2); it is no socket.
+    /// Fails if it is not a socket, or as getsockname(2) does.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         sockopt::local_address(self.bottom()?)
     }
 
-    /// Writes the slices one behind the other, as far as there is room.
+    /// Writes the slices in order, as far as there is room.
     ///
     /// # Errors
-    /// As the stream says.
+    /// Fails as the stream does.
     pub fn poll_send_slices(
         &mut self,
         cx: &mut Context<'_>,
@@ -190,7 +190,7 @@ impl Stream {
         }
     }
 
-    /// Waits until the other end is gone in a way that leaves nobody to carry for, while nobody reads.
+    /// Waits until the peer has reset or abandoned the connection. Works while the stream is not read.
     pub async fn lost(&self) {
         match self {
             Self::Tcp(socket) => {
@@ -198,7 +198,7 @@ impl Stream {
             }
             Self::Tunnel(stream) => stream.lost().await,
             Self::Tls(tls) => Box::pin(tls.below().lost()).await,
-            // Its end is read.
+            // The end of a connection in memory is noticed by reading.
             Self::Memory(_) => std::future::pending().await,
         }
     }
@@ -305,7 +305,7 @@ impl Wire for Stream {
     fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.shutdown_write(),
-            // What it cannot do at once it does when it is tended.
+            // `tend` does what is not possible at once.
             Self::Tunnel(stream) => match Pin::new(stream).poll_shutdown(cx) {
                 Poll::Ready(done) => done,
                 Poll::Pending => Ok(()),

@@ -1,5 +1,6 @@
-//! TLS over any stream, as a side of a flow: a server's end towards clients whose connections are opened, and a client's
-//! end towards their servers. Bytes are read, encrypted and written in the calls of the task that owns it.
+//! TLS over any stream, as a side of a flow: the server's end towards clients whose connections are intercepted,
+//! and the client's end towards their servers. The task that owns it reads, encrypts and writes in its own
+//! calls.
 
 use super::Failure;
 use super::stream::{Stream, Wire};
@@ -12,32 +13,33 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-/// Most bytes that wait to be sent, and most that are encrypted in one call.
+/// Most bytes that wait to be sent, and most bytes that are encrypted in one call.
 const BUFFERED_MAX: usize = 256 * 1024;
 
-/// See the module.
+/// A TLS connection over a stream.
 #[derive(Debug)]
 pub struct Tls {
     stream: Stream,
     connection: Connection,
-    /// Bytes of the other end that were read before.
+    /// Bytes of the peer that were read before.
     held: Vec<u8>,
-    /// Bytes that were taken from the caller and have not all left yet: told when they have.
+    /// Bytes that were taken from the caller and are not all sent yet. The caller gets this number when they
+    /// are.
     accepted: usize,
     ending: Ending,
 }
 
-/// How far the end of our direction is.
+/// The state of the end of our direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     No,
-    /// close_notify is on its way.
+    /// close_notify is being sent.
     Begun,
-    /// FIN, too.
+    /// FIN was sent too.
     Done,
 }
 
-/// The stream below as rustls reads and writes it.
+/// The stream below, in the form that rustls reads and writes.
 struct Below<'a, 'b>(&'a mut Stream, &'a mut Context<'b>);
 
 impl Read for Below<'_, '_> {
@@ -68,19 +70,19 @@ fn blocking<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
 }
 
 impl Tls {
-    /// The server's end; `held` are bytes of the client that were read already.
+    /// Creates the server's end; `held` are bytes of the client that were already read.
     ///
     /// # Errors
-    /// rustls refuses the configuration.
+    /// Fails if rustls rejects the configuration.
     pub fn server(stream: Stream, config: Arc<ServerConfig>, held: Vec<u8>) -> io::Result<Self> {
         let connection = ServerConnection::new(config).map_err(io::Error::other)?;
         Ok(Self::new(stream, connection.into(), held))
     }
 
-    /// The client's end, to the server of this name.
+    /// Creates the client's end, to the server with this name.
     ///
     /// # Errors
-    /// rustls refuses the configuration.
+    /// Fails if rustls rejects the configuration.
     pub fn client(
         stream: Stream,
         config: Arc<ClientConfig>,
@@ -96,10 +98,10 @@ impl Tls {
         Self { stream, connection, held, accepted: 0, ending: Ending::No }
     }
 
-    /// Makes the handshake. What is left to send of it travels with the first bytes.
+    /// Performs the handshake. Its last bytes are sent together with the first data.
     ///
     /// # Errors
-    /// What [`rustls::Error`] says (it can be had back from the error), or the stream.
+    /// Fails with a [`rustls::Error`], which [`reason`] extracts, or with an error of the stream.
     pub async fn handshake(&mut self) -> io::Result<()> {
         poll_fn(|cx| {
             while self.connection.is_handshaking() {
@@ -113,7 +115,7 @@ impl Tls {
         .await
     }
 
-    /// The application protocol that was agreed on (RFC 7301).
+    /// The negotiated application protocol (ALPN, RFC 7301).
     pub fn protocol(&self) -> Option<&[u8]> {
         self.connection.alpn_protocol()
     }
@@ -123,12 +125,12 @@ impl Tls {
         &self.stream
     }
 
-    /// Whether the other end has sent anything yet that we have understood.
+    /// Whether the peer has sent anything that we have understood.
     pub fn has_heard(&self) -> bool {
         self.connection.protocol_version().is_some()
     }
 
-    /// Reads records and acts on them. Nothing to read any more is told by [`Self::poll_recv`].
+    /// Reads and processes records. [`Self::poll_recv`] reports the end of the stream.
     fn fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let read = if self.held.is_empty() {
             self.connection.read_tls(&mut Below(&mut self.stream, cx))
@@ -138,7 +140,7 @@ impl Tls {
             let left = held.len();
             self.held.drain(..self.held.len() - left);
             if left == 0 {
-                // A connection that waits holds no memory for what it began with.
+                // Free the buffer: an idle connection should not keep it.
                 self.held = Vec::new();
             }
             read
@@ -149,7 +151,7 @@ impl Tls {
             Err(error) => return Poll::Ready(Err(error)),
         };
         if let Err(error) = self.connection.process_new_packets() {
-            // The other end is told why, if it can be.
+            // Send the alert to the peer, if possible.
             let _ = self.poll_flush(cx);
             return Poll::Ready(Err(io::Error::new(ErrorKind::InvalidData, error)));
         }
@@ -159,7 +161,7 @@ impl Tls {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what is encrypted.
+    /// Writes encrypted bytes.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut Below(&mut self.stream, cx)) {
@@ -172,7 +174,8 @@ impl Tls {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads when something is there; 0 is close_notify. An end without one is an error: what came may have been cut.
+    /// Reads as soon as bytes are available; 0 is close_notify. An end without close_notify is an error, because
+    /// bytes may be missing.
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         self.tend(cx);
         loop {
@@ -184,7 +187,7 @@ impl Tls {
         }
     }
 
-    /// Takes bytes, and says so when they have left.
+    /// Takes bytes. Returns their number when they are sent.
     pub(super) fn poll_send_slices(
         &mut self,
         cx: &mut Context<'_>,
@@ -198,7 +201,7 @@ impl Tls {
         Poll::Ready(Ok(std::mem::take(&mut self.accepted)))
     }
 
-    /// Ends our direction; what does not leave at once leaves with [`Self::tend`].
+    /// Ends our direction. What cannot be sent at once is sent by [`Self::tend`].
     pub(super) fn finish(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.ending == Ending::No {
             self.connection.send_close_notify();
@@ -210,7 +213,7 @@ impl Tls {
         }
     }
 
-    /// As [`Self::finish`], ready when it has left.
+    /// Like [`Self::finish`], but ready when everything is sent.
     pub(super) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.finish(cx)?;
         self.poll_end(cx)
@@ -225,34 +228,34 @@ impl Tls {
         Poll::Ready(Ok(()))
     }
 
-    /// As [`Wire::tend`].
+    /// See [`Wire::tend`].
     pub(super) fn tend(&mut self, cx: &mut Context<'_>) {
         self.stream.tend(cx);
-        // What fails here fails again for whoever reads or writes next, and is told there.
+        // An error here returns in the next read or write, which reports it.
         let _ = if self.ending == Ending::Begun { self.poll_end(cx) } else { self.poll_flush(cx) };
     }
 
-    /// As [`Wire::take_error`].
+    /// See [`Wire::take_error`].
     pub(super) fn take_error(&mut self) -> Option<io::Error> {
         Wire::take_error(&mut self.stream)
     }
 
-    /// As [`Wire::unsent_bytes`].
+    /// See [`Wire::unsent_bytes`].
     pub(super) fn unsent_bytes(&self) -> u32 {
         self.stream.unsent_bytes().saturating_add(self.connection.wants_write().into())
     }
 
-    /// As [`Wire::close`]. In order means with close_notify, as far as there is room for it.
+    /// See [`Wire::close`]. An orderly close sends close_notify, if there is room for it.
     pub(super) fn close(mut self, reset: bool) {
         if !reset {
-            // Whoever does not hear it takes what it has for cut, which is all that can be said here.
+            // A peer that does not get close_notify assumes that bytes are missing. We cannot prevent that here.
             let _ = self.finish(&mut Context::from_waker(Waker::noop()));
         }
         self.stream.close(reset);
     }
 }
 
-/// TLS with one server, for flows whose clients speak without.
+/// TLS with one server, for flows whose clients do not use TLS.
 #[derive(Debug)]
 pub struct ToServer {
     config: Arc<ClientConfig>,
@@ -261,16 +264,17 @@ pub struct ToServer {
 }
 
 impl ToServer {
-    /// With this host; `None`: no certificate can be for it.
+    /// TLS with this host. `None` if no certificate can have this name.
     pub fn new(config: ClientConfig, host: Host) -> Option<Self> {
         let name = server_name(&host)?;
         Some(Self { config: Arc::new(config), name, host })
     }
 
-    /// Makes the handshake; `early` are bytes of the server that were read already.
+    /// Performs the handshake; `early` are bytes of the server that were already read.
     ///
     /// # Errors
-    /// `certificate`: the server does not prove who it is; `tls_failed`: it speaks otherwise than we do.
+    /// Fails with `certificate` if the server cannot prove its identity, and with `tls_failed` for all other TLS
+    /// errors.
     pub async fn shake_hands(&self, stream: Stream, early: Vec<u8>) -> Result<Tls, Failure> {
         let shaken = match Tls::client(stream, self.config.clone(), self.name.clone(), early) {
             Ok(mut tls) => tls.handshake().await.map(|()| tls),
@@ -286,7 +290,7 @@ impl ToServer {
     }
 }
 
-/// Why rustls ended a handshake, if it did.
+/// Returns the rustls error that ended a handshake, if there is one.
 pub fn reason(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }

@@ -1,9 +1,9 @@
-//! Connections to servers that stand before a flow wants them (`warm` of a rule): a flow that takes one waits for no
-//! handshake with its server. Each worker has its own.
+//! Warm connections (`warm` of a rule): they are opened to servers before a flow needs them, so that the flow
+//! waits for no handshake. Each worker has its own.
 //!
-//! A rule with `to` has its connections from the start; other destinations are learnt from their first flow, are few,
-//! and are forgotten when no flow has come for a while. A connection belongs to one flow: when it breaks the flow
-//! ends, and nothing is said again on another.
+//! For a rule with `to`, connections are opened from the start. Other destinations are learnt from their first
+//! flow, limited in number, and forgotten when no flow comes for a while. A connection belongs to one flow: if
+//! it breaks the flow ends, and nothing is sent again on another.
 
 use super::direct::Wishes;
 use super::tunnel::AskDialing;
@@ -24,17 +24,17 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// Most destinations of a worker that are learnt from flows.
+/// Most destinations that a worker learns from flows.
 pub const LEARNT_MAX: usize = 32;
 
-/// A learnt destination to which no flow has gone for so long is forgotten.
+/// A learnt destination without a flow for this time is forgotten.
 const LEARNT_IDLE: Duration = Duration::from_secs(60);
 
 /// How long one attempt to connect may take.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// After a failure, or a connection that its server closed before a flow had taken it: the first and the longest rest
-/// before the next attempt; it doubles in between.
+/// First and longest pause before the next attempt, after a failure or after the server closed an unused
+/// connection. The pause doubles in between.
 const FIRST_REST: Duration = Duration::from_millis(250);
 const LONGEST_REST: Duration = Duration::from_secs(15);
 
@@ -45,19 +45,19 @@ thread_local! {
     static POLICY: RefCell<Option<Arc<Policy>>> = const { RefCell::new(None) };
 }
 
-/// How many connections all workers together may hold ready: what is set aside for them of the descriptors.
+/// How many warm connections all workers together may open: the descriptors reserved for them.
 #[derive(Debug)]
 pub struct Room {
     left: AtomicUsize,
 }
 
 impl Room {
-    /// Room for so many.
+    /// Room for this number of connections.
     pub const fn new(connections: usize) -> Self {
         Self { left: AtomicUsize::new(connections) }
     }
 
-    /// How many connections the rules of a policy could hold ready in so many workers.
+    /// Returns how many warm connections the rules of a policy could need with this number of workers.
     pub fn wanted(policy: &Policy, workers: usize) -> usize {
         let rules = policy.rules().iter().map(|rule| &rule.action).chain([policy.default_action()]);
         let of = |action: &Action| match action {
@@ -76,7 +76,7 @@ impl Room {
     }
 }
 
-/// Leave to hold one connection, given back when dropped.
+/// The right to hold one connection, returned when dropped.
 #[derive(Debug)]
 struct Place(Arc<Room>);
 
@@ -86,7 +86,7 @@ impl Drop for Place {
     }
 }
 
-/// The connections of the worker on whose thread it is asked.
+/// Access to the warm connections of the calling thread's worker.
 pub struct Warm {
     dialing: AskDialing,
     room: Arc<Room>,
@@ -98,7 +98,7 @@ impl fmt::Debug for Warm {
     }
 }
 
-/// Whose connections are the same.
+/// Flows with the same key can share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
     destination: Destination,
@@ -114,13 +114,14 @@ impl Key {
 }
 
 impl Warm {
-    /// Connections that are dialled so, as many as there is room for.
+    /// Warm connections that are dialled with these settings, as many as there is room for.
     pub fn new(dialing: AskDialing, room: Arc<Room>) -> Self {
         Self { dialing, room }
     }
 
-    /// Holds connections to the destinations that rules name, until they are those of `policy`. Those that are named
-    /// still are not touched; what was learnt is forgotten, as rules may say something else now.
+    /// Opens connections to the destinations that rules name, and closes others, according to `policy`.
+    /// Unchanged destinations are not touched. Learnt ones are forgotten, because the rules may say something
+    /// else now.
     pub fn update(&self, policy: &Arc<Policy>) {
         POLICY.set(Some(policy.clone()));
         let mut old = OPEN.take();
@@ -137,15 +138,16 @@ impl Warm {
         OPEN.set(open);
     }
 
-    /// A connection for this flow, with the server's address, if its rule holds any and one stands ready.
+    /// Takes a ready connection for this flow, with the server's address, if its rule has warm connections and
+    /// one is ready.
     pub fn take(&self, order: &Order<'_>) -> Option<(TcpStream, SocketAddr)> {
-        // What a client asks for beyond a connection is done from the SYN on.
+        // Stack options must be in force from the SYN on, so such a flow dials by itself.
         let key = Key::of(order.carry, &order.destination).filter(|_| order.stack.is_empty())?;
         find(&key)?.take(order)
     }
 
-    /// A flow has reached its server by itself: if its rule says so, the next one finds a connection ready. Whoever asks
-    /// for servers that are not there teaches nothing.
+    /// Called when a flow has dialled its server successfully: if its rule has `warm`, connections for later
+    /// flows are opened. Failed flows do not lead here, so servers that do not exist are not learnt.
     pub fn learn(&self, order: &Order<'_>) {
         let Some(key) = Key::of(order.carry, &order.destination).filter(|key| find(key).is_none()) else {
             return;
@@ -162,7 +164,7 @@ impl Warm {
         });
     }
 
-    /// Lets all go.
+    /// Closes all warm connections.
     pub fn close(&self) {
         drop(OPEN.take());
     }
@@ -186,7 +188,7 @@ impl Warm {
         reactor::spawn(async move {
             tokio::select! {
                 () = own.keep() => {}
-                // Nothing is ever sent: it ends with its sender.
+                // Nothing is ever sent on this channel: it ends with its sender.
                 _ = stopped.changed() => {}
             }
         });
@@ -198,10 +200,10 @@ fn find(key: &Key) -> Option<Rc<Pool>> {
     OPEN.with_borrow(|open| open.iter().find(|held| held.pool.key == *key).map(|held| held.pool.clone()))
 }
 
-/// One destination, for as long as it is wanted.
+/// One destination while it is in use.
 struct Held {
     pool: Rc<Pool>,
-    /// Who keeps it filled goes when it does.
+    /// Dropping it stops the task that opens connections.
     _stop: watch::Sender<()>,
 }
 
@@ -209,15 +211,15 @@ struct Held {
 struct Pool {
     key: Key,
     is_learnt: bool,
-    /// The oldest first.
+    /// Ordered by age, the oldest first.
     ready: RefCell<Vec<Idle>>,
-    /// How many are being made.
+    /// The number of connections being opened.
     coming: Cell<usize>,
     last_flow: Cell<Instant>,
     rest: Cell<Duration>,
     rest_until: Cell<Option<Instant>>,
     has_complained: Cell<bool>,
-    /// There may be something to do before its next look.
+    /// Notified when there may be work before the next check.
     changed: Notify,
     dialing: AskDialing,
     room: Arc<Room>,
@@ -235,12 +237,13 @@ impl Pool {
     fn take(&self, order: &Order<'_>) -> Option<(TcpStream, SocketAddr)> {
         self.last_flow.set(now());
         let taken = loop {
-            // The youngest: the others come to their end by themselves where that many are not needed.
+            // Take the youngest. If fewer are needed, the others expire.
             let Some(idle) = self.ready.borrow_mut().pop() else { break None };
-            // What the kernel knows and the loop has not heard yet, and listeners that came after it.
+            // Check what the kernel knows and the loop has not reported yet, and listeners added after the
+            // connect.
             if idle.stream.stands() && !order.dialing.is_own(idle.address) {
                 if order.admit_one(idle.address).is_err() {
-                    // It is for others. This flow is told why when it dials by itself.
+                    // Other flows may use it. This flow gets its reason when it dials by itself.
                     self.ready.borrow_mut().push(idle);
                     break None;
                 }
@@ -254,7 +257,7 @@ impl Pool {
         taken
     }
 
-    /// Keeps as many ready as are wanted, until it is stopped or nobody goes there any more.
+    /// Keeps the wanted number ready, until it is stopped or a learnt destination has had no flow for a while.
     async fn keep(self: &Rc<Self>) {
         loop {
             self.expire();
@@ -275,28 +278,28 @@ impl Pool {
         Duration::from_millis(self.key.wanted.idle_ms)
     }
 
-    /// Closes those that have waited too long.
+    /// Closes connections that have waited too long.
     fn expire(&self) {
         let (now, limit) = (now(), self.idle_limit());
         let mut ready = self.ready.borrow_mut();
         let before = ready.len();
         ready.retain(|idle| idle.since + limit > now);
         if ready.len() < before {
-            // This server bears with idle clients for as long as it was asked to.
+            // The server accepted an idle connection for the whole time, so it works well.
             self.recover();
         }
     }
 
-    /// When something is to be done without anything happening before.
+    /// When to check next if nothing happens before.
     fn next_look(&self) -> Instant {
         let expiry = self.ready.borrow().iter().map(|idle| idle.since + self.idle_limit()).min();
         let learnt = self.is_learnt.then(|| self.last_flow.get() + LEARNT_IDLE);
         let next = [expiry, learnt, self.rest_until.get()].into_iter().flatten().min();
-        // Nothing is under way or at rest only where there is no room: look again then.
+        // No expiry and no pause pending: there was no room for a connection. Check again later.
         next.unwrap_or_else(|| now() + LONGEST_REST)
     }
 
-    /// Drops those whose server has ended them; ready if there was one.
+    /// Drops connections that the server has ended. Ready if there was one.
     fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut ready = self.ready.borrow_mut();
         let before = ready.len();
@@ -309,7 +312,7 @@ impl Pool {
         Poll::Ready(())
     }
 
-    /// Begins to make what is missing.
+    /// Starts to open missing connections.
     fn fill(self: &Rc<Self>) {
         if self.rest_until.get().is_some_and(|until| until > now()) {
             return;
@@ -346,7 +349,8 @@ impl Pool {
         let addresses = resolve(&self.key.destination).await?;
         let may_change = self.is_learnt && matches!(self.key.destination.host, Host::Name(_));
         let addresses = match POLICY.with_borrow(Clone::clone).filter(|_| may_change) {
-            // A client named this destination, and no flow is there to ask for: its name may lead elsewhere by now.
+            // A client chose this name, and there is no flow to ask the policy about: the name may resolve to
+            // another address now.
             Some(policy) => gate::for_anybody(&policy, addresses)?,
             None => gate::configured(addresses),
         };
@@ -358,7 +362,7 @@ impl Pool {
         Ok((stream, sockopt::canonical(address)))
     }
 
-    /// Rests before the next attempt, longer each time in a row.
+    /// Pauses before the next attempt, longer each time in a row.
     fn set_back(&self, why: &str) {
         if self.rest_until.get().is_some_and(|until| until > now()) {
             return;
@@ -371,7 +375,7 @@ impl Pool {
         }
     }
 
-    /// All is well with this server.
+    /// Resets the pause: connecting to this server works.
     fn recover(&self) {
         self.rest.set(FIRST_REST);
         self.rest_until.set(None);

@@ -18,7 +18,7 @@ impl<T> At<T> {
         Self { value, span }
     }
 
-    /// Its place: byte offsets in the file.
+    /// The place of the value: byte offsets in the file.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -58,7 +58,7 @@ impl<T> List<T> {
     }
 }
 
-/// One value (no place known yet) or a list.
+/// One value, whose place is not known yet, or a list.
 enum OneOrMany<T> {
     One(T),
     Many(Vec<At<T>>),

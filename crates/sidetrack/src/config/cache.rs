@@ -1,4 +1,4 @@
-//! What a cache of HTTP responses is set to.
+//! Settings of a cache of HTTP responses.
 
 use sidetrack_core::flow::Destination;
 use sidetrack_core::http::cache::Rules;
@@ -7,35 +7,35 @@ use sidetrack_core::net::IpSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What a cache is set to.
+/// Settings of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSettings {
     /// Most bytes in memory.
     pub memory_bytes: u64,
-    /// Most bytes of one response's content; larger ones are not kept.
+    /// Most bytes of one response's content. Larger responses are not stored.
     pub object_bytes: u64,
-    /// Heuristics, stale responses, targeted fields.
+    /// Heuristic freshness, stale responses, targeted cache-control fields.
     pub rules: Rules,
-    /// What is left out of keys.
+    /// Parts of a URL that are left out of cache keys.
     pub keys: KeyRules,
-    /// Other caches that are asked before the server is.
+    /// Other caches, asked before the server.
     pub siblings: Vec<Destination>,
-    /// Where stored responses are kept on disk, too.
+    /// Where responses are stored on disk as well as in memory.
     pub disk: Option<DiskSettings>,
-    /// Whose PURGE requests are followed; nobody's where it is empty.
+    /// Clients whose PURGE requests are accepted. Empty: none.
     pub purge_from: IpSet,
-    /// How it speaks HTCP, if it does.
+    /// HTCP settings, if it is on.
     pub htcp: Option<HtcpSettings>,
 }
 
-/// How a cache asks others by HTCP, and is asked.
+/// How a cache asks other caches over HTCP, and answers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HtcpSettings {
-    /// Where it listens, and asks from.
+    /// The UDP address on which it listens and from which it asks.
     pub address: SocketAddr,
-    /// Who may ask, beside the siblings.
+    /// Clients that may ask, besides the siblings.
     pub from: IpSet,
-    /// Who is asked before the server is.
+    /// Caches that are asked before the server.
     pub siblings: Vec<HtcpSibling>,
 }
 
@@ -48,7 +48,7 @@ pub struct HtcpSibling {
     pub htcp: Destination,
 }
 
-/// What a cache keeps on disk.
+/// Settings of a cache's disk store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSettings {
     /// The folder.

@@ -1,4 +1,4 @@
-//! What a configuration asks of containers.
+//! What a configuration needs from containers.
 
 use super::Config;
 use sidetrack_core::function::FunctionSpec;
@@ -6,12 +6,13 @@ use sidetrack_core::policy::{Action, Rule};
 use std::sync::Arc;
 
 impl Config {
-    /// Whether it asks for the process that starts containers.
+    /// Whether the process that starts containers is needed.
     pub fn wants_containers(&self) -> bool {
         self.engine.is_some() || self.functions.iter().any(|function| function.kind.is_container())
     }
 
-    /// The most containers that a flow of one rule passes; an agreement may ask for any of the functions.
+    /// The most containers that a flow of one rule passes through. A rule that asks the agreement counts all
+    /// functions, because the agreement may name any of them.
     pub fn most_containers(&self) -> usize {
         let containers = |functions: &[Arc<FunctionSpec>]| {
             functions.iter().filter(|function| function.kind.is_container()).count()

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How the engine gets at packets.
+/// How the engine receives and sends packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineIo {
     /// Packet sockets.
@@ -17,31 +17,32 @@ pub enum EngineIo {
     Xdp,
 }
 
-/// What the first bytes of a client are like.
+/// A condition on the first bytes of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// They begin with these; never empty.
+    /// They begin with these bytes; never empty.
     Prefix(Box<[u8]>),
     /// An LDAP request about this entry or one below it.
     LdapDn(Box<str>),
-    /// This expression is found in the first [`Pattern::LOOKED_AT`] of them.
+    /// This expression matches within their first [`Pattern::LOOKED_AT`] bytes.
     Regex(Pattern),
 }
 
-/// A regular expression over bytes. Looking for it takes time in proportion to the bytes, whatever they are.
+/// A regular expression over bytes. Matching takes time proportional to the number of bytes, for any input.
 #[derive(Clone, Debug)]
 pub struct Pattern(regex::bytes::Regex);
 
 impl Pattern {
-    /// Most bytes that are looked at.
+    /// Most bytes that are searched.
     pub const LOOKED_AT: usize = 4096;
-    /// Most memory that the expression may take, bytes.
+    /// Most memory of the compiled expression, bytes.
     const SIZE_MAX: usize = 1 << 18;
 
-    /// Reads an expression. `.` and classes mean bytes, so that no sender can hide behind invalid UTF-8.
+    /// Compiles an expression. `.` and classes mean bytes, so that a sender cannot avoid a match with invalid
+    /// UTF-8.
     ///
     /// # Errors
-    /// Where it is wrong, or that it is too large, in words.
+    /// Says where the expression is wrong, or that it is too large.
     pub fn new(text: &str) -> Result<Self, String> {
         let mut builder = regex::bytes::RegexBuilder::new(text);
         let built = builder.unicode(false).size_limit(Self::SIZE_MAX).dfa_size_limit(Self::SIZE_MAX).build();
@@ -53,7 +54,7 @@ impl Pattern {
         if self.0.is_match(looked_at) {
             return Some(true);
         }
-        // More bytes may bring it; no more are waited for than are looked at.
+        // More bytes may still match. Do not wait for more bytes than are searched.
         (first.len() >= Self::LOOKED_AT).then_some(false)
     }
 }
@@ -67,7 +68,7 @@ impl PartialEq for Pattern {
 impl Eq for Pattern {}
 
 impl Choice {
-    /// Whether the first bytes are like this; none: that takes more of them.
+    /// Whether the first bytes fit. `None`: more bytes are needed.
     pub fn fits(&self, first: &[u8]) -> Option<bool> {
         match self {
             Self::Prefix(prefix) if first.len() < prefix.len() => {
@@ -88,42 +89,43 @@ impl Choice {
     }
 }
 
-/// A listener that is the packet engine.
+/// The settings of an engine listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineListener {
-    /// The interfaces whose packets it takes; never empty.
+    /// The interfaces whose packets it receives; never empty.
     pub interfaces: Vec<String>,
-    /// The servers, all of them addresses.
+    /// The servers; all of them are addresses.
     pub target: ReverseTarget,
-    /// Servers by first bytes, tried in order before `target`.
+    /// Servers chosen by first bytes, tried in order before `target`.
     pub choices: Vec<(Choice, SocketAddr)>,
-    /// How it gets at packets.
+    /// How it receives and sends packets.
     pub io: EngineIo,
-    /// Addresses of this host that connections to servers come from; never empty.
+    /// Source addresses of connections to servers; never empty. They belong to this host.
     pub sources: Vec<IpAddr>,
-    /// Ports of these that they come from.
+    /// Source ports of connections to servers.
     pub source_ports: RangeInclusive<u16>,
-    /// How the answers of servers find the worker that asked.
+    /// How packets from servers reach the worker that has the connection.
     pub steering: Steering,
-    /// Most connections at a time of each worker.
+    /// Most connections of each worker at a time.
     pub connections_max: u32,
-    /// Most connections at a time whose packets the kernel translates by itself, of all workers; 0: none.
+    /// Most offloaded connections at a time, of all workers. 0: none.
     pub offload_max: u32,
-    /// Most connections at a time that the kernel carries from their SYN on; 0: none.
+    /// Most connections at a time that the kernel forwards from their SYN on. 0: none.
     pub kernel_connections_max: u16,
-    /// How long frames may gather in the interfaces; 0: as long as they do.
+    /// Longest time that interfaces may collect frames. 0: their own setting.
     pub coalesce: Duration,
-    /// Every SYN is answered with a cookie, by the program in the driver.
+    /// The program in the driver answers every SYN with a cookie.
     pub answer_by_xdp: bool,
 }
 
 impl EngineListener {
-    /// What lies above Linux's default range of ephemeral ports, so that the host's own connections never meet it.
+    /// The ports above Linux's default range of ephemeral ports, so that the host's own connections do not use
+    /// them.
     pub const SOURCE_PORTS: RangeInclusive<u16> = 61_000..=65_535;
-    /// Connections of each worker.
+    /// Default for connections of each worker.
     pub const CONNECTIONS_MAX: u32 = 65_536;
-    /// Connections that the kernel translates: none where nobody asks for it, until streams over links that lose packets
-    /// are shown to end in its hands as they do in ours.
+    /// Default for offloaded connections: none. It stays so until it is shown that streams over lossy links end
+    /// in the kernel as they do in user space.
     pub const OFFLOAD_MAX: u32 = 0;
 }
 
@@ -170,7 +172,7 @@ mod tests {
         assert!(Pattern::new("(").is_err());
         let huge = "(a{100}){100}{100}";
         assert!(Pattern::new(huge).unwrap_err().contains("size"), "{huge}");
-        // One that takes other engines time without end.
+        // Backtracking engines need exponential time for this expression.
         let evil = Choice::Regex(Pattern::new("^(a+)+$").unwrap());
         let mut bytes = vec![b'a'; 4095];
         bytes.push(b'b');

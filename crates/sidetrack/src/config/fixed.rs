@@ -1,20 +1,20 @@
-//! What a reload cannot change: settings that the program reads at its start only.
+//! Settings that a reload cannot change: the program reads them only at the start.
 
 use super::{Admin, AdminAt, Config, Limits, Record, RecordTo};
 use std::fmt::Display;
 
-/// The settings that differ between the configuration of the start and a new one and that take effect at a restart only: one
-/// line for each, with key, value in force and value in the file. `user`, `[overlay]`, `[outgoing]`, `[shunt]` and listeners of kind
-/// engine are not among them: a reload that changes these is refused as a whole.
+/// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
+/// line has the key, the value in force and the value in the file. `user`, `[overlay]`, `[outgoing]`, `[shunt]`
+/// and engine listeners are not included: a reload that changes them is rejected as a whole.
 pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
-    // Named one by one, so that a new setting does not compile until it is written here whether a reload changes it.
+    // All fields are named, so that a new setting does not compile until it is listed here.
     let Config {
         workers,
         admin: Admin { socket, metrics, metrics_hosts },
         record: Record { to, recent },
         limits,
         engine,
-        // A reload changes these, or refuses to.
+        // A reload changes these, or is rejected.
         version: _,
         user: _,
         on_crash: _,
@@ -29,7 +29,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         outgoing: _,
         agreement: _,
         policy: _,
-        // What the file says about itself.
+        // Information about the file itself.
         tests: _,
         warnings: _,
         named: _,

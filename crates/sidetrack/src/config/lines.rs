@@ -1,10 +1,10 @@
-//! A text and where its lines begin, so that showing one place of it does not read all that stands before. A file with 50,000 rules
-//! may have a problem in each.
+//! A text with an index of its lines. Showing one place does not read all text before it: a file with 50,000
+//! rules may have a problem in each.
 
 use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 use std::ops::Range;
 
-/// A named text with the places where its lines begin.
+/// A named text with the offsets of its lines.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     name: String,
@@ -25,7 +25,8 @@ impl Lines {
         Self { name: name.to_owned(), text, starts }
     }
 
-    /// The number of the line, from 0, that holds this byte; the last line for one behind the end.
+    /// Returns the number of the line, from 0, that contains this byte. For a byte behind the end, returns the
+    /// last line.
     fn line_of(&self, at: usize) -> usize {
         self.starts.partition_point(|start| *start <= at).saturating_sub(1)
     }
@@ -37,11 +38,12 @@ impl Lines {
         (line + 1, self.text[self.starts[line]..at].chars().count() + 1)
     }
 
-    /// The lines that hold a span and as many before and behind it as are needed to show it, and the number of the first.
+    /// Returns the range of the lines that contain a span, with `before` and `after` more lines, and the number
+    /// of the first line.
     fn window(&self, span: &SourceSpan, before: usize, after: usize) -> (Range<usize>, usize) {
-        // One more: miette looks at the byte before a span that is empty.
+        // One line more: miette reads the byte before an empty span.
         let first = self.line_of(span.offset()).saturating_sub(before + 1);
-        // The line behind the last: its beginning is the end of what is shown.
+        // The window ends where the line after the last one begins.
         let behind = self.line_of(span.offset().saturating_add(span.len())).saturating_add(after + 2);
         let end = self.starts.get(behind).copied().unwrap_or(self.text.len());
         (self.starts[first]..end, first)
@@ -77,7 +79,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// miette's own way reads from the beginning of the text.
+        /// Compares with miette's own search, which reads from the beginning of the text.
         #[test]
         fn a_place_is_shown_as_from_the_whole_text(
             text in "[ab\u{e4}\r\n]{0,60}", begin in 0..70_usize, len in 0..20_usize, before in 0..4_usize, after in 0..4_usize,
@@ -98,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Counts work instead of time: each place of a text with 50,000 lines reads a few of them.
+    /// Counts work instead of time: each place in a text with 50,000 lines reads a few of them.
     #[test]
     fn a_place_in_a_long_text_reads_a_few_lines() {
         let count = 50_000;

@@ -61,76 +61,76 @@ pub struct Config {
     pub workers: usize,
     /// What happens to captured traffic when the process dies.
     pub on_crash: OnCrash,
-    /// The user of the data plane.
+    /// The user that the process switches to after the start; it serves connections as this user.
     pub user: RunAs,
-    /// Where the running program can be asked and told things.
+    /// The admin interface of the running program: its socket and its metrics address.
     pub admin: Admin,
     /// Where records of flows go.
     pub record: Record,
-    /// How lines of the log look; none = as the environment says.
+    /// The format of log lines. `None`: the environment decides.
     pub log_format: Option<LogFormat>,
     /// Time-outs and bounds.
     pub limits: Limits,
-    /// Who answers questions about names under `sidetrack run`.
+    /// The resolver of programs under `sidetrack run`.
     pub run_dns: RunDns,
-    /// The shunt, if there is to be one.
+    /// The shunt, if one is configured.
     pub shunt: Option<Shunt>,
-    /// Which TLS connections are opened, where a listener asks for it.
+    /// Which TLS connections are intercepted. Applies to listeners that ask for it.
     pub tap: Option<Arc<Tap>>,
-    /// What catches flows, in the order of the file.
+    /// The listeners, in the order of the file.
     pub listeners: Vec<Listener>,
-    /// The functions that rules may lead flows through, by name.
+    /// The functions that rules may send flows through, by name.
     pub functions: Vec<Arc<FunctionSpec>>,
-    /// The container engine's socket, where one is named.
+    /// The container engine's socket, if the file names one.
     pub engine: Option<PathBuf>,
     /// The overlay this node is part of.
     pub overlay: Option<Overlay>,
-    /// Connections held open to far sides, by name.
+    /// Long-lived connections to far sides that carry flows, by name.
     pub tunnels: Vec<Arc<Tunnel>>,
-    /// Paths that services ask for, if they may.
+    /// The service that opens listening ports for services on request, if it is on.
     pub outgoing: Option<Outgoing>,
-    /// The data-flow agreement that rules ask.
+    /// The data-flow agreement that rules refer to.
     pub agreement: Option<AgreementFile>,
     /// The rules.
     pub policy: Arc<Policy>,
-    /// Decision tests of the file; all of them hold.
+    /// Decision tests of the file; all of them passed.
     pub tests: Vec<DecisionTest>,
-    /// What is allowed but hardly meant.
+    /// Settings that are valid but probably a mistake.
     pub warnings: Vec<Problem>,
     /// The files and folders that the file names.
     pub named: Vec<PathBuf>,
 }
 
-/// What happens to captured traffic when the process dies without taking its rules back.
+/// What happens to captured traffic when the process dies without removing its kernel rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCrash {
-    /// The kernel drops our table: traffic flows as if we had never been there.
+    /// The kernel removes our table, and traffic flows as if Sidetrack had never run.
     #[default]
     Open,
-    /// The table stays: what we captured stays blocked until we are back, or until `sidetrack cleanup`.
+    /// The table stays. Captured traffic is blocked until Sidetrack runs again, or until `sidetrack cleanup`.
     Closed,
 }
 
-/// Where the running program can be asked and told things.
+/// The admin interface of the running program: its socket and its metrics address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admin {
     /// The unix socket of the admin interface.
     pub socket: AdminAt,
-    /// An extra TCP address that serves `/metrics` and nothing else.
+    /// An extra TCP address that serves `/metrics` only.
     pub metrics: Option<SocketAddr>,
-    /// Names by which that address may be called, beside addresses and `localhost`.
+    /// Host names that requests to that address may carry, besides addresses and `localhost`.
     pub metrics_hosts: Vec<String>,
 }
 
 /// Where the admin socket is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdminAt {
-    /// Where `sidetrack flows` looks by itself: the place is that of the user who runs us.
+    /// The default path of the user that runs Sidetrack; `sidetrack flows` looks there too.
     #[default]
     Default,
-    /// There.
+    /// This path.
     Path(PathBuf),
-    /// Nowhere: no admin interface.
+    /// There is no admin interface.
     None,
 }
 
@@ -143,10 +143,10 @@ pub struct Record {
     pub recent: usize,
 }
 
-/// How lines of the log look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines of text.
     Text,
     /// One JSON object per line.
     Json,
@@ -159,7 +159,7 @@ pub enum RecordTo {
     Stdout,
     /// Standard error.
     Stderr,
-    /// Nowhere; `flows` and metrics still work.
+    /// No file. `flows` and metrics still work.
     None,
     /// Appended to this file.
     File(PathBuf),
@@ -168,45 +168,45 @@ pub enum RecordTo {
 /// Time-outs and bounds. A rule's own time-outs take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most flows at a time; none = computed from `RLIMIT_NOFILE` at the start.
+    /// Most flows at a time. `None`: computed from `RLIMIT_NOFILE` at the start.
     pub max_flows: Option<u32>,
-    /// Most flows at a time of one client address; none = half of all, for clients of other hosts.
+    /// Most flows at a time of one client address. `None`: half of all flows, for clients on other hosts.
     pub max_flows_per_client: Option<u32>,
-    /// Most connections whose handshake or first request has not come; none = a quarter of all flows.
+    /// Most connections that have not yet sent their handshake or first request. `None`: a quarter of all flows.
     pub max_handshakes: Option<u32>,
-    /// Ends a flow on which nothing moved for so long, milliseconds. Default [`Limits::IDLE_TIMEOUT_MS`].
+    /// Ends a flow after this time without a byte, milliseconds. Default [`Limits::IDLE_TIMEOUT_MS`].
     pub idle_timeout_ms: u64,
-    /// Ends a flow after so long, milliseconds; none = never.
+    /// Ends a flow after this time, milliseconds. `None`: never.
     pub lifetime_ms: Option<u64>,
-    /// Time for the connection to the server, with all handshakes with hops, milliseconds.
+    /// Time to connect to the server, including all handshakes with hops, milliseconds.
     pub connect_timeout_ms: u64,
     /// Time a client has for its handshake with our listener (SOCKS, PROXY protocol), milliseconds.
     pub handshake_timeout_ms: u64,
-    /// How long a flow may wait for its first bytes where a rule asks for them, milliseconds, 1 to 100.
+    /// Longest wait for the first bytes of a flow, where a rule needs them, milliseconds, 1 to 100.
     pub first_bytes_ms: u64,
-    /// Most bytes held for one direction of a flow.
+    /// Most bytes buffered for one direction of a flow.
     pub buffer_bytes: usize,
-    /// How long flows may go on after SIGTERM, milliseconds.
+    /// How long flows may continue after SIGTERM, milliseconds.
     pub drain_ms: u64,
 }
 
 impl Limits {
-    /// Two hours and four minutes: the least that RFC 5382 Sec. 5 (REQ-5) allows a NAT, which is what an
-    /// interceptor is to a program that knows nothing about it. A shorter one cuts idle SSH sessions and database
-    /// pools that live on a direct path; TCP keep-alive (two hours by default) gets through.
+    /// Two hours and four minutes: the shortest idle time that RFC 5382 Sec. 5 (REQ-5) allows a NAT. To a
+    /// program that is not aware of it, an interceptor is a NAT. A shorter time cuts idle SSH sessions and
+    /// database pools that survive on a direct path. TCP keep-alive (two hours by default) arrives in time.
     pub const IDLE_TIMEOUT_MS: u64 = 7_440_000;
     /// Ten seconds: three SYN retransmissions (1 + 2 + 4 s) and a handshake.
     pub const CONNECT_TIMEOUT_MS: u64 = 10_000;
-    /// Ten seconds, as long as connecting may take.
+    /// Ten seconds, the same as the connect time-out.
     pub const HANDSHAKE_TIMEOUT_MS: u64 = 10_000;
     /// 64 KiB for each direction.
     pub const BUFFER_BYTES: usize = 65_536;
     /// Five seconds: long enough for a request and its answer, short enough for a restart.
     pub const DRAIN_MS: u64 = 5_000;
-    /// One day: the longest that stopping may take.
+    /// One day: the longest drain time that can be set.
     pub const DRAIN_MAX_MS: u64 = 86_400_000;
-    /// Longest wait for first bytes that can be set, milliseconds: a protocol in which the server speaks first pays
-    /// it on every connection.
+    /// Longest wait for first bytes that can be set, milliseconds. Where the server speaks first, each
+    /// connection waits this long.
     pub const FIRST_BYTES_MAX_MS: u64 = 100;
 }
 
@@ -233,42 +233,42 @@ impl Default for Record {
     }
 }
 
-/// Something that catches flows.
+/// A listener: one way by which flows reach Sidetrack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Its name, unique; its kind unless the file says otherwise.
+    /// Its name, unique. Default: the word of its kind.
     pub name: Arc<str>,
-    /// Where it listens; port 0 = the kernel picks one.
+    /// Addresses to listen on. Port 0: the kernel picks one.
     pub addresses: Vec<SocketAddr>,
     /// How it catches flows.
     pub kind: ListenerKind,
-    /// Neighbours whose PROXY protocol header is believed, and required. Empty = none is read.
+    /// Peers that must send a PROXY protocol header, which is trusted. Empty: no header is read.
     pub accept_proxy_protocol: IpSet,
-    /// It accepts Multipath TCP, where the kernel has it.
+    /// Whether it accepts Multipath TCP, if the kernel has it.
     pub mptcp: bool,
 }
 
 /// How a listener catches flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
-    /// Clients ask by SOCKS.
+    /// Clients send SOCKS requests.
     Socks(SocksListener),
-    /// Clients ask by HTTP, as of a proxy.
+    /// Clients send HTTP requests as to a proxy.
     Http(HttpListener),
-    /// The port stands for a server.
+    /// Connections to this port are for a configured server.
     Reverse(ReverseTarget),
     /// The kernel redirects connections to it.
     Redirect(Redirect),
-    /// The kernel hands it connections with their original destination as local address.
+    /// The kernel hands it connections whose local address is the original destination (TPROXY).
     Tproxy(Tproxy),
-    /// It is the far side of tunnels: who we are, and whose near sides are let in.
+    /// Far side of tunnels: our identity, and the near sides it accepts.
     Tunnel(Mutual),
-    /// The packet engine answers.
+    /// The packet engine, with its own TCP.
     Engine(EngineListener),
 }
 
 impl ListenerKind {
-    /// How requests are served, where they are.
+    /// The settings for HTTP requests, if this kind serves them.
     pub const fn http(&self) -> Option<&HttpListener> {
         match self {
             Self::Http(http) => Some(http),
@@ -278,7 +278,7 @@ impl ListenerKind {
         }
     }
 
-    /// Where its cache answers HTCP over UDP; none if it does not.
+    /// The UDP address on which its cache answers HTCP, if it does.
     pub fn htcp_address(&self) -> Option<SocketAddr> {
         Some(self.http()?.cache.as_ref()?.htcp.as_ref()?.address)
     }
@@ -291,7 +291,7 @@ pub struct SocksListener {
     pub v5: bool,
     /// Serves SOCKS6 (draft-olteanu-intarea-socks-6).
     pub v6: bool,
-    /// Who may use it; empty = everybody, without authentication.
+    /// Users that may use it. Empty: every client may, without authentication.
     pub users: Vec<Credentials>,
     /// Which wire layouts of SOCKS6 it accepts.
     pub dialect: DialectSetting,
@@ -300,44 +300,44 @@ pub struct SocksListener {
 /// An HTTP listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpListener {
-    /// Who may use it; empty = everybody, without authentication.
+    /// Users that may use it. Empty: every client may, without authentication.
     pub users: Vec<Credentials>,
-    /// The server of requests that name none (origin form): the listener stands for it. None = they are refused.
+    /// The server for requests in origin form, which name none. `None`: such requests are rejected.
     pub to: Option<Destination>,
     /// Its cache, if it has one.
     pub cache: Option<CacheSettings>,
-    /// Which TLS connections of its clients are opened; none = all pass untouched.
+    /// Which TLS connections of its clients are intercepted. `None`: all pass unchanged.
     pub tap: Option<Arc<Tap>>,
 }
 
 /// Which wire layouts of SOCKS6 a listener accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DialectSetting {
-    /// Told apart by the request.
+    /// The layout is detected from the request.
     #[default]
     Auto,
-    /// The draft's only.
+    /// Only the layout of the draft.
     Draft,
-    /// That of `socksx` only.
+    /// Only the layout of `socksx`.
     Socksx,
 }
 
 /// Where the flows of a reverse listener go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReverseTarget {
-    /// All to one server. The flow's `orig_dst` is this server.
+    /// All go to one server, which is the flow's `orig_dst`.
     Fixed(Destination),
     /// By the name in the first bytes (TLS SNI or HTTP Host).
     ByName {
-        /// Patterns in the order in which they are tried: names first, then the longest pattern.
+        /// Patterns in the order in which they are tried: exact names first, then the longest pattern.
         names: Vec<(HostPattern, Destination)>,
-        /// Where a flow goes whose name is unknown or in no pattern; none = it is refused.
+        /// The server for flows without a known name. `None`: such flows are rejected.
         default: Option<Destination>,
     },
 }
 
 impl ReverseTarget {
-    /// The server for a flow whose first bytes hold `name`.
+    /// Returns the server for a flow whose first bytes contain `name`.
     pub fn server_for(&self, name: Option<&HostName>) -> Option<&Destination> {
         match self {
             Self::Fixed(server) => Some(server),
@@ -348,26 +348,27 @@ impl ReverseTarget {
         }
     }
 
-    /// Whether the first bytes have to be read to know the server.
+    /// Whether the first bytes are needed to choose the server.
     pub const fn needs_first_bytes(&self) -> bool {
         matches!(self, Self::ByName { .. })
     }
 }
 
-/// What the kernel redirects to a listener. Everything given must hold; `None` and empty lists do not restrict.
+/// Which connections the kernel redirects to a listener. All conditions must hold; `None` and empty lists do not
+/// restrict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
-    /// Connections that programs of this host open.
+    /// Connections that programs on this host open.
     pub local: bool,
     /// Connections that this host forwards.
     pub forwarded: bool,
-    /// Interfaces by which forwarded connections come in.
+    /// Interfaces on which forwarded connections arrive.
     pub interfaces: Vec<String>,
-    /// Sources.
+    /// Source networks.
     pub src: Option<IpSet>,
-    /// Destinations.
+    /// Destination networks.
     pub dst: Option<IpSet>,
-    /// Destinations that are left alone.
+    /// Destinations that are not redirected.
     pub except: IpSet,
     /// Destination ports.
     pub ports: Option<PortSet>,
@@ -375,50 +376,50 @@ pub struct Redirect {
     pub uids: Vec<u32>,
     /// Control group of local programs, relative to the cgroup2 mount.
     pub cgroup: Option<String>,
-    /// How requests are served; none = connections are carried as they are.
+    /// Settings for HTTP requests. `None`: connections are carried without reading requests.
     pub http: Option<HttpListener>,
 }
 
-/// What the kernel hands to a tproxy listener: forwarded connections. `None` and empty lists do not restrict.
+/// Which forwarded connections the kernel hands to a tproxy listener. `None` and empty lists do not restrict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tproxy {
-    /// Interfaces by which the connections come in.
+    /// Interfaces on which the connections arrive.
     pub interfaces: Vec<String>,
-    /// Sources.
+    /// Source networks.
     pub src: Option<IpSet>,
-    /// Destinations.
+    /// Destination networks.
     pub dst: Option<IpSet>,
-    /// Destinations that are left alone.
+    /// Destinations that are not captured.
     pub except: IpSet,
     /// Destination ports.
     pub ports: Option<PortSet>,
-    /// How requests are served; none = connections are carried as they are.
+    /// Settings for HTTP requests. `None`: connections are carried without reading requests.
     pub http: Option<HttpListener>,
 }
 
-/// A connection held open to a far side, which carries flows on.
+/// A long-lived connection to a far side, which carries flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tunnel {
     /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
     pub name: Arc<str>,
-    /// Addresses of the far side, the preferred one first; never empty.
+    /// Addresses of the far side, the preferred one first. Never empty.
     pub paths: Vec<Destination>,
-    /// The far side's name in its certificate, where it is not the host of the path.
+    /// The name in the far side's certificate, if it is not the host of the path.
     pub server_name: Option<HostName>,
-    /// Who we are, and whom we believe.
+    /// Our identity, and how the peer's certificate is checked.
     pub mutual: Mutual,
-    /// What carries it.
+    /// The transport protocol.
     pub transport: Transport,
-    /// Time between two signs of life, milliseconds.
+    /// Time between two keep-alive messages, milliseconds.
     pub keepalive_ms: u64,
-    /// A path without a sign of life for so long is lost, milliseconds.
+    /// A path that is silent for this time is lost, milliseconds.
     pub lost_after_ms: u64,
 }
 
-/// What carries a tunnel.
+/// The transport protocol of a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// QUIC; TLS over TCP where UDP does not get through.
+    /// QUIC, or TLS over TCP if UDP does not get through.
     #[default]
     Auto,
     /// QUIC only.
@@ -433,15 +434,15 @@ impl Tunnel {
     /// Default of [`Tunnel::lost_after_ms`].
     pub const LOST_AFTER_MS: u64 = 6000;
 
-    /// The name that the certificate of the far side at this path has to have.
+    /// Returns the name that the far side's certificate must have, for this path.
     pub fn server_name(&self, path: &Destination) -> String {
         self.server_name.as_ref().map_or_else(|| path.host.to_string(), HostName::to_string)
     }
 }
 
 impl Listener {
-    /// What the kernel could carry alone of what this listener catches, one capture for each address it listens on;
-    /// none where bytes have to be read first.
+    /// Returns the traffic that the kernel could forward without us, one capture per address. Empty if bytes
+    /// must be read first.
     pub fn captures(&self) -> Vec<Capture> {
         if !self.accept_proxy_protocol.is_empty() {
             return Vec::new();
@@ -474,7 +475,7 @@ impl Listener {
 }
 
 impl ListenerKind {
-    /// The word of configuration, records and `match.intercept`.
+    /// The word in the configuration, in records and in `match.intercept`.
     pub const fn intercept(&self) -> Intercept {
         match self {
             Self::Socks(_) => Intercept::Socks,
@@ -487,7 +488,7 @@ impl ListenerKind {
         }
     }
 
-    /// The servers it stands for; none where the client says where it wants to go.
+    /// The servers it stands for. `None` if the client names its destination.
     pub const fn servers(&self) -> Option<&ReverseTarget> {
         match self {
             Self::Reverse(target) => Some(target),
@@ -498,24 +499,25 @@ impl ListenerKind {
 }
 
 impl Config {
-    /// The files that are looked for where none is named, in this order.
+    /// Default paths of the configuration file, in the order in which they are tried.
     pub const PATHS: [&str; 2] = ["sidetrack.toml", "/etc/sidetrack/sidetrack.toml"];
 
-    /// The file that is read where none is named: the first of [`Self::PATHS`] that is there.
+    /// Returns the default file: the first of [`Self::PATHS`] that exists.
     pub fn default_path() -> PathBuf {
         let [here, of_host] = Self::PATHS.map(PathBuf::from);
         if !here.exists() && of_host.exists() { of_host } else { here }
     }
 
-    /// A listener by name.
+    /// Returns a listener by name.
     pub fn listener(&self, name: &str) -> Option<&Listener> {
         self.listeners.iter().find(|listener| *listener.name == *name)
     }
 
-    /// What of a listener's traffic the kernel can carry alone: each capture with its lines for the packet filter.
+    /// Returns the captures of a listener that the kernel can forward without us, with their packet filter
+    /// rules.
     pub fn kernel_paths(&self, listener: &Listener) -> Vec<(Capture, Vec<KernelRule>)> {
         if self.limits.max_flows_per_client.is_some() {
-            // Only user space counts the flows of a client.
+            // Only user space counts the flows of each client.
             return Vec::new();
         }
         let lines = |capture: Capture| {
@@ -528,26 +530,26 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// Says all that is wrong with it, each with its place; or why it cannot be read.
+    /// Lists all errors in the file with their places, or says why the file cannot be read.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
         Self::from_text(&path.display().to_string(), &text)
     }
 
-    /// Checks a text; `name` is that of the file in messages, and relative paths in it are relative to its folder.
+    /// Checks a text. `name` is the file name for messages; relative paths start from its folder.
     ///
     /// # Errors
-    /// Says all that is wrong with it, each with its place.
+    /// Lists all errors in the text with their places.
     pub fn from_text(name: &str, text: &str) -> Result<Self, ConfigError> {
         let folder = Path::new(name).parent().unwrap_or(Path::new(""));
         Self::from_text_in(name, text, &System::new(folder))
     }
 
-    /// As [`Config::from_text`], with users and other files looked up in `surroundings`.
+    /// Like [`Config::from_text`], but looks up users and other files in `surroundings`.
     ///
     /// # Errors
-    /// Says all that is wrong with it, each with its place.
+    /// Lists all errors in the text with their places.
     pub fn from_text_in(
         name: &str,
         text: &str,
@@ -564,7 +566,8 @@ impl Config {
         let noting = surroundings::Noting::new(surroundings);
         let config = parsed.file.as_ref().and_then(|raw| check::check(raw, &noting, &mut problems));
         if !shape.is_empty() {
-            // What is left of the file may look wrong, or strange, only because something was taken out of it.
+            // The keys that could not be read are missing below. A problem that may only come from that is not
+            // shown.
             let of_values = problems.split_off(shape.len());
             problems.extend(of_values.into_iter().filter(|one| one.is_error() && !parsed.explains(one)));
         }

@@ -1,17 +1,17 @@
-//! The configuration file of NFShunt, as it is: JSON, read as if it were ours.
+//! Reads NFShunt's configuration file (JSON) without changes to it.
 
 use super::problem::Problem;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// The file's keys; another one is an error, as in ours.
+/// The keys of the file. An unknown key is an error, as in Sidetrack's own file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NfShunt {
     #[serde(default)]
     delete_flows_on_startup: bool,
-    /// Read by NFShunt at its end, although its own file lacks it.
+    /// NFShunt reads this key when it ends, although its own file does not have it.
     #[serde(default)]
     delete_flows_on_shutdown: bool,
     /// Seconds.
@@ -20,7 +20,7 @@ struct NfShunt {
     /// Seconds.
     #[serde(default = "ten")]
     default_block_timeout: u64,
-    /// Install what leads from port to port.
+    /// Whether to install the entries that connect the ports in pairs.
     #[serde(default = "yes")]
     default_no_shunting: bool,
     ports: Vec<Port>,
@@ -43,12 +43,12 @@ const fn yes() -> bool {
     true
 }
 
-/// Whether a text is NFShunt's and not ours: JSON begins so, TOML never does.
+/// Whether a text is NFShunt's: JSON begins with `{`, TOML never does.
 pub(super) fn is_nfshunt(text: &str) -> bool {
     text.trim_start().starts_with('{')
 }
 
-/// The same in our words.
+/// Translates the file into Sidetrack's TOML.
 pub(super) fn translated(text: &str) -> Result<String, Vec<Problem>> {
     let file: NfShunt = serde_json::from_str(text).map_err(|error| {
         let at = offset(text, error.line(), error.column());
@@ -84,7 +84,7 @@ pub(super) fn translated(text: &str) -> Result<String, Vec<Problem>> {
     Ok(toml)
 }
 
-/// Where in a text a line and a column are, both from 1.
+/// Returns the byte offset of a line and a column, both from 1.
 fn offset(text: &str, line: usize, column: usize) -> usize {
     let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
     (before + column.saturating_sub(1)).min(text.len())

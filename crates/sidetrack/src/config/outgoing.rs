@@ -4,17 +4,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-/// Paths that services ask for one by one.
+/// Listening ports that services ask for, each for one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Where they are asked for.
+    /// The address on which services send their requests.
     pub listen: SocketAddr,
-    /// The address on which each path has a port.
+    /// The address of the listening ports.
     pub address: IpAddr,
-    /// The ports; at least one.
+    /// The ports to use; at least one.
     pub ports: RangeInclusive<u16>,
-    /// The folder with the certificates of locations.
+    /// The folder with the certificates of the locations.
     pub certificates: Option<PathBuf>,
-    /// A path that had no flow for so long may make room for others.
+    /// A path without flows for this time may be removed when no port is left, milliseconds.
     pub free_after_ms: u64,
 }

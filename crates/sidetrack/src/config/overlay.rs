@@ -9,34 +9,34 @@ use std::sync::Arc;
 /// The overlay as this node sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
-    /// Which of the nodes this is.
+    /// The name of this node.
     pub name: Arc<str>,
     /// Its secret key.
     pub key: SecretKey,
-    /// Where neighbours dial it; empty: it dials only.
+    /// Addresses on which neighbours dial this node. Empty: this node only dials.
     pub listen: Vec<SocketAddr>,
-    /// All nodes, itself included.
+    /// All nodes, including this one.
     pub nodes: Vec<OverlayNode>,
-    /// What may be delivered here; nothing else is.
+    /// Flows that may be delivered here. All others are denied.
     pub deliver: Vec<Deliver>,
     /// Congestion control of the links, by its kernel name.
     pub congestion: Arc<str>,
-    /// Packets that are caught whole.
+    /// IP packets that are captured and sent through the overlay.
     pub packets: Vec<Packets>,
 }
 
-/// Packets that are caught whole, for another node to deliver.
+/// IP packets that are captured whole and delivered by another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packets {
-    /// That node.
+    /// The node that delivers them.
     pub node: Arc<str>,
-    /// To these addresses.
+    /// Their destinations.
     pub to: IpSet,
-    /// TCP and UDP with one of these ports at either end; none = with any.
+    /// TCP and UDP ports at either end. `None`: any port.
     pub port: Option<PortSet>,
-    /// Of this host only; else those it forwards, too.
+    /// Only packets of this host. Otherwise also packets that it forwards.
     pub local: bool,
-    /// The kind of links they travel on.
+    /// The kind of links that carry them.
     pub link: LinkKind,
 }
 
@@ -47,17 +47,17 @@ pub struct OverlayNode {
     pub name: Arc<str>,
     /// Its public key.
     pub key: PublicKey,
-    /// Where this node dials it; none = it is no neighbour, or dials this node.
+    /// The address that this node dials. `None`: the node is not a neighbour, or dials this node.
     pub address: Option<SocketAddr>,
 }
 
 /// Flows of the overlay that are delivered here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliver {
-    /// Caught by one of these nodes; none = by any.
+    /// The nodes that may have captured the flow. `None`: any node.
     pub from: Option<Vec<Arc<str>>>,
-    /// To one of these addresses.
+    /// Their destinations.
     pub to: IpSet,
-    /// To one of these ports; none = to any.
+    /// Their destination ports. `None`: any port.
     pub port: Option<PortSet>,
 }

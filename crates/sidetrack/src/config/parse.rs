@@ -1,4 +1,4 @@
-//! From text to what a file holds as it is written: every error of shape in one go, in words of the file.
+//! From text to the raw file. Reports all errors of shape in one run, in the words of the file.
 
 use super::problem::{Problem, nearest};
 use serde::de::{DeserializeOwned, IntoDeserializer};
@@ -7,29 +7,29 @@ use toml::de::{DeTable, DeValue};
 
 type Table<'i> = DeTable<'i>;
 
-/// Most errors of shape reported in one go.
+/// Most errors of shape that are reported in one run.
 const ERRORS_MAX: usize = 50;
 
-/// What could be read of a text.
+/// The result of reading a text.
 pub struct Parsed<F> {
-    /// The file without the entries that are wrong; none where the text is no TOML or has too many errors.
+    /// The file without the wrong entries. `None` if the text is not TOML or has too many errors.
     pub file: Option<F>,
-    /// Every error of shape.
+    /// All errors of shape.
     pub problems: Vec<Problem>,
     cut: Vec<Cut>,
 }
 
-/// An entry that was taken out.
+/// An entry that was removed.
 struct Cut {
-    /// The tables and lists that it was in, from the outermost.
+    /// The tables and lists around it, from the outermost.
     within: Vec<Range<usize>>,
-    /// The key, if it stood at the top of the file.
+    /// The key, if the entry was at the top of the file.
     top: Option<String>,
 }
 
 impl<F> Parsed<F> {
-    /// Whether a problem of the file as it was read may come from an entry that was taken out, and not from the text:
-    /// something seems to be missing in the table where the entry was.
+    /// Whether a removed entry may be the cause of a problem: something seems to be missing in the table where
+    /// the entry was.
     pub fn explains(&self, problem: &Problem) -> bool {
         self.cut.iter().any(|cut| match &cut.top {
             Some(key) => problem.help().contains(&format!("`{key}")) || problem.place() == Some(0..0),
@@ -38,10 +38,10 @@ impl<F> Parsed<F> {
     }
 }
 
-/// Reads the text; `keys` is what lists the keys of such files, for messages.
+/// Parses the text. `keys` names the command that lists the keys of such files, for messages.
 ///
 /// # Errors
-/// Every error of shape.
+/// Returns all errors of shape.
 pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
     match parse_all(text, keys) {
         Parsed { file: Some(file), problems, .. } if problems.is_empty() => Ok(file),
@@ -49,8 +49,8 @@ pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Probl
     }
 }
 
-/// As [`parse`], with what can be read in spite of errors: on an error of shape the offending entry is taken out and the
-/// rest is read again, so that one run reports them all, and what is wrong with the other values, too.
+/// Like [`parse`], but continues after errors. A wrong entry is removed and the rest is parsed again, so that
+/// one run reports all errors of shape and all wrong values.
 pub fn parse_all<F: DeserializeOwned>(text: &str, keys: &str) -> Parsed<F> {
     let (mut document, syntax) = Table::parse_recoverable(text);
     let mut parsed = Parsed { file: None, problems: Vec::new(), cut: Vec::new() };
@@ -95,8 +95,8 @@ fn syntax_problem(text: &str, error: &toml::de::Error) -> Problem {
     }
 }
 
-/// Takes the innermost entry that holds `span` out of the table; gives the path of the table it was in, and the key and
-/// place of every entry on the way to it.
+/// Removes the innermost entry that contains `span`. Returns the path of the table around it, and adds the key
+/// and place of each entry on the way to `way`.
 fn remove(
     table: &mut Table<'_>,
     span: &Range<usize>,
@@ -139,7 +139,7 @@ fn remove(
     }
 }
 
-/// Whether something inside holds `span`: the span of a table with a header of its own does not cover its body.
+/// Whether an entry inside contains `span`. The span of a table with its own header does not cover its body.
 fn holds_deep(value: &DeValue<'_>, span: &Range<usize>) -> bool {
     let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
     match value {
@@ -153,7 +153,7 @@ fn holds_deep(value: &DeValue<'_>, span: &Range<usize>) -> bool {
     }
 }
 
-/// Keys that stand at the top of a file; one that is met inside a table was meant to stand above it.
+/// Keys at the top of a file. If one is found inside a table, the user probably meant the top.
 const TOP_KEYS: [&str; 4] = ["version", "workers", "on_crash", "default"];
 
 fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>, keys: &str) -> Problem {
@@ -173,10 +173,10 @@ fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>, keys: 
     Problem::error(span, plain(message), format!("{keys} lists every key and its type ({place})"))
 }
 
-/// Tables of tables, each under a name of its own.
+/// Tables whose entries are named tables.
 const NAMED: [&str; 4] = ["data", "function", "node", "party"];
 
-/// Where a path of keys leads, in words: `rule.match` is the `match` of a [[rule]].
+/// Says where a path of keys is, in words: `rule.match` is the `match` of a [[rule]].
 fn place(path: &str) -> String {
     let (table, keys) = path.split_once('.').unwrap_or((path, ""));
     if NAMED.contains(&table) {
@@ -192,7 +192,7 @@ fn place(path: &str) -> String {
     if keys.is_empty() { format!("in {table}") } else { format!("in the `{keys}` of {table}") }
 }
 
-/// Words of other tools, and ours.
+/// Words of other tools, and the keys that they mean here.
 const SYNONYMS: [(&str, &str); 18] = [
     ("dst", "to"),
     ("destination", "to"),
@@ -214,7 +214,7 @@ const SYNONYMS: [(&str, &str); 18] = [
     ("type", "kind"),
 ];
 
-/// Serde's types in words of TOML.
+/// Replaces serde's type names with words of TOML.
 fn plain(message: &str) -> String {
     message
         .replace("invalid type: ", "wrong type: ")
@@ -228,7 +228,7 @@ fn plain(message: &str) -> String {
         .replace("expected a boolean", "expected true or false")
 }
 
-/// The word that serde does not know, and the words it does.
+/// Returns the word that serde does not know, and the words that it knows.
 fn unknown<'m>(message: &'m str, prefix: &str) -> Option<(&'m str, Vec<&'m str>)> {
     let (word, rest) = message.strip_prefix(prefix)?.split_once('`')?;
     Some((word, rest.split('`').skip(1).step_by(2).collect()))

@@ -2,22 +2,22 @@
 
 use std::path::PathBuf;
 
-/// Where the data-flow agreement is, and what its word is worth.
+/// Where the data-flow agreement is, and how it is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgreementFile {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What becomes of flows that it does not allow.
+    /// What happens to flows that it does not allow.
     pub mode: PolicyMode,
 }
 
-/// What becomes of flows that the agreement does not allow.
+/// What happens to flows that the agreement does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyMode {
-    /// They are denied, and end if they run.
+    /// New flows are denied, and running flows end.
     #[default]
     Enforce,
-    /// They are carried; the record says that they would have been denied.
+    /// They are carried, and the record says that they would have been denied.
     Audit,
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to do.
+//! Problems in a configuration: what is wrong, where, and what to do.
 
 use super::lines::Lines;
 use super::redact::redact;
@@ -7,18 +7,18 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-/// One thing that is wrong, or hardly meant.
+/// One error or warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     message: String,
     help: String,
     severity: Severity,
-    /// The place it is about, then others that explain it; each with the words beside its carets.
+    /// The place of the problem, then other places that explain it. Each has the words for its carets.
     labels: Vec<(Range<usize>, String)>,
 }
 
 impl Problem {
-    /// Something that has to be put right at `span`: what is wrong, and what to do.
+    /// An error at `span`: what is wrong, and what to do.
     pub fn error(span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -28,24 +28,24 @@ impl Problem {
         }
     }
 
-    /// Something that is allowed but hardly meant.
+    /// A warning: the setting is valid but probably a mistake.
     pub fn warning(span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(span, message, help) }
     }
 
-    /// Points to a second place, with words beside it.
+    /// Adds a second place with a text.
     #[must_use]
     pub fn and(mut self, span: Range<usize>, words: impl Into<String>) -> Self {
         self.labels.push((span, words.into()));
         self
     }
 
-    /// Whether it has to be put right.
+    /// Whether it is an error, not a warning.
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
 
-    /// The place it is about.
+    /// The place of the problem.
     pub fn place(&self) -> Option<Range<usize>> {
         self.labels.first().map(|(span, _)| span.clone())
     }
@@ -60,7 +60,7 @@ impl Problem {
         &self.help
     }
 
-    /// Takes what would show a secret out of the message.
+    /// Removes the part of the message that would show a secret.
     fn without_secrets(mut self, text: &str, shown: &str) -> Self {
         let secret = |span: &Range<usize>| text.get(span.clone()) != shown.get(span.clone());
         if self.labels.first().is_some_and(|(span, _)| secret(span)) {
@@ -97,7 +97,7 @@ impl Diagnostic for Problem {
     }
 }
 
-/// A configuration is not accepted, with all that is wrong in it as it is shown to people. Programs end with 2 then.
+/// The rejected configuration's errors as text for people. Programs exit with status 2.
 #[derive(Clone, Debug)]
 pub struct BadConfiguration(String);
 
@@ -115,17 +115,17 @@ impl From<ConfigError> for BadConfiguration {
     }
 }
 
-/// Why a configuration is not accepted. Shown by `Display` in one line, by [`ConfigError::render`] with carets.
+/// Why a configuration is rejected. `Display` shows one line, [`ConfigError::render`] the places with carets.
 #[derive(Clone, Debug)]
 pub struct ConfigError {
     name: String,
-    /// With stars for secrets.
+    /// The text with its secrets replaced by stars.
     text: Lines,
     problems: Vec<Problem>,
 }
 
 impl ConfigError {
-    /// Errors (and warnings) of the file `name`, whose places are in `text`.
+    /// Errors and warnings of the file `name`; their places are offsets in `text`.
     pub(crate) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         let shown = redact(text);
         problems.sort_by_key(|problem| {
@@ -135,12 +135,12 @@ impl ConfigError {
         Self { name: name.to_owned(), text: Lines::new(name, shown), problems }
     }
 
-    /// Warnings of the accepted file `name`, to be rendered as errors are.
+    /// Warnings of the accepted file `name`, rendered like errors.
     pub fn of_warnings(name: &str, text: &str, warnings: &[Problem]) -> Self {
         Self::new(name, text, warnings.to_vec())
     }
 
-    /// The file cannot be read.
+    /// Says that the file cannot be read, and why.
     pub(crate) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
         let name = path.display().to_string();
         let help = match error.kind() {
@@ -160,18 +160,19 @@ impl ConfigError {
         &self.problems
     }
 
-    /// Line and column (both from 1, columns in characters) of a problem; none if it is about the file as a whole.
+    /// Line and column of a problem, both from 1; columns count characters. `None` if the problem is about the
+    /// whole file.
     pub fn line_column(&self, problem: &Problem) -> Option<(usize, usize)> {
         let (span, _) = problem.labels.first()?;
         Some(self.text.line_column(span.start))
     }
 
-    /// Name of the file.
+    /// The name of the file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Every problem with its place, carets and what to do; with colours for a terminal.
+    /// Renders each problem with its place, carets and help. `colours` is for a terminal.
     pub fn render(&self, colours: bool) -> String {
         let theme = if colours { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
         let printer = GraphicalReportHandler::new_themed(theme).with_width(110).with_links(false);
@@ -203,7 +204,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// A problem beside the text it is about.
+/// A problem together with its text.
 #[derive(Debug)]
 struct Shown<'a> {
     problem: &'a Problem,
@@ -236,7 +237,7 @@ impl Diagnostic for Shown<'_> {
     }
 }
 
-/// The known word that `word` was probably meant to be.
+/// Returns the known word that `word` most likely means.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).clamp(1, 3);
     known

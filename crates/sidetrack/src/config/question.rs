@@ -1,31 +1,31 @@
-//! A flow that somebody asks about, in a decision test or on the command line.
+//! A flow described by a decision test or on the command line.
 
 use super::Listener;
 use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A flow that somebody asks about; what is `None` is not known, or follows from the rest.
+/// A description of a flow. A field that is `None` is not known, or follows from the others.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
     /// The listener that caught it.
     pub listener: Option<&'a Listener>,
-    /// How it was caught, where no listener says so; redirect if nothing says so.
+    /// How it was captured, if no listener says so. Default: redirect.
     pub intercept: Option<Intercept>,
     /// The client's address.
     pub client: SocketAddr,
-    /// Where it wants to go; for a reverse listener, its server.
+    /// Its destination. Default for a reverse listener: its server.
     pub orig_dst: Option<Destination>,
     /// The host name in its first bytes.
     pub host: Option<HostName>,
-    /// Its process.
+    /// The client's process.
     pub process: Process,
     /// The user who authenticated with the socks listener.
     pub socks_user: Option<String>,
 }
 
 impl Question<'_> {
-    /// The flow, as policy would see it; `None` if its destination is not known.
+    /// The flow as the policy sees it. `None` if its destination is not known.
     pub fn flow(&self) -> Option<Flow> {
         let server = self.listener.and_then(|listener| listener.kind.servers());
         let server = server.and_then(|target| target.server_for(self.host.as_ref()));

@@ -1,5 +1,5 @@
-//! The file as it is written: the keys, nothing checked but their shape. `sidetrack schema` is made from these
-//! types, and `docs/configuration.md` is tested against it.
+//! The file as it is written: its keys, checked for shape only. `sidetrack schema` is made from these types, and
+//! `docs/configuration.md` is tested against it.
 
 mod engine;
 pub mod function;
@@ -34,7 +34,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A configuration of sidetrack.
+/// A configuration of Sidetrack.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "sidetrack configuration")]
@@ -44,65 +44,65 @@ pub struct File {
     pub version: Option<At<u32>>,
     /// Worker threads, 0 to 1024; 0 = one per core. Default 0.
     pub workers: Option<At<u32>>,
-    /// What happens to captured traffic when sidetrack dies: "open" lets it flow as if sidetrack had never been there,
-    /// "closed" keeps it blocked, but for what a rule lets the kernel carry alone (`kernel = "never"` blocks that, too); a
-    /// restart or `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed".
-    /// Default "open".
+    /// What happens to captured traffic when sidetrack dies. "open": it flows as if sidetrack had never run. "closed": it is
+    /// blocked, except flows that the kernel forwards without sidetrack; `kernel = "never"` blocks those too. A restart or
+    /// `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed". Default
+    /// "open".
     pub on_crash: Option<At<OnCrash>>,
-    /// The user that `up` becomes when root starts it. "root" keeps user id 0. A reload does not change it. Default: the user
-    /// `sidetrack` if this machine has it, otherwise `nobody`.
+    /// The user that `up` switches to when root starts it. "root" keeps user id 0. A reload does not change it. Default: the
+    /// user `sidetrack` if this machine has it, otherwise `nobody`.
     pub user: Option<At<String>>,
-    /// What happens to a flow that no rule matches. Required as soon as there is a rule.
+    /// What happens to a flow that no rule matches. Required if there is a rule.
     pub default: Option<At<DefaultAction>>,
-    /// Where the running program can be asked and told things.
+    /// The admin interface of the running program: its socket and its metrics address.
     #[serde(default)]
     pub admin: Admin,
     /// Where records of flows go.
     #[serde(default)]
     pub record: Record,
-    /// What Sidetrack says about itself, on standard error.
+    /// The log that Sidetrack writes on standard error.
     #[serde(default)]
     pub log: Log,
     /// Time-outs and bounds.
     #[serde(default)]
     pub limits: Limits,
-    /// What holds for `sidetrack run` with this configuration.
+    /// Settings of `sidetrack run` with this configuration.
     #[serde(default)]
     pub run: Run,
-    /// Named sets of networks, used as "@name" wherever networks are listed.
+    /// Named sets of networks, used as "@name" in any list of networks.
     #[serde(default)]
     pub set: BTreeMap<String, List<String>>,
-    /// Networks or "@set"s that are not dialled for clients, whatever name leads there, unless a rule names them: its `match`
-    /// holds the network in `to`, or the exact host in `host`. Loopback in it counts only for clients of other hosts. "default"
-    /// stands for the default, "none" for no network. Default: this network (0.0.0.0/8, ::), loopback, link-local addresses,
-    /// and those at which clouds give machines their credentials.
+    /// Networks or "@set"s that are not dialled for clients, even if a name resolves to them. A rule may still allow one:
+    /// its `match` has the network in `to`, or the exact host in `host`. Loopback counts only for clients on other hosts.
+    /// "default" means the default networks, "none" no network. Default: this network (0.0.0.0/8, ::), loopback, link-local
+    /// addresses, and the addresses of cloud metadata services, which hand out credentials.
     pub never_dial: Option<List<String>>,
-    /// The shunt: flows that the packet filter's marks move to a fast path.
+    /// The shunt: moves flows that the packet filter marks to a fast path.
     pub shunt: Option<At<Shunt>>,
-    /// Which TLS is opened. Default: none.
+    /// Which TLS connections are intercepted. Default: none.
     pub tap: Option<At<Tap>>,
-    /// How functions in containers are started.
+    /// How containers of functions are started.
     #[serde(default)]
     pub containers: Containers,
-    /// Paths that services ask for one by one. Default: they cannot.
+    /// Lets services ask for listening ports, each for one destination. Default: off.
     pub outgoing: Option<At<Outgoing>>,
-    /// The data-flow agreement that rules ask. Default: none.
+    /// The data-flow agreement that rules refer to. Default: none.
     pub policy: Option<At<Policy>>,
-    /// Functions by name, for `chain` of rules.
+    /// Functions by name, for the `chain` of rules.
     #[serde(default)]
     pub function: BTreeMap<String, At<Function>>,
-    /// What catches flows.
+    /// The listeners: each is one way by which flows reach Sidetrack.
     #[serde(default)]
     pub listen: Vec<At<Listen>>,
     /// The overlay this node is part of. Default: none.
     pub overlay: Option<At<Overlay>>,
-    /// Connections held open to far sides, which rules name as carriers.
+    /// Long-lived connections to far sides, which rules name as carriers.
     #[serde(default)]
     pub tunnel: Vec<At<Tunnel>>,
     /// Rules; the first that matches wins.
     #[serde(default)]
     pub rule: Vec<At<Rule>>,
-    /// Decision tests; a file whose tests fail is not accepted.
+    /// Decision tests. A file whose tests fail is rejected.
     #[serde(default)]
     pub test: Vec<At<Test>>,
 }
@@ -111,9 +111,9 @@ pub struct File {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnCrash {
-    /// Traffic flows as if sidetrack had never been there.
+    /// Traffic flows as if sidetrack had never run.
     Open,
-    /// What was captured stays blocked.
+    /// Captured traffic is blocked.
     Closed,
 }
 
@@ -121,23 +121,23 @@ pub enum OnCrash {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DefaultAction {
-    /// It is carried directly to where it was going.
+    /// It is carried directly to its destination.
     Direct,
-    /// It is refused.
+    /// It is denied.
     Deny,
 }
 
-/// Where the running program can be asked and told things.
+/// The admin interface of the running program: its socket and its metrics address.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Admin {
     /// Path of the unix socket of the admin interface, or "none". Default: "/run/sidetrack/admin.sock" for root,
     /// "sidetrack/admin.sock" in $XDG_RUNTIME_DIR for others.
     pub socket: Option<At<String>>,
-    /// A TCP address that serves /metrics and nothing else, such as "127.0.0.1:9465". Default: none.
+    /// A TCP address that serves /metrics only, such as "127.0.0.1:9465". Default: none.
     pub metrics: Option<At<String>>,
-    /// Names in Host under which `metrics` is served, beside IP addresses and localhost; others are refused (421), so
-    /// that no page in a browser reads them by DNS rebinding. Default: none.
+    /// Host names in requests to `metrics` that are accepted, besides IP addresses and localhost. Other names get status
+    /// 421, so that a web page cannot read metrics by DNS rebinding. Default: none.
     pub metrics_hosts: Option<List<String>>,
 }
 
@@ -151,13 +151,13 @@ pub struct Record {
     pub recent: Option<At<u32>>,
 }
 
-/// How functions in containers are started.
+/// How containers of functions are started.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Containers {
-    /// Path of the unix socket of the container engine (podman or docker). With it the process that starts containers is
-    /// there from the beginning, and a reload can bring the first one. Default: the first of "/run/podman/podman.sock",
-    /// "/run/docker.sock" and "/var/run/docker.sock" that answers.
+    /// Path of the unix socket of the container engine (podman or docker). If it is given, the process that starts
+    /// containers runs from the start, and a reload can add the first container. Default: the first of
+    /// "/run/podman/podman.sock", "/run/docker.sock" and "/var/run/docker.sock" that answers.
     pub engine: Option<At<String>>,
 }
 
@@ -167,71 +167,70 @@ pub struct Containers {
 pub struct Limits {
     /// Most flows at a time. Default: computed from RLIMIT_NOFILE.
     pub max_flows: Option<At<u32>>,
-    /// Most flows at a time of one client address; addresses of one IPv6 /64 are one client. Default: half of all flows, for
-    /// clients of other hosts that do not speak the PROXY protocol; flows of the packet engine and those that the kernel carries
-    /// do not count then.
+    /// Most flows at a time of one client address; the addresses of one IPv6 /64 are one client. Default: half of all flows,
+    /// for clients on other hosts that do not send the PROXY protocol. With the default, flows of the packet engine and
+    /// flows that the kernel forwards do not count.
     pub max_flows_per_client: Option<At<u32>>,
-    /// Most connections at a time whose handshake or first request has not come; for one more, the one that waits longest is
-    /// closed. Default: a quarter of all flows.
+    /// Most connections at a time that have not yet sent their handshake or first request. If one more comes, the one that
+    /// waits longest is closed. Default: a quarter of all flows.
     pub max_handshakes: Option<At<u32>>,
-    /// Ends a flow on which nothing moved for so long, milliseconds. Default 7440000 (RFC 5382 REQ-5).
+    /// Ends a flow after this time without a byte, milliseconds. Default 7440000 (RFC 5382 REQ-5).
     pub idle_timeout_ms: Option<At<u64>>,
-    /// Ends a flow after so long, milliseconds. Default: never.
+    /// Ends a flow after this time, milliseconds. Default: never.
     pub lifetime_ms: Option<At<u64>>,
-    /// Time for the connection to the server with all handshakes with hops, milliseconds. Default 10000.
+    /// Time to connect to the server, including all handshakes with hops, milliseconds. Default 10000.
     pub connect_timeout_ms: Option<At<u64>>,
     /// Time a client has for its handshake with a listener, milliseconds. Default 10000.
     pub handshake_timeout_ms: Option<At<u64>>,
-    /// How long a flow may wait for its first bytes where a rule asks for the host name, milliseconds, 1 to 100.
-    /// Default 30.
+    /// Longest wait for the first bytes of a flow, if a rule needs the host name, milliseconds, 1 to 100. Default 30.
     pub first_bytes_ms: Option<At<u64>>,
-    /// Most bytes held for one direction of a flow, 4096 to 16777216. Default 65536.
+    /// Most bytes buffered for one direction of a flow, 4096 to 16777216. Default 65536.
     pub buffer_bytes: Option<At<u32>>,
-    /// After SIGTERM or SIGINT, how long flows may go on before they are ended, milliseconds, 0 to 86400000. A second signal
-    /// ends them at once. Default 5000.
+    /// How long flows may continue after SIGTERM or SIGINT, milliseconds, 0 to 86400000. A second signal ends them at once.
+    /// Default 5000.
     pub drain_ms: Option<At<u64>>,
 }
 
-/// Something that catches flows. `kind` says how, and which of the other keys apply.
+/// A listener: one way by which flows reach Sidetrack. `kind` says how, and which of the other keys apply.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Listen {
     /// Name in rules and records. Default: the kind.
     pub name: Option<At<String>>,
-    /// How it catches flows.
+    /// How flows reach it.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// Where it listens: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks, http,
-    /// reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
+    /// The address to listen on: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks,
+    /// http, reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
-    /// Neighbours (networks or "@set") that send a PROXY protocol header, which is then required and believed. Default:
-    /// none.
+    /// Peers (networks or "@set") that must send a PROXY protocol header, which is trusted. Default: none.
     pub accept_proxy_protocol: Option<List<String>>,
-    /// socks, http and reverse: accept Multipath TCP, where the kernel has it. Other clients are served over plain TCP. Default false.
+    /// socks, http and reverse: accept Multipath TCP, if the kernel has it. Other clients use plain TCP. Default false.
     pub mptcp: Option<At<bool>>,
     /// socks: versions served, of 5 and 6. Default [5, 6].
     pub versions: Option<List<u8>>,
-    /// socks and http: who may use it; for redirect: users (names or ids) whose programs are caught. Default: everybody.
+    /// socks and http: users that may use it. redirect: users (names or ids) whose programs are captured. Default: every
+    /// user.
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
-    /// reverse and engine: the server, "host:port", for engine with an address. http: the server of requests that name none, for which the listener then
-    /// stands; without it they are refused.
+    /// The server. reverse: "host:port". engine: an address and port. http: the server for requests that name none; without
+    /// it they are rejected.
     pub to: Option<At<String>>,
-    /// reverse and engine: servers by the name in the first bytes (TLS SNI or HTTP Host); "*.example" stands for all names below.
+    /// reverse and engine: servers by the name in the first bytes (TLS SNI or HTTP Host). "*.example" means all names below.
     pub names: Option<At<BTreeMap<String, At<String>>>>,
-    /// reverse and engine with names: the server of flows with another name or none. Default: they are refused.
+    /// reverse and engine with `names`: the server for flows with another name or without one. Default: they are rejected.
     pub default: Option<At<String>>,
-    /// redirect: catch connections that programs of this host open. Default true.
+    /// redirect: capture connections that programs on this host open. Default true.
     pub local: Option<At<bool>>,
-    /// redirect: catch connections that this host forwards. Default false.
+    /// redirect: capture connections that this host forwards. Default false.
     pub forwarded: Option<At<bool>>,
-    /// redirect and tproxy: only forwarded connections that come in by these interfaces. Default: all. engine: the
-    /// interfaces whose packets it takes, those of clients and those of servers; required.
+    /// redirect and tproxy: only forwarded connections that arrive on these interfaces. Default: all. engine: the interfaces
+    /// towards clients and servers whose packets it receives; required.
     pub interfaces: Option<List<String>>,
     /// redirect and tproxy: only from these networks or "@set"s. Default: all.
     pub src: Option<List<String>>,
-    /// redirect and tproxy: only to these networks or "@set"s. Default: all, where another key narrows the capture.
+    /// redirect and tproxy: only to these networks or "@set"s. Default: all, if another key restricts the capture.
     pub dst: Option<List<String>>,
     /// redirect and tproxy: not to these networks or "@set"s. Default: none.
     pub except: Option<List<String>>,
@@ -239,20 +238,19 @@ pub struct Listen {
     pub ports: Option<List<Number>>,
     /// tunnel: a file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
     pub identity: Option<At<String>>,
-    /// tunnel: a file with the certificates of the authorities whose near sides are let in, in PEM. Either this or
-    /// `pins`.
+    /// tunnel: a file with the certificates of the authorities whose near sides are accepted, in PEM. Either this or `pins`.
     pub ca: Option<At<String>>,
-    /// tunnel: the keys of the near sides that are let in, "sha256//BASE64" each.
+    /// tunnel: the keys of the near sides that are accepted, each "sha256//BASE64".
     pub pins: Option<List<String>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,
-    /// http, redirect and tproxy: a shared cache for what passes. At redirect and tproxy, requests to port 80 are then
-    /// served one by one, as by a listener of kind http. Default: none.
+    /// http, redirect and tproxy: a shared cache of responses. With redirect and tproxy, requests to port 80 are then
+    /// handled one by one, as by a listener of kind http. Default: none.
     pub cache: Option<At<Cache>>,
-    /// http, redirect and tproxy: TLS connections are opened as [tap] says. At redirect and tproxy, requests to port 80
-    /// are served one by one, too. Default false.
+    /// http, redirect and tproxy: intercept TLS connections according to [tap]. With redirect and tproxy, requests to port
+    /// 80 are then handled one by one too. Default false.
     pub tap: Option<At<bool>>,
-    /// engine: how it gets at packets, and where its connections to servers come from. Default: each key's own.
+    /// engine: how it receives packets, and the source addresses of its connections to servers. Default: that of each key.
     pub engine: Option<At<Engine>>,
 }
 
@@ -262,52 +260,53 @@ pub struct Listen {
 pub struct Cache {
     /// Most bytes in memory, 1 MiB to 1 TiB. Default 268435456.
     pub memory_bytes: Option<At<u64>>,
-    /// Most bytes of one response; larger ones pass and are not kept. Default 33554432.
+    /// Most bytes of one response. Larger responses pass without being stored. Default 33554432.
     pub object_bytes: Option<At<u64>>,
-    /// A folder where responses are kept, too, so that they survive a restart; only this listener's, made if there is
-    /// none. Default: memory only.
+    /// A folder where responses are also stored, so that they survive a restart. Each listener needs its own folder, which
+    /// is created if missing. Default: memory only.
     pub disk: Option<At<String>>,
     /// Most bytes in that folder, 1 MiB to 1 PiB. Default 10737418240.
     pub disk_bytes: Option<At<u64>>,
-    /// Networks whose PURGE requests remove what is stored; from others it is a method as any. Default: none.
+    /// Networks whose PURGE requests remove stored responses. From other addresses, PURGE is handled like an unknown method.
+    /// Default: none.
     pub purge_from: Option<List<String>>,
-    /// Targeted fields (RFC 9213) that take the place of Cache-Control, in order. Default ["CDN-Cache-Control"].
+    /// Targeted fields (RFC 9213) that replace Cache-Control, in order. Default ["CDN-Cache-Control"].
     pub targets: Option<List<String>>,
-    /// How long past its freshness a response is served while its server cannot be reached and the response does not say,
-    /// milliseconds. Default 86400000.
+    /// How long after it becomes stale a response is served while its server cannot be reached, if the response does not
+    /// say, milliseconds. Default 86400000.
     pub stale_if_unreachable_ms: Option<At<u64>>,
-    /// Longest freshness that is guessed where a response does not say, milliseconds. Default 604800000.
+    /// Longest heuristic freshness of a response that does not state its own, milliseconds. Default 604800000.
     pub heuristic_max_ms: Option<At<u64>>,
-    /// Query parameters that make no other resource; "utm_*" stands for all that begin so. Default: none.
+    /// Query parameters that are left out of the cache key. "utm_*" means all that begin with utm_. Default: none.
     pub ignore_parameters: Option<List<String>>,
-    /// Whether the order of query parameters makes no other resource. Default false.
+    /// Whether the cache key ignores the order of query parameters. Default false.
     pub sort_query: Option<At<bool>>,
-    /// Other caches that are asked for what is not stored here, "host:port" of their http listeners, at most 16. Default:
+    /// Other caches that are asked for responses not stored here: "host:port" of their http listeners, at most 16. Default:
     /// none.
     pub siblings: Option<List<String>>,
-    /// A file with more of them, "[host:port]" a line. Default: none.
+    /// A file with more of them, one "[host:port]" per line. Default: none.
     pub siblings_file: Option<At<String>>,
-    /// Caches of other makers, which speak HTCP. Default: none is asked, and none may ask.
+    /// Caches of other vendors, which speak HTCP. Default: none is asked, and none may ask.
     pub htcp: Option<At<Htcp>>,
 }
 
-/// How a listener catches flows.
+/// How flows reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ListenKind {
-    /// Clients ask by SOCKS5 or SOCKS6, told apart on one port.
+    /// Clients send SOCKS5 or SOCKS6 requests; both work on one port.
     Socks,
-    /// Clients ask by HTTP, as of a proxy.
+    /// Clients send HTTP requests as to a proxy.
     Http,
-    /// The port stands for one server, or for several by name.
+    /// Connections to this port are for one server, or for several by name.
     Reverse,
     /// The kernel redirects connections of this host, or forwarded ones, to it.
     Redirect,
     /// The kernel hands it forwarded connections with their original destination.
     Tproxy,
-    /// It is the far side of tunnels, over QUIC and over TLS on the same port.
+    /// Far side of tunnels, over QUIC and over TLS on the same port.
     Tunnel,
-    /// The packet engine stands for one server, or for several by name, without a socket.
+    /// The packet engine, for one server or for several by name. It has its own TCP and no sockets.
     Engine,
 }
 
@@ -315,11 +314,11 @@ pub enum ListenKind {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dialect {
-    /// Told apart by the request.
+    /// The layout is detected from the request.
     Auto,
-    /// draft-olteanu-intarea-socks-6 only.
+    /// Only draft-olteanu-intarea-socks-6.
     Draft,
-    /// That of the `socksx` crate only.
+    /// Only the layout of the `socksx` crate.
     Socksx,
 }
 
@@ -341,11 +340,11 @@ pub enum UserEntry {
     Id(i64),
     /// redirect: a user name.
     Name(String),
-    /// socks: who may use the listener.
+    /// socks: a user with a password.
     Login(Login),
 }
 
-/// Who may use a socks listener.
+/// A user of a socks listener.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Login {
@@ -354,36 +353,36 @@ pub struct Login {
     pub user: Option<String>,
     /// Password, 1 to 255 bytes.
     pub password: Option<Secret>,
-    /// A file whose first line is the password, in place of `password`.
+    /// A file whose first line is the password, instead of `password`.
     pub password_file: Option<String>,
 }
 
-/// One rule: whom it is for, and what happens to them.
+/// One rule: which flows it matches, and what happens to them.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Its name, unique; in records, metrics and `explain`.
+    /// Its name, unique. It appears in records, metrics and `explain`.
     #[schemars(required)]
     pub name: Option<At<String>>,
-    /// Which flows it is for; all keys given must hold. Default: every flow.
+    /// Which flows it matches; all given keys must hold. Default: every flow.
     #[serde(default, rename = "match")]
     pub matcher: Match,
-    /// "deny" refuses the flow. Either this or `carrier`.
+    /// "deny" denies the flow. Either this or `carrier`.
     pub action: Option<At<RuleAction>>,
-    /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one
-    /// before. Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
+    /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before.
+    /// Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
     pub carrier: Option<List<String>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
-    /// A destination "host:port" in place of the client's. Default: the client's.
+    /// A destination "host:port" instead of the client's. Default: the client's.
     pub to: Option<At<String>>,
-    /// What is dialled when both are known: "original" (the address the client meant) or "name". Default "original".
+    /// Which is dialled if both are known: "original" (the client's destination address) or "name". Default "original".
     pub dial: Option<At<Dial>>,
-    /// Who resolves names when there are hops: "proxy" or "local". Default "proxy".
+    /// Where names are resolved if there are hops: "proxy" or "local". Default "proxy".
     pub resolve: Option<At<Resolve>>,
-    /// The server sees the client's own address. Only with carrier "direct". Default false.
+    /// Connect to the server from the client's own address. Only with carrier "direct". Default false.
     pub keep_client_address: Option<At<bool>>,
-    /// Version of the PROXY protocol header sent to the server: 1 or 2. Default: none is sent.
+    /// Version of the PROXY protocol header that is sent to the server: 1 or 2. Default: none is sent.
     pub proxy_protocol: Option<At<u8>>,
     /// As in [limits], for this rule, milliseconds.
     pub idle_timeout_ms: Option<At<u64>>,
@@ -391,36 +390,34 @@ pub struct Rule {
     pub lifetime_ms: Option<At<u64>>,
     /// As in [limits], for this rule, milliseconds.
     pub connect_timeout_ms: Option<At<u64>>,
-    /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes so that they travel with the request,
+    /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes, to send them with the request,
     /// milliseconds, 0 to 100. Default 0.
     pub initial_data_wait_ms: Option<At<u64>>,
-    /// TCP Fast Open towards the server. Only with carrier "direct", and only where a replay is harmless. Default
-    /// false.
+    /// TCP Fast Open towards the server. Only with carrier "direct", and only if a replay does no harm. Default false.
     pub tfo: Option<At<bool>>,
     /// Multipath TCP towards the server. Only with carrier "direct". Default false.
     pub mptcp: Option<At<bool>>,
-    /// How many idle connections to a destination each worker holds ready, so that a new flow takes one and waits for no
-    /// handshake, 0 to 64. Only with carrier "direct". Default 0.
+    /// How many idle connections to a destination each worker keeps ready, 0 to 64. A new flow takes one and waits for no
+    /// handshake. Only with carrier "direct". Default 0.
     pub warm: Option<At<u16>>,
-    /// A connection of `warm` that no flow has taken for so long is closed and made anew, milliseconds, 100 to 600000.
-    /// Less than the server's own idle time-out. Default 10000.
+    /// Closes and replaces a connection of `warm` after this time without a flow, milliseconds, 100 to 600000. Must be less
+    /// than the server's own idle time-out. Default 10000.
     pub warm_idle_ms: Option<At<u64>>,
-    /// Whether the kernel may carry flows of this rule alone: "auto" or "never". Default "auto".
+    /// Whether the kernel may forward flows of this rule without sidetrack: "auto" or "never". Default "auto".
     pub kernel: Option<At<Kernel>>,
-    /// Names of the functions that the rule's flows pass, in order from the client to the server. Default: none.
+    /// Names of the functions that the flows of this rule pass through, from the client to the server. Default: none.
     pub chain: Option<List<String>>,
     /// What happens to running flows when a reload changes the chain of their rule: "keep" or "cut". Default "keep".
     pub on_chain_change: Option<At<OnChainChange>>,
-    /// What happens to new flows while a container of the chain is down: "deny" refuses them, "skip" leads them past it.
-    /// Default: none, it has to be written where there is a container in the chain.
+    /// What happens to new flows while a container of the chain is down: "deny" denies them, "skip" leaves the container
+    /// out. Default: none; required if the chain has a container.
     pub on_function_down: Option<At<OnFunctionDown>>,
-    /// What the agreement of [policy] is asked about each flow: { purpose = "research" }. It decides, and its functions go
-    /// behind those of `chain`. Default: it is not asked.
+    /// The question to the agreement of [policy] about each flow, such as { purpose = "research" }. The agreement decides,
+    /// and its functions come after those of `chain`. Default: it is not asked.
     pub agreement: Option<At<Clause>>,
-    /// When a forwarded flow that the packet filter leaves to the rules takes the fast path of [shunt]: { after_bytes =
-    /// 1048576 }. Goes with matches of addresses, ports, and the process or user behind a TCP connection of this host's
-    /// containers and network namespaces: of other conditions nothing is known for packets that are passed on. Default:
-    /// never.
+    /// When a forwarded flow moves to the fast path of [shunt], if the packet filter leaves it to the rules: { after_bytes =
+    /// 1048576 }. The rule may match addresses, ports, and the process or user of a TCP connection from this host's
+    /// containers and network namespaces. Nothing else is known about forwarded packets. Default: never.
     pub shunt: Option<At<RuleShunt>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,
@@ -430,9 +427,9 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnChainChange {
-    /// They keep the chain they have.
+    /// They keep their chain.
     Keep,
-    /// They are cut.
+    /// They end.
     Cut,
 }
 
@@ -440,85 +437,86 @@ pub enum OnChainChange {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFunctionDown {
-    /// They are refused.
+    /// They are denied.
     Deny,
-    /// They go past it.
+    /// They pass without the container.
     Skip,
 }
 
-/// What a rule does if it does not carry.
+/// The action of a rule that does not carry.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RuleAction {
-    /// The flow is refused.
+    /// The flow is denied.
     Deny,
 }
 
-/// What is dialled when both an address and a name are known.
+/// Which is dialled if both an address and a name are known.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dial {
-    /// The address the client meant.
+    /// The client's destination address.
     Original,
     /// The name.
     Name,
 }
 
-/// Who resolves names when there are hops.
+/// Where names are resolved if there are hops.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Resolve {
-    /// The last hop.
+    /// On the last hop.
     Proxy,
-    /// This host.
+    /// On this host.
     Local,
 }
 
-/// Whether the kernel may carry flows alone.
+/// Whether the kernel may forward flows without sidetrack.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kernel {
-    /// Where nothing the rule asks for needs user space.
+    /// Yes, if nothing in the rule needs user space.
     Auto,
     /// Never.
     Never,
 }
 
-/// What a rule asks of a flow. All keys given must hold; a list holds alternatives.
+/// The conditions of a rule. All given keys must hold; a list holds alternatives.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Match {
     /// The client is in these networks or "@set"s.
     pub from: Option<List<String>>,
-    /// The destination is in these networks or "@set"s. A destination known by name only is in none; a rule that denies is asked
-    /// again with each address that the name leads to.
+    /// The destination is in these networks or "@set"s. A destination that is known only by name is in none of them. A rule
+    /// that denies is checked again with each address that the name resolves to.
     pub to: Option<List<String>>,
     /// The destination's port: numbers or "first-last".
     pub port: Option<List<Number>>,
-    /// The host name, or "*.example" for all names below; international names as people write them or in ASCII ("xn--…"). Looked for in the first bytes where it is not known.
+    /// The host name, or "*.example" for all names below. International names are written as usual or in ASCII ("xn--…"). If
+    /// the name is not known, it is looked for in the first bytes.
     pub host: Option<List<String>>,
-    /// The host name is in one of these files: one name a line, "*.name" for all below, ".name" for both; lines of hosts
-    /// files ("0.0.0.0 name") and of Adblock lists ("||name^", "@@||name^"). Looked for as for `host`.
+    /// The host name is in one of these files: one name per line, "*.name" for all names below, ".name" for both. Lines of
+    /// hosts files ("0.0.0.0 name") and of Adblock lists ("||name^", "@@||name^") work too. Looked for like `host`.
     pub host_file: Option<List<String>>,
-    /// The host name holds one of these words. Looked for as for `host`.
+    /// The host name contains one of these words. Looked for like `host`.
     pub host_contains: Option<List<String>>,
-    /// The URL fits one of these patterns: "*" stands for anything, "?" for one character. It is normalised first (RFC 3986 Sec.
-    /// 6.2.2); in a rule that denies, the URL as it was written counts as well. Requests whose URL is seen only: those of http
-    /// listeners and of connections that are opened.
+    /// The URL matches one of these patterns: "*" means any text, "?" one character. The URL is normalised first (RFC 3986
+    /// Sec. 6.2.2); in a rule that denies, the URL as written counts too. Only for requests whose URL is seen: those of http
+    /// listeners and of intercepted connections.
     pub url: Option<List<String>>,
     /// Names of listeners.
     pub listener: Option<List<String>>,
-    /// How the flow was caught.
+    /// How the flow was captured.
     pub intercept: Option<List<InterceptKind>>,
-    /// Base names of executables; local flows only.
+    /// Base names of executables. Only for flows of this host.
     pub process: Option<List<String>>,
-    /// Users (names or ids) of local flows.
+    /// Users (names or ids) of flows of this host.
     pub user: Option<List<Number>>,
-    /// Users who authenticated with a socks listener; near sides of a tunnel listener, by the name in their certificate.
+    /// Users that authenticated with a socks listener; for a tunnel listener, near sides by the name in their certificate.
     pub socks_user: Option<List<String>>,
 }
 
-/// How a flow was caught.
+/// How a flow was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterceptKind {
@@ -540,7 +538,7 @@ pub enum InterceptKind {
     Engine,
 }
 
-/// A decision test: what the rules have to say about one flow.
+/// A decision test: what the rules must decide about one flow.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Test {
@@ -558,11 +556,11 @@ pub struct Test {
 pub struct TestFlow {
     /// The client's address, with or without a port. Default "127.0.0.1".
     pub src: Option<At<String>>,
-    /// The destination, "host:port". Default with a reverse listener: its server.
+    /// The destination, "host:port". Default for a reverse listener: its server.
     pub dst: Option<At<String>>,
-    /// The listener that caught it. Default: the only one, or none.
+    /// The listener that captured it. Default: the only one, or none.
     pub listener: Option<At<String>>,
-    /// How it was caught, where no listener says so. Default "redirect".
+    /// How it was captured, if no listener says so. Default "redirect".
     pub intercept: Option<At<InterceptKind>>,
     /// The host name in its first bytes.
     pub host: Option<At<String>>,
@@ -578,11 +576,11 @@ pub struct TestFlow {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Expect {
-    /// Name of the rule that decides; "default" if none does.
+    /// Name of the rule that decides, or "default".
     pub rule: Option<At<String>>,
     /// "deny" or "carry".
     pub action: Option<At<ExpectAction>>,
-    /// The carrier, as in a rule and without credentials.
+    /// The carrier as in a rule, without credentials.
     pub carrier: Option<List<String>>,
 }
 
@@ -590,7 +588,7 @@ pub struct Expect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpectAction {
-    /// Refused.
+    /// Denied.
     Deny,
     /// Carried.
     Carry,

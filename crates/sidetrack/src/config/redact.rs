@@ -1,7 +1,7 @@
-//! Hides secrets in the text of a configuration before any of it is shown.
+//! Hides secrets in the text of a configuration before the text is shown.
 
-/// The text with every password replaced by stars, byte for byte so that places stay where they are. Works on text
-/// that is no TOML too: it hides rather too much than too little.
+/// Returns the text with each password replaced by stars, byte for byte, so that places stay valid. Works on
+/// text that is not TOML too, and then hides too much rather than too little.
 pub(super) fn redact(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     hide_passwords(text, &mut bytes);
@@ -30,7 +30,7 @@ fn hide_passwords(text: &str, bytes: &mut [u8]) {
     }
 }
 
-/// Length of a value: up to the closing quote, or for one without quotes to the end of the entry.
+/// Returns the length of a value: up to the closing quote, or without quotes to the end of the entry.
 fn value_len(value: &str) -> usize {
     for quote in ["\"\"\"", "'''"] {
         if let Some(body) = value.strip_prefix(quote) {

@@ -1,8 +1,8 @@
-//! `user`: the system user of the data plane.
+//! `user`: the system user that the process switches to.
 
 use std::sync::Arc;
 
-/// The user that `up` becomes when root starts it.
+/// The user that `up` switches to when root starts it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RunAs {
     /// The first of [`RunAs::DEFAULTS`] that this machine has.
@@ -13,6 +13,6 @@ pub enum RunAs {
 }
 
 impl RunAs {
-    /// The users that are tried where the configuration names none, in this order.
+    /// The users that are tried in this order if the configuration names none.
     pub const DEFAULTS: [&str; 2] = ["sidetrack", "nobody"];
 }

@@ -1,5 +1,5 @@
-//! What deriving cannot make: schemas of values with places, entries that are written in several ways, and a text that no log
-//! gets.
+//! Implementations that cannot be derived: schemas of values with places, entries that are written in several
+//! ways, and a text that is never logged.
 
 use super::at::{At, List};
 use super::raw::{Login, Number, UserEntry};
@@ -41,7 +41,7 @@ impl<T: JsonSchema> JsonSchema for List<T> {
     }
 }
 
-// By hand, not `untagged`: that would lose the place of an error.
+// By hand, not with `untagged`, which would lose the place of an error.
 
 struct NumberVisitor;
 
@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for UserEntry {
     }
 }
 
-/// A text that never reaches a log.
+/// A text that is never logged.
 #[derive(Clone, serde::Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Secret(String);

@@ -10,20 +10,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// Which fast path.
+/// The fast path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShuntPath {
     /// tc.
     Tc,
     /// XDP in the driver.
     Xdp,
-    /// XDP behind the driver.
+    /// XDP after the driver (generic).
     XdpGeneric,
     /// A switch.
     OpenFlow(ShuntSwitch),
     /// A flow table of nftables.
     Flowtable,
-    /// None: what would be shunted is shown.
+    /// None: only shows what would be shunted.
     None,
 }
 
@@ -44,56 +44,56 @@ impl ShuntPath {
 /// A switch that is controlled by OpenFlow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShuntSwitch {
-    /// Where it connects to.
+    /// The addresses of this host to which it connects.
     pub listen: Vec<SocketAddr>,
-    /// Connections from other addresses are refused; none: any.
+    /// Connections from other addresses are rejected. `None`: any address may connect.
     pub from: Option<IpAddr>,
-    /// Versions that may be spoken.
+    /// The allowed versions.
     pub versions: BTreeSet<Version>,
     /// Its ports, by the number in marks.
     pub ports: BTreeMap<PortNumber, SwitchPorts>,
-    /// Everything that it has is deleted when it first connects.
+    /// Whether all its entries are deleted when it first connects.
     pub clear_at_start: bool,
-    /// Everything that it has is deleted at the end.
+    /// Whether all its entries are deleted at the end.
     pub clear_at_end: bool,
-    /// Entries that lead from fast to slow ports and back are ours to install.
+    /// Whether we install the entries that connect fast and slow ports.
     pub pairs: bool,
 }
 
 /// The shunt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shunt {
-    /// The fast paths, one of each kind; the first is for flows of which nothing says another.
+    /// The fast paths, one of each kind. The first is for flows for which nothing names another.
     pub fast_paths: Vec<ShuntPath>,
-    /// The ports are those of a bridge; else the host routes between them.
+    /// Whether the ports belong to a bridge. Otherwise the host routes between them.
     pub bridged: bool,
-    /// After so long without a packet a shunted flow is inspected again, milliseconds.
+    /// A shunted flow is inspected again after this time without a packet, milliseconds.
     pub idle_timeout_ms: u64,
-    /// A blocked flow without a packet for this long makes room for another where the table is full, milliseconds.
+    /// If the table is full, a blocked flow without a packet for this time is replaced, milliseconds.
     pub block_idle_timeout_ms: u64,
     /// Most flows on the fast path.
     pub entries_max: usize,
-    /// Most of them of one client.
+    /// Most flows of one client on the fast path.
     pub entries_max_per_client: usize,
-    /// What the numbers in marks mean.
+    /// The meaning of the numbers in marks.
     pub actions: MarkActions,
-    /// The interfaces, by their number in marks; with a switch not every port has one.
+    /// The interfaces, by their number in marks. With a switch, not every port has one.
     pub ports: BTreeMap<PortNumber, String>,
-    /// By tc: what leaves by an end of a pair whose other end is in another network namespace is put there at once.
+    /// With tc: packets to an end of a pair are moved directly to the other end in its network namespace.
     pub redirect_peer: bool,
-    /// Entries stay in force while the shunt hangs; else the program stops believing them.
+    /// Whether entries stay in force while the shunt hangs. Otherwise the program in the kernel ignores them.
     pub keep_when_stalled: bool,
-    /// The rules, as far as they are about forwarded flows; none if they neither shunt nor deny any.
+    /// The part of the rules about forwarded flows. `None` if no rule shunts or denies any.
     pub rules: Option<Arc<Policy>>,
 }
 
 impl Shunt {
-    /// Ten seconds, as NFShunt.
+    /// Ten seconds, as in NFShunt.
     pub const IDLE_TIMEOUT_MS: u64 = 10_000;
-    /// Flows on the fast path.
+    /// Default for flows on the fast path.
     pub const ENTRIES_MAX: usize = 65_536;
 
-    /// Does something with the rules that this shunt needs.
+    /// Calls `work` with the packet filter rules that this shunt needs.
     pub fn with_rules<T>(&self, work: impl FnOnce(&RuleSet<'_>) -> T) -> T {
         let ports: Vec<_> = self.ports.iter().map(|(number, name)| (*number, name.as_str())).collect();
         let lines = self.rules.as_ref().map(|rules| ForwardLine::of(rules)).unwrap_or_default();
@@ -102,8 +102,8 @@ impl Shunt {
         work(&RuleSet { ports: &ports, bridged, actions, own_rules, lines: &lines })
     }
 
-    /// What rules say of forwarded flows: which are shunted, and which are denied. None if all of them are left alone. A change
-    /// of anything else in the rules is none for the shunt.
+    /// Returns the part of the rules about forwarded flows: which are shunted, and which are denied. `None` if
+    /// all are left alone. Other changes in the rules do not affect the shunt.
     pub(super) fn rules_of(policy: &Policy) -> Option<Arc<Policy>> {
         let part = |action: &Action| match action {
             Action::Deny => Action::Deny,
@@ -117,7 +117,7 @@ impl Shunt {
         any.then(|| Arc::new(Policy::new(rules, default)))
     }
 
-    /// What our rules say of a flow when it is forwarded, as far as they are asked: none where no mark leaves flows to them.
+    /// What the rules decide about a forwarded flow. `None` if no mark leaves flows to the rules.
     pub fn forwarded(&self, tuple: &Tuple, process: &Process) -> Option<Wish> {
         let rules = self.rules.as_ref().filter(|_| self.actions.rules_number().is_some())?;
         let known = match tuple.transport {

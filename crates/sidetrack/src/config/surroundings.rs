@@ -1,4 +1,4 @@
-//! What a configuration refers to outside itself: users of this machine, and files.
+//! Things outside a configuration that it refers to: users of this machine, and files.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,25 +6,26 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a configuration refers to outside itself. A trait so that tests can do without a machine of their own.
+/// Access to users and files that a configuration refers to. A trait, so that tests need no real users and
+/// files.
 pub trait Surroundings {
     /// The id of a user of this machine.
     fn uid_of(&self, name: &str) -> Option<u32>;
 
-    /// The text of a file that holds secrets; a relative path is relative to the folder of the configuration.
+    /// The text of a file of secrets. A relative path starts from the folder of the configuration.
     ///
     /// # Errors
-    /// As reading the file; also if it is larger than 64 KiB or no UTF-8.
+    /// Fails as reading the file does, and also if it is larger than 64 KiB or not UTF-8.
     fn secret_file(&self, path: &str) -> io::Result<SecretFile>;
 
-    /// The path as seen from the folder of the configuration.
+    /// Resolves a path from the folder of the configuration.
     fn resolve(&self, path: &str) -> PathBuf;
 }
 
-/// A file that holds secrets.
+/// A file of secrets.
 #[derive(Clone)]
 pub struct SecretFile {
-    /// What is in it.
+    /// Its text.
     pub text: String,
     /// Whether every user of this machine can read it.
     pub world_readable: bool,
@@ -37,7 +38,7 @@ pub struct System {
 }
 
 impl System {
-    /// Relative paths are relative to `folder`.
+    /// Relative paths start from `folder`.
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
@@ -67,14 +68,14 @@ impl Surroundings for System {
     }
 }
 
-/// Surroundings that note which paths a configuration names.
+/// Wraps surroundings and remembers which paths a configuration names.
 pub(super) struct Noting<'a> {
     inner: &'a dyn Surroundings,
     named: RefCell<Vec<PathBuf>>,
 }
 
 impl<'a> Noting<'a> {
-    /// Notes nothing yet.
+    /// Starts with no paths.
     pub const fn new(inner: &'a dyn Surroundings) -> Self {
         Self { inner, named: RefCell::new(Vec::new()) }
     }

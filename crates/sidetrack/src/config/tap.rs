@@ -7,16 +7,16 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Which TLS is opened, in whose name, and whom we believe on the other side.
+/// Which TLS connections are intercepted, who signs for them, and which servers are trusted.
 #[derive(Clone, Debug)]
 pub struct Tap {
-    /// Who signs certificates.
+    /// Signs certificates for intercepted connections.
     pub signer: Arc<Signer>,
-    /// Which connections are opened.
+    /// Which connections are intercepted.
     pub rules: TapRules,
-    /// Text of a file with further authorities whose servers are believed.
+    /// PEM text with more authorities to trust for servers.
     pub trust_pem: Option<Arc<str>>,
-    /// Whose servers are believed.
+    /// The authorities that are trusted for servers.
     pub roots: Roots,
     /// A file for the secrets of connections.
     pub keylog: Option<PathBuf>,
@@ -26,7 +26,7 @@ pub struct Tap {
 
 impl PartialEq for Tap {
     fn eq(&self, other: &Self) -> bool {
-        // The roots are those of the system and of the text.
+        // The roots follow from the system and from `trust_pem`.
         self.signer == other.signer
             && self.rules == other.rules
             && self.trust_pem == other.trust_pem
@@ -39,23 +39,23 @@ impl Eq for Tap {}
 
 /// Names of the files in the folder of an authority.
 pub const ROOT_FILE: &str = "root.pem";
-/// As [`ROOT_FILE`]: the certificate of the authority that signs.
+/// The certificate of the authority that signs; a file name like [`ROOT_FILE`].
 pub const SIGNING_FILE: &str = "signing.pem";
-/// As [`ROOT_FILE`]: its private key.
+/// Its private key; a file name like [`ROOT_FILE`].
 pub const KEY_FILE: &str = "signing-key.pem";
 
-/// Why the folder of an authority is of no use.
+/// Why the folder of an authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// A file is not there, or cannot be read.
+    /// A file is missing or cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
-    /// Others can read or change the key.
+    /// Other users can read or change the key.
     #[error("{} is open to others (mode {mode:03o}): whoever has this key speaks for every host", path.display())]
     Open {
         /// The key.
@@ -63,26 +63,26 @@ pub enum AuthorityError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The key belongs to somebody else, who can read it.
+    /// The key belongs to another user, who can read it.
     #[error("{} belongs to user {uid}", path.display())]
     Foreign {
         /// The key.
         path: PathBuf,
-        /// Whose it is.
+        /// The owner's user id.
         uid: u32,
     },
-    /// What is in them does not fit.
+    /// The files do not belong together or cannot be parsed.
     #[error("{}: {error}", path.display())]
     Wrong {
         /// The folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         error: TlsError,
     },
 }
 
 impl AuthorityError {
-    /// What mends it.
+    /// Says how to fix it.
     pub fn help(&self) -> String {
         match self {
             Self::Unreadable { path, .. } => {
@@ -103,7 +103,7 @@ impl AuthorityError {
 /// Reads the authority in a folder.
 ///
 /// # Errors
-/// It is not there, others can read its key, or its files do not belong together.
+/// Fails if a file is missing, if other users can read the key, or if the files do not belong together.
 pub fn authority(folder: &Path) -> Result<Signer, AuthorityError> {
     let read = |name: &str| {
         let path = folder.join(name);

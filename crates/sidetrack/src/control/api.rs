@@ -1,4 +1,4 @@
-//! What orchestrators, domains and applications say to each other: JSON over HTTP/2, as `openapi.json` describes.
+//! The messages between orchestrators, domains and applications: JSON over HTTP/2, described by `openapi.json`.
 
 use super::name;
 use schemars::JsonSchema;
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 use sidetrack_core::agreement::{Access, Surplus};
 use std::fmt;
 
-/// What an application needs: data of others, at its clients.
+/// What an application needs: data sets of other parties, at its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Application {
     /// Its name, 1 to 48 letters, digits and `- _ .`, but not `.` or `..`; unique at an orchestrator.
     pub name: String,
-    /// What the data is wanted for: a purpose of the agreement.
+    /// The purpose of the data flow: one of the purposes in the agreement.
     pub purpose: String,
-    /// Whether the clients get the data or give it.
+    /// Whether the clients receive the data or send it.
     #[serde(default)]
     #[schemars(with = "AccessWord")]
     pub access: Access,
-    /// Which data, at which nodes; at least one.
+    /// Which data at which nodes; at least one.
     pub flows: Vec<Wanted>,
 }
 
@@ -40,7 +40,7 @@ enum SurplusWord {
     Allow,
 }
 
-/// Data at a node.
+/// A data set at a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
@@ -54,17 +54,17 @@ pub struct Wanted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// 1. The application was submitted, and what it asks for is known and agreed on.
+    /// 1. The application was submitted, and the agreement allows what it asks for.
     Submit,
-    /// 2. Every domain it touches is asked for access.
+    /// 2. Each domain that it touches was asked for access.
     RequestAccess,
-    /// 3. They have granted it.
+    /// 3. The domains have granted it.
     Grants,
-    /// 4. They have said which nodes and functions they offer.
+    /// 4. The domains have said which nodes and functions they offer.
     RequestNodes,
-    /// 5. The area logic has said which bridging functions stand where.
+    /// 5. The area logic has planned which bridging functions run where.
     Plan,
-    /// 6. The functions are at their proxies, and started.
+    /// 6. The functions are at the proxies and run.
     Ship,
     /// 7. Redirectors and proxies are configured.
     Configure,
@@ -105,40 +105,40 @@ impl fmt::Display for Step {
 pub enum Progress {
     /// A step is done.
     Done {
-        /// Which.
+        /// The step.
         step: Step,
         /// Its number, 1 to 8.
         number: u8,
-        /// Since the application was submitted.
+        /// Time since the application was submitted.
         seconds: f64,
-        /// What came of it, in words.
+        /// The result in words.
         detail: String,
     },
-    /// A step takes its time: an image is on its way to a domain.
+    /// A step takes time: an image is being sent to a domain.
     Underway {
-        /// Which.
+        /// The step.
         step: Step,
-        /// Where it goes.
+        /// The domain that gets it.
         domain: String,
-        /// Its name.
+        /// The image's name.
         image: String,
-        /// How much of its archive is sent.
+        /// Bytes of its archive sent so far.
         bytes: u64,
-        /// And how much there is.
+        /// All bytes of its archive.
         bytes_total: u64,
     },
-    /// The application is not set up; whatever was done for it is taken back.
+    /// The application is not set up. Everything that was done for it is taken back.
     Failed {
-        /// The step that could not be done.
+        /// The step that failed.
         step: Step,
-        /// The domain that stands in the way, if one does.
+        /// The domain that caused the failure, if one did.
         domain: Option<String>,
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
-/// How an application stands.
+/// The phase of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -146,28 +146,28 @@ pub enum Phase {
     Preparing,
     /// It runs.
     Ready,
-    /// What was done for it is being taken back.
+    /// It is being taken back.
     Ending,
 }
 
-/// An application as an orchestrator knows it.
+/// An application as the orchestrator stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ApplicationStatus {
-    /// What it asked for.
+    /// The application as it was submitted.
     pub application: Application,
-    /// The member that submitted it: the name in its certificate, or its pin where peers are trusted by pins. Null: it was
-    /// submitted before owners were stored, and belongs to the operators.
+    /// The member that submitted it: the name in its certificate, or its pin if peers are trusted by pins. Null:
+    /// it was submitted before owners were stored, and belongs to the operators.
     #[serde(default)]
     pub owner: Option<String>,
-    /// How it stands.
+    /// Its phase.
     pub phase: Phase,
-    /// The domains it touches.
+    /// The domains that it touches.
     pub domains: Vec<String>,
-    /// What may move, and what it passes; empty before step 5.
+    /// The allowed movements with their functions. Empty before step 5.
     pub movements: Vec<Agreed>,
 }
 
-/// What may move for an application.
+/// A movement of data that is allowed for an application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Agreed {
     /// The client and the data.
@@ -175,9 +175,9 @@ pub struct Agreed {
     pub wanted: Wanted,
     /// The agreements that allow it.
     pub by: Vec<String>,
-    /// The attributes that the data has to carry, beside those that the area logic asks for.
+    /// The attributes that the data must carry, besides those that the area logic asks for.
     pub requires: Vec<String>,
-    /// "allow": it moves to a node that has less, which an agreement allows.
+    /// "allow": the data moves to a node that has fewer attributes, and an agreement allows that.
     #[serde(default)]
     #[schemars(with = "SurplusWord")]
     pub surplus: Surplus,
@@ -187,13 +187,14 @@ pub struct Agreed {
     pub functions_server: Vec<String>,
 }
 
-/// An orchestrator asks a domain for access to its nodes and data.
+/// A request for access to a domain's nodes and data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AccessRequest {
-    /// The application, with those of its flows that touch the domain.
+    /// The application, with only those flows that touch the domain.
     pub application: Application,
-    /// Without a sign of readiness within so many seconds the domain forgets it and takes back what it did.
+    /// Without a sign of readiness within this number of seconds, the domain forgets it and takes back what it
+    /// did.
     pub lease_seconds: u32,
 }
 
@@ -208,7 +209,7 @@ pub struct Offer {
     pub functions: Vec<String>,
 }
 
-/// The functions that a domain's proxy has to have for an application.
+/// The functions that a domain's proxies need for an application.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Shipment {
@@ -216,47 +217,47 @@ pub struct Shipment {
     pub functions: Vec<String>,
 }
 
-/// What a shipment came to: nothing wanted, and the functions are at work; or these images have to be sent first.
+/// The result of a shipment. With no image in it, the functions run; otherwise these images must be sent first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Shipped {
-    /// The images that the functions are made of, that the domain takes and that its container engine lacks.
+    /// The images of these functions that the domain accepts and that its container engine lacks.
     #[serde(default)]
     pub wanted: Vec<WantedImage>,
 }
 
-/// An image that a domain takes.
+/// An image that a domain accepts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct WantedImage {
-    /// Its name, as `[function.NAME]` of the proxy has it.
+    /// Its name, the same as in `[function.NAME]` of the proxy.
     pub name: String,
     /// The digest of its configuration: `sha256:` and 64 digits.
     pub id: String,
 }
 
-/// What a domain's redirectors and proxies are to let through for an application.
+/// What a domain's redirectors and proxies must let through for an application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
-    /// The facts of the agreement (`docs/control.md`) in TOML, without what was agreed.
+    /// The agreement's facts (`docs/control.md`) in TOML, without the agreements.
     pub facts: String,
-    /// What may move; none: nothing any more.
+    /// The allowed movements. Empty: nothing may move any more.
     pub movements: Vec<Agreed>,
 }
 
-/// What a configuration came to.
+/// The result of a configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Configured {
     /// Running flows that ended with `policy_revoked`.
     pub revoked: u64,
 }
 
-/// Whether those whom data is about agree.
+/// Whether the people that the data is about agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Consent {
-    /// They do.
+    /// They agree.
     Given,
-    /// They do not any more: nothing moves.
+    /// They no longer agree: the data may not move.
     Withdrawn,
 }
 
@@ -264,7 +265,7 @@ pub enum Consent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConsentChange {
-    /// What holds now.
+    /// The new consent.
     pub consent: Consent,
 }
 
@@ -278,10 +279,10 @@ pub struct Refusal {
 }
 
 impl Application {
-    /// What is wrong with it in itself.
+    /// Checks the application itself, without the agreement.
     ///
     /// # Errors
-    /// In words.
+    /// Says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         name::check(&self.name)?;
         if self.flows.is_empty() {

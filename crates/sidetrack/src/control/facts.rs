@@ -1,14 +1,15 @@
-//! Texts of agreements, taken apart and put together: what orchestrators send, and what proxies get.
+//! Reads and writes the texts of agreements: facts, which orchestrators send, and agreements, which proxies
+//! get.
 
 use super::api::{Agreed, Application, Consent};
 use anyhow::Context;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// The text with consent as it was changed since.
+/// Returns the text with the later changes of consent applied.
 ///
 /// # Errors
-/// It is no TOML.
+/// Fails if the text is not TOML.
 pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::Result<Table> {
     let mut document: Table = text.parse().context("the agreement is no TOML")?;
     for (data, consent) in consent {
@@ -24,13 +25,13 @@ pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::
     Ok(document)
 }
 
-/// Facts alone.
+/// Returns a document with facts only: its agreements are removed.
 pub fn without_agreements(mut document: Table) -> Table {
     document.remove("agreement");
     document
 }
 
-/// What a proxy gets: these facts, and an agreement for each movement of the applications.
+/// Returns the text for a proxy: these facts, and one agreement for each movement of the applications.
 pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) -> anyhow::Result<String> {
     let mut agreements = Vec::new();
     for (application, movements) in applications {
@@ -55,7 +56,7 @@ pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) 
     Ok(toml::to_string(&facts)?)
 }
 
-/// What a proxy gets that knows of no application: nothing may move.
+/// The text for a proxy without applications: no data may move.
 pub const NOTHING: &str = "version = 1\n";
 
 #[cfg(test)]
@@ -66,7 +67,7 @@ mod tests {
     use sidetrack_core::agreement::{Access, Ruling, Surplus};
     use std::time::SystemTime;
 
-    /// The data's node has an attribute that the client's lacks.
+    /// The data's node has an attribute that the client's node lacks.
     const FACTS: &str = "version = 1\nattributes = [\"isolated\"]\npurposes = [\"research\"]\n[party.p]\n\
                          [node.ward]\nparty = \"p\"\naddress = \"10.0.0.1\"\nattributes = \"isolated\"\n\
                          [node.lab]\nparty = \"p\"\naddress = \"10.0.0.2\"\n\

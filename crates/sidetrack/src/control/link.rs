@@ -1,4 +1,5 @@
-//! HTTP/2 over TLS 1.3, both ends known by certificate or pinned key: how orchestrators and domains talk.
+//! HTTP/2 over TLS 1.3 between orchestrators and domains. Both ends are authenticated by certificate or pinned
+//! key.
 
 use super::api::Refusal;
 use crate::tls::{self, Mutual};
@@ -23,46 +24,47 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// The application protocol of TLS.
+/// The application protocol in TLS (ALPN).
 pub const ALPN: &[u8] = b"h2";
 /// How long a connection and its handshake may take.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Longest body that is read, bytes: an agreement.
+/// Longest body that is read, bytes: the size of an agreement.
 pub const BODY_MAX: usize = crate::agreement::FILE_MAX as usize;
-/// Most connections at a time; more wait.
+/// Most connections at a time. Further ones wait.
 const CONNECTIONS_MAX: usize = 256;
-/// Requests that one connection may have open.
+/// Most open requests of one connection.
 const STREAMS_MAX: u32 = 64;
 
 /// The other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The name in its certificate, else its pin. Where peers are trusted by pins, a peer chooses this name itself.
+    /// The name in its certificate, otherwise its pin. If peers are trusted by pins, a peer chooses this name
+    /// itself.
     pub name: String,
-    /// What no other peer can show: the name if an authority signed it, otherwise the pin of its key.
+    /// What no other peer can claim: the name if an authority signed it, otherwise the pin of its key.
     pub identity: String,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody is there, or it is not who it should be.
+    /// The peer does not answer, or its identity is wrong.
     #[error("{0} cannot be reached: {1}")]
     Unreachable(String, String),
-    /// It said no.
+    /// The peer refused the request.
     #[error("{error}")]
     Refused {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// Why.
+        /// The reason.
         error: String,
     },
-    /// It does not speak as it should.
+    /// The peer's answer is malformed.
     #[error("{0} does not answer as it should: {1}")]
     Broken(String, String),
 }
 
-/// An answer that says no.
+/// A refusal: the HTTP status and its body.
 #[derive(Clone, Debug)]
 pub struct No(pub StatusCode, pub Refusal);
 
@@ -79,10 +81,11 @@ impl IntoResponse for No {
     }
 }
 
-/// Serves a router until `stop` becomes true or its sender goes. Every request has its [`Peer`] as an extension.
+/// Serves a router until `stop` becomes true or its sender is dropped. Each request has its [`Peer`] as an
+/// extension.
 ///
 /// # Errors
-/// Accepting fails for good.
+/// Fails if the listener cannot accept any more.
 pub async fn serve(
     listener: TcpListener,
     mutual: Mutual,
@@ -136,7 +139,7 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, signed: bool, rout
     }
 }
 
-/// Another end that requests go to; one connection, made anew when it breaks.
+/// A peer for requests, with one connection that is opened again after it breaks.
 pub struct Link {
     name: String,
     address: String,
@@ -146,21 +149,21 @@ pub struct Link {
 }
 
 impl Link {
-    /// `name` is for messages, `server_name` that in the other end's certificate.
+    /// `name` is for messages; `server_name` is the name in the peer's certificate.
     pub fn new(name: &str, address: &str, server_name: &str, mutual: Mutual) -> Self {
         let (name, address, server_name) = (name.to_owned(), address.to_owned(), server_name.to_owned());
         Self { name, address, server_name, mutual, held: Mutex::default() }
     }
 
-    /// Whom requests go to.
+    /// The name of the peer for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sends JSON and reads JSON, within a time.
+    /// Sends JSON and parses the JSON answer, within a time limit.
     ///
     /// # Errors
-    /// Nobody is there, the answer is no, or it is something else.
+    /// Fails if the peer cannot be reached, refuses, or sends something else.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -179,18 +182,18 @@ impl Link {
             .unwrap_or_else(|_| Err(self.unreachable(format!("no answer in {within:?}"))))
     }
 
-    /// Sends a body and gives the answer as it begins, if it is a yes.
+    /// Sends a body. Returns the answer as soon as it begins, if it is not a refusal.
     ///
     /// # Errors
-    /// As [`Link::ask`].
+    /// As in [`Link::ask`].
     pub async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Body>, LinkError> {
         self.stream(method, path, "application/json", Body::from(body)).await
     }
 
-    /// Sends a body as it comes, of this media type, and gives the answer as it begins, if it is a yes.
+    /// Streams a body with this media type. Returns the answer as soon as it begins, if it is not a refusal.
     ///
     /// # Errors
-    /// As [`Link::ask`].
+    /// As in [`Link::ask`].
     pub async fn stream(
         &self,
         method: Method,
@@ -240,7 +243,7 @@ impl Link {
         let stream = TlsConnector::from(self.mutual.client()).connect(name, stream).await?;
         let shaken = handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
         let (sender, connection) = shaken.map_err(io::Error::other)?;
-        // Ends with the last sender, or with the other end.
+        // The task ends with the last sender, or when the peer disconnects.
         tokio::spawn(connection);
         Ok(sender)
     }

@@ -1,11 +1,13 @@
-//! The control plane (EPI framework, Sec. II): `sidetrack orchestrate` and `sidetrack domain`, and what they say to each other.
+//! The control plane (EPI framework, Sec. II): `sidetrack orchestrate` and `sidetrack domain`, and the protocol
+//! between them.
 //!
-//! An application is set up in the eight steps of Fig. 1 ([`api::Step`]): the orchestrator asks the agent of every domain it
-//! touches for access and nodes, plans by the agreement which functions stand where, and tells the agents what their proxies
-//! may let through. An agent composes the agreement of its proxies out of nothing but what it has granted itself.
+//! An application is set up in the eight steps of Fig. 1 ([`api::Step`]). The orchestrator asks the agent of
+//! each domain it touches for access and nodes. It plans by the agreement which functions run where, and tells
+//! the agents what their proxies may let through. An agent makes the agreement of its proxies only from what it
+//! has granted itself.
 //!
-//! Nothing here is on the data path. Proxies keep the agreement they have been given last in a file; when an agent or the
-//! orchestrator is gone they go on as they are. Every decision that cannot be made is a no.
+//! Nothing here is on the data path. Proxies store their last agreement in a file, and continue with it if an
+//! agent or the orchestrator is down. If a decision cannot be made, the answer is no.
 
 pub mod api;
 pub mod domain;
@@ -34,7 +36,7 @@ use tokio::sync::watch;
 /// Runs an orchestrator until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What is wrong with its file, its agreement or its state, or that its address is taken.
+/// Says what is wrong with its file, its agreement or its state, or that its address is taken.
 pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
     let settings = OrchestratorSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
     confine();
@@ -50,7 +52,7 @@ pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
 /// Runs a domain's agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What is wrong with its file or its state, or that its address is taken.
+/// Says what is wrong with its file or its state, or that its address is taken.
 pub async fn domain(file: &Path) -> anyhow::Result<()> {
     let settings = DomainSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
     confine();
@@ -63,7 +65,7 @@ pub async fn domain(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Before a peer's byte is read, and while there is one thread.
+/// Confines the process. Must run before it reads a byte from a peer, and while it has one thread.
 fn confine() {
     if let Err(error) = confine::confine_process(confine::Kind::Control) {
         tracing::warn!("system calls are not confined: {error}");

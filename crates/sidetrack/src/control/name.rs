@@ -1,4 +1,4 @@
-//! Names that stand in the path of a request, as one segment of it.
+//! Names that form one segment of a request's path.
 
 use super::link::No;
 use axum::extract::{FromRequestParts, Path};
@@ -10,14 +10,14 @@ use std::fmt::Write as _;
 /// Longest name of an application, bytes.
 pub const NAME_MAX: usize = 48;
 
-/// What the name of an application may be.
+/// The allowed form of an application's name.
 const RULE: &str = "a name has 1 to 48 letters, digits and - _ . and is not . or ..";
 
-/// Checks the name of an application. Such a name is one segment of a path: no client or server shortens it away, as both do
-/// with `.` and `..` (RFC 3986, Sec. 5.2.4).
+/// Checks the name of an application. It must be one path segment that clients and servers keep: both remove `.`
+/// and `..` (RFC 3986, Sec. 5.2.4).
 ///
 /// # Errors
-/// What is wrong with it, and what a name may be.
+/// Says what is wrong, and what a name may be.
 pub fn check(name: &str) -> Result<(), String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if is_segment(name) && name.len() <= NAME_MAX && name.chars().all(fits) {
@@ -35,7 +35,7 @@ pub fn is_segment(text: &str) -> bool {
 /// Escapes a text so that it is one segment of a path (RFC 3986, Sec. 2.1).
 ///
 /// # Errors
-/// No way of writing it is one segment: it is empty, `.` or `..`.
+/// Fails if no escape makes it one segment: it is empty, `.` or `..`.
 pub fn segment(text: &str) -> Result<String, String> {
     if !is_segment(text) {
         return Err(format!("'{text}' cannot be a name: it is empty, . or .."));
@@ -45,18 +45,18 @@ pub fn segment(text: &str) -> Result<String, String> {
         if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
             escaped.push(char::from(byte));
         } else {
-            // Writing to a text cannot fail.
+            // Writing to a String cannot fail.
             let _ = write!(escaped, "%{byte:02X}");
         }
     }
     Ok(escaped)
 }
 
-/// The name of an application in the path of a request; a request with another text there is refused.
+/// The name of an application in a request's path. A request with another text there is rejected.
 #[derive(Clone, Debug)]
 pub struct Name(pub String);
 
-/// Refuses a name with status 400.
+/// Rejects a name with status 400.
 pub fn refused(error: String) -> No {
     No::new(StatusCode::BAD_REQUEST, error, "correct the name")
 }

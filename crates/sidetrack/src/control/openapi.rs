@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 documents of both interfaces, made from the types that they speak.
+//! The OpenAPI 3.1 documents of both interfaces, made from their Rust types.
 
 use super::api::{
     AccessRequest, Application, ApplicationStatus, Configuration, Configured, ConsentChange, Offer, Progress,

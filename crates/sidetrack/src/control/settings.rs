@@ -1,4 +1,4 @@
-//! The files of orchestrators and domains.
+//! The configuration files of orchestrators and domains.
 
 use super::link::ALPN;
 use crate::config::{At, ConfigError, List, Problem, parse};
@@ -8,24 +8,24 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What lists the keys, for messages.
+/// Where the keys are documented, for messages.
 const KEYS: &str = "docs/control.md";
-/// Largest archive of an image that is taken where the file does not say, bytes.
+/// Default of the largest archive of an image that is accepted, bytes.
 const IMAGE_BYTES_MAX: u64 = 2 << 30;
 
-/// Who we are and whom we believe, as it is written.
+/// Our identity and the peers to trust, as written in the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawTls {
     /// The file with our certificate and key.
     pub identity: Option<At<String>>,
-    /// The file of the authority that signed the others' certificates.
+    /// The certificate of the authority that signed the peers' certificates.
     pub ca: Option<At<String>>,
-    /// Or their keys.
+    /// Alternatively, the peers' keys.
     pub pins: Option<List<String>>,
 }
 
-/// Another end, as it is written.
+/// A peer, as written in the file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawEnd {
@@ -35,7 +35,7 @@ pub struct RawEnd {
     pub name: Option<At<String>>,
 }
 
-/// Another end.
+/// A peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     /// `host:port`.
@@ -44,7 +44,7 @@ pub struct End {
     pub name: String,
 }
 
-/// The file of an orchestrator, as it is written.
+/// The file of an orchestrator, as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawOrchestrator {
@@ -54,14 +54,14 @@ struct RawOrchestrator {
     state: Option<At<String>>,
     #[serde(default)]
     tls: RawTls,
-    /// Names of those who may submit applications.
+    /// Peers that may submit applications, by name.
     applications: Option<List<String>>,
-    /// Names of those who may list and end the applications of all.
+    /// Peers that may list and end all applications, by name.
     operators: Option<List<String>>,
-    /// By party.
+    /// The domains, by party.
     #[serde(default)]
     domain: BTreeMap<String, At<RawEnd>>,
-    /// Images that it ships, by name.
+    /// Images to ship, by name.
     #[serde(default)]
     image: BTreeMap<String, At<RawArchive>>,
 }
@@ -78,7 +78,7 @@ struct RawTaken {
     id: Option<At<String>>,
 }
 
-/// The file of a domain, as it is written.
+/// The file of a domain, as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawDomain {
@@ -97,7 +97,7 @@ struct RawDomain {
     reasoner: Option<At<RawReasoner>>,
     /// The socket of its container engine.
     engine: Option<At<String>>,
-    /// Images that it takes, by name.
+    /// Images that it accepts, by name.
     #[serde(default)]
     image: BTreeMap<String, At<RawTaken>>,
     image_bytes_max: Option<At<u64>>,
@@ -119,20 +119,20 @@ struct RawReasoner {
     token_file: Option<At<String>>,
 }
 
-/// What an orchestrator is told.
+/// The settings of an orchestrator.
 #[derive(Clone, Debug)]
 pub struct OrchestratorSettings {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: String,
     /// The file of the agreement.
     pub agreement: PathBuf,
     /// The file of its state.
     pub state: PathBuf,
-    /// Who it is and whom it believes.
+    /// Its identity, and the peers that it trusts.
     pub mutual: Mutual,
-    /// Who may submit applications, and list and end their own.
+    /// Peers that may submit applications, and list and end their own.
     pub applications: Vec<String>,
-    /// Who may list and end the applications of all.
+    /// Peers that may list and end all applications.
     pub operators: Vec<String>,
     /// The agents of the domains, by party.
     pub domains: BTreeMap<String, End>,
@@ -140,63 +140,63 @@ pub struct OrchestratorSettings {
     pub images: BTreeMap<String, PathBuf>,
 }
 
-/// What a domain's agent is told.
+/// The settings of a domain's agent.
 #[derive(Clone, Debug)]
 pub struct DomainSettings {
-    /// Whose agent it is.
+    /// The party that it belongs to.
     pub party: String,
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: String,
     /// The file of its state.
     pub state: PathBuf,
-    /// Who it is and whom it believes.
+    /// Its identity, and the peers that it trusts.
     pub mutual: Mutual,
-    /// The orchestrator it serves, and tells of consent.
+    /// The orchestrator that it serves, and reports consent to.
     pub orchestrator: End,
-    /// Who may change consent.
+    /// Peers that may change consent.
     pub operators: Vec<String>,
     /// The nodes it offers.
     pub nodes: Vec<String>,
     /// The admin sockets of its proxies and redirectors.
     pub proxies: Vec<PathBuf>,
-    /// What it grants; anything else is refused.
+    /// What it grants. Everything else is refused.
     pub grants: Vec<Grant>,
-    /// Somebody whose verdict is asked as well.
+    /// A policy reasoner that must also agree.
     pub reasoner: Option<ReasonerAt>,
-    /// What it takes of images.
+    /// Which images it accepts.
     pub images: Images,
 }
 
-/// Which images a domain takes from its orchestrator.
+/// Which images a domain accepts from its orchestrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Images {
-    /// The socket of the container engine that gets them; none: none are taken.
+    /// The socket of the container engine that gets them. `None`: no image is accepted.
     pub engine: Option<PathBuf>,
-    /// The digests of their configurations by their names.
+    /// The digests of their configurations, by name.
     pub taken: BTreeMap<String, String>,
     /// Largest archive, bytes.
     pub bytes_max: u64,
-    /// Where an archive lies until it is checked.
+    /// The folder for an archive until it is checked.
     pub folder: PathBuf,
 }
 
 /// What a domain grants. Empty lists do not restrict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// What for.
+    /// Purposes.
     pub purpose: Vec<String>,
-    /// Which data.
+    /// Data sets.
     pub data: Vec<String>,
-    /// Which clients.
+    /// Clients.
     pub client: Vec<String>,
 }
 
-/// A policy reasoner that is asked.
+/// A policy reasoner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasonerAt {
     /// `host:port`, HTTP.
     pub address: String,
-    /// The use case it is asked about.
+    /// The use case in its requests.
     pub use_case: String,
     /// The bearer token.
     pub token: Option<String>,
@@ -211,7 +211,7 @@ fn is_image_name(name: &str) -> bool {
         && tag.is_some_and(|(base, tag)| !base.is_empty() && !tag.is_empty() && !tag.contains(':'))
 }
 
-/// Whether this is a digest as images name it.
+/// Whether this is a digest in the form that images use.
 fn is_digest(id: &str) -> bool {
     id.strip_prefix("sha256:")
         .is_some_and(|hex| hex.len() == 64 && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
@@ -384,10 +384,10 @@ fn read<F: serde::de::DeserializeOwned, T>(
 }
 
 impl OrchestratorSettings {
-    /// Reads a file.
+    /// Reads the file of an orchestrator.
     ///
     /// # Errors
-    /// All that is wrong with it, each with its place.
+    /// Lists all errors in the file with their places.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         read(path, |raw: &RawOrchestrator, check| {
             check.version(raw.version.as_ref());
@@ -418,10 +418,10 @@ impl OrchestratorSettings {
 }
 
 impl DomainSettings {
-    /// Reads a file.
+    /// Reads the file of a domain.
     ///
     /// # Errors
-    /// All that is wrong with it, each with its place.
+    /// Lists all errors in the file with their places.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         read(path, |raw: &RawDomain, check| {
             check.version(raw.version.as_ref());

@@ -1,5 +1,5 @@
-//! State of the control plane: keys and values with revisions, leases and watches, as etcd has them, so that it can be one.
-//! Here it is one file.
+//! State of the control plane: keys and values with revisions, leases and watches. The interface follows etcd,
+//! so that etcd could implement it. The only implementation is one file.
 
 mod file;
 
@@ -8,31 +8,31 @@ pub use file::FileStore;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// A number that rises with every change of a store.
+/// A number that increases with each change of a store.
 pub type Revision = u64;
 
-/// A lease: what was put under it goes when it runs out.
+/// A lease: entries under it are deleted when it expires.
 pub type LeaseId = u64;
 
-/// A value and when it was put.
+/// A value and the revision of its last change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The value.
     pub value: Vec<u8>,
     /// The revision of its last change.
     pub revision: Revision,
-    /// The lease it is under, if it is.
+    /// The lease of the entry, if it has one.
     pub lease: Option<LeaseId>,
 }
 
-/// When a value is put.
+/// The condition of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum If {
-    /// Always.
+    /// No condition.
     Always,
-    /// Nothing has the key yet.
+    /// The key does not exist.
     Absent,
-    /// Its last change was this one.
+    /// The revision of the last change is this one.
     Revision(Revision),
 }
 
@@ -41,65 +41,65 @@ pub enum If {
 pub struct Event {
     /// The key.
     pub key: String,
-    /// Its value now; none: it is gone.
+    /// Its new value. `None`: the key was deleted.
     pub entry: Option<Entry>,
 }
 
 /// Why a store did not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The condition of a put does not hold: somebody else was faster.
+    /// The condition of a put does not hold: another caller was faster.
     #[error("'{0}' was changed by somebody else meanwhile; try again")]
     Conflict(String),
-    /// The lease ran out, or never was.
+    /// The lease has expired, or never existed.
     #[error("the lease {0} is over")]
     NoLease(LeaseId),
-    /// The store itself fails.
+    /// The store itself failed.
     #[error("the state of the control plane cannot be read or written: {0}")]
     Failed(String),
 }
 
-/// A store. Times are arguments; a call may block for as long as a disk takes.
+/// A store. Times are arguments. A call may block while the disk works.
 pub trait Store: Send + Sync {
-    /// A value.
+    /// Returns a value.
     ///
     /// # Errors
     /// The store fails.
     fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
-    /// All keys with this prefix, in order.
+    /// Returns all keys with this prefix, in order.
     ///
     /// # Errors
     /// The store fails.
     fn list(&self, prefix: &str) -> Result<Vec<(String, Entry)>, StoreError>;
-    /// Puts a value, under a lease or none; a lease it was under before does not matter any more.
+    /// Puts a value, with or without a lease. An earlier lease of the key no longer counts.
     ///
     /// # Errors
-    /// The condition does not hold, the lease is over, or the store fails.
+    /// Fails if the condition does not hold, the lease has expired, or the store fails.
     fn put(&self, key: &str, value: &[u8], when: If, lease: Option<LeaseId>) -> Result<Revision, StoreError>;
-    /// Takes a key away; false if there was none.
+    /// Deletes a key. Returns false if it did not exist.
     ///
     /// # Errors
     /// The store fails.
     fn delete(&self, key: &str) -> Result<bool, StoreError>;
-    /// A lease that runs out so long after `now`.
+    /// Creates a lease that expires `ttl` after `now`.
     ///
     /// # Errors
     /// The store fails.
     fn grant(&self, ttl: Duration, now: SystemTime) -> Result<LeaseId, StoreError>;
-    /// The lease runs out its whole time after `now` again.
+    /// Renews a lease: it expires its whole duration after `now`.
     ///
     /// # Errors
-    /// The lease is over, or the store fails.
+    /// Fails if the lease has expired, or if the store fails.
     fn keep_alive(&self, lease: LeaseId, now: SystemTime) -> Result<(), StoreError>;
-    /// Takes away what is under leases that are over at `now`; gives the keys.
+    /// Deletes the entries of leases that have expired at `now`. Returns their keys.
     ///
     /// # Errors
     /// The store fails.
     fn expire(&self, now: SystemTime) -> Result<Vec<String>, StoreError>;
-    /// Tells of every change of keys with this prefix from now on. Who does not listen for [`WATCH_MAX`] changes is
-    /// dropped, and has to list and watch anew.
+    /// Sends each later change of keys with this prefix. A watcher that falls [`WATCH_MAX`] changes behind is
+    /// dropped, and must list and watch again.
     fn watch(&self, prefix: &str) -> mpsc::Receiver<Event>;
 }
 
-/// Changes that wait for a watcher.
+/// Most changes that are queued for a watcher.
 pub const WATCH_MAX: usize = 1024;

@@ -1,4 +1,4 @@
-//! One question in, one answer out (RFC 1035, RFC 6891, RFC 8499 for the words).
+//! Answers one query (RFC 1035, RFC 6891; terms as in RFC 8499).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,59 +10,60 @@ use sidetrack_core::flow::{Host, HostName};
 use sidetrack_core::names::NameTable;
 use sidetrack_core::time::Instant;
 
-/// How long an answer may be cached, in seconds: far below the time for which the table keeps an unused address.
+/// How long an answer may be cached, seconds: much less than the time for which the table keeps an unused
+/// address.
 const TTL_SECONDS: u32 = 10;
-/// UDP payload we say we take and never exceed (DNS flag day 2020).
+/// UDP payload size that we announce and never exceed, bytes (DNS flag day 2020).
 const UDP_PAYLOAD_BYTES: u16 = 1232;
-/// Bytes of a message header; less is no message.
+/// Bytes of a message header. A shorter message is not valid.
 const HEADER_BYTES: usize = 12;
-/// Firefox asks for this name and leaves names to the system's resolver, us, if it does not exist: over its own
-/// DNS over HTTPS we would see addresses only.
+/// Firefox queries this name. If it does not exist, Firefox uses the system's resolver, which is ours. With its
+/// own DNS over HTTPS we would see only addresses.
 const DOH_CANARY: &str = "use-application-dns.net";
 
-/// What carried the question.
+/// The transport of the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Datagrams.
     Udp,
-    /// A stream, each message behind its length.
+    /// A stream, with a length before each message.
     Tcp,
 }
 
-/// What a question is about that may concern the host's resolver.
+/// The question of a query that may be for the host's resolver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The name.
     pub host: HostName,
-    /// What is asked about it.
+    /// The kind of question.
     pub kind: Kind,
 }
 
-/// What is asked about a name.
+/// What a query asks about a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Its addresses.
     Address,
-    /// HTTPS and SVCB: they hold addresses, and keys for names that nobody on the way could read any more.
+    /// HTTPS and SVCB records. They contain addresses, and keys that would hide names from us.
     Service,
     /// MX, SRV, TXT and all others.
     Other,
 }
 
-/// What the host's resolver said of a name's addresses.
+/// What the host's resolver answered about a name's addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// It was not asked, or could not say.
+    /// It was not asked, or could not answer.
     Nothing,
-    /// There is no such name.
+    /// The name does not exist.
     NoName,
-    /// It has these, perhaps none.
+    /// The name has these addresses, possibly none.
     Addresses(Vec<IpAddr>),
     /// It was asked and failed.
     Failed,
 }
 
-/// What a question is about; `None` where only [`answer`] has an answer.
+/// Returns the question of a query. `None` if only [`answer`] can answer it.
 pub fn asked(question: &[u8]) -> Option<Asked> {
     let request = Message::from_vec(question).ok()?;
     let plain = request.metadata.message_type == MessageType::Query
@@ -82,18 +83,18 @@ pub fn asked(question: &[u8]) -> Option<Asked> {
     (!ours).then_some(Asked { host, kind })
 }
 
-/// The answer to one message, or `None` if it deserves none: too short, or itself an answer.
+/// Returns the answer to one message. `None` if it gets none: it is too short, or is itself an answer.
 ///
-/// | question | answer |
+/// | query | answer |
 /// |---|---|
-/// | A, ANY | an address of 198.18.0.0/15 that stands for the name; SERVFAIL if the table is full |
-/// | A, AAAA, ANY of a name of which something is `known` | that |
+/// | A, ANY | an address of 198.18.0.0/15 for the name; SERVFAIL if the table is full |
+/// | A, AAAA, ANY of a name with `known` data | that data |
 /// | AAAA, HTTPS, SVCB, any other type | no data: the name exists |
 /// | A, AAAA of `localhost` and below | the loopback address (RFC 6761 section 6.3) |
 /// | A, AAAA of an address written as a name | that address |
-/// | PTR of an address that stands for a name | the name |
-/// | PTR of any other address | NXDOMAIN: asking the world would go past the proxy |
-/// | names with bytes no host name has | NXDOMAIN |
+/// | PTR of an address that we made for a name | the name |
+/// | PTR of any other address | NXDOMAIN: asking other servers would bypass the proxy |
+/// | names with bytes that are not allowed in host names | NXDOMAIN |
 pub fn answer(
     question: &[u8],
     transport: Transport,
@@ -111,7 +112,7 @@ pub fn answer(
     if fits { Some(bytes) } else { reply.truncate().to_vec().ok() }
 }
 
-/// SERVFAIL to one message, which is a question.
+/// Returns SERVFAIL for one message, if it is a query.
 pub fn failed(question: &[u8]) -> Option<Vec<u8>> {
     let mut reply = reply_to(question)?;
     let request = Message::from_vec(question).ok()?;
@@ -178,7 +179,7 @@ fn resolve(
     }
     let host = match host(name).ok_or(ResponseCode::NXDomain)? {
         Host::Name(host) => host,
-        // A name that means a fixed address: nothing has to stand for it.
+        // The name is an address: answer with it directly.
         Host::Ip(address) => return Ok(address_record(address, kind).into_iter().collect()),
     };
     if is_below(host.as_str(), "arpa") {
@@ -218,7 +219,7 @@ fn address_record(address: IpAddr, kind: RecordType) -> Option<RData> {
     }
 }
 
-/// Address to name: for our own addresses only.
+/// Maps an address to its name. Only works for addresses that we made.
 fn reverse(name: &Name, kind: RecordType, names: &NameTable) -> Result<Option<RData>, ResponseCode> {
     let network = name.parse_arpa_name().map_err(|_| ResponseCode::NXDomain)?;
     let IpAddr::V4(address) = network.addr() else { return Err(ResponseCode::NXDomain) };
@@ -234,7 +235,7 @@ fn reverse(name: &Name, kind: RecordType, names: &NameTable) -> Result<Option<RD
     Ok(Some(RData::PTR(PTR(target))))
 }
 
-/// The name as a host: labels of one byte string each, which must hold no dot.
+/// Converts the name to a host. Its labels must not contain dots.
 fn host(name: &Name) -> Option<Host> {
     let labels: Vec<&[u8]> = name.iter().collect();
     if labels.iter().any(|label| label.contains(&b'.')) {

@@ -1,4 +1,4 @@
-//! Questions that the host's own servers answer, passed on as they are (RFC 1035 Sec. 4.2, RFC 5452).
+//! Forwards queries unchanged to the host's own DNS servers (RFC 1035 Sec. 4.2, RFC 5452).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,16 +12,16 @@ use tokio::time::timeout;
 
 use super::answer::Transport;
 
-/// Servers that are asked, as resolv.conf(5) has it (`MAXNS`).
+/// Most servers that are asked, as in resolv.conf(5) (`MAXNS`).
 const SERVERS_MAX: usize = 3;
-/// How often all of them are asked.
+/// How many times the list of servers is tried.
 const ROUNDS: usize = 2;
-/// How long one of them may take.
+/// How long one server may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Largest answer over UDP.
 const MAX_DATAGRAM: usize = 65_535;
 
-/// The name servers of a resolv.conf(5).
+/// Returns the name servers in a resolv.conf(5).
 pub fn servers(resolv_conf: &str) -> Vec<SocketAddr> {
     let addresses = resolv_conf.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -29,18 +29,18 @@ pub fn servers(resolv_conf: &str) -> Vec<SocketAddr> {
     });
     let mut servers: Vec<_> =
         addresses.map(|address: IpAddr| SocketAddr::new(address, super::PORT)).take(SERVERS_MAX).collect();
-    // What a resolver without any asks.
+    // The default of resolv.conf(5).
     if servers.is_empty() {
         servers.push((Ipv4Addr::LOCALHOST, super::PORT).into());
     }
     servers
 }
 
-/// The first answer of one of `servers`, with the id of the question; `None` if none comes in time.
+/// Returns the first answer of one of `servers`, with the id of the query. `None` if no answer comes in time.
 pub(super) async fn ask(servers: &[SocketAddr], question: &[u8], transport: Transport) -> Option<Vec<u8>> {
     let asked = Message::from_vec(question).ok()?;
     for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
-        // An id of our own: who guesses the command's must not be able to answer for the server.
+        // Use a new random id: an attacker who knows the command's id must not be able to forge an answer.
         let id = random::bytes::<2>();
         let ours = with_id(question, id);
         let answered = match transport {
@@ -59,7 +59,7 @@ fn with_id(message: &[u8], id: [u8; 2]) -> Vec<u8> {
     id.into_iter().chain(message.iter().skip(2).copied()).collect()
 }
 
-/// Whether it answers this question.
+/// Whether this is an answer to the query.
 fn fits(answer: &[u8], asked: &Message, id: [u8; 2]) -> bool {
     answer.get(..2) == Some(&id)
         && Message::from_vec(answer).is_ok_and(|answer| {
@@ -80,7 +80,7 @@ async fn by_datagram(
     socket.connect(server).await?;
     socket.send(question).await?;
     let mut buffer = vec![0; MAX_DATAGRAM];
-    // What does not fit may be forged or late: the right one may follow. The caller's patience bounds it.
+    // Another message may be forged or late, so wait for the right one. The caller limits the time.
     loop {
         let len = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..len).unwrap_or_default();

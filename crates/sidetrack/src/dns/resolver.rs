@@ -1,4 +1,5 @@
-//! Who answers a question: the table of names alone, or the host's resolver where that learns nothing new.
+//! Decides how a query is answered: by the table of names alone, or by the host's resolver for names that this
+//! host resolves anyway.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError};
@@ -11,26 +12,26 @@ use tokio::sync::Semaphore;
 use super::answer::{Asked, Kind, Known, Transport, answer, asked, failed};
 use super::{SharedNames, forward};
 
-/// Most look-ups by the system's resolver at a time; each takes a thread while it waits.
+/// Most look-ups in the system's resolver at a time. Each takes a thread while it waits.
 const LOOKUPS_MAX: usize = 64;
-/// Most questions at other servers at a time.
+/// Most queries at other servers at a time.
 const FORWARDED_MAX: usize = 256;
 
-/// What a command's resolver says of names.
+/// How a command's resolver answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// A name gets an address that stands for it, so that it travels to the proxy. The host is asked only about names
-    /// that it resolves itself.
+    /// A name gets an address of ours, so that the name is sent to the proxy. The host's resolver is asked only
+    /// about names that this host resolves itself.
     #[default]
     Name,
-    /// The host's resolver answers everything.
+    /// The host's resolver answers all queries.
     Resolve,
 }
 
-/// Whether this host resolves a name itself when a connection goes there.
+/// Returns whether this host itself resolves a name when a connection to it comes.
 pub type ResolvesHere = Arc<dyn Fn(&HostName) -> bool + Send + Sync>;
 
-/// Looks a name up; blocks.
+/// Looks up a name; blocks.
 type LookUp = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, NoAddress> + Send + Sync>;
 
 /// The resolver of one command.
@@ -54,7 +55,7 @@ impl std::fmt::Debug for Resolver {
 }
 
 impl Resolver {
-    /// A resolver that asks nobody.
+    /// A resolver that asks no other resolver.
     pub fn of_names(names: SharedNames) -> Self {
         Self::new(names, Mode::Name, Arc::new(|_| false), Vec::new())
     }
@@ -72,13 +73,13 @@ impl Resolver {
         }
     }
 
-    /// The same with another way to look names up.
+    /// Replaces the look-up function.
     #[cfg(test)]
     pub(super) fn looking_up(self, look_up: LookUp) -> Self {
         Self { look_up, ..self }
     }
 
-    /// The answer to one message; `None` if it deserves none. `now` ages names.
+    /// Returns the answer to one message, or `None` if it gets none. `now` ages names.
     pub async fn answer(&self, question: &[u8], transport: Transport, now: Instant) -> Option<Vec<u8>> {
         let known = match asked(question) {
             Some(Asked { host, kind }) if self.mode == Mode::Resolve || (self.here)(&host) => match kind {
@@ -88,7 +89,7 @@ impl Resolver {
             },
             _ => Known::Nothing,
         };
-        // The table holds no invariant across calls that a panic elsewhere could have broken.
+        // A panic elsewhere cannot leave the table in an inconsistent state, so a poisoned lock is fine.
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         answer(question, transport, &mut names, now, &known)
     }
@@ -110,7 +111,8 @@ impl Resolver {
         }
     }
 
-    /// No server could say whether the name exists. With an address that stands for it, the connection says why it fails.
+    /// For a name that no server knows about for certain. In `Name` mode it still gets an address of ours, and
+    /// the connection then says why it fails.
     fn unknown(&self) -> Known {
         match self.mode {
             Mode::Name => Known::Nothing,

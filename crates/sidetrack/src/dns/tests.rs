@@ -1,4 +1,4 @@
-//! Questions as programs send them, nonsense, and both transports on loopback.
+//! Queries as programs send them, malformed messages, and both transports on loopback.
 
 use super::*;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
@@ -192,7 +192,7 @@ async fn datagrams_are_answered_and_nonsense_is_survived() {
     let server = socket.local_addr().unwrap();
     let task = tokio::spawn(serve_udp(socket, of_names(), || Instant::ZERO));
     {
-        // Gone before its answer comes: the refusal must not end the server.
+        // The client closes its socket before the answer: the ICMP error must not end the server.
         let gone = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         gone.send_to(&question("x.example", RecordType::A).to_vec().unwrap(), server).unwrap();
     }
@@ -238,8 +238,8 @@ async fn a_silent_stream_is_closed() {
     task.await.unwrap().unwrap();
 }
 
-/// A resolver with a world of its own: `there.example` has addresses, `mail.example` exists without, `down.example` is
-/// unknown, and nothing else is there.
+/// A resolver with fixed answers: `there.example` has addresses, `mail.example` exists without any,
+/// `down.example` cannot be looked up, and all other names do not exist.
 fn resolver(mode: Mode, servers: Vec<std::net::SocketAddr>) -> Resolver {
     let here: ResolvesHere = Arc::new(|name| !name.as_str().ends_with("proxied.example"));
     Resolver::new(shared(), mode, here, servers).looking_up(Arc::new(|name| match name {
@@ -277,7 +277,7 @@ async fn names_that_this_host_resolves_are_looked_up_and_keep_an_address_of_ours
     for name in ["down.example", "proxied.example"] {
         assert!(ask_of(&resolver, name, RecordType::A).await.1[0].starts_with("198.18."), "{name}");
     }
-    // A server that could be asked is not: the name belongs to the proxy.
+    // A server is configured but not asked: the name belongs to the proxy.
     assert_eq!(ask_of(&resolver, "proxied.example", RecordType::MX).await, (ResponseCode::NoError, vec![]));
 }
 

@@ -1,4 +1,4 @@
-//! The cipher of the encrypting pair: ChaCha20-Poly1305 (RFC 8439) with keys by HKDF-SHA256 (RFC 5869).
+//! The cipher of `encrypt` and `decrypt`: ChaCha20-Poly1305 (RFC 8439) with keys from HKDF-SHA256 (RFC 5869).
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
@@ -7,24 +7,25 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How far the clocks of both ends may be apart, milliseconds. Within it a header is remembered and never taken twice.
+/// Most difference between the clocks of both ends, milliseconds. Headers within this time are stored, so that
+/// none is accepted twice.
 const SKEW_MAX_MS: u64 = 120_000;
 
-/// Most headers that are remembered, about 64 bytes each; a flow beyond is refused rather than forgotten.
+/// Most stored headers, about 64 bytes each. Beyond it flows are rejected; no header is forgotten early.
 const SEEN_MAX: usize = 1 << 20;
 
-/// One shared key, and the headers that were seen with it.
+/// One shared key, and the headers seen with it.
 pub(super) struct RingSuite {
     secret: Prk,
     seen: Mutex<Seen>,
 }
 
-/// Headers of the last minutes, oldest first.
+/// The headers of the last minutes, oldest first.
 #[derive(Default)]
 struct Seen(BTreeSet<(u64, [u8; 20])>);
 
 impl Seen {
-    /// Whether this one is new at `now`; it is remembered then.
+    /// Accepts and stores a header if it is new at `now_ms`.
     fn take(&mut self, now_ms: u64, header: &Header) -> Result<(), String> {
         let apart = now_ms.abs_diff(header.time_ms);
         if apart > SKEW_MAX_MS {
@@ -34,7 +35,7 @@ impl Seen {
                 SKEW_MAX_MS / 1000
             ));
         }
-        // What is older than this is refused by its age.
+        // Older headers would be rejected by their age, so forget them.
         self.0 = self.0.split_off(&(now_ms.saturating_sub(SKEW_MAX_MS), [0; 20]));
         if self.0.len() >= SEEN_MAX {
             return Err(format!(
@@ -50,14 +51,14 @@ impl Seen {
 }
 
 impl RingSuite {
-    /// With this key.
+    /// Creates the cipher suite for this key.
     pub fn new(key: &Key) -> Self {
         let secret = Salt::new(HKDF_SHA256, b"sidetrack records 1").extract(key.bytes());
         Self { secret, seen: Mutex::default() }
     }
 }
 
-/// Length of what HKDF gives: the key of a cipher, and the secret of the next.
+/// Length of HKDF's output: a cipher's key, or the secret of the next key.
 struct Length(usize);
 
 impl KeyType for Length {
@@ -66,10 +67,10 @@ impl KeyType for Length {
     }
 }
 
-/// 32 bytes for a purpose.
+/// Derives 32 bytes for one purpose.
 fn expand(secret: &Prk, info: &[&[u8]]) -> [u8; 32] {
     let mut bytes = [0; 32];
-    // Fails only for lengths beyond 255 times the hash's.
+    // Fails only for lengths beyond 255 times the hash's length.
     let filled = secret.expand(info, Length(32)).and_then(|material| material.fill(&mut bytes));
     debug_assert!(filled.is_ok());
     bytes
@@ -107,13 +108,13 @@ struct RingCipher {
 impl RingCipher {
     fn new(secret: Prk) -> Self {
         let key = expand(&secret, &[b"key"]);
-        // The length is right, which is all that it asks.
+        // Only a wrong length fails, and this one is right.
         let key = UnboundKey::new(&CHACHA20_POLY1305, &key).expect("a key of 32 bytes");
         Self { secret, key: LessSafeKey::new(key) }
     }
 }
 
-/// The record's number; never used twice with one key.
+/// Returns the nonce of a record from its number, which is never used twice with one key.
 fn nonce(number: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[NONCE_LEN - 8..].copy_from_slice(&number.to_be_bytes());
@@ -124,7 +125,7 @@ impl Cipher for RingCipher {
     fn seal(&mut self, number: u64, head: &[u8], plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(plain);
-        // Fails only beyond 64 GiB a record.
+        // Fails only for a record beyond 64 GiB.
         if let Ok(tag) =
             self.key.seal_in_place_separate_tag(nonce(number), Aad::from(head), &mut out[start..])
         {
@@ -158,7 +159,8 @@ mod tests {
         Header { time_ms, salt: [salt; 20] }
     }
 
-    /// Made by this code and, for the same inputs, by Python's `cryptography` 48 (HKDF, ChaCha20Poly1305).
+    /// The bytes were made by this code, and for the same inputs also by Python's `cryptography` 48 (HKDF,
+    /// ChaCha20Poly1305).
     #[test]
     fn the_bytes_on_the_wire_are_fixed() {
         let suite = suite();

@@ -1,5 +1,5 @@
-//! Functions at work: what all flows that pass a function share (its counts, its bandwidth, its words, its keys), and the
-//! chains that are made of them for each flow. The contract is `sidetrack_core::function`, in words `docs/functions.md`.
+//! Functions at work: the state that all flows through a function share (counts, bandwidth, words, keys), and
+//! the chains made for each flow. The contract is `sidetrack_core::function`, described in `docs/functions.md`.
 
 pub mod container;
 mod crypt;
@@ -24,16 +24,16 @@ use sidetrack_core::time::Instant;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-/// All functions of a process, by name. A function whose definition a reload does not change goes on with what it has.
+/// All functions of a process, by name. A function that a reload does not change keeps its state.
 #[derive(Debug)]
 pub struct Library {
     functions: ArcSwap<BTreeMap<Arc<str>, Arc<Function>>>,
     clock: Clock,
-    /// Who starts containers; not there, no function in a container is ever up.
+    /// Starts containers. If it is not set, no container function is ever up.
     containers: OnceLock<Arc<Containers>>,
 }
 
-/// One function: what its flows share.
+/// One function with the state that its flows share.
 #[derive(Debug)]
 pub struct Function {
     spec: Arc<FunctionSpec>,
@@ -41,24 +41,24 @@ pub struct Function {
     work: Work,
 }
 
-/// Whose a bandwidth is.
+/// How a bandwidth is shared.
 enum Bandwidth {
     /// Each flow has its own.
     Own,
     /// Each client has one.
     Clients(ClientBuckets),
-    /// All have it together.
+    /// All flows share one.
     Shared(SharedBucket),
 }
 
-/// What a stage is made of.
+/// The parts from which stages are made.
 enum Work {
     Count,
     Limit(LimitSpec, Bandwidth),
     Filter(Arc<FilterSpec>, Arc<Words>),
     Replace(Replacements),
     Records(Arc<dyn Suite>, End),
-    /// None where nobody starts containers.
+    /// `None` if this process does not start containers.
     Container(Option<Arc<Pool>>),
 }
 
@@ -69,34 +69,34 @@ impl std::fmt::Debug for Work {
 }
 
 impl Library {
-    /// No functions yet.
+    /// A library without functions.
     pub fn new(clock: Clock) -> Self {
         Self { functions: ArcSwap::default(), clock, containers: OnceLock::new() }
     }
 
-    /// From now on functions in containers are started; to be said once, before any is known.
+    /// Sets what starts containers. Must be called once, before any function is made.
     pub fn start_with(&self, containers: Arc<Containers>) {
         let _ = self.containers.set(containers);
     }
 
-    /// Who starts containers.
+    /// What starts containers.
     pub fn containers(&self) -> Option<&Arc<Containers>> {
         self.containers.get()
     }
 
-    /// The functions there are, with their counts.
+    /// All functions, with their counts.
     pub fn functions(&self) -> Vec<Arc<Function>> {
         self.functions.load().values().cloned().collect()
     }
 
-    /// Makes the functions of a configuration ready and forgets those that it no longer has; flows that pass one of them
-    /// keep it.
+    /// Makes the functions of a configuration and forgets those that it no longer has. Flows keep the functions
+    /// they pass through.
     pub fn keep(&self, specs: &[Arc<FunctionSpec>]) {
         self.take(self.make(specs));
     }
 
-    /// The functions of a configuration to be: those that it has in common with the one in force, and new ones. New
-    /// containers are started, and thrown away with what is given if that is not taken.
+    /// Makes the functions for a new configuration: unchanged ones are reused, others are new. New containers
+    /// are started. Dropping the result stops them again.
     pub fn make(&self, specs: &[Arc<FunctionSpec>]) -> Vec<Arc<Function>> {
         let old = self.functions.load();
         let of = |spec: &Arc<FunctionSpec>| {
@@ -106,7 +106,7 @@ impl Library {
         specs.iter().map(of).collect()
     }
 
-    /// Puts functions that were made in the place of the old ones.
+    /// Replaces the functions by these.
     pub fn take(&self, functions: Vec<Arc<Function>>) {
         let named = functions.into_iter().map(|function| (function.spec.name.clone(), function));
         self.functions.store(Arc::new(named.collect()));
@@ -116,14 +116,14 @@ impl Library {
         Function::new(spec.clone(), self.clock.now(), self.containers.get())
     }
 
-    /// The function with this definition; made now if nobody has asked for it yet.
+    /// Returns the function with this definition. Makes it if it does not exist yet.
     fn function(&self, spec: &Arc<FunctionSpec>) -> Arc<Function> {
         let known = self.functions.load();
         if let Some(function) = known.get(&spec.name).filter(|function| function.spec == *spec) {
             return function.clone();
         }
-        // A flow that was decided just before a reload may ask for what is going: it gets its own, and the library keeps
-        // what is new.
+        // A flow decided just before a reload may need an old function. It gets one of its own, and the library
+        // keeps the new one.
         let made = Arc::new(self.new_function(spec));
         if !known.contains_key(&spec.name) {
             self.functions.rcu(|functions| {
@@ -131,7 +131,7 @@ impl Library {
                 functions.entry(spec.name.clone()).or_insert_with(|| made.clone());
                 functions
             });
-            // Two threads may have made it at the same moment: what its flows share there is once.
+            // Two threads may have made it at the same time. All flows must share the first one's state.
             if let Some(first) =
                 self.functions.load().get(&spec.name).filter(|function| function.spec == *spec)
             {
@@ -141,18 +141,18 @@ impl Library {
         made
     }
 
-    /// The chain of one flow that has no sockets: a packet engine's, which no container can be part of.
+    /// Makes the chain of one flow without sockets: the packet engine's flows cannot pass through containers.
     ///
     /// # Errors
-    /// As [`Library::stages`].
+    /// Fails as [`Library::stages`] does.
     pub fn chain(&self, spec: &ChainSpec, flow: &Flow) -> Result<Chain, Stop> {
         self.stages(&spec.functions, flow)
     }
 
-    /// The functions inside us that one flow passes one after the other.
+    /// Makes the chain of functions inside this process that one flow passes through.
     ///
     /// # Errors
-    /// One of them ends the flow at once; one is a container.
+    /// Fails if a function ends the flow at once, or if one is a container.
     pub fn stages(&self, specs: &[Arc<FunctionSpec>], flow: &Flow) -> Result<Chain, Stop> {
         let now = self.clock.now();
         let stage = |spec: &Arc<FunctionSpec>| {
@@ -179,7 +179,7 @@ impl Function {
                 Work::Limit(*limit, bandwidth)
             }
             FunctionKind::Filter(filter) => {
-                // The configuration was refused if they cannot be compiled.
+                // A configuration with words that cannot be compiled was rejected before.
                 let words = Words::new(&filter.deny_words, filter.ignore_case);
                 words.map_or(Work::Count, |words| Work::Filter(Arc::new(filter.clone()), Arc::new(words)))
             }
@@ -198,12 +198,12 @@ impl Function {
         &self.spec
     }
 
-    /// What has passed it.
+    /// The counts of flows and bytes through it.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// Its containers, if it is of that kind and there is somebody to start them.
+    /// Its containers, if it is of that kind and this process starts containers.
     pub const fn pool(&self) -> Option<&Arc<Pool>> {
         match &self.work {
             Work::Container(pool) => pool.as_ref(),
@@ -211,7 +211,7 @@ impl Function {
         }
     }
 
-    /// The function at work on one flow.
+    /// Makes the stage for one flow.
     fn stage(&self, flow: &Flow, now: Instant) -> Result<Box<dyn Stage>, Stop> {
         self.tally.flow();
         Ok(match &self.work {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_function_that_two_threads_ask_for_first_is_one() {
-        // So many words take long enough to make it that both find none.
+        // Compiling this number of words takes long enough for both threads to find no function.
         let deny_words: Vec<_> = (0..1000_u32).map(|word| format!("{word:08}").into_bytes()).collect();
         let kind = FunctionKind::Filter(FilterSpec { deny_words, ..FilterSpec::default() });
         let spec = Arc::new(FunctionSpec { name: "words".into(), kind });

@@ -1,4 +1,5 @@
-//! The way of one flow through the functions of its rule: those inside us in groups, and containers between the groups.
+//! The way of one flow through the functions of its rule: groups of functions inside this process, and
+//! containers between them.
 
 use super::container::Pool;
 use super::{Function, Library};
@@ -7,7 +8,7 @@ use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use std::sync::Arc;
 
-/// See the module.
+/// The functions and containers of one flow.
 pub struct Route {
     /// The functions before the first container, if there are any.
     pub chain: Option<Box<Chain>>,
@@ -27,10 +28,10 @@ pub struct Leg {
 }
 
 impl Leg {
-    /// Its containers.
+    /// Returns its containers.
     ///
     /// # Errors
-    /// Nobody starts containers here.
+    /// Fails if this process does not start containers.
     pub fn pool(&self) -> Result<&Pool, String> {
         let nobody = || "containers are started by `sidetrack up` alone".to_owned();
         self.function.pool().map(|pool| &**pool).ok_or_else(nobody)
@@ -38,10 +39,10 @@ impl Leg {
 }
 
 impl Library {
-    /// The way of one flow.
+    /// Makes the way of one flow.
     ///
     /// # Errors
-    /// A function ends the flow at once: a filter that knows its host, say.
+    /// Fails if a function ends the flow at once, for example a filter by host name.
     pub fn route(&self, spec: &ChainSpec, flow: &Flow) -> Result<Route, Stop> {
         let mut groups = spec.functions.split(|function| function.kind.is_container());
         let mut containers = spec.functions.iter().filter(|function| function.kind.is_container());

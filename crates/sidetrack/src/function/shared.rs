@@ -1,4 +1,4 @@
-//! What flows of all workers share of a function.
+//! State of a function that the flows of all workers share.
 
 use sidetrack_core::flow::Side;
 use sidetrack_core::function::{ByteBucket, Interest, LimitSpec, Stage, Tokens};
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What has passed a function since it was made.
+/// Counts of flows and bytes through a function since it was made.
 #[derive(Debug, Default)]
 pub struct Tally {
     flows: AtomicU64,
@@ -17,7 +17,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// One more flow.
+    /// Counts one more flow.
     pub(super) fn flow(&self) {
         self.flows.fetch_add(1, Relaxed);
     }
@@ -27,13 +27,13 @@ impl Tally {
         self.flows.load(Relaxed)
     }
 
-    /// Bytes from clients to servers, and from servers to clients, that a function of kind `count` has seen.
+    /// Bytes from clients to servers, and from servers to clients. Only a function of kind `count` counts them.
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes_up.load(Relaxed), self.bytes_down.load(Relaxed))
     }
 }
 
-/// Counts the bytes of one flow; the kernel may move them.
+/// Counts the bytes of one flow. The kernel may move them.
 pub(super) struct Counter(pub Arc<Tally>);
 
 impl Stage for Counter {
@@ -50,19 +50,19 @@ impl Stage for Counter {
     }
 }
 
-/// A bandwidth that all flows of a function have together.
+/// A bandwidth that all flows of a function share.
 #[derive(Clone, Debug)]
 pub(super) struct SharedBucket(pub Arc<Mutex<ByteBucket>>);
 
-/// Most clients whose bandwidth is known at a time; those that nobody uses go first.
+/// Most clients with a bandwidth at a time. Beyond this number, clients without flows are removed.
 const CLIENTS_MAX: usize = 65_536;
 
-/// Bandwidths by client address. One lives as long as a flow of it, and then as long as there is room.
+/// Bandwidths by client address. An entry lives as long as a flow uses it, and afterwards while there is room.
 #[derive(Debug, Default)]
 pub(super) struct ClientBuckets(Mutex<HashMap<IpAddr, SharedBucket>>);
 
 impl ClientBuckets {
-    /// The bandwidth of a client.
+    /// Returns the bandwidth of a client.
     pub fn of(&self, client: IpAddr, limit: &LimitSpec, now: Instant) -> SharedBucket {
         let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if clients.len() >= CLIENTS_MAX && !clients.contains_key(&client) {
@@ -73,7 +73,7 @@ impl ClientBuckets {
 }
 
 impl SharedBucket {
-    /// A full one.
+    /// A bucket that is full at the start.
     pub fn new(limit: &LimitSpec, now: Instant) -> Self {
         Self(Arc::new(Mutex::new(ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now))))
     }

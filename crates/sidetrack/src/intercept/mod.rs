@@ -1,4 +1,5 @@
-//! Interceptors: the ways a flow is caught. Each turns an accepted connection into "where did it want to go".
+//! Interceptors: the ways in which flows are captured. Each finds the original destination of an accepted
+//! connection.
 
 pub mod outgoing;
 pub mod proxy_header;
@@ -19,61 +20,63 @@ use sidetrack_core::socks::server::ServerConfig;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-/// A listener at work: what every connection accepted on it shares.
+/// A listener at work: the state that all its connections share.
 #[derive(Debug)]
 pub struct Listening {
     /// Its name in records and rules.
     pub name: Arc<str>,
-    /// How it catches.
+    /// How it finds the destination.
     pub catches: Catches,
-    /// The address it is bound to, with the real port.
+    /// The address it is bound to, with its actual port.
     pub address: SocketAddr,
-    /// Neighbours whose PROXY protocol header is believed, and required.
+    /// Peers that must send a PROXY protocol header, which is trusted.
     pub proxy_from: IpSet,
-    /// Clients may speak Multipath TCP.
+    /// Whether clients may use Multipath TCP.
     pub mptcp: bool,
-    /// What serves requests in connections that the kernel hands over; none = they are carried as they are.
+    /// Handles requests in connections that the kernel hands over. `None`: such connections are carried without
+    /// reading requests.
     pub http: Option<Arc<Proxy>>,
-    /// The path that a service asked for, where the listener is one.
+    /// The path that a service asked for, if this listener belongs to one.
     pub outgoing: Option<Arc<outgoing::Outgoing>>,
 }
 
-/// How a listener finds out where a connection wanted to go.
+/// How a listener finds the destination of a connection.
 #[derive(Debug)]
 pub enum Catches {
-    /// One command: the original destination, with names given back for our own addresses.
+    /// `run`, for one command: the original destination, with our own addresses mapped back to names.
     Run(RunCatch),
-    /// `SO_ORIGINAL_DST`.
+    /// The kernel's `SO_ORIGINAL_DST`.
     Redirect,
     /// The local address of the connection.
     Tproxy,
-    /// The client says so.
+    /// The SOCKS request of the client.
     Socks(Arc<ServerConfig>),
-    /// The client asks by HTTP, request by request.
+    /// The HTTP requests of the client, one by one.
     Http(Arc<Proxy>),
-    /// The listener stands for a server, or for several by name.
+    /// A configured server, or several by name.
     Reverse(ReverseTarget),
-    /// The near side of a tunnel says so; with who we are and whom we believe.
+    /// The request of the near side of a tunnel. Holds our identity and the accepted peers.
     Tunnel(Mutual),
 }
 
-/// What catches one command.
+/// The state for capturing one command.
 #[derive(Debug)]
 pub struct RunCatch {
-    /// The names behind the addresses that our resolver gave out.
+    /// The names for the addresses that our resolver has returned.
     pub names: Arc<Mutex<NameTable>>,
-    /// Our resolver's address: connections to it are questions for us.
+    /// Our resolver's address. Connections to it are DNS queries.
     pub resolver: SocketAddr,
-    /// What answers them.
+    /// Answers DNS queries.
     pub answers: Arc<Resolver>,
-    /// The command has a network of its own, in which everything is redirected: nothing can come to our listener by
-    /// itself.
+    /// Whether the command has its own network, in which everything is redirected. A connection cannot reach our
+    /// listener directly then.
     pub alone: bool,
 }
 
 impl Listening {
-    /// The client behind a connection from `peer`. In the network of a command of its own every address is local, and the
-    /// kernel takes the destination's for the source: outside it says nothing. The client is this host then.
+    /// Returns the client of a connection from `peer`. In a command's own network every address is local, and
+    /// the kernel uses the destination as source address, which has no meaning outside. The client is this host
+    /// then.
     pub fn client(&self, peer: SocketAddr) -> SocketAddr {
         let loopback = match peer {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -85,12 +88,12 @@ impl Listening {
         }
     }
 
-    /// Whether the program behind each flow is to be known, also where no rule asks: it is what a `run` is about.
+    /// Whether to find the program of each flow even if no rule needs it: a `run` reports programs.
     pub const fn names_programs(&self) -> bool {
         matches!(self.catches, Catches::Run(_))
     }
 
-    /// What serves its requests, if any are served one by one.
+    /// Handles its requests, if requests are handled one by one.
     pub const fn proxy(&self) -> Option<&Arc<Proxy>> {
         match &self.catches {
             Catches::Http(proxy) => Some(proxy),
@@ -98,7 +101,7 @@ impl Listening {
         }
     }
 
-    /// Whether the client has to say something before policy can be asked.
+    /// Whether the client must send bytes before the policy can be asked.
     pub fn speaks_first(&self) -> bool {
         !self.proxy_from.is_empty()
             || matches!(
@@ -109,7 +112,7 @@ impl Listening {
 }
 
 impl Catches {
-    /// The word of records and rules.
+    /// The word in records and rules.
     pub const fn intercept(&self) -> Intercept {
         match self {
             Self::Run(_) => Intercept::Run,

@@ -1,30 +1,30 @@
-//! What the connections to the port of a path that a service asked for share.
+//! State that all connections to a service's requested port share.
 
 use crate::carry::tls::ToServer;
 use sidetrack_core::time::Instant;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the module.
+/// A listening port that a service asked for.
 #[derive(Debug, Default)]
 pub struct Outgoing {
-    /// TLS with the server, where the path has it; its clients speak without.
+    /// TLS with the server, if the path asks for it. Clients do not use TLS.
     pub tls: Option<ToServer>,
-    /// When its last flow began, nanoseconds of the clock of flows.
+    /// When its last flow began, in nanoseconds of the flows' clock.
     last: AtomicU64,
 }
 
 impl Outgoing {
-    /// A path that was just asked for.
+    /// A path that was just requested.
     pub fn new(tls: Option<ToServer>, now: Instant) -> Self {
         Self { tls, last: AtomicU64::new(now.as_nanos()) }
     }
 
-    /// Notes that a flow takes it, or somebody asked for it again.
+    /// Notes that a flow uses it, or that a service asked for it again.
     pub fn used(&self, now: Instant) {
         self.last.fetch_max(now.as_nanos(), Relaxed);
     }
 
-    /// When it was used last.
+    /// When it was last used.
     pub fn last_used(&self) -> Instant {
         Instant::from_nanos(self.last.load(Relaxed))
     }

@@ -1,4 +1,5 @@
-//! The PROXY protocol header in front of a connection from a neighbour that is trusted to tell the client's address.
+//! The PROXY protocol header at the start of a connection. It comes from a peer that is trusted to report the
+//! client's address.
 
 use crate::carry::Failure;
 use crate::session::Client;
@@ -7,11 +8,11 @@ use sidetrack_core::policy::ProxyVersion;
 use sidetrack_core::proxy_protocol::{self, Addresses, Parsed, Tlv};
 use std::net::SocketAddr;
 
-/// Reads the header. Gives the client's address, or `peer` if the neighbour speaks for itself (LOCAL, UNKNOWN).
+/// Reads the header. Returns the client's address, or `peer` if the peer itself is the client (LOCAL, UNKNOWN).
 ///
 /// # Errors
-/// `bad_request` if there is no header or a malformed one: a listener that expects it never guesses. `client_gone` if
-/// the connection ends inside it.
+/// Fails with `bad_request` if there is no header or if it is malformed: a listener that expects it does not
+/// guess. Fails with `client_gone` if the connection ends inside it.
 pub async fn read(client: &mut Client, peer: SocketAddr) -> Result<SocketAddr, Failure> {
     let bad = |what: &str| Failure::new(EndReason::BadRequest, format!("PROXY protocol from {peer}: {what}"));
     let gone =
@@ -34,7 +35,7 @@ pub async fn read(client: &mut Client, peer: SocketAddr) -> Result<SocketAddr, F
     }
 }
 
-/// The header that tells a server about this flow, in version 2 with the host name and the flow's number.
+/// Encodes the header about this flow for a server. Version 2 includes the host name and the flow's number.
 pub fn write(version: ProxyVersion, flow: &Flow, server: SocketAddr, id: FlowId) -> Vec<u8> {
     let addresses = Addresses::tcp(flow.client, server);
     match version {
@@ -42,7 +43,7 @@ pub fn write(version: ProxyVersion, flow: &Flow, server: SocketAddr, id: FlowId)
         ProxyVersion::V2 => {
             let mut tlvs: Vec<_> = flow.host.iter().cloned().map(Tlv::Authority).collect();
             tlvs.push(Tlv::UniqueId(id.0.to_be_bytes().to_vec()));
-            // Cannot fail: a name and a number are far below every bound. The bare header says the essential.
+            // Cannot fail: a name and a number are far below all limits. Version 1 has the addresses at least.
             proxy_protocol::encode_v2(&addresses, &tlvs, true)
                 .unwrap_or_else(|_| proxy_protocol::encode_v1(&addresses))
         }

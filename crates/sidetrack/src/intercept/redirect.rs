@@ -1,4 +1,4 @@
-//! `run`, `redirect` and `tproxy`: the kernel knows where the connection wanted to go.
+//! `run`, `redirect` and `tproxy`: the kernel knows the original destination of the connection.
 
 use super::{Catches, Listening, RunCatch};
 use crate::carry::Failure;
@@ -11,10 +11,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 
-/// Where the application wanted to go; a name where it asked our resolver for one.
+/// Returns the application's destination. If the application asked our resolver for a name, returns the name.
 ///
 /// # Errors
-/// `loop` if nobody redirected the connection: it came to our own listener.
+/// Fails with `loop` if the connection was not redirected: a client connected to our listener itself.
 pub fn original_destination(
     stream: &TcpStream,
     listening: &Listening,
@@ -27,7 +27,7 @@ pub fn original_destination(
     let alone = matches!(&listening.catches, Catches::Run(run) if run.alone);
     let address = match found {
         Ok(address) => sockopt::canonical(address),
-        // Conntrack does not know the connection, or is not there at all: so no rule has redirected it.
+        // Conntrack does not have the connection, or is not in use. So no rule has redirected it.
         Err(error) if is_unknown(&error) && !alone => listening.address,
         Err(error) => {
             return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
@@ -45,7 +45,7 @@ fn is_unknown(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
-/// Another host may well have a server on the port of our listener.
+/// Whether this address is our listener's. Another host may have a server on the same port.
 fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
     let same = || own.ip().to_canonical() == address.ip();
     address.port() == own.port()
@@ -63,7 +63,7 @@ fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<De
     let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
     match names.name_used(ip, clock.now()) {
         Some(name) => Ok(Destination { host: Host::Name(name), port: address.port() }),
-        // It stands for a name, and the name is forgotten: the address alone leads nowhere.
+        // The address was made for a name that is forgotten by now, and leads nowhere without it.
         None => {
             Err(Failure::new(EndReason::Dns, format!("{ip} stood for a name that was not used for long")))
         }

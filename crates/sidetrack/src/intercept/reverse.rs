@@ -1,4 +1,4 @@
-//! `reverse`: a port of ours stands for a server, or for several told apart by SNI or HTTP Host (EPI framework, Sec. IV-A,
+//! `reverse`: one of our ports is for a server, or for several by SNI or HTTP Host (EPI framework, Sec. IV-A,
 //! the redirection table).
 
 use crate::carry::Failure;
@@ -7,12 +7,12 @@ use crate::session::{Client, Sniffed};
 use sidetrack_core::flow::{Destination, EndReason, HostName};
 use std::time::Duration;
 
-/// The server this connection is for, and the name in its first bytes if they had to be read. `patience` bounds the
-/// wait where nothing can be done without a name.
+/// Returns the server for this connection, and the name in its first bytes if they were needed. `patience`
+/// limits the wait if there is no default server, `wait` if there is one.
 ///
 /// # Errors
-/// Only a name could tell, and: `bad_request`, there is none that the table has; `client_gone`, none will come any
-/// more; `handshake_timeout`, none came in time.
+/// Fails if only a name could select the server. `bad_request`: there is none, or the table does not have it.
+/// `client_gone`: the client ended before. `handshake_timeout`: none came in time.
 pub async fn server(
     target: &ReverseTarget,
     client: &mut Client,

@@ -1,12 +1,12 @@
-//! `sidetrack run -- CMD`: catches the connections of one command and its children.
+//! `sidetrack run -- CMD`: captures the connections of one command and its children.
 //!
-//! [`launch`] starts the command and returns what catches it; the data path accepts on [`Launched::listeners`]
-//! like on any redirected listener. Two ways, one result:
+//! [`launch`] starts the command and returns what captures its connections. The data path accepts on
+//! [`Launched::listeners`] as on any redirected listener. There are two modes with the same result:
 //!
-//! - [`Mode::Isolated`], without privilege: a network of its own, in which everything is local (see
-//!   [`sidetrack_sys::exec`]). What is not TCP and not DNS finds nobody there.
-//! - [`Mode::Cgroup`], as root, in the host's network: nft rules for the sockets of the command's control group.
-//!   What is not TCP and would leave the host is dropped.
+//! - [`Mode::Isolated`], without privilege: the command has its own network, in which all addresses are local
+//!   (see [`sidetrack_sys::exec`]). Traffic that is neither TCP nor DNS has no receiver there.
+//! - [`Mode::Cgroup`], as root, in the host's network: nft rules match the sockets of the command's control
+//!   group. Traffic that is not TCP and would leave the host is dropped.
 
 mod cgroup;
 mod resolver_files;
@@ -29,40 +29,40 @@ use crate::dns::{self, Resolver, SharedNames};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;
 
-/// Port of the listener in the command's own namespace: discard (RFC 863), which nobody serves.
+/// Port of the listener in the command's own namespace: discard (RFC 863), which is not used otherwise.
 const REDIRECT_PORT: u16 = 9;
 
-/// How the command's traffic is caught.
+/// How the command's traffic is captured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// In a network namespace of its own; needs no privilege.
+    /// In its own network namespace. Needs no privilege.
     #[default]
     Isolated,
-    /// By control group in the host's network; needs root.
+    /// By its control group, in the host's network. Needs root.
     Cgroup,
 }
 
-/// What to run, and how.
+/// The command to run, and how.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The command and its arguments.
     pub argv: Vec<OsString>,
-    /// How to catch it.
+    /// How to capture its traffic.
     pub mode: Mode,
-    /// Variables to set, or with `None` to remove, in its environment.
+    /// Environment variables to set, or to remove with `None`.
     pub env: Vec<(OsString, Option<OsString>)>,
-    /// Its working directory; `None`: ours.
+    /// Its working directory. `None`: ours.
     pub directory: Option<PathBuf>,
-    /// Its soft limit of open descriptors; `None`: ours. Give it what we had before we raised our own.
+    /// Its soft limit of open descriptors. `None`: ours. Pass the limit from before we raised our own.
     pub open_files_limit: Option<u64>,
-    /// Names that can have an address at one time.
+    /// Most names that have an address at the same time.
     pub name_capacity: usize,
-    /// An authority that it trusts, and nobody else does.
+    /// An authority that this command trusts; other programs do not.
     pub trusted: Option<Trusted>,
 }
 
 impl RunOptions {
-    /// The defaults for a command: isolated, everything else as we have it, as many names as addresses.
+    /// The defaults for a command: isolated, our environment and directory, and one name for each address.
     pub fn new(argv: Vec<OsString>) -> Self {
         Self {
             argv,
@@ -76,21 +76,21 @@ impl RunOptions {
     }
 }
 
-/// Why a command was not started. [`Self::exit_code`] is what the program should end with.
+/// Why a command was not started. The program should exit with [`Self::exit_code`].
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The command's process could not be made ready, or its program not executed.
+    /// The command's process could not be prepared, or its program could not be executed.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// `--mode cgroup` without the rights.
+    /// `--mode cgroup` without the necessary rights.
     #[error(
         "--mode cgroup needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it as root, or leave --mode out"
     )]
     NotRoot,
-    /// Something that `--mode cgroup` needs on the host could not be had.
+    /// Setting up the host for `--mode cgroup` failed.
     #[error("cannot {what}: {source}")]
     Host {
-        /// What was tried, as a verb.
+        /// The failed action, as a verb phrase.
         what: &'static str,
         /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -98,7 +98,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// 127 if the command was not found, 126 if it cannot be executed, 125 for everything else.
+    /// Returns 127 if the command was not found, 126 if it cannot be executed, and 125 for all other errors.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Launch(error) => error.exit_code(),
@@ -111,27 +111,27 @@ impl RunError {
     }
 }
 
-/// A command that was started, and what catches its connections.
+/// A command that was started, and the sockets that capture its connections.
 #[derive(Debug)]
 pub struct Launched {
-    /// Every connection arrives on one of these (one in its own namespace, one for each IP version in the
-    /// host's), non-blocking; [`sidetrack_sys::sockopt::original_dst`] tells where it wanted to go.
+    /// Each connection arrives on one of these non-blocking listeners: one in the command's own namespace, or
+    /// one per IP version in the host's. [`sidetrack_sys::sockopt::original_dst`] returns the destination.
     pub listeners: Vec<TcpListener>,
-    /// The names behind the addresses of 198.18.0.0/15 that the command was given.
+    /// The names for the addresses of 198.18.0.0/15 that the command got.
     pub names: SharedNames,
     child: Arc<ChildProcess>,
     dns: UdpSocket,
     resolver: SocketAddr,
-    /// Rules and control group; removed with us, after the command.
+    /// Rules and control group in the host's network. They are removed after the command has ended.
     host: Option<CgroupNetwork>,
 }
 
-/// Starts the command and everything that catches it.
+/// Starts the command and everything that captures its connections.
 ///
-/// To be called while the process has one thread, so before any runtime.
+/// Must be called while the process has one thread, so before any runtime starts.
 ///
 /// # Errors
-/// Says what failed and what to do about it; nothing is left behind.
+/// Says what failed and what to do about it. Nothing is left behind.
 ///
 /// # Panics
 /// If the process has more than one thread.
@@ -168,7 +168,7 @@ fn launch_isolated(
     })
 }
 
-/// All that the command sees in place of the host's.
+/// Files that the command sees instead of the host's.
 fn private_files(resolver: IpAddr, trusted: Option<&Trusted>) -> PrivateFiles {
     let mut files = resolver_files::for_resolver(resolver);
     files.contents.extend(trusted.map(Trusted::files).unwrap_or_default());
@@ -194,13 +194,14 @@ fn launch_in_cgroup(
 }
 
 impl Launched {
-    /// The address of the resolver that the command asks: a TCP connection to it is for [`dns::serve_tcp`].
+    /// The address of the command's resolver. A TCP connection to it is for [`dns::serve_tcp`].
     pub fn resolver(&self) -> SocketAddr {
         self.resolver
     }
 
-    /// Whether the command has a network of its own, where everything is redirected. In the host's, a connection
-    /// whose original destination is a listener's own address dialled that, and would come back for ever.
+    /// Whether the command has its own network, where everything is redirected. In the host's network, a
+    /// connection may have a listener's own address as original destination. It was dialled directly, and
+    /// carrying it would be a loop.
     pub fn is_isolated(&self) -> bool {
         self.host.is_none()
     }
@@ -210,11 +211,11 @@ impl Launched {
         self.child.pid()
     }
 
-    /// Answers the command's DNS questions for as long as the future is polled, on the runtime that polls it.
-    /// `now` is the clock that ages names: the one given to [`NameTable::name_used`] as well.
+    /// Answers the command's DNS queries while the future is polled, on the runtime that polls it. `now` is the
+    /// clock that ages names; [`NameTable::name_used`] must get times of the same clock.
     ///
     /// # Errors
-    /// If the socket breaks.
+    /// Fails if the socket fails.
     pub fn serve_dns<F: Fn() -> Instant>(
         &self,
         resolver: Arc<Resolver>,
@@ -224,29 +225,29 @@ impl Launched {
         async move { dns::serve_udp(socket?, resolver, now).await }
     }
 
-    /// Waits for the command's end, passing on the signals that come for it; its exit code, or 128 and the number
-    /// of the signal that ended it. To be called once: the code is given out once.
+    /// Waits for the command's end, and passes signals on to it. Returns its exit code, or 128 plus the number
+    /// of the signal that ended it. Call it once: the code is returned once.
     ///
     /// # Errors
-    /// If the process or the signals cannot be watched.
+    /// Fails if the process or the signals cannot be watched.
     pub async fn wait(&self) -> io::Result<u8> {
         let (tell, told) = oneshot::channel();
         let child = Arc::clone(&self.child);
-        // A thread, not a task: it passes signals on even while the data path is busy.
+        // A thread, not a task, so that it passes signals on even while the data path is busy.
         std::thread::Builder::new().name("command".to_owned()).spawn(move || {
             let ended = child.supervise();
             drop(child);
-            // Nobody is left to be told if the future was dropped.
+            // Fails if the future was dropped; then the exit code is not needed.
             let _ = tell.send(ended);
         })?;
         told.await.map_err(|_| io::Error::other("the thread that watches the command ended"))?
     }
 
-    /// Ends what the command left running, where that could go past us otherwise, and removes what was put on
-    /// the host. In a namespace of its own there is nothing to do: what runs on has no network any more.
+    /// Ends processes that the command left behind, if they could bypass us otherwise, and removes what was
+    /// installed on the host. With an own namespace nothing is needed: remaining processes have no network.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// Says what could not be removed.
     pub fn finish(self) -> Result<(), RunError> {
         self.host.map_or(Ok(()), CgroupNetwork::remove)
     }

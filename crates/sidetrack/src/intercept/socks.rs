@@ -1,4 +1,4 @@
-//! `socks`: the client says where it wants to go, in version 5 or 6.
+//! `socks`: the client sends its destination, with SOCKS version 5 or 6.
 
 use crate::carry::Failure;
 use crate::live::Clock;
@@ -14,32 +14,32 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The server's end of one handshake.
+/// The server's side of one handshake.
 #[derive(Debug)]
 pub struct Handshake {
     machine: Server,
     sessions: Arc<Mutex<SessionTable>>,
     clock: Clock,
     peer: IpAddr,
-    /// The end of the whole handshake, which the worker's sweep watches: no timer is set for it.
+    /// The deadline of the handshake. The worker's sweep watches it, so no timer is needed.
     deadline: Instant,
 }
 
-/// What a handshake led to.
+/// The result of a handshake.
 #[derive(Debug)]
 pub enum Asked {
-    /// Dial, then [`Handshake::reply`].
+    /// The client wants a connection: dial, then call [`Handshake::reply`].
     Connect(Box<Request>),
-    /// All was answered (a NOOP).
+    /// Everything was answered (a NOOP).
     Nothing,
 }
 
-/// A handshake that failed; what the protocol has to say about it was said.
+/// A handshake that failed. The answer of the protocol was already sent.
 #[derive(Debug)]
 pub struct Refused(pub Failure);
 
 impl Handshake {
-    /// A new connection.
+    /// Starts the handshake of a new connection.
     pub fn new(
         config: Arc<ServerConfig>,
         sessions: Arc<Mutex<SessionTable>>,
@@ -51,10 +51,11 @@ impl Handshake {
         Self { machine: Server::new(config, now), sessions, clock, peer, deadline }
     }
 
-    /// Speaks to the client until its request is complete.
+    /// Runs the handshake until the client's request is complete.
     ///
     /// # Errors
-    /// The client broke the protocol, was not let in, left or asked for what is not served.
+    /// Fails if the client breaks the protocol, fails to authenticate, disconnects or asks for an unsupported
+    /// command.
     pub async fn request(&mut self, client: &mut Client) -> Result<Asked, Refused> {
         let held = client.take_held();
         if !held.is_empty() {
@@ -68,7 +69,8 @@ impl Handshake {
                     Output::Send(bytes) if unsent.is_empty() => unsent = bytes,
                     Output::Send(bytes) => unsent.extend(bytes),
                     Output::Request(request) => {
-                        // The authentication reply of version 6; the operation reply follows when we have dialled.
+                        // This sends the authentication reply of version 6. The operation reply follows after
+                        // dialling.
                         client.answer_first(&unsent).await.map_err(gone)?;
                         return Ok(Asked::Connect(request));
                     }
@@ -86,7 +88,8 @@ impl Handshake {
                 && unsent.is_empty()
                 && let Ok(socket) = client.stream.tcp()
             {
-                // The client speaks in pieces; it may hold one back until the one before is acknowledged.
+                // The client sends in pieces. It may hold one back until the one before is acknowledged (Nagle,
+                // RFC 896).
                 let _ = sockopt::set_tcp_ack_at_once(socket);
             }
             client.answer(&std::mem::take(&mut unsent)).await.map_err(gone)?;
@@ -95,16 +98,16 @@ impl Handshake {
         }
     }
 
-    /// Tells the client how the dial went, and leaves with it the bytes it sent meanwhile.
+    /// Sends the client the result of dialling. Bytes that it sent meanwhile stay buffered in `client`.
     ///
     /// # Errors
-    /// The client is gone.
+    /// Fails if the client is gone.
     pub async fn reply(&mut self, client: &mut Client, reply: Reply) -> Result<(), Refused> {
         self.machine.handle(self.clock.now(), Input::Reply(reply));
         while let Some(output) = self.machine.poll() {
             match output {
                 Output::Done { leftover } => client.put_last(&leftover),
-                // The machine repeats in words what the driver told it.
+                // These outputs only repeat what this driver has told the machine.
                 Output::Failed { .. } | Output::Finished | Output::Request(_) => {}
                 output => self.answer(client, output).await?,
             }

@@ -1,4 +1,5 @@
-//! `tunnel`: the far side of a tunnel. The near side says where its flow is to go, at the head of the flow's stream.
+//! `tunnel`: the far side of a tunnel. The near side sends the destination at the beginning of the flow's
+//! stream.
 
 use crate::carry::Failure;
 use crate::session::Client;
@@ -6,10 +7,10 @@ use sidetrack_core::flow::EndReason;
 use sidetrack_core::tunnel::{Parsed, Reply, Request};
 use std::net::SocketAddr;
 
-/// Reads the request; what the client's own bytes are behind it stays held.
+/// Reads the request. The client's own bytes after it stay buffered.
 ///
 /// # Errors
-/// `bad_request` if there is none; `client_gone` if the stream ends inside it.
+/// Fails with `bad_request` if there is none, and with `client_gone` if the stream ends inside it.
 pub async fn request(client: &mut Client) -> Result<Request, Failure> {
     let gone = |why: &str| Failure::new(EndReason::ClientGone, format!("the request: {why}"));
     let mut bytes = client.take_held();
@@ -34,10 +35,10 @@ pub async fn request(client: &mut Client) -> Result<Request, Failure> {
     }
 }
 
-/// Tells the near side that the path stands.
+/// Tells the near side that the path is set up.
 ///
 /// # Errors
-/// `client_gone`: it is no longer there.
+/// Fails with `client_gone` if the near side has disconnected.
 pub async fn connected(client: &mut Client, bound: Option<SocketAddr>) -> Result<(), Failure> {
     let reply = Reply::Connected { bound: bound.map(Into::into) };
     answer(client, &reply).await.map_err(|error| {
@@ -45,7 +46,7 @@ pub async fn connected(client: &mut Client, bound: Option<SocketAddr>) -> Result
     })
 }
 
-/// Tells the near side why there is no path, if it is still there to hear it.
+/// Tells the near side why there is no path, if it is still connected.
 pub async fn refused(client: &mut Client, failure: &Failure) {
     let _ = answer(client, &Reply::refused(failure.reason, &failure.detail)).await;
 }

@@ -1,4 +1,4 @@
-//! Flows that ended, in the compact form in which they wait until their records are read or written.
+//! Ended flows in a compact form, in which they wait until their records are read or written.
 
 use super::{Decided, Ended, LiveFlow, Multipath, Taken, Transport, UNSET, code_of, reason_of};
 use sidetrack_core::engine::Stamps;
@@ -8,34 +8,34 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Bytes of one batch, from which on the next flow begins another: what a reader takes at once, a tenth of a
-/// millisecond's work.
+/// Size after which the next flow starts another batch, bytes. A reader takes a whole batch at once, which is
+/// work for a tenth of a millisecond.
 const FULL: usize = 32 << 10;
 
-/// Kinds of one batch, from which on the next flow begins another.
+/// Number of kinds after which the next flow starts another batch.
 const KINDS_MAX: usize = 64;
 
-/// Room of a new batch: at low rates one holds a few flows.
+/// First capacity of a batch, bytes. At low rates a batch holds few flows.
 const FIRST_ROOM: usize = 2 << 10;
 
-/// Flows that ended, in one piece of memory: the numbers of each and its texts, one after the other.
+/// Ended flows in one piece of memory: the numbers and then the texts of each flow.
 ///
-/// What many flows have in common (rule, carrier, functions, listener) is kept once, as a *kind*.
+/// Data that many flows share (rule, carrier, functions, listener) is stored once, as a *kind*.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     kinds: Vec<Arc<Decided>>,
     bytes: Vec<u8>,
     starts: Vec<u32>,
-    /// TCP states, of the flows that have some: each with its place in `starts`, rising.
+    /// TCP states of those flows that have some, each with its index in `starts`, in rising order.
     states: Vec<(usize, Stamps)>,
 }
 
-/// Bits that say what of a flow is there.
+/// Bits for the data that a flow has.
 mod has {
     pub const KNOWN: u16 = 1;
     pub const NAME: u16 = 1 << 1;
     pub const HOST: u16 = 1 << 2;
-    /// The host is the name of the destination.
+    /// The host is the destination's name.
     pub const SAME_HOST: u16 = 1 << 3;
     pub const PROCESS: u16 = 1 << 4;
     pub const PROGRAM: u16 = 1 << 5;
@@ -53,9 +53,10 @@ mod has {
 
 /// Numbers of 8 bytes at the start of each flow.
 const NUMBERS: usize = 8;
-/// Where its kind stands behind them: 4 bytes; then what it has (2 bytes), reason and transport (1 each).
+/// Offset of the kind's index (4 bytes). After it come the bits (2 bytes), the reason and the transport (1 byte
+/// each).
 const KIND_AT: usize = NUMBERS * 8;
-/// Bytes before its texts.
+/// Bytes before the texts of a flow.
 const FIXED: usize = KIND_AT + 8;
 
 const TRANSPORTS: [Transport; 3] = [Transport::Quic, Transport::Tls, Transport::Warm];
@@ -68,7 +69,7 @@ fn micros(time: Option<Duration>) -> u64 {
 fn is_same_kind(one: &Decided, other: &Decided) -> bool {
     let same_verdict = match (&one.verdict, &other.verdict) {
         (Some(one), Some(other)) => {
-            // By address first: the rules of one configuration share theirs.
+            // Compare pointers first: the rules of one configuration share their names.
             let same_rule = match (&one.rule, &other.rule) {
                 (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
                 (one, other) => one.is_none() && other.is_none(),
@@ -105,7 +106,7 @@ fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
     }
 }
 
-/// Appends a client's address: what records say of it.
+/// Appends a client's address in the form that records need.
 fn put_address(out: &mut Vec<u8>, address: SocketAddr) {
     put_ip(out, address.ip());
     out.extend_from_slice(&address.port().to_le_bytes());
@@ -114,7 +115,7 @@ fn put_address(out: &mut Vec<u8>, address: SocketAddr) {
     }
 }
 
-/// Appends what is known of a flow; returns what it has.
+/// Appends what is known about a flow. Returns the bits for it.
 fn put_flow(out: &mut Vec<u8>, flow: &Flow) -> u16 {
     let mut there = has::KNOWN;
     put_address(out, flow.client);
@@ -155,28 +156,28 @@ fn put_flow(out: &mut Vec<u8>, flow: &Flow) -> u16 {
 }
 
 impl Batch {
-    /// The number of its flows.
+    /// The number of flows.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Whether the next flow is to begin another.
+    /// Whether the next flow should start another batch.
     pub(super) fn is_full(&self) -> bool {
         self.size() >= FULL || self.kinds.len() >= KINDS_MAX
     }
 
-    /// The bytes it takes.
+    /// Its size in bytes.
     pub(super) fn size(&self) -> usize {
         self.bytes.len() + self.states.len() * size_of::<(usize, Stamps)>()
     }
 
     fn kind_of(&mut self, decided: &Arc<Decided>) -> u32 {
-        // Most flows are of the kind of the one before.
+        // Most flows have the kind of the flow before.
         let found = self.kinds.iter().rposition(|kind| is_same_kind(kind, decided));
         let at = found.unwrap_or_else(|| {
             self.kinds.push(decided.clone());
@@ -222,7 +223,7 @@ impl Batch {
         self.starts.push(u32::try_from(start).unwrap_or(u32::MAX));
     }
 
-    /// Appends what is behind the numbers; returns what it has.
+    /// Appends the texts. Returns the bits for them.
     fn put_texts(&mut self, ended: &Ended, decided: Option<&Decided>) -> u16 {
         let out = &mut self.bytes;
         let mut there = decided.map_or(0, |decided| put_flow(out, &decided.flow));
@@ -269,12 +270,12 @@ impl Batch {
         })
     }
 
-    /// The kinds of its flows: each with the first flow of it.
+    /// The kinds of its flows, each with the first flow of the kind.
     pub fn kinds(&self) -> &[Arc<Decided>] {
         &self.kinds
     }
 
-    /// Adds the flows of another behind its own, if they have room.
+    /// Appends the flows of another batch. Returns false if they do not fit.
     pub fn absorb(&mut self, other: &Self) -> bool {
         if self.bytes.len() + other.bytes.len() > FULL || self.kinds.len() + other.kinds.len() > KINDS_MAX {
             return false;
@@ -305,34 +306,34 @@ pub struct Past<'a> {
     states: Option<&'a Stamps>,
 }
 
-/// What is said of a flow beside its numbers and its kind.
+/// The data of a flow besides its numbers and its kind.
 #[derive(Clone, Debug, Default)]
 pub struct Texts<'a> {
-    /// The client; none if nothing of the flow was known.
+    /// The client. `None` if nothing was known about the flow.
     pub client: Option<SocketAddr>,
-    /// The address it wanted; none if it is a name.
+    /// The destination's address. `None` if it is a name.
     pub dst_ip: Option<IpAddr>,
-    /// The name it wanted.
+    /// The destination's name.
     pub dst_name: Option<&'a str>,
-    /// The port it wanted.
+    /// The destination's port.
     pub dst_port: u16,
-    /// The host name, if one is known beside the destination.
+    /// The host name, if one is known besides the destination.
     pub host: Option<&'a str>,
     /// The local program, if it was looked up.
     pub process: Option<(Option<&'a str>, Option<u32>, Option<u32>)>,
-    /// Who authenticated.
+    /// The authenticated user.
     pub user: Option<&'a str>,
-    /// Where what carried it leads to.
+    /// The transport and the address it leads to.
     pub taken: Option<Taken>,
-    /// More than the reason says.
+    /// Details beyond the reason.
     pub detail: Option<&'a str>,
-    /// What the data-flow agreement said.
+    /// The agreement's decision.
     pub agreement: Option<&'a str>,
-    /// The name in the client's TLS hello, where it is another.
+    /// The name in the client's TLS hello, if it differs from the host.
     pub tls_name: Option<&'a str>,
 }
 
-/// Takes apart what [`Batch::add`] put together; what is not there is empty.
+/// Reads what [`Batch::add`] wrote. Missing data reads as empty.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -393,12 +394,12 @@ impl<'a> Past<'a> {
         self.number(0)
     }
 
-    /// When it was caught: microseconds since 1970.
+    /// When it was captured: microseconds since 1970.
     pub fn since_us(&self) -> u64 {
         self.number(1)
     }
 
-    /// From being caught to the end.
+    /// Time from the capture to the end.
     pub fn duration(&self) -> Duration {
         Duration::from_micros(self.number(2))
     }
@@ -408,22 +409,22 @@ impl<'a> Past<'a> {
         (self.number(3), self.number(4))
     }
 
-    /// From being caught until the path to the server stood.
+    /// Time from the capture until the path to the server was set up.
     pub fn connect_time(&self) -> Option<Duration> {
         self.time(5)
     }
 
-    /// From being caught to the first byte from the server.
+    /// Time from the capture to the first byte from the server.
     pub fn first_byte_time(&self) -> Option<Duration> {
         self.time(6)
     }
 
-    /// For how long it was held for its first bytes, if a rule asked for them.
+    /// How long it waited for its first bytes, if a rule needed them.
     pub fn sniff_wait(&self) -> Option<Duration> {
         self.time(7)
     }
 
-    /// Its place in [`Batch::kinds`]; none if nothing was known of the flow.
+    /// The index of its kind in [`Batch::kinds`]. `None` if nothing was known about the flow.
     pub fn kind(&self) -> Option<usize> {
         let mut kind = Reader(self.fixed.get(KIND_AT..).unwrap_or_default());
         Some(kind.u32() as usize).filter(|at| *at < self.kinds.len())
@@ -434,17 +435,17 @@ impl<'a> Past<'a> {
         reason_of(self.fixed[KIND_AT + 6]).unwrap_or(EndReason::Internal)
     }
 
-    /// What moved its bytes, where its carrier leaves that open.
+    /// The transport, if its carrier leaves a choice.
     pub fn transport(&self) -> Option<Transport> {
         TRANSPORTS.get(usize::from(self.fixed[KIND_AT + 7])).copied()
     }
 
-    /// Whether bytes of it went past Sidetrack.
+    /// Whether bytes of it bypassed Sidetrack.
     pub const fn was_shunted(&self) -> bool {
         self.has() & has::SHUNTED != 0
     }
 
-    /// The sides that spoke Multipath TCP.
+    /// The sides that used Multipath TCP.
     pub const fn multipath(&self) -> Multipath {
         Multipath {
             client: self.has() & has::CLIENT_MULTIPATH != 0,
@@ -452,12 +453,12 @@ impl<'a> Past<'a> {
         }
     }
 
-    /// The TCP states that both sides have reached; none where the kernel's TCP carried the flow.
+    /// The TCP states that both sides have reached. `None` if the kernel's TCP carried the flow.
     pub const fn states(&self) -> Option<&'a Stamps> {
         self.states
     }
 
-    /// The rest of what is known.
+    /// The other data.
     pub fn texts(&self) -> Texts<'a> {
         let (has, mut from) = (self.has(), Reader(self.texts));
         let is = |bit: u16| has & bit != 0;
@@ -489,7 +490,7 @@ impl<'a> Past<'a> {
         texts
     }
 
-    /// The flow and its end as they were.
+    /// Restores the flow and its end.
     pub fn to_ended(&self) -> Ended {
         let texts = self.texts();
         let since: SystemTime = UNIX_EPOCH + Duration::from_micros(self.since_us());

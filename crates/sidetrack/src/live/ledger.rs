@@ -7,23 +7,23 @@ use sidetrack_core::time::Instant;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// The flows of one worker: those in flight, those that ended lately, and counts for metrics.
+/// The flows of one worker: running flows, flows that ended recently, and counts for metrics.
 #[derive(Debug, Default)]
 pub struct Ledger {
     inner: Mutex<LedgerInner>,
-    /// When each slot is to be looked at. Never held while `inner` is asked for.
+    /// When the sweep must check each slot. Never locked while waiting for `inner`.
     looks: Arc<Mutex<Deadlines>>,
-    /// Those that ended, until the recorder takes them.
+    /// Ended flows, until the recorder takes them.
     ended: Waiting,
-    /// Nobody reads the record of every flow.
+    /// Whether records of single flows are not needed.
     unread: AtomicBool,
 }
 
-/// Connections of the packet engine that have a record each between two visits where nobody reads records: enough to show
-/// the last ones.
+/// Connections of the packet engine that are stored between two visits while no consumer reads records: enough
+/// to show the last ones.
 const KEPT: usize = 256;
 
-/// Flows of one kind that are counted so between two visits; of more than these nothing is known but how many.
+/// Most flows of one kind in a tally between two visits. Of further flows only the number is counted.
 const COUNTED_MAX: usize = 1 << 18;
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ struct LedgerInner {
     tallies: Vec<Tally>,
 }
 
-/// A flow's place in its worker's ledger.
+/// A flow's index in its worker's ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot(u32);
 
@@ -48,23 +48,23 @@ impl Ledger {
             inner.slots.push(None);
             u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        // A look that a flow before it in this slot has asked for is made all the same.
+        // A check that an earlier flow in this slot has asked for is still done.
         let look = lock(&self.looks).look_at(index).map_or(UNSET, |at| at.as_nanos());
         flow.look.store(look, Relaxed);
-        // A flow is entered once.
+        // Cannot fail: a flow is entered once.
         let _ = flow.looks.set((self.looks.clone(), index));
         flow.be_looked_at();
         inner.slots[index as usize] = Some(flow);
         Slot(index)
     }
 
-    /// How many ended connections of the packet engine are kept between two visits of the recorder, each to have a record;
-    /// others are only counted.
+    /// How many ended connections of the packet engine are stored with a record between two visits of the
+    /// recorder. Further ones are only counted.
     pub fn kept(&self) -> usize {
         if self.is_read() { ENDED_MAX } else { KEPT }
     }
 
-    /// Moves a flow from those in flight to those that ended.
+    /// Moves a flow from the running to the ended flows.
     pub fn leave(&self, slot: Slot, ended: Ended) {
         let mut inner = lock(&self.inner);
         let left = inner.slots.get_mut(slot.0 as usize).and_then(Option::take);
@@ -72,68 +72,68 @@ impl Ledger {
             inner.live -= 1;
             inner.free.push(slot.0);
         }
-        // In one step: a reader that sees that a flow is no longer in flight finds it among those that ended.
+        // Under one lock: a reader that no longer sees the flow as running must find it among the ended ones.
         if !self.ended.put(&ended) {
             inner.only_count(&ended);
         }
         drop(inner);
-        // A waker keeps its task's memory.
+        // The waker keeps its task's memory alive.
         *lock(&ended.flow.waker) = None;
     }
 
-    /// Adds a flow that never was in flight here (the kernel carried it, or it was shed).
+    /// Adds a flow that was never running here: the kernel carried it, or it was rejected.
     pub fn note(&self, ended: Ended) {
         if !self.ended.put(&ended) {
             lock(&self.inner).only_count(&ended);
         }
     }
 
-    /// Adds flows of which there is no record each.
+    /// Adds counts of flows without a record each.
     pub fn tally(&self, tallies: impl Iterator<Item = Tally>) {
         lock(&self.inner).tallies.extend(tallies);
     }
 
-    /// Takes these.
+    /// Takes these counts.
     pub fn take_tallies(&self) -> Vec<Tally> {
         std::mem::take(&mut lock(&self.inner).tallies)
     }
 
-    /// Ended flows that wait to be taken.
+    /// The number of ended flows that wait.
     pub fn ended_waiting(&self) -> usize {
         self.ended.len()
     }
 
-    /// Whether enough flows wait that they have to be taken soon.
+    /// Whether enough flows wait that the recorder must take them soon.
     pub fn is_crowded(&self) -> bool {
         self.ended.is_crowded()
     }
 
-    /// Whether somebody reads the record of every flow.
+    /// Whether a consumer reads the record of each flow.
     pub fn is_read(&self) -> bool {
         !self.unread.load(Relaxed)
     }
 
-    /// Says so.
+    /// Sets whether a consumer reads records.
     pub fn set_read(&self, is_read: bool) {
         self.unread.store(!is_read, Relaxed);
     }
 
-    /// The number of flows in flight.
+    /// The number of running flows.
     pub fn len(&self) -> usize {
         lock(&self.inner).live
     }
 
-    /// Whether no flow is in flight.
+    /// Whether no flow is running.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The flows in flight now.
+    /// The flows that are running now.
     pub fn snapshot(&self) -> Vec<Arc<LiveFlow>> {
         lock(&self.inner).slots.iter().flatten().cloned().collect()
     }
 
-    /// Wakes the owners of flows whose deadline has passed; looks at those only whose time has come.
+    /// Wakes the owners of flows whose deadline has passed. Checks only flows that are due for a check.
     pub fn wake_due(&self, now: Instant) {
         loop {
             let Some(place) = lock(&self.looks).due(now) else { return };
@@ -144,22 +144,22 @@ impl Ledger {
         }
     }
 
-    /// The flow in flight of this number.
+    /// Returns the running flow with this number.
     pub fn find(&self, id: u64) -> Option<Arc<LiveFlow>> {
         lock(&self.inner).slots.iter().flatten().find(|flow| flow.id.0 == id).cloned()
     }
 
-    /// Takes the next of the flows that ended, as many as there are in one batch.
+    /// Takes the next batch of ended flows.
     pub fn take_batch(&self) -> Option<Batch> {
         self.ended.take()
     }
 
-    /// Takes how many flows ended that were not even counted, because nobody came in time.
+    /// Takes the number of ended flows that were not even counted by kind, because the recorder came too late.
     pub fn take_dropped(&self) -> u64 {
         std::mem::take(&mut lock(&self.inner).dropped)
     }
 
-    /// Takes all flows that ended since the last call, and how many were not even counted.
+    /// Takes all flows that ended since the last call, and the number of those that were not counted by kind.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
         let batches = std::iter::from_fn(|| self.take_batch());
         let ended = batches.flat_map(|batch| batch.iter().map(|past| past.to_ended()).collect::<Vec<_>>());
@@ -168,7 +168,7 @@ impl Ledger {
 }
 
 impl LedgerInner {
-    /// Adds one to those of its kind: the same rule, the same way, the same end.
+    /// Adds the flow to the count of its kind: the same rule, carrier and end reason.
     fn only_count(&mut self, ended: &Ended) {
         let decided = ended.flow.decided();
         let found = self.tallies.iter().position(|tally| tally.is_of(decided.as_deref(), ended.reason));
@@ -227,7 +227,7 @@ mod tests {
         Instant::from_millis(ms)
     }
 
-    /// How often the owner is woken by the sweeps at these times.
+    /// Returns how often the owner is woken by sweeps at these times.
     fn woken(ledger: &Ledger, flow: &LiveFlow, sweeps: &[u64]) -> Vec<u64> {
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(wakes.clone());

@@ -1,26 +1,27 @@
-//! Where flows that ended wait for the recorder.
+//! Queue of ended flows for the recorder.
 
 use super::{Batch, Ended, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
-/// Ended flows that a worker's ledger holds for the recorder. Of those that come while so many wait there is no record:
-/// they are only counted, so that no flow is ever held up and metrics stay true.
+/// Most ended flows that wait in a worker's ledger. Further ones get no record and are only counted, so that no
+/// flow is delayed and metrics stay correct.
 pub const ENDED_MAX: usize = 32_768;
 
-/// The same in bytes of their compact form.
+/// The limit in bytes of their compact form.
 pub const BYTES_MAX: usize = 8 << 20;
 
-/// Two threads may take flows at a time: then a third cell is free for the worker, who never waits for them.
+/// Number of cells. Two threads may read at a time; the third cell is then free for the worker, which never
+/// waits for them.
 const CELLS: usize = 3;
 
-/// One writer puts flows in, up to two readers take them out, in batches. The writer never waits for a reader, which may
-/// be a thread of low priority that was interrupted: it turns to another cell.
+/// A queue with one writer and up to two readers, which take batches. The writer never waits for a reader, which
+/// may be a preempted thread of low priority: it uses another cell.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     cells: [Mutex<Cell>; CELLS],
-    /// The cell the writer used last.
+    /// The cell that the writer used last.
     at: AtomicUsize,
     flows: AtomicUsize,
     bytes: AtomicUsize,
@@ -44,11 +45,11 @@ impl Waiting {
                 return cell;
             }
         }
-        // Only where several threads put flows in.
+        // Only reached if several threads write.
         lock(&self.cells[at % CELLS])
     }
 
-    /// Puts a flow in; false if there is no room.
+    /// Adds a flow. Returns false if there is no room.
     pub(super) fn put(&self, ended: &Ended) -> bool {
         if self.flows.load(Relaxed) >= ENDED_MAX || self.bytes.load(Relaxed) >= BYTES_MAX {
             return false;
@@ -81,12 +82,12 @@ impl Waiting {
         })
     }
 
-    /// Flows that wait.
+    /// The number of waiting flows.
     pub(super) fn len(&self) -> usize {
         self.flows.load(Relaxed)
     }
 
-    /// Whether more wait than a quarter of what has room.
+    /// Whether more than a quarter of the limit is waiting.
     pub(super) fn is_crowded(&self) -> bool {
         self.len() >= ENDED_MAX / 4 || self.bytes.load(Relaxed) >= BYTES_MAX / 4
     }

@@ -1,4 +1,4 @@
-//! A histogram that takes the observations of many flows in one step.
+//! A histogram that adds the observations of many flows in one step.
 
 use super::lock;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
@@ -10,10 +10,10 @@ use std::time::Duration;
 /// Most bounds of a histogram.
 const BOUNDS_MAX: usize = 12;
 
-/// A histogram of times. Clones are the same one.
+/// A histogram of times. Clones share their counts.
 #[derive(Clone, Debug)]
 pub(super) struct Buckets {
-    /// Upper bounds, seconds; above the last there is one more bucket.
+    /// Upper bounds, seconds. Above the last one there is one more bucket.
     bounds: &'static [f64],
     counted: Arc<Mutex<Counted>>,
 }
@@ -24,7 +24,7 @@ struct Counted {
     counts: [u64; BOUNDS_MAX + 1],
 }
 
-/// Observations on their way into a histogram.
+/// Observations to be added to a histogram.
 #[derive(Debug)]
 pub(super) struct Seen {
     bounds: &'static [f64],
@@ -32,12 +32,12 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// None yet.
+    /// Starts without observations.
     pub(super) fn of(buckets: &Buckets) -> Self {
         Self { bounds: buckets.bounds, counted: Counted::default() }
     }
 
-    /// One more.
+    /// Adds one observation.
     pub(super) fn add(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let at = self.bounds.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds.len());
@@ -47,13 +47,13 @@ impl Seen {
 }
 
 impl Buckets {
-    /// A histogram with these upper bounds in seconds, at most [`BOUNDS_MAX`], rising.
+    /// A histogram with these upper bounds in seconds, in rising order, at most [`BOUNDS_MAX`].
     pub(super) fn new(bounds: &'static [f64]) -> Self {
         debug_assert!(bounds.len() <= BOUNDS_MAX, "more bounds than there are counters");
         Self { bounds, counted: Arc::default() }
     }
 
-    /// Takes what was seen.
+    /// Adds the observations.
     pub(super) fn take(&self, seen: &Seen) {
         let mut counted = lock(&self.counted);
         counted.sum = counted.sum.saturating_add(seen.counted.sum);

@@ -1,21 +1,21 @@
-//! The user of the data plane, and the capabilities that it keeps.
+//! The user that `up` switches to, and the capabilities that it keeps.
 
 use crate::config::{Config, Listener, RunAs};
 use serde::Serialize;
 use sidetrack_sys::caps::CapabilitySet;
 use std::fmt;
 
-/// Who the data plane is when root starts it. Its JSON form is stable: fields are added, never renamed.
+/// The user of the data plane when root starts it. The JSON form is stable: fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataPlane {
     /// The first of these users that the machine has.
     pub users: Vec<String>,
-    /// What it keeps, with the reason.
+    /// The capabilities that it keeps, with the reasons.
     pub capabilities: Vec<&'static str>,
 }
 
 impl DataPlane {
-    /// What a configuration says.
+    /// Returns the user and capabilities for a configuration.
     pub fn of(config: &Config) -> Self {
         let users = match &config.user {
             RunAs::Default => RunAs::DEFAULTS.map(str::to_owned).to_vec(),
@@ -48,7 +48,7 @@ pub fn data_capabilities(config: &Config) -> Vec<(CapabilitySet, &'static str)> 
     needed
 }
 
-/// The ports of a listener, which are bound after the rights are given up.
+/// The ports of a listener. They are bound after privileges are given up.
 fn ports(listener: &Listener) -> impl Iterator<Item = u16> {
     let addresses = listener.addresses.iter().copied();
     addresses.chain(listener.kind.htcp_address()).map(|address| address.port())

@@ -1,13 +1,13 @@
-//! How long a loop has nothing to do: what was, as a guess at what comes.
+//! Estimates how long a loop will be idle, from the last idle times.
 
 use std::time::Duration;
 
-/// Shorter than this it does not pay to sleep: a sleep and the wake-up take about as long, on both sides.
+/// Below this time sleeping does not pay: a sleep and its wake-up take about as long, in both threads.
 pub(super) const SHORT: Duration = Duration::from_micros(10);
-/// Longer ones count as this long, so that one of them is forgotten after a few tens of short ones.
+/// Longer times count as this, so that one of them is forgotten after a few tens of short ones.
 const LONG: Duration = Duration::from_millis(1);
 
-/// The mean of the last lulls.
+/// A moving average of the last idle times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lull {
     mean_ns: u64,
@@ -20,12 +20,12 @@ impl Default for Lull {
 }
 
 impl Lull {
-    /// Whether the next one will be short.
+    /// Whether the next idle time will probably be short.
     pub(super) fn is_short(self) -> bool {
         self.mean_ns < SHORT.as_nanos() as u64
     }
 
-    /// One more.
+    /// Adds one idle time.
     pub(super) fn lasted(&mut self, time: Duration) {
         let time = time.min(LONG).as_nanos() as u64;
         self.mean_ns = (self.mean_ns * 7 + time) / 8;

@@ -21,16 +21,16 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What an edge of epoll has told of one socket and nobody has used up yet.
+/// What epoll has reported about one socket and what was not used up yet.
 #[derive(Debug, Default)]
 struct Source {
-    /// Tells an event of a socket that is gone from one of its successor in this place.
+    /// Distinguishes late events of a closed socket from those of the next socket with the same index.
     generation: u32,
     readable: bool,
     writable: bool,
-    /// The other side sent FIN or a reset: reading has an end, which no further edge announces.
+    /// The peer has sent FIN or a reset: reads reach an end without another event.
     ended: bool,
-    /// The socket holds an error, or did.
+    /// The socket has or had an error.
     failed: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -62,7 +62,7 @@ impl Sources {
         &mut self.slots[index as usize]
     }
 
-    /// Notes what epoll told of a socket, and wakes who waits for it.
+    /// Stores an event from epoll and wakes the tasks that wait for it.
     pub(super) fn notice(&mut self, key: u64, flags: EventFlags) {
         let (index, generation) = (key & u64::from(u32::MAX), key >> 32);
         let Some(source) = usize::try_from(index).ok().and_then(|index| self.slots.get_mut(index)) else {
@@ -95,8 +95,8 @@ fn remember(slot: &mut Option<Waker>, waker: &Waker) {
     }
 }
 
-/// A place in a loop, held as long as the socket is open. Dropped before the socket is closed, and with it every
-/// interest: the close takes the socket out of the epoll instance.
+/// The registration of a socket in a loop. It is dropped before the socket is closed, together with all interest
+/// in events. The close then removes the socket from the epoll instance.
 #[derive(Debug)]
 struct Place {
     home: Rc<Loop>,
@@ -104,7 +104,7 @@ struct Place {
 }
 
 impl Place {
-    /// `ready`: whether to try to read and to write before the first event.
+    /// `ready`: whether to try reads and writes before the first event.
     fn new(fd: impl AsFd, flags: EventFlags, ready: bool) -> io::Result<Self> {
         let home = Loop::current();
         let (index, key) = home.sources.borrow_mut().enter();
@@ -138,12 +138,13 @@ impl Place {
         })
     }
 
-    /// A read came back short: nothing more is there until the next edge, but for the end of the stream.
+    /// A read returned fewer bytes than it had room for: no more bytes come before the next event, except for
+    /// the end of the stream.
     fn drained(&self) {
         self.with(|source| source.readable = source.ended);
     }
 
-    /// A read found nothing at all, not even the end.
+    /// A read found neither bytes nor the end of the stream.
     fn empty(&self) {
         self.with(|source| (source.readable, source.ended) = (false, false));
     }
@@ -159,10 +160,11 @@ impl Drop for Place {
     }
 }
 
-/// A connected or connecting TCP socket. Belongs to the thread that made it.
+/// A connected or connecting TCP socket. Belongs to the thread that created it.
 ///
-/// Dropping it ends the connection in order, with FIN. [`TcpStream::reset_on_close`] makes the drop send a reset. If the
-/// process is killed instead, the peer gets a reset if the socket was made for that ([`guarded`]).
+/// Dropping it ends the connection in order, with FIN. After [`TcpStream::reset_on_close`] the drop sends a
+/// reset. If the process is killed, the peer gets a reset too ([`guarded`]), provided that the socket was
+/// created for that.
 #[derive(Debug)]
 pub struct TcpStream {
     place: Place,
@@ -170,15 +172,15 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Takes a non-blocking socket into this thread's loop, and makes it reset its peer if the process is killed.
+    /// Registers a non-blocking socket in this thread's loop. If the process is killed, its peer gets a reset.
     ///
     /// # Errors
-    /// The kernel refuses to watch it.
+    /// Fails if the kernel cannot watch it.
     ///
     /// # Panics
     /// Outside of [`super::block_on`].
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        // Cannot fail on a TCP socket, and other kinds know no reset.
+        // Cannot fail on a TCP socket. Other kinds of socket have no reset.
         let _ = sidetrack_sys::sockopt::reset_on_close(&fd);
         Self::watched(fd, false)
     }
@@ -188,58 +190,58 @@ impl TcpStream {
         Ok(Self { place, fd: Guarded::new(fd) })
     }
 
-    /// Makes the coming drop send a reset and forget unsent bytes.
+    /// Makes the later drop send a reset and discard unsent bytes.
     pub fn reset_on_close(&mut self) {
         self.fd.reset_on_close();
     }
 
-    /// Whether the other side's FIN or reset has been announced: what is left to read comes before it.
+    /// Whether the peer's FIN or reset was reported. All unread bytes were sent before it.
     pub fn has_ended(&self) -> bool {
         self.place.with(|source| source.ended)
     }
 
-    /// Whether the socket has met an error.
+    /// Whether the socket has had an error.
     pub fn has_failed(&self) -> bool {
         self.place.with(|source| source.failed)
     }
 
-    /// Takes the socket out of the loop.
+    /// Removes the socket from the loop.
     ///
     /// # Errors
-    /// As `epoll_ctl(2)`.
+    /// Fails as `epoll_ctl(2)` does.
     pub fn into_std(self) -> io::Result<std::net::TcpStream> {
         let Self { place, fd } = self;
         epoll::delete(&place.home.epoll, &fd)?;
         Ok(fd.into_fd().into())
     }
 
-    /// Whether there may be something to read, as far as the loop has been told: no call, and nothing is waited for.
+    /// Whether bytes may be readable, as far as the loop knows. Makes no system call and waits for nothing.
     pub fn may_read(&self) -> bool {
         self.place.with(|source| source.readable)
     }
 
-    /// Whether there may be something to read.
+    /// Ready when bytes may be readable.
     pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.place.poll_readable(cx)
     }
 
-    /// Whether there may be room to write; of a connecting socket: whether that is decided.
+    /// Ready when there may be room to write, or when a connecting socket has connected or failed.
     pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.place.poll_writable(cx)
     }
 
-    /// Waits for room to write, or for the end of the attempt to connect.
+    /// Waits for room to write, or until connecting has succeeded or failed.
     pub async fn writable(&self) {
         poll_fn(|cx| self.poll_write_ready(cx)).await;
     }
 
-    /// Whether a connecting socket has connected by now, as one within a host mostly has when its call returns; then there is
-    /// room to write, and the loop need not say so first.
+    /// Whether a connecting socket has already connected. A connection within one host mostly has when
+    /// connect(2) returns. Then there is room to write, and no event from the loop is needed first.
     ///
     /// # Errors
-    /// It cannot be connected; the socket holds that error no more.
+    /// Fails if connecting has failed. The socket no longer has that error then.
     pub fn has_connected(&self) -> io::Result<bool> {
-        // Of no bytes: only the state of the socket is asked (tcp(7), connect(2) EINPROGRESS).
+        // Sending no bytes only queries the state of the socket (tcp(7), connect(2) EINPROGRESS).
         match self.try_write(&[]) {
             Ok(_) => self.place.with(|source| source.writable = true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -248,7 +250,7 @@ impl TcpStream {
         Ok(true)
     }
 
-    /// Waits until the socket has met an error.
+    /// Waits until the socket has an error.
     pub async fn failed(&self) {
         poll_fn(|cx| {
             self.place.with(|source| {
@@ -262,7 +264,7 @@ impl TcpStream {
         .await;
     }
 
-    /// Waits until the other side's FIN or a reset is announced, also behind bytes that nobody has read.
+    /// Ready when the peer's FIN or reset is reported, also if it comes after unread bytes.
     pub fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.place.with(|source| {
             if source.ended {
@@ -273,7 +275,7 @@ impl TcpStream {
         })
     }
 
-    /// Whether the connection still stands, as far as the kernel knows now; reads nothing.
+    /// Whether the connection is still open, as far as the kernel knows now. Reads nothing.
     pub fn stands(&self) -> bool {
         let peeked = self.reading(|fd| Ok(rustix::net::recv(fd, &mut [0; 1], RecvFlags::PEEK)?.0));
         match peeked {
@@ -282,10 +284,10 @@ impl TcpStream {
         }
     }
 
-    /// A call that reads by itself; that it would block is noted.
+    /// Runs a call that reads. If it would block, notes that.
     ///
     /// # Errors
-    /// Its own.
+    /// Fails as the call does.
     pub fn reading<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         call(self.fd.as_fd()).inspect_err(|error| {
             if error.kind() == io::ErrorKind::WouldBlock {
@@ -294,10 +296,10 @@ impl TcpStream {
         })
     }
 
-    /// A call that writes by itself; that it would block is noted.
+    /// Runs a call that writes. If it would block, notes that.
     ///
     /// # Errors
-    /// Its own.
+    /// Fails as the call does.
     pub fn writing<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         call(self.fd.as_fd()).inspect_err(|error| {
             if error.kind() == io::ErrorKind::WouldBlock {
@@ -306,21 +308,21 @@ impl TcpStream {
         })
     }
 
-    /// Forgets that there was room to write: what was seen of a socket before it connects is of no use after.
+    /// Forgets that there was room to write. Readiness seen before a socket connects means nothing afterwards.
     pub fn forget_writable(&self) {
         self.place.full();
     }
 
-    /// Reads what is there; 0 is the end of the stream.
+    /// Reads available bytes; 0 is the end of the stream.
     ///
     /// # Errors
-    /// As `recv(2)`; `WouldBlock` if nothing is there.
+    /// Fails as `recv(2)` does; `WouldBlock` if no bytes are available.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()) {
                 Ok((n, _)) => {
                     if n < buffer.len() {
-                        // One call less than asking again: what comes from now on is a new edge.
+                        // Saves a second call: bytes that come from now on cause a new event.
                         self.place.drained();
                     }
                     return Ok(n);
@@ -335,10 +337,10 @@ impl TcpStream {
         }
     }
 
-    /// As [`Self::try_read`], into room that nobody has cleared: clearing 4 KiB costs as much as reading a request.
+    /// Like [`Self::try_read`], but into uninitialised room: clearing 4 KiB costs as much as reading a request.
     ///
     /// # Errors
-    /// As `recv(2)`; `WouldBlock` if nothing is there.
+    /// Fails as `recv(2)` does; `WouldBlock` if no bytes are available.
     pub fn try_recv<'b>(&self, buffer: &'b mut [MaybeUninit<u8>]) -> io::Result<&'b [u8]> {
         let room = buffer.len();
         match rustix::net::recv(&self.fd, buffer, RecvFlags::empty()) {
@@ -352,25 +354,25 @@ impl TcpStream {
                 self.place.empty();
                 Err(io::ErrorKind::WouldBlock.into())
             }
-            // Still readable: whoever waits for that is woken at once.
+            // The socket stays readable, so a task that waits for that is woken at once.
             Err(Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as there is room for.
     ///
     /// # Errors
-    /// As `send(2)`; `WouldBlock` if there is no room.
+    /// Fails as `send(2)` does; `WouldBlock` if there is no room.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.try_send(bytes, SendFlags::NOSIGNAL)
     }
 
-    /// Writes what there is room for, and lets the kernel keep it until the next write, which makes one packet of both,
-    /// though for 200 ms at most (`MSG_MORE`, tcp(7)).
+    /// Writes as much as there is room for. The kernel keeps the bytes for one packet with the next write, at
+    /// most for 200 ms (`MSG_MORE`, tcp(7)).
     ///
     /// # Errors
-    /// As [`TcpStream::try_write`].
+    /// Fails as [`TcpStream::try_write`] does.
     pub fn try_write_more(&self, bytes: &[u8]) -> io::Result<usize> {
         self.try_send(bytes, SendFlags::NOSIGNAL | SendFlags::MORE)
     }
@@ -394,7 +396,7 @@ impl TcpStream {
         }
     }
 
-    /// Reads when something is there.
+    /// Reads as soon as bytes are available.
     pub fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_read_ready(cx));
@@ -405,12 +407,12 @@ impl TcpStream {
         }
     }
 
-    /// Writes when there is room.
+    /// Writes as soon as there is room.
     pub fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_send_flagged(cx, bytes, SendFlags::NOSIGNAL)
     }
 
-    /// The same, where more or the end follows at once: see [`TcpStream::try_write_more`].
+    /// The same before more bytes or the end: see [`TcpStream::try_write_more`].
     pub fn poll_send_more(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_send_flagged(cx, bytes, SendFlags::NOSIGNAL | SendFlags::MORE)
     }
@@ -430,10 +432,10 @@ impl TcpStream {
         }
     }
 
-    /// Reads what is there behind what a vector holds, into the room it has; 0 is the end of the stream.
+    /// Appends available bytes to a vector, within its capacity; 0 is the end of the stream.
     ///
     /// # Errors
-    /// As `recv(2)`.
+    /// Fails as `recv(2)` does.
     pub fn poll_recv_into(&self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_read_ready(cx));
@@ -452,10 +454,10 @@ impl TcpStream {
         }
     }
 
-    /// Writes the slices one behind the other, as far as there is room.
+    /// Writes the slices in order, as far as there is room.
     ///
     /// # Errors
-    /// As `sendmsg(2)`.
+    /// Fails as `sendmsg(2)` does.
     pub fn poll_send_slices(
         &self,
         cx: &mut Context<'_>,
@@ -485,23 +487,23 @@ impl TcpStream {
     /// Sends FIN.
     ///
     /// # Errors
-    /// As `shutdown(2)`.
+    /// Fails as `shutdown(2)` does.
     pub fn shutdown_write(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
     }
 
-    /// Takes the error that the socket holds (`SO_ERROR`).
+    /// Takes the pending error of the socket (`SO_ERROR`).
     ///
     /// # Errors
-    /// As `getsockopt(2)`.
+    /// Fails as `getsockopt(2)` does.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(rustix::net::sockopt::socket_error(&self.fd)?.err().map(io::Error::from))
     }
 
-    /// Our end's address.
+    /// The address of our end.
     ///
     /// # Errors
-    /// As `getsockname(2)`.
+    /// Fails as `getsockname(2)` does.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         sidetrack_sys::sockopt::local_address(&self.fd)
     }
@@ -547,10 +549,10 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Takes a non-blocking listener into this thread's loop.
+    /// Registers a non-blocking listener in this thread's loop.
     ///
     /// # Errors
-    /// The kernel refuses to watch it.
+    /// Fails if the kernel cannot watch it.
     ///
     /// # Panics
     /// Outside of [`super::block_on`].
@@ -559,14 +561,14 @@ impl TcpListener {
         Ok(Self { place, socket })
     }
 
-    /// The next connection, if one waits.
+    /// Accepts the next connection when there is one.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         loop {
             ready!(self.place.poll_readable(cx));
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match rustix::net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
-                    // A client that speaks first mostly has by now.
+                    // `true`: if the client speaks first, its bytes have mostly arrived by now.
                     let stream = TcpStream::watched(fd, true)?;
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
                     let none = || io::Error::other("accept(2) gave no address");
@@ -582,7 +584,7 @@ impl TcpListener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// As `accept4(2)`.
+    /// Fails as `accept4(2)` does.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// The task that [`block_on`] was given.
+/// The index of the future that was given to [`block_on`].
 const MAIN: usize = usize::MAX;
 
-/// What a task runs.
+/// The future of a task.
 type Run = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Who a task is, for those who wake it.
+/// What a waker knows about its task.
 #[derive(Debug)]
 pub(super) struct Header {
     index: usize,
@@ -42,8 +42,9 @@ impl Wake for Header {
 }
 
 impl Header {
-    /// Both this and the taking from the queue are one read and write at once, so that one of them sees the other: a task
-    /// whose wake came too late for the queue has not yet looked at what it was woken for, and will see it.
+    /// Marks the task as queued; returns whether it was not. The swaps here and in [`Tasks::run`] are atomic, so
+    /// one sees the other. If a wake comes too late for the queue, the task has not polled its future yet and
+    /// sees the event then.
     fn is_to_be_queued(&self) -> bool {
         !self.queued.swap(true, Ordering::AcqRel)
     }
@@ -58,10 +59,10 @@ impl Header {
     }
 }
 
-/// The door through which other threads wake tasks.
+/// The queue by which other threads wake tasks.
 #[derive(Debug)]
 pub(super) struct Remote {
-    /// Woken and not yet taken, at most once each.
+    /// Tasks that were woken and not yet taken, each at most once.
     woken: Mutex<Vec<Arc<Header>>>,
     rung: AtomicBool,
     bell: OwnedFd,
@@ -75,22 +76,22 @@ impl Remote {
     fn push(&self, header: Arc<Header>) {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(header);
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // A counter that is full wakes the loop just as well.
+            // A write to a full eventfd counter fails, but then the loop wakes up anyway.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Whether somebody has come to the door.
+    /// Whether another thread has woken a task.
     pub(super) fn is_rung(&self) -> bool {
         self.rung.load(Ordering::Acquire)
     }
 
-    /// Silences the bell.
+    /// Resets the eventfd.
     pub(super) fn clear(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
     }
 
-    /// Queues those who were woken by other threads.
+    /// Queues the tasks that other threads have woken.
     pub(super) fn take(&self, tasks: &Tasks) {
         if self.rung.swap(false, Ordering::AcqRel) {
             let woken = std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner));
@@ -100,7 +101,7 @@ impl Remote {
 }
 
 struct Task {
-    /// None while it is being polled.
+    /// `None` while it is being polled.
     future: Option<Run>,
     header: Arc<Header>,
 }
@@ -121,7 +122,7 @@ impl std::fmt::Debug for Tasks {
 }
 
 impl Tasks {
-    /// Whether a task waits to be polled.
+    /// Whether a task is waiting to be polled.
     pub(super) fn is_ready(&self) -> bool {
         self.main_is_ready.get() || !self.ready.borrow().is_empty()
     }
@@ -137,7 +138,7 @@ impl Tasks {
         self.ready.borrow_mut().push_back(header);
     }
 
-    /// Polls the tasks that are queued now; those that they wake come the next time.
+    /// Polls the tasks that are queued now. Tasks that these wake are polled in the next round.
     fn run(&self) {
         let queued = self.ready.borrow().len();
         for _ in 0..queued {
@@ -155,7 +156,7 @@ impl Tasks {
     fn poll(&self, header: Arc<Header>) {
         let index = header.index;
         let taken = match self.slots.borrow_mut().get_mut(index) {
-            // A late wake of a task that is gone finds another one in its place, or none.
+            // After a late wake of a finished task, its index may belong to another task, or be free.
             Some(Some(task)) if Arc::ptr_eq(&task.header, &header) => task.future.take(),
             _ => None,
         };
@@ -177,7 +178,7 @@ impl Tasks {
         drop(future);
     }
 
-    /// Drops every task; dropping one may wake or add others, which go with it.
+    /// Drops all tasks. Dropping one may wake or add others, which are dropped too.
     fn clear(&self) {
         loop {
             self.ready.borrow_mut().clear();
@@ -190,7 +191,7 @@ impl Tasks {
     }
 }
 
-/// Adds a task to the loop of this thread. A panic in it ends it alone.
+/// Adds a task to the loop of this thread. A panic in it ends only this task.
 ///
 /// # Panics
 /// Outside of [`block_on`].
@@ -199,7 +200,7 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) {
     own.tasks.add(Box::pin(future), &own.remote);
 }
 
-/// Lets every other task that is queued go first.
+/// Lets all other queued tasks run first.
 pub async fn yield_now() {
     let mut yielded = false;
     poll_fn(|cx| {
@@ -212,7 +213,7 @@ pub async fn yield_now() {
     .await;
 }
 
-/// Leaves the thread without a loop, whatever happened.
+/// On drop, removes the loop from the thread, also after a panic.
 struct Leave(Rc<Loop>);
 
 impl Drop for Leave {
@@ -223,10 +224,10 @@ impl Drop for Leave {
     }
 }
 
-/// Runs the loop on this thread until `main` is ready; the tasks that are left are dropped.
+/// Runs the loop on this thread until `main` is ready. Remaining tasks are dropped.
 ///
 /// # Errors
-/// The system gives no epoll instance, or takes it away.
+/// Fails if the system gives no epoll instance, or if waiting on it fails.
 pub fn block_on<T>(main: impl Future<Output = T>) -> io::Result<T> {
     let own = Rc::new(Loop::new()?);
     CURRENT.with_borrow_mut(|current| *current = Some(own.clone()));
@@ -253,7 +254,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    /// A one-shot that counts how often it was polled.
+    /// A one-shot channel that counts polls.
     fn channel() -> (Rc<Cell<Option<Waker>>>, Rc<Cell<bool>>) {
         Default::default()
     }
@@ -342,7 +343,7 @@ mod tests {
                 Poll::Ready(())
             }));
             yield_now().await;
-            // It takes the place of the first.
+            // This task gets the index of the first.
             spawn(poll_fn(move |_| {
                 count.set(count.get() + 1);
                 Poll::Pending
@@ -371,7 +372,7 @@ mod tests {
             }
             assert!(timeout(Duration::from_millis(1), std::future::pending::<()>()).await.is_err());
             assert_eq!(timeout(Duration::from_secs(60), async { 5 }).await, Ok(5));
-            // On a busy machine all may be due at the same turn, and this one goes first.
+            // On a busy machine all timers may be due in the same turn, in which this task runs first.
             for _ in 0..1000 {
                 if order.borrow().len() == 3 {
                     break;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Timers that are waited for, by time; the number tells those of one time apart.
+/// Timers that are waited for, ordered by time. The number distinguishes timers of the same time.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     waiting: BTreeMap<(Instant, u64), Waker>,
@@ -16,12 +16,12 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// When the first one is due.
+    /// The time of the first timer.
     pub(super) fn next(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Lets somebody wait for a moment, under this number or a new one; gives the number.
+    /// Wakes `waker` at this time. Keeps `number`, or assigns and returns a new one.
     pub(super) fn wait(&mut self, at: Instant, number: Option<u64>, waker: &Waker) -> u64 {
         let number = number.unwrap_or_else(|| {
             self.count += 1;
@@ -31,12 +31,12 @@ impl Timers {
         number
     }
 
-    /// Nobody waits for this any more.
+    /// Removes a timer.
     pub(super) fn forget(&mut self, at: Instant, number: u64) {
         self.waiting.remove(&(at, number));
     }
 
-    /// Wakes those that are due.
+    /// Wakes all timers that are due.
     pub(super) fn wake_due(&mut self, now: Instant) {
         while let Some(entry) = self.waiting.first_entry().filter(|entry| entry.key().0 <= now) {
             entry.remove().wake();
@@ -44,26 +44,26 @@ impl Timers {
     }
 }
 
-/// Waits for a moment; see [`sleep`].
+/// A timer; see [`sleep`].
 #[derive(Debug)]
 pub struct Sleep {
     at: Instant,
-    /// Where it waits, once it was polled.
+    /// The loop that it waits in, after the first poll.
     waiting: Option<(Rc<Loop>, u64)>,
 }
 
-/// Waits until this moment, at least.
+/// Waits at least until this time.
 pub const fn sleep_until(at: Instant) -> Sleep {
     Sleep { at, waiting: None }
 }
 
-/// The moment after so long. A wait beyond what the clock can tell is for ever, as good as.
+/// Returns the time after `wait`. A wait beyond the range of the clock becomes very long.
 fn in_time(wait: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(wait).unwrap_or_else(|| now + Duration::from_secs(1 << 32))
 }
 
-/// Waits for so long, at least.
+/// Waits for at least this time.
 pub fn sleep(wait: Duration) -> Sleep {
     sleep_until(in_time(wait))
 }
@@ -72,7 +72,8 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // The loop's time may lag behind the clock; a moment that has passed meanwhile is seen at its next turn.
+        // The loop's time may lag behind the clock. A timer that became due meanwhile is seen in the loop's next
+        // turn.
         if self.at <= now() {
             return Poll::Ready(());
         }
@@ -92,14 +93,14 @@ impl Drop for Sleep {
     }
 }
 
-/// The time was up first.
+/// The time limit was reached first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elapsed;
 
-/// What `future` gives, if it does before `at`.
+/// Returns the output of `future` if it completes before `at`.
 ///
 /// # Errors
-/// The time was up.
+/// Fails if the time limit is reached first.
 pub async fn timeout_at<T>(at: Instant, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     let mut future = pin!(future);
     let mut sleep = pin!(sleep_until(at));
@@ -110,10 +111,10 @@ pub async fn timeout_at<T>(at: Instant, future: impl Future<Output = T>) -> Resu
     .await
 }
 
-/// What `future` gives, if it does within `wait`.
+/// Returns the output of `future` if it completes within `wait`.
 ///
 /// # Errors
-/// The time was up.
+/// Fails if the time limit is reached first.
 pub async fn timeout<T>(wait: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     timeout_at(in_time(wait), future).await
 }

@@ -1,4 +1,4 @@
-//! The latest records, and those who follow along.
+//! The latest records, and the clients that follow new ones.
 
 use super::FlowRecord;
 use crate::live::{Batch, Ended, LiveFlow};
@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
-/// Followers at one time; one more is refused.
+/// Most followers at a time. A further one is rejected.
 pub const FOLLOWERS_MAX: usize = 64;
 
-/// Lines that wait for one follower; what comes while so many wait is counted as missed.
+/// Most lines queued for one follower. Further lines are counted as missed.
 const FOLLOW_QUEUE: usize = 1024;
 
-/// Where the control thread puts what happened, and the admin interface finds it.
+/// Where the control thread stores what happened, and where the admin interface reads it.
 #[derive(Debug)]
 pub struct Feed {
     inner: Mutex<Inner>,
@@ -23,9 +23,9 @@ pub struct Feed {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The latest flows that ended: full batches, and what comes in small ones put together.
+    /// The latest ended flows: full batches, or small ones merged.
     recent: VecDeque<Batch>,
-    /// The number of these.
+    /// The number of flows in them.
     kept: usize,
     ended: u64,
     followers: Vec<Follower>,
@@ -46,7 +46,7 @@ struct Follower {
 enum Event<'a> {
     Opened(&'a FlowRecord<'a>),
     Ended(&'a FlowRecord<'a>),
-    /// So many lines had no room, since the last one that had.
+    /// This number of lines did not fit into the queue since the last line that did.
     Missed {
         count: u64,
     },
@@ -58,29 +58,29 @@ impl Event<'_> {
     }
 }
 
-/// A follower's end: JSON lines as they come, none when the recorder stops.
+/// A follower's end of the queue: JSON lines as they come. It ends when the recorder stops.
 #[derive(Debug)]
 pub struct Follow(mpsc::Receiver<Arc<str>>);
 
 impl Follow {
-    /// The next line, with its line end.
+    /// Returns the next line with its line end.
     pub async fn next(&mut self) -> Option<Arc<str>> {
         self.0.recv().await
     }
 
-    /// As [`Follow::next`], for those who poll.
+    /// [`Follow::next`] as a poll function.
     pub fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<Arc<str>>> {
         self.0.poll_recv(cx)
     }
 }
 
-/// [`FOLLOWERS_MAX`] are there already, or the recorder has stopped.
+/// There are [`FOLLOWERS_MAX`] followers already, or the recorder has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{FOLLOWERS_MAX} others follow the flows already: end one of them")]
 pub struct TooManyFollowers;
 
 impl Feed {
-    /// A feed that keeps the latest `recent_max` records.
+    /// A feed that stores the latest `recent_max` records.
     pub fn new(recent_max: usize) -> Self {
         Self { inner: Mutex::default(), recent_max }
     }
@@ -89,7 +89,7 @@ impl Feed {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The latest flows that ended and that `pick` takes, latest first, at most `most`.
+    /// Returns the latest ended flows for which `pick` is true, latest first, at most `most`.
     pub fn recent(&self, most: usize, mut pick: impl FnMut(&Ended) -> bool) -> Vec<Ended> {
         let inner = self.inner();
         let latest = inner.recent.iter().rev().flat_map(|batch| batch.iter().rev()).take(self.recent_max);
@@ -101,15 +101,16 @@ impl Feed {
         self.inner().ended
     }
 
-    /// The number of those who follow.
+    /// The number of followers.
     pub fn followers(&self) -> usize {
         self.inner().followers.iter().filter(|follower| !follower.lines.is_closed()).count()
     }
 
-    /// Follows the flows that `filter` takes as they end and, if `opened` is set, as policy has decided on them.
+    /// Follows flows that match `filter`: when they end and, if `opened` is set, when policy has decided on
+    /// them.
     ///
     /// # Errors
-    /// When there are too many followers.
+    /// Fails if there are too many followers.
     pub fn follow(&self, filter: Filter, opened: bool) -> Result<Follow, TooManyFollowers> {
         let (sender, receiver) = mpsc::channel(FOLLOW_QUEUE);
         let mut inner = self.inner();
@@ -123,36 +124,36 @@ impl Feed {
         Ok(Follow(receiver))
     }
 
-    /// Whether somebody wants to hear of flows that open.
+    /// Whether a follower wants lines about opened flows.
     pub(super) fn wants_opened(&self) -> bool {
         self.inner().followers.iter().any(|follower| follower.opened)
     }
 
-    /// Ends all that follow, after what they have not read yet.
+    /// Ends all followers. They can still read what is queued.
     pub(super) fn close(&self) {
         let mut inner = self.inner();
         inner.closed = true;
         inner.followers.clear();
     }
 
-    /// Tells of a flow that policy has decided on.
+    /// Tells followers about a flow that policy has decided on.
     pub(super) fn tell_opened(&self, flow: &LiveFlow) {
         let decided = flow.decided();
         let record = FlowRecord::live(flow, decided.as_deref());
         self.inner().tell(&record, &Event::Opened(&record));
     }
 
-    /// Tells of a flow that ended.
+    /// Tells followers about a flow that ended.
     pub(super) fn tell_ended(&self, record: &FlowRecord<'_>) {
         self.inner().tell(record, &Event::Ended(record));
     }
 
-    /// Whether somebody follows.
+    /// Whether there are followers.
     pub(super) fn has_followers(&self) -> bool {
         !self.inner().followers.is_empty()
     }
 
-    /// Keeps flows that ended, instead of the oldest.
+    /// Stores ended flows, and drops the oldest beyond the limit.
     pub(super) fn keep(&self, batch: Batch) {
         let mut inner = self.inner();
         inner.ended += batch.len() as u64;
@@ -160,7 +161,7 @@ impl Feed {
             return;
         }
         inner.kept += batch.len();
-        // At low rates batches are small: put together they take less memory.
+        // At low rates batches are small. Merging them saves memory.
         if !inner.recent.back_mut().is_some_and(|last| last.absorb(&batch)) {
             inner.recent.push_back(batch);
         }
@@ -171,7 +172,7 @@ impl Feed {
             inner.kept -= first;
             oldest.extend(inner.recent.pop_front());
         }
-        // Whoever reads need not wait until their memory is given back.
+        // Free the memory without the lock, so that readers do not wait for it.
         drop(inner);
         drop(oldest);
     }

@@ -1,5 +1,5 @@
-//! Record lines straight from the compact form of flows that ended: the same fields as those of
-//! [`FlowRecord`](super::FlowRecord), written without a value in between.
+//! Writes record lines directly from the compact form of ended flows. The fields are those of
+//! [`FlowRecord`](super::FlowRecord), without such a value in between.
 
 use super::{Reached, Timestamp, carrier, chain};
 use crate::live::{Batch, Decided, Past, Texts};
@@ -8,16 +8,16 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Bytes of `2026-11-21T23:07:19.`: what all moments of one second have in common.
+/// Bytes of `2026-11-21T23:07:19.`: the same for all times within one second.
 const SECOND: usize = 20;
 
-/// Writes lines; keeps what it wrote for the flow before, which the next is likely to need again.
+/// Writes lines. Keeps the text of values that the next flow probably shares.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// The second whose text is kept, since 1970, and its text.
+    /// The second whose text is kept, counted from 1970, and the text.
     second: Option<u64>,
     text: Vec<u8>,
-    /// The fields from `rule` to `intercept`, of each kind of the batch at hand.
+    /// The fields from `rule` to `intercept` for each kind of flow in the present batch.
     kinds: Vec<Vec<u8>>,
 }
 
@@ -36,7 +36,7 @@ fn number(out: &mut Vec<u8>, mut value: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// Appends a time in seconds, exact to the microsecond: `1.5`, `0.041237`, `2.0`.
+/// Appends a duration in seconds, exact to the microsecond: `1.5`, `0.041237`, `2.0`.
 fn seconds(out: &mut Vec<u8>, time: Duration) {
     number(out, time.as_secs());
     let mut micros = time.subsec_micros();
@@ -63,10 +63,10 @@ fn null(out: &mut Vec<u8>) {
 
 /// Appends text as a JSON string.
 fn string(out: &mut Vec<u8>, text: &str) {
-    // Without an early end, so that the compiler makes vector instructions of it.
+    // Without an early exit, so that the compiler can vectorise it.
     let is_special = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
     if text.bytes().fold(false, |found, byte| found | is_special(byte)) {
-        // A Vec refuses no bytes.
+        // Writing to a Vec cannot fail.
         let _ = serde_json::to_writer(out, text);
         return;
     }
@@ -92,7 +92,7 @@ fn ip(out: &mut Vec<u8>, ip: IpAddr) {
                 number(out, octet.into());
             }
         }
-        // A Vec refuses no bytes.
+        // Writing to a Vec cannot fail.
         IpAddr::V6(ip) => {
             let _ = write!(out, "[{ip}]");
         }
@@ -116,7 +116,7 @@ fn address(out: &mut Vec<u8>, address: SocketAddr) {
     }
 }
 
-/// Appends the fields that all flows of a kind have in common.
+/// Appends the fields that all flows of one kind share.
 fn kind(out: &mut Vec<u8>, decided: Option<&Decided>) {
     out.extend_from_slice(b",\"rule\":");
     optional(out, decided.and_then(Decided::rule).map(|rule| &**rule));
@@ -135,7 +135,7 @@ fn kind(out: &mut Vec<u8>, decided: Option<&Decided>) {
     optional(out, decided.map(|decided| decided.flow.intercept.as_str()));
 }
 
-/// Appends who and where: the fields from `client` to `user`.
+/// Appends the fields from `client` to `user`.
 fn parties(out: &mut Vec<u8>, texts: &Texts<'_>) {
     out.extend_from_slice(b",\"client\":");
     match texts.client {
@@ -156,7 +156,7 @@ fn parties(out: &mut Vec<u8>, texts: &Texts<'_>) {
         }
         (None, Some(name)) => {
             string(out, name);
-            // Before the closing quote.
+            // Put the port before the closing quote.
             out.pop();
             port(out, texts.dst_port);
             out.push(b'"');
@@ -232,7 +232,7 @@ impl Lines {
         match past.states() {
             Some(states) => {
                 let reached: Vec<Reached> = states.iter().map(Reached::from).collect();
-                // A Vec refuses no bytes.
+                // Writing to a Vec cannot fail.
                 let _ = serde_json::to_writer(&mut *out, &reached);
             }
             None => null(out),
@@ -247,7 +247,7 @@ impl Lines {
         out.extend_from_slice(b"]}\n");
     }
 
-    /// Appends a moment: RFC 3339, UTC, milliseconds.
+    /// Appends a time: RFC 3339, UTC, milliseconds.
     fn moment(&mut self, since_us: u64, out: &mut Vec<u8>) {
         let (second, millis) = (since_us / 1_000_000, since_us / 1000 % 1000);
         if self.second != Some(second) {
@@ -262,7 +262,7 @@ impl Lines {
     }
 }
 
-/// Appends why the flow ended, and what is said beside it.
+/// Appends the reason of the end, and the fields about it.
 fn ending(out: &mut Vec<u8>, reason: EndReason, texts: &Texts<'_>) {
     out.extend_from_slice(b",\"reason\":\"");
     out.extend_from_slice(reason.as_str().as_bytes());

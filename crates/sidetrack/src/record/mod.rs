@@ -1,7 +1,7 @@
-//! Records: one JSON line for every flow, a window on the latest of them, and those who follow along.
+//! Records: one JSON line for each flow, the latest records in memory, and clients that follow new ones.
 //!
-//! Everything here runs on threads beside the workers; the data path only puts a flow that ended, in compact form, into
-//! its worker's [`Ledger`](crate::live::Ledger).
+//! All this runs on threads beside the workers. The data path only puts an ended flow, in compact form, into its
+//! worker's [`Ledger`](crate::live::Ledger).
 
 mod feed;
 mod line;
@@ -26,77 +26,79 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What is recorded of a flow. The names, their order and their meaning are fixed: `docs/records.md`.
+/// The record of a flow. The names, their order and their meaning are fixed: `docs/records.md`.
 ///
-/// A field that is not known is `null`; none is ever left out.
+/// A field that is not known is `null`; no field is ever left out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlowRecord<'a> {
-    /// When the flow was caught: RFC 3339, UTC, milliseconds. The end is `ts` + `duration_seconds`.
+    /// When the flow was captured: RFC 3339, UTC, milliseconds. The end is `ts` + `duration_seconds`.
     pub ts: Timestamp,
-    /// The flow's number, unique in one process, rising from 1.
+    /// The flow's number, unique in one process. It counts from 1.
     pub flow: u64,
-    /// Name of the rule that decided; `null` if the default did, or policy was never asked.
+    /// Name of the rule that decided. `null`: the default decided, or policy was not asked.
     pub rule: Option<Cow<'a, str>>,
-    /// Names of the functions the flow passed, in order; empty if the rule names none.
+    /// Names of the functions that the flow passed through, in order. Empty if the rule names none.
     pub chain: Vec<Cow<'a, str>>,
-    /// How it was carried: `direct`, `kernel`, or the hops in order, as in `socks6://gw:1080 -> http://b:3128`; never
-    /// with credentials. `null` if it was not carried.
+    /// How it was carried: `direct`, `kernel`, or the hops in order, as in `socks6://gw:1080 -> http://b:3128`,
+    /// never with credentials. `null` if it was not carried.
     pub carrier: Option<Cow<'a, str>>,
-    /// Name of the listener that caught it.
+    /// Name of the listener that captured it.
     pub listener: Option<Cow<'a, str>>,
-    /// How it was caught.
+    /// How it was captured.
     pub intercept: Option<Intercept>,
-    /// The client's address, after PROXY protocol where that is trusted; under an isolated `run` that of this host's loopback.
+    /// The client's address, from the PROXY protocol header where that is trusted. Under an isolated `run`, an
+    /// address of this host's loopback.
     pub client: Option<SocketAddr>,
-    /// Where the application wanted to go, before any rule: `address:port` or `name:port`.
+    /// The application's destination before any rule: `address:port` or `name:port`.
     #[serde(with = "text::option")]
     pub orig_dst: Option<Cow<'a, Destination>>,
-    /// The host name, if known: of our DNS answer, a SOCKS request, SNI or the HTTP Host field; else the name in
-    /// `orig_dst`.
+    /// The host name, if known: from our DNS answer, a SOCKS request, SNI or the HTTP Host field; otherwise the
+    /// name in `orig_dst`.
     pub host: Option<Cow<'a, str>>,
-    /// Base name of the local program, if a rule asked for it or `run` caught the flow, and it was found; `pid:N` if it has
-    /// none.
+    /// Base name of the local program, if a rule needed it or `run` captured the flow, and if it was found.
+    /// `pid:N` if it has no name.
     pub process: Option<Cow<'a, str>>,
-    /// The SOCKS user that authenticated; else, for a local program, `uid:N`.
+    /// The SOCKS user that authenticated; otherwise, for a local program, `uid:N`.
     pub user: Option<Cow<'a, str>>,
     /// Payload bytes from client to server.
     pub bytes_up: u64,
     /// Payload bytes from server to client.
     pub bytes_down: u64,
-    /// From being caught until the path to the server stood; `null` if it never did.
+    /// Time from the capture until the path to the server was set up. `null` if it never was.
     pub connect_seconds: Option<f64>,
-    /// From being caught to the server's first byte; `null` if there was none.
+    /// Time from the capture to the server's first byte. `null` if there was none.
     pub first_byte_seconds: Option<f64>,
-    /// From being caught to the end, or until now.
+    /// Time from the capture to the end, or until now.
     pub duration_seconds: f64,
-    /// Whether its bytes went past us by an entry that we installed.
+    /// Whether its bytes bypassed us through an entry that we installed.
     pub shunted: bool,
-    /// The one reason it ended; `null` only while it is in flight.
+    /// The reason why it ended. `null` only while it is running.
     pub reason: Option<EndReason>,
-    /// More than the reason says: which hop, step and code.
+    /// Details beyond the reason: which hop, step and code.
     pub detail: Option<Cow<'a, str>>,
-    /// What carried it in fact, where the carrier leaves that open: `quic ADDRESS` or `tls ADDRESS` of a tunnel's far
-    /// side, `warm ADDRESS` of a server to which a connection stood already.
+    /// What carried it, if the carrier leaves a choice: `quic ADDRESS` or `tls ADDRESS` of a tunnel's far side,
+    /// `warm ADDRESS` of a server with an existing connection.
     #[serde(default)]
     pub path: Option<Cow<'a, str>>,
-    /// What the data-flow agreement said, if the rule asks it: `allow: NAMES`, `deny: why`, `would deny: why`, or
+    /// The agreement's decision, if the rule asks it: `allow: NAMES`, `deny: why`, `would deny: why`, or
     /// `revoked: why`.
     #[serde(default)]
     pub agreement: Option<Cow<'a, str>>,
-    /// The name in the client's TLS hello, where it is another than `host`: policy was asked for both.
+    /// The name in the client's TLS hello, if it differs from `host`. Policy was asked about both.
     #[serde(default)]
     pub tls_name: Option<Cow<'a, str>>,
-    /// The TCP states of both sides in the order in which they were reached, of flows of the packet engine.
+    /// The TCP states of both sides in the order in which they were reached. Only for flows of the packet
+    /// engine.
     #[serde(default)]
     pub states: Option<Vec<Reached>>,
-    /// The sides, `client` and `server`, that spoke Multipath TCP; the others spoke plain TCP.
+    /// The sides, `client` and `server`, that used Multipath TCP. The others used plain TCP.
     #[serde(default)]
     pub mptcp: Vec<Cow<'a, str>>,
 }
 
-/// Seconds, exact to the microsecond and no longer than that when written.
+/// Returns seconds, exact to the microsecond, with no more digits than that.
 fn seconds(time: Duration) -> f64 {
-    // Below 2^53 microseconds (285 years) this is exact.
+    // Exact below 2^53 microseconds (285 years).
     time.as_micros() as f64 / 1e6
 }
 
@@ -105,12 +107,12 @@ fn duration(seconds: f64) -> Duration {
 }
 
 impl<'a> FlowRecord<'a> {
-    /// The record of a flow in flight, as of now. `decided` is that of the flow.
+    /// The record of a running flow at this time. `decided` is the flow's.
     pub fn live(flow: &LiveFlow, decided: Option<&'a Decided>) -> Self {
         Self::after(flow, decided, flow.opened.elapsed())
     }
 
-    /// The record of a flow in flight, so long after it was caught.
+    /// The record of a running flow at `duration` after its capture.
     fn after(flow: &LiveFlow, decided: Option<&'a Decided>, duration: Duration) -> Self {
         let (bytes_up, bytes_down) = flow.bytes();
         let known = decided.map(|decided| &decided.flow);
@@ -147,7 +149,7 @@ impl<'a> FlowRecord<'a> {
         }
     }
 
-    /// The record of a flow that ended. `decided` is that of the flow.
+    /// The record of an ended flow. `decided` is the flow's.
     pub fn ended(ended: &'a Ended, decided: Option<&'a Decided>) -> Self {
         Self {
             reason: Some(ended.reason),
@@ -167,7 +169,7 @@ impl<'a> FlowRecord<'a> {
         format!("{to}{carrier}, {} bytes up, {} bytes down: {reason}{detail}", self.bytes_up, self.bytes_down)
     }
 
-    /// What a filter can ask about it.
+    /// The values that a filter can test.
     pub fn facts(&self) -> FlowFacts<'_> {
         FlowFacts {
             id: self.flow,
@@ -191,20 +193,20 @@ impl<'a> FlowRecord<'a> {
 
     /// Appends the record as one line of JSON.
     pub fn write_line(&self, out: &mut Vec<u8>) {
-        // Neither can a Vec refuse bytes, nor has a record a map key or number that JSON cannot hold.
+        // A Vec accepts all bytes, and a record contains nothing that JSON cannot express.
         if serde_json::to_writer(&mut *out, self).is_ok() {
             out.push(b'\n');
         }
     }
 }
 
-/// Appends the records of these flows, each as one line of JSON: what [`FlowRecord::write_line`] would say of each, for a
-/// fraction of the time.
+/// Appends the records of these flows, one JSON line each. The text equals that of [`FlowRecord::write_line`],
+/// in a fraction of the time.
 pub fn write_lines(batch: &Batch, out: &mut Vec<u8>) {
     line::Lines::default().write(batch, out);
 }
 
-/// The host name; a destination that is a name is one, too.
+/// The host name. A destination that is a name counts too.
 fn host(flow: &Flow) -> Option<Cow<'_, str>> {
     let name = flow.host.as_ref().or(match &flow.orig_dst.host {
         Host::Name(name) => Some(name),
@@ -213,7 +215,7 @@ fn host(flow: &Flow) -> Option<Cow<'_, str>> {
     name.map(|name| Cow::Borrowed(name.as_str()))
 }
 
-/// The functions that the verdict leads the flow through.
+/// The functions in the verdict's chain.
 fn chain(decided: &Decided) -> Vec<Cow<'_, str>> {
     match decided.action() {
         Some(Action::Carry(carry)) => {
@@ -223,7 +225,7 @@ fn chain(decided: &Decided) -> Vec<Cow<'_, str>> {
     }
 }
 
-/// The carrier in words; none for a flow that was denied.
+/// The carrier in words. `None` for a denied flow.
 fn carrier(decided: &Decided) -> Option<Cow<'_, str>> {
     match decided.action()? {
         Action::Deny => None,

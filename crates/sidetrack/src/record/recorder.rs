@@ -1,8 +1,8 @@
-//! Who collects ended flows from all workers.
+//! Collects the ended flows of all workers.
 //!
-//! A thread of the lowest priority (SCHED_IDLE) does the work: a worker, or whatever else wants the processor, interrupts
-//! it at once. Where the machine has no time left at all, flows pile up; then the control thread, which has the ordinary
-//! priority, takes some of them in slices of a tenth of a millisecond, so that no record is lost.
+//! A thread with the lowest priority (SCHED_IDLE) does the work, so that a worker can preempt it at once. If the
+//! machine has no idle time, ended flows pile up. Then the control thread, which has normal priority, takes some
+//! of them in slices of a tenth of a millisecond, so that no record is lost.
 
 use super::line::Lines;
 use super::{Feed, FlowRecord, RecordWriter};
@@ -15,47 +15,47 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often every worker's ledger is visited: the latest that a record is late.
+/// Time between two visits of each worker's ledger: a record is at most this late.
 pub const VISIT_EVERY: Duration = Duration::from_millis(50);
 
-/// The same while a ledger fills up faster.
+/// Time between two visits while a ledger fills up faster.
 const VISIT_SOON: Duration = Duration::from_millis(10);
 
-/// How often the control thread looks whether flows pile up.
+/// How often the control thread checks whether flows pile up.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The pause between two slices of the control thread's help.
+/// Pause between two slices in which the control thread helps.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// How long the last lines may take to be written when we stop.
+/// How long writing the last lines may take when the process stops.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// Who else wants to see every flow that ended (the metrics).
+/// Another consumer of ended flows (the metrics).
 pub trait Observer: Send + Sync {
-    /// Flows ended.
+    /// Called with flows that ended.
     fn took(&self, batch: &Batch) {
         for past in batch.iter() {
             let ended = past.to_ended();
             self.ended(&ended, ended.flow.decided().as_deref());
         }
     }
-    /// A flow ended.
+    /// Called with one flow that ended.
     fn ended(&self, ended: &Ended, decided: Option<&Decided>);
-    /// Flows ended of which there is no record each.
+    /// Called with counts of flows that ended and have no record each.
     fn tallied(&self, tally: &Tally);
-    /// So many records were lost: no room, or not writable.
+    /// Called when this number of records was lost, because the buffer was full or the file not writable.
     fn lost(&self, records: u64);
 }
 
-/// Visits the ledgers and hands on what it finds: to the writer, the feed and the observer.
+/// Visits the ledgers and passes their flows to the writer, the feed and the observer.
 pub struct Recorder {
     sinks: Arc<Sinks>,
     pen: Pen,
-    /// Flows in flight that followers have been told of.
+    /// Running flows that followers were told about.
     told: BTreeSet<FlowId>,
 }
 
-/// Where flows come from and where their records go.
+/// The sources of ended flows, and the destinations of their records.
 struct Sinks {
     ledgers: Vec<Arc<Ledger>>,
     feed: Arc<Feed>,
@@ -63,7 +63,7 @@ struct Sinks {
     observer: Arc<dyn Observer>,
 }
 
-/// What one thread writes lines with.
+/// One thread's buffers for writing lines.
 #[derive(Default)]
 struct Pen {
     lines: Lines,
@@ -75,15 +75,17 @@ impl Sinks {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// One visit of all ledgers: takes what waits by now, batch by batch; how many flows that were. Holds no lock that a
-    /// worker could wait for.
+    /// Visits all ledgers once and takes the flows that wait now, batch by batch. Returns how many. Holds no
+    /// lock that a worker could wait for.
     fn visit(&self, pen: &mut Pen) -> usize {
         let writer = self.writer();
         let mut taken = 0;
         for ledger in &self.ledgers {
-            // Asked before they are taken, and no more than these: others end meanwhile, and this has an end.
+            // Read the count first and take no more than that. More flows end meanwhile, and this visit must
+            // finish.
             let mut left = ledger.ended_waiting();
-            // A follower from before one of them ended is told of it.
+            // Ask for followers before the flows are taken: a follower must see the flows that end after it
+            // came.
             let is_wanted = writer.is_some() || self.feed.has_followers();
             ledger.set_read(is_wanted);
             while left > 0
@@ -97,7 +99,7 @@ impl Sinks {
         taken
     }
 
-    /// Counts what has no record.
+    /// Counts records that are missing.
     fn count(&self) {
         let writer = self.writer();
         let is_wanted = writer.is_some() || self.feed.has_followers();
@@ -133,7 +135,7 @@ impl Sinks {
         self.feed.keep(batch);
     }
 
-    /// Where flows pile up: takes one batch of each such ledger. False if none does.
+    /// If flows pile up in a ledger, takes one batch of each such ledger. Returns false if none do.
     fn help(&self, pen: &mut Pen) -> bool {
         let writer = self.writer();
         let mut helped = false;
@@ -147,7 +149,7 @@ impl Sinks {
     }
 }
 
-/// The thread of low priority.
+/// The thread with low priority.
 struct Scribe {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -158,11 +160,12 @@ impl Scribe {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = std::thread::Builder::new().name("records".to_owned()).spawn(move || {
-            // Where that is forbidden, it works as any other thread.
+            // If this is not permitted, the thread runs with normal priority.
             let _ = sidetrack_sys::scheduling::become_idle();
             let mut pen = Pen::default();
             while !told.load(Relaxed) {
-                // Who is told of flows that open is told by one thread, in order: by the control thread.
+                // Followers of opened flows must get their lines in order: the control thread alone does that
+                // then.
                 let taken = if sinks.feed.wants_opened() { 0 } else { sinks.visit(&mut pen) };
                 let is_busy = taken > ENDED_MAX / 8;
                 std::thread::park_timeout(if is_busy { VISIT_SOON } else { VISIT_EVERY });
@@ -171,7 +174,7 @@ impl Scribe {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it after the batch at hand, for which it waits.
+    /// Stops the thread and waits until it has finished its batch.
     fn end(self) {
         self.stop.store(true, Relaxed);
         self.thread.thread().unpark();
@@ -182,7 +185,7 @@ impl Scribe {
 }
 
 impl Recorder {
-    /// A recorder of these workers. Without a writer no lines are written.
+    /// Creates a recorder for these workers. Without a writer no lines are written.
     pub fn new(
         ledgers: Vec<Arc<Ledger>>,
         feed: Arc<Feed>,
@@ -194,8 +197,9 @@ impl Recorder {
         Self { sinks, pen: Pen::default(), told: BTreeSet::new() }
     }
 
-    /// Visits the ledgers until `stop` becomes true (or its sender goes), then once more, and waits for the last
-    /// lines to be written, though not for ever. Stop the workers first, so that no flow ends later.
+    /// Visits the ledgers until `stop` becomes true or its sender is dropped. Then visits them once more, and
+    /// waits a limited time until the last lines are written. Stop the workers first, so that no flow ends
+    /// later.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let scribe = match Scribe::start(self.sinks.clone()) {
             Ok(scribe) => Some(scribe),
@@ -218,24 +222,24 @@ impl Recorder {
             }
         }
         if let Some(scribe) = scribe {
-            // It may have to wait for the processor: not on this thread, which may serve others.
+            // Joining may wait for the processor, so it runs on another thread: this one may have other work.
             let _ = tokio::task::spawn_blocking(move || scribe.end()).await;
         }
         self.finish().await;
     }
 
-    /// The last visit.
+    /// Makes the last visit.
     async fn finish(mut self) {
         self.visit();
         self.sinks.feed.close();
         let writer = self.sinks.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(writer) = writer else { return };
-        // The wait is that of another thread's disk.
+        // The disk may be slow, so this waits on another thread.
         let lost = tokio::task::spawn_blocking(move || writer.close(LAST_LINES)).await.unwrap_or(0);
         self.sinks.observer.lost(lost);
     }
 
-    /// One visit; how many flows had ended.
+    /// Visits all ledgers once. Returns how many flows had ended.
     pub fn visit(&mut self) -> usize {
         self.tell_opened();
         let taken = self.sinks.visit(&mut self.pen);

@@ -1,4 +1,4 @@
-//! The TCP states that the sides of a connection reached, as records say them.
+//! The TCP states of the two sides of a connection, as records show them.
 
 use serde::{Deserialize, Serialize};
 use sidetrack_core::engine::Stamp;
@@ -12,7 +12,7 @@ pub struct Reached(
     pub Cow<'static, str>,
     /// The state's name in RFC 9293, section 3.3.2.
     pub Cow<'static, str>,
-    /// Seconds after the flow was caught, exact to 2 us.
+    /// Seconds after the capture of the flow, exact to 2 us.
     pub f64,
 );
 

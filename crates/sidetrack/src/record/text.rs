@@ -1,23 +1,23 @@
-//! Values that stand in records as text.
+//! Values that appear in records as text.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A moment of the wall clock, exact to the millisecond: `2026-11-21T23:07:19.123Z` (RFC 3339, UTC).
+/// A wall-clock time with milliseconds: `2026-11-21T23:07:19.123Z` (RFC 3339, UTC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(SystemTime);
 
 impl Timestamp {
-    /// The moment as the standard library has it.
+    /// The time as a standard library value.
     pub const fn system_time(self) -> SystemTime {
         self.0
     }
 }
 
 impl From<SystemTime> for Timestamp {
-    /// Cuts to milliseconds. A moment before 1970 or after 9999, which RFC 3339 has no text for, becomes 1970.
+    /// Cuts to milliseconds. A time before 1970 or after 9999, which RFC 3339 cannot express, becomes 1970.
     fn from(time: SystemTime) -> Self {
         const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
         let since =
@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// `Option<Cow<T>>` as the text of `T`, or null.
+/// Serialises `Option<Cow<T>>` as the text of `T`, or null.
 pub(super) mod option {
     use super::{Deserialize, Deserializer, FromStr, Serializer, de, fmt};
     use std::borrow::Cow;

@@ -1,4 +1,4 @@
-//! The thread that writes record lines, so that a slow disk or a reader that sleeps holds up nobody.
+//! The thread that writes record lines, so that no other thread waits for a slow disk or a slow reader.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -7,36 +7,37 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of lines that wait to be written; what comes while so many wait is dropped and counted.
+/// Most bytes of lines in the buffer. Further lines are dropped and counted.
 pub const BUFFER_MAX: usize = 8 << 20;
 
-/// Bytes that are written in one piece, if they come fast enough; what comes slower is written after [`GATHER`].
+/// Bytes that are written in one call, if they come fast enough. Otherwise lines are written after [`GATHER`].
 const PIECE: usize = 256 << 10;
 
-/// How long lines wait for others that are written with them.
+/// How long a line may wait for others, to be written with them.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Room that is kept for the next lines.
+/// Capacity of the buffer that is not freed.
 const KEEP_ROOM: usize = 2 * PIECE;
 
-/// How often a file is looked for under its name, to see whether somebody moved it away (log rotation).
+/// How often to check whether the file was moved away from its name (log rotation).
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long to wait before a descriptor that would block is tried again.
+/// Pause before a write that would block is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Where record lines go.
+/// The destination of record lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard output.
     Stdout,
     /// Standard error.
     Stderr,
-    /// A file, appended to, made with mode 0640. Opened anew when it is moved away or [`RecordWriter::reopen`] says so.
+    /// A file to append to, created with mode 0640. It is opened again after it is moved away, or on
+    /// [`RecordWriter::reopen`].
     File(PathBuf),
 }
 
-/// Writes lines on a thread of its own.
+/// Writes lines on its own thread.
 #[derive(Debug)]
 pub struct RecordWriter {
     shared: Arc<Shared>,
@@ -71,7 +72,7 @@ impl RecordWriter {
     /// Opens the target and starts the thread.
     ///
     /// # Errors
-    /// When the file cannot be opened, or the thread cannot be started.
+    /// Fails if the file cannot be opened, or if the thread cannot be started.
     pub fn start(target: Target) -> io::Result<Self> {
         let output: Box<dyn Output> = match target {
             Target::Stdout => Box::new(Stream(io::stdout())),
@@ -88,7 +89,7 @@ impl RecordWriter {
         Ok(Self { shared })
     }
 
-    /// Takes lines to be written; `lines` ends with a line end. Never waits: what has no room is dropped and counted.
+    /// Queues lines; `lines` ends with a line end. Never waits: lines that do not fit are dropped and counted.
     pub fn push(&self, lines: &[u8]) {
         if lines.is_empty() {
             return;
@@ -98,7 +99,7 @@ impl RecordWriter {
         let fits = lines[..room].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         state.lines.extend_from_slice(&lines[..fits]);
         state.lost += count_lines(&lines[fits..]);
-        // The first lines wake the thread, which then gathers, and a whole piece does; none in between.
+        // Wake the thread for the first lines, after which it gathers, and again for a whole piece.
         let (before, after) = (state.lines.len() - fits, state.lines.len());
         let wakes = before == 0 || (before < PIECE && after >= PIECE);
         drop(state);
@@ -107,18 +108,19 @@ impl RecordWriter {
         }
     }
 
-    /// Opens the file anew before the next line (SIGUSR1, log rotation).
+    /// Opens the file again before the next line (SIGUSR1, log rotation).
     pub fn reopen(&self) {
         self.shared.state().reopen = true;
         self.shared.changed.notify_all();
     }
 
-    /// Opens the file anew at every SIGUSR1, as log rotation asks for, until the future is dropped or the writer has ended.
+    /// Opens the file again after each SIGUSR1, as log rotation needs it, until the future is dropped or the
+    /// writer has ended.
     ///
     /// # Errors
-    /// When the signal cannot be caught.
+    /// Fails if the signal cannot be handled.
     pub fn reopen_on_signal(&self) -> io::Result<impl Future<Output = ()> + Send + use<>> {
-        // Caught from here on, not from the first poll: until then the signal would end the process.
+        // Install the handler here and not at the first poll: without one, the signal would end the process.
         let mut signals = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::user_defined1())?;
         let shared = self.shared.clone();
         Ok(async move {
@@ -129,13 +131,13 @@ impl RecordWriter {
         })
     }
 
-    /// Lines lost since the last call.
+    /// Returns the number of lines lost since the last call.
     pub fn take_lost(&self) -> u64 {
         std::mem::take(&mut self.shared.state().lost)
     }
 
-    /// Waits until all lines are written, at most for `patience`; gives the number of lines lost since
-    /// [`RecordWriter::take_lost`], with those that were still waiting.
+    /// Waits until all lines are written, at most `patience`. Returns the number of lines lost since
+    /// [`RecordWriter::take_lost`], including those still waiting.
     pub fn close(&self, patience: Duration) -> u64 {
         let mut state = self.shared.state();
         state.closing = true;
@@ -154,10 +156,11 @@ impl Drop for RecordWriter {
     }
 }
 
-/// Something that lines are written to and that can be opened anew.
+/// A destination of lines that can be opened again.
 trait Output: Send {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// Makes sure that the next bytes go where the target's name points. `wanted`: somebody asked, or writing failed.
+    /// Makes sure that the next bytes go to the file with the target's name. `wanted`: a reopen was requested,
+    /// or a write failed.
     fn refresh(&mut self, wanted: bool) -> io::Result<()>;
     fn name(&self) -> String;
 }
@@ -166,7 +169,7 @@ struct Stream<W>(W);
 
 impl Output for Stream<io::Stdout> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Straight through: a record is not held back in a buffer of ours.
+        // Flush at once: records are not held back in a buffer.
         let written = self.0.write(bytes)?;
         self.0.flush().map(|()| written)
     }
@@ -198,7 +201,7 @@ struct LogFile {
     path: PathBuf,
     file: File,
     looked: Instant,
-    /// The file could not be made anew, which was said.
+    /// Creating the file failed, and the warning was logged.
     refused: bool,
 }
 
@@ -210,7 +213,7 @@ impl LogFile {
         Ok(Self { path, file, looked: Instant::now(), refused: false })
     }
 
-    /// Whether the name still leads to the file we hold.
+    /// Whether the name still refers to the open file.
     fn in_place(&self) -> bool {
         match (self.file.metadata(), std::fs::metadata(&self.path)) {
             (Ok(held), Ok(named)) => held.dev() == named.dev() && held.ino() == named.ino(),
@@ -235,7 +238,7 @@ impl Output for LogFile {
         self.looked = Instant::now();
         match open(&self.path) {
             Ok(file) => (self.file, self.refused) = (file, false),
-            // The file was made while this process was root. What was moved away can still be written to.
+            // The file was created while this process was root. The file that was moved away stays writable.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 if !std::mem::replace(&mut self.refused, true) {
                     tracing::warn!(
@@ -255,13 +258,13 @@ impl Output for LogFile {
     }
 }
 
-/// The thread's side.
+/// The state of the thread.
 struct Writing {
     shared: Arc<Shared>,
     output: Box<dyn Output>,
-    /// The last line written has no end yet, because writing failed in its middle.
+    /// The last line has no end yet, because writing failed within it.
     torn: bool,
-    /// Since writing fails: how many lines that cost.
+    /// While writing fails: how many lines were lost so far.
     failing: Option<u64>,
 }
 
@@ -277,8 +280,8 @@ impl Writing {
         self.shared.changed.notify_all();
     }
 
-    /// Waits for lines and puts them into `lines`; none when all are written and the writer is closed. Gives whether the
-    /// file is to be opened anew.
+    /// Waits for lines and moves them into `lines`. Returns whether to open the file again, or `None` when
+    /// everything is written and the writer is closed.
     fn next(&self, lines: &mut Vec<u8>) -> Option<bool> {
         let idle = |state: &mut State| state.lines.is_empty() && !state.reopen && !state.closing;
         let waited = self.shared.changed.wait_while(self.shared.state(), idle);
@@ -295,7 +298,7 @@ impl Writing {
 
     fn write_lines(&mut self, lines: &mut Vec<u8>, reopen: bool) {
         if self.torn {
-            // Ends the torn line, so that the next one is whole.
+            // End the torn line, so that the next one is complete.
             lines.insert(0, b'\n');
         }
         let mut written = 0;
@@ -319,7 +322,7 @@ impl Writing {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => *written += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Somebody made the descriptor we share with them non-blocking: wait for its reader.
+                // Another process has made the shared descriptor non-blocking: wait for its reader.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && !self.shared.state().closing => {
                     std::thread::sleep(RETRY);
                 }

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An output that a test drives: each `write` waits for the test to say how it goes.
+/// An output under a test's control: each `write` waits for the result that the test sends.
 struct Puppet {
     orders: mpsc::Receiver<io::Result<usize>>,
     asked: mpsc::Sender<Vec<u8>>,
@@ -94,7 +94,7 @@ fn who_does_not_read_holds_up_nobody_and_the_overflow_is_counted() {
     let (writer, order, asks) = puppet();
     writer.push(b"first\n");
     asks.recv().unwrap();
-    // The writer's thread now sits in a write that does not return.
+    // The writer's thread is now blocked in a write.
     let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
     for _ in 0..BUFFER_MAX / 1024 + 10 {
         writer.push(&line);

@@ -1,5 +1,5 @@
-//! The task of one flow: its path is made, then its bytes are moved. Written out, because an `async fn` has room for all its stages
-//! side by side for as long as it lives, and ten thousand flows that say nothing have only the last one.
+//! The task of one flow: its path is set up, then its bytes are moved. Written as a state machine by hand: an
+//! `async fn` reserves room for all its stages side by side, and ten thousand idle flows need only the last one.
 
 use super::containers::Joint;
 use super::pump::{Ending, Pump};
@@ -19,43 +19,43 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-/// What is led by [`Setup`].
+/// A connection for [`Setup`].
 pub struct Passage {
     /// The worker.
     pub worker: Arc<Worker>,
-    /// What caught it.
+    /// The listener that accepted it.
     pub listening: Arc<Listening>,
-    /// The client.
+    /// The client's address.
     pub peer: SocketAddr,
-    /// What the client asked for by CONNECT; none where the interceptor finds it out.
+    /// The client's HTTP CONNECT request. `None`: the interceptor finds the destination.
     pub connect: Option<Connect>,
 }
 
-/// Makes the path, moves the bytes, and ends the flow.
+/// Sets up the path, moves the bytes, and ends the flow.
 pub fn carry_on(passage: Passage, client: Client, entry: Entry) -> Carrying {
     Carrying { stage: Stage::Making(Box::pin(make(passage, client, entry))) }
 }
 
-/// See [`carry_on`].
+/// The task made by [`carry_on`].
 pub struct Carrying {
     stage: Stage,
 }
 
 #[expect(clippy::large_enum_variant, reason = "all but the first moments of a flow are the large one")]
 enum Stage {
-    /// The path; none of it is left when the long part of the flow's life begins.
+    /// The set-up. Its memory is freed before the long part of the flow's life begins.
     Making(Pin<Box<dyn Future<Output = Option<Carried>>>>),
     Moving(Carried),
     Over,
 }
 
-/// A flow whose path stands.
+/// A flow whose path is set up.
 struct Carried {
     motion: Motion,
     entry: Entry,
     /// The SOCKS6 session it is part of.
     part_of: Option<FlowOfSession>,
-    /// What the record says of an end that has nothing else to say.
+    /// A note for the record, used if the end has no detail of its own.
     note: Option<Box<str>>,
 }
 
@@ -89,7 +89,7 @@ impl Future for Carrying {
     }
 }
 
-/// Makes the path; none: the flow has ended.
+/// Runs the set-up. `None`: the flow has ended.
 async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
     let Passage { worker, listening, peer, connect } = passage;
     let made = Setup::new(&worker, &listening, entry.live(), peer, connect).run(&mut client).await;
@@ -123,9 +123,9 @@ fn carried(mut client: Client, ready: Ready, entry: Entry, clock: Clock) -> Carr
     Carried { motion, entry, part_of, note: way.note.map(Into::into) }
 }
 
-/// What the moving of bytes begins with.
+/// What is needed to start moving bytes.
 pub(super) struct Moving {
-    /// Bytes read from the client and from the server already.
+    /// Bytes that were already read from the client and from the server.
     pub early: (Vec<u8>, Vec<u8>),
     pub config: splice::Config,
     /// The functions on the way.
@@ -133,7 +133,7 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    /// Between two sides.
+    /// Moves bytes between two sides.
     pub fn between(self, sides: (Stream, Stream), live: &Arc<LiveFlow>, clock: Clock) -> Motion {
         let Self { early, config, chain } = self;
         let live = live.clone();
@@ -145,7 +145,7 @@ impl Moving {
         }
     }
 
-    /// The same through containers; at least one.
+    /// Moves bytes through containers; at least one.
     fn through(
         self,
         sides: (Stream, Stream),
@@ -157,7 +157,8 @@ impl Moving {
     }
 }
 
-/// A flow's bytes in motion. Sockets alone decide how much memory a flow between sockets has: everything else is in a box.
+/// Moves a flow's bytes. The variant for two sockets decides the size of the enum, so everything else is in a
+/// box.
 #[expect(clippy::large_enum_variant, reason = "nearly all flows are between sockets")]
 pub(super) enum Motion {
     Sockets(Pump<TcpStream>),

@@ -1,4 +1,4 @@
-//! The client's side while the path is being made: its socket and the bytes it has sent so far.
+//! The client's side while the path is being set up: its socket and the bytes it has sent so far.
 
 use crate::carry::{FirstBytes, Stream, Wire};
 use crate::reactor::{TcpStream, timeout_at};
@@ -13,26 +13,26 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 
-/// Most bytes held of a client whose path does not stand yet (a ClientHello or request head has at most 16 KiB; what
-/// is more waits in the kernel).
+/// Most bytes buffered from a client whose path is not set up yet. A ClientHello or request head has at most 16
+/// KiB; further bytes wait in the kernel.
 const HELD_MAX: usize = 16 * 1024;
 
-/// Most bytes one read takes.
+/// Most bytes of one read.
 const READ_MAX: usize = 4096;
 
-/// How long a refused client may take to read the refusal before the socket is closed under it.
+/// How long a rejected client may take to read the answer before the socket is closed.
 const REFUSAL_LINGER: Duration = Duration::from_millis(500);
 
-/// What the first bytes say.
+/// The result of looking at the first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sniffed {
-    /// This host.
+    /// They name this host.
     Name(HostName),
-    /// No host, whatever follows.
+    /// They name no host, whatever follows.
     Nameless,
-    /// Not enough came in time.
+    /// Not enough bytes came in time.
     TimedOut,
-    /// The client sent FIN, or is gone, before they said anything.
+    /// The client sent FIN or a reset before they named a host.
     Ended,
 }
 
@@ -46,13 +46,14 @@ impl Sniffed {
     }
 }
 
-/// See the module.
+/// A client: its connection and the bytes read so far.
 #[derive(Debug)]
 pub struct Client {
-    /// What its bytes come over.
+    /// The connection to the client.
     pub stream: Stream,
     held: Vec<u8>,
-    /// Whether reading has met an error. The socket tells it once; whoever comes later would find an orderly end.
+    /// Whether a read failed. The socket reports an error only once; a later read would look like an orderly
+    /// end.
     broken: AtomicBool,
 }
 
@@ -62,7 +63,7 @@ impl Client {
         Self { stream: stream.into(), held: Vec::new(), broken: AtomicBool::new(false) }
     }
 
-    /// The name in the certificate of the tunnel's other end, if it comes out of a tunnel.
+    /// The name in the certificate of the tunnel's near side, if the client comes out of a tunnel.
     pub fn peer(&self) -> Option<&str> {
         match &self.stream {
             Stream::Tunnel(stream) => Some(stream.peer()),
@@ -70,7 +71,7 @@ impl Client {
         }
     }
 
-    /// Bytes that came and belong to the server, in front of those held.
+    /// Puts bytes for the server before the buffered ones.
     pub fn put_first(&mut self, bytes: Vec<u8>) {
         if self.held.is_empty() {
             self.held = bytes;
@@ -79,37 +80,37 @@ impl Client {
         }
     }
 
-    /// Bytes that came and belong to the server, behind those held.
+    /// Puts bytes for the server after the buffered ones.
     pub fn put_last(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// Bytes that came and were not taken.
+    /// Bytes that were read and not taken yet.
     pub fn held(&self) -> &[u8] {
         &self.held
     }
 
-    /// Whether no more is read before some of it is taken.
+    /// Whether the buffer is full, so that no more is read.
     pub fn is_full(&self) -> bool {
         self.held.len() >= HELD_MAX
     }
 
-    /// Takes what is held.
+    /// Takes the buffered bytes.
     pub fn take_held(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 
-    /// Reads what is there into the held bytes, waiting for at least one. 0: nothing more comes.
+    /// Reads into the buffer and waits for at least one byte. 0: no more bytes come, or the buffer is full.
     ///
     /// # Errors
-    /// As the socket says.
+    /// Fails as the socket does.
     pub async fn read_more(&mut self) -> io::Result<usize> {
         let room = HELD_MAX.saturating_sub(self.held.len()).min(READ_MAX);
         if room == 0 {
             return Ok(0);
         }
         poll_fn(|cx| {
-            // Here, so that it is on the stack and not in every flow's future.
+            // The buffer is in this closure, so that it is on the stack and not part of each flow's future.
             let mut buffer = [0; READ_MAX];
             let n = ready!(self.stream.poll_recv(cx, &mut buffer[..room]))?;
             self.held.extend_from_slice(&buffer[..n]);
@@ -119,18 +120,18 @@ impl Client {
         .inspect_err(|_| self.broken.store(true, Relaxed))
     }
 
-    /// Who notices that the client is gone, and the bytes that come from it.
+    /// Splits the client: one part notices that the client is gone, the other has its bytes.
     pub fn split(&mut self) -> (Presence<'_>, Incoming<'_>) {
         let Self { stream, held, broken } = self;
         (Presence { stream, broken }, Incoming { socket: stream.tcp().ok(), held, broken, ended: false })
     }
 
-    /// Whether the client has reset the connection, as far as reading has found out.
+    /// Whether the client has reset the connection, as far as reads have noticed.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Relaxed)
     }
 
-    /// Waits, but not longer than `wait`, until the first bytes name a host or cannot.
+    /// Waits at most `wait` until the first bytes name a host, or cannot name one.
     pub async fn sniff(&mut self, wait: Duration) -> Sniffed {
         let deadline = Instant::now() + wait;
         loop {
@@ -150,15 +151,15 @@ impl Client {
         }
     }
 
-    /// Waits, but not longer than `wait`, for any first bytes.
+    /// Waits at most `wait` for any first bytes.
     pub async fn wait_for_bytes(&mut self, wait: Duration) {
         if self.held.is_empty() && !wait.is_zero() {
-            // Silence and a broken socket alike mean: nothing to send along.
+            // Silence and a broken socket mean the same here: there are no bytes to send along.
             let _ = timeout_at(Instant::now() + wait, self.read_more()).await;
         }
     }
 
-    /// Reads what has come already and waits for nothing. A connection that is dialled with bytes at hand costs a packet less.
+    /// Reads bytes that have already arrived, without waiting. Dialling with bytes at hand saves a packet.
     pub fn read_at_hand(&mut self) {
         let (_, mut incoming) = self.split();
         incoming.held();
@@ -167,15 +168,15 @@ impl Client {
     /// Writes all of an answer.
     ///
     /// # Errors
-    /// As the socket says.
+    /// Fails as the socket does.
     pub async fn answer(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes).await
     }
 
-    /// Writes all of an answer that the next one follows soon: both may travel in one packet.
+    /// Writes all of an answer that is followed by another one soon, so that both may travel in one packet.
     ///
     /// # Errors
-    /// As the socket says.
+    /// Fails as the socket does.
     pub async fn answer_first(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -190,8 +191,8 @@ impl Client {
         self.answer(&bytes[sent..]).await
     }
 
-    /// Closes after an answer that refuses: the client gets time to read it (a close with unread bytes would turn
-    /// into a reset that overtakes it).
+    /// Closes after a rejecting answer. Gives the client time to read it: closing with unread bytes sends a
+    /// reset, which would overtake the answer.
     pub async fn close_after_answer(mut self) {
         if self.stream.shutdown().await.is_err() {
             return;
@@ -206,13 +207,14 @@ impl Client {
         }
     }
 
-    /// Closes with a reset: refused must not look like accepted and then closed.
+    /// Closes with a reset, so that a denied connection does not look like one that was accepted and then
+    /// closed.
     pub fn reset(self) {
         self.stream.close(true);
     }
 }
 
-/// Notices that a client is gone while its path is being made.
+/// Notices that a client is gone while its path is being set up.
 #[derive(Debug)]
 pub struct Presence<'a> {
     stream: &'a Stream,
@@ -220,12 +222,12 @@ pub struct Presence<'a> {
 }
 
 impl Presence<'_> {
-    /// Waits until the client is gone in a way that leaves nobody to carry for: a reset. A FIN is none, its bytes and
-    /// the answer still count.
+    /// Waits until the client resets the connection. A FIN does not count: the client's bytes and the answer
+    /// still matter.
     pub async fn lost(self) {
         let mut error = pin!(self.stream.lost());
         poll_fn(|cx| {
-            // Who reads beside us may have taken the error before it was announced.
+            // A concurrent read may have taken the error before the socket reports it here.
             let is_broken = self.broken.load(Relaxed);
             if is_broken { Poll::Ready(()) } else { error.as_mut().poll(cx) }
         })
@@ -233,10 +235,11 @@ impl Presence<'_> {
     }
 }
 
-/// The bytes of a client whose path is being made.
+/// The bytes of a client whose path is being set up.
 #[derive(Debug)]
 pub struct Incoming<'a> {
-    /// None inside a tunnel: what came with the request is held, and more is read when the path stands.
+    /// `None` inside a tunnel: bytes that came with the request are buffered, and more are read after the
+    /// set-up.
     socket: Option<&'a TcpStream>,
     held: &'a mut Vec<u8>,
     broken: &'a AtomicBool,
@@ -244,7 +247,7 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// Nothing more is read from the client: what is held is all there is.
+    /// Stops reading from the client: the buffered bytes are all there is.
     pub const fn settle(&mut self) {
         self.socket = None;
     }
@@ -253,7 +256,7 @@ impl Incoming<'_> {
 impl FirstBytes for Incoming<'_> {
     fn held(&mut self) -> &[u8] {
         if let Some(socket) = self.socket.filter(|socket| socket.may_read()) {
-            // WouldBlock is an ordinary case; any other error is remembered, and ends the making of the path.
+            // WouldBlock is normal. Any other error is remembered and ends the set-up.
             self.ended |= matches!(try_read_into(socket, self.held, self.broken), Ok(0));
         }
         self.held
@@ -274,7 +277,7 @@ impl FirstBytes for Incoming<'_> {
     }
 }
 
-/// Reads what is there into the held bytes, as far as there is room.
+/// Reads available bytes into the buffer, as far as it has room.
 fn try_read_into(stream: &TcpStream, held: &mut Vec<u8>, broken: &AtomicBool) -> io::Result<usize> {
     let room = HELD_MAX.saturating_sub(held.len());
     if room == 0 {

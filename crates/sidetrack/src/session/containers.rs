@@ -1,5 +1,5 @@
-//! Functions in containers on the way of a flow, while its path is made: the flow goes into each and comes back before the
-//! next thing is dialled.
+//! Functions in containers during the set-up of a path: the flow enters each container and comes back before the
+//! next step dials.
 
 use super::Client;
 use super::setup::{Setup, gone, offered, stopped};
@@ -13,27 +13,27 @@ use sidetrack_core::function::{OnDown, Stop};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time that one container may take to pass a flow on; less where the whole path has less.
+/// Longest time for one container to pass a flow on. Shorter if the whole path has less time.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The functions of a flow whose path is made.
+/// The functions of a flow during the set-up.
 #[derive(Default)]
 pub struct Way {
-    /// Before any container.
+    /// The functions before any container.
     pub chain: Option<Box<Chain>>,
     /// The containers, in order from the client to the server.
     pub joints: Vec<Joint>,
-    /// What the record is to say of functions that were left out.
+    /// A note for the record about functions that were left out.
     pub note: Option<String>,
 }
 
 impl Way {
-    /// Whether there is any.
+    /// Whether there are functions on the way.
     pub fn has_functions(&self) -> bool {
         self.chain.is_some() || !self.joints.is_empty()
     }
 
-    /// The functions that stand last on the way so far.
+    /// The functions at the end of the way so far.
     pub fn last(&mut self) -> &mut Option<Box<Chain>> {
         self.joints.last_mut().map_or(&mut self.chain, |joint| &mut joint.chain)
     }
@@ -45,27 +45,27 @@ impl Way {
     }
 }
 
-/// A container that a flow passes.
+/// A container that a flow passes through.
 pub struct Joint {
     /// The function's name.
     pub name: Arc<str>,
-    /// Towards the container.
+    /// The connection to the container.
     pub into: TcpStream,
-    /// What it has said towards the client, behind the functions there.
+    /// The bytes that it has sent towards the client, after the functions there.
     pub early: Vec<u8>,
-    /// Back from the container.
+    /// The connection back from the container.
     pub back: TcpStream,
-    /// What came back and still has to go on, behind the functions there.
+    /// The bytes that came back and must go on, after the functions there.
     pub held: Vec<u8>,
     /// The functions between it and the next container, or the server.
     pub chain: Option<Box<Chain>>,
-    /// Keeps it there.
+    /// Keeps the container running.
     pub guest: Guest,
 }
 
 impl Setup<'_> {
-    /// Leads a flow through its containers, one after the other. What the client has said goes in with the flow; what has come
-    /// back of it by the end is held for whoever carries the flow on.
+    /// Sends a flow through its containers, one after the other. The client's first bytes go in with the flow.
+    /// Bytes that have come back at the end are buffered for the next stage.
     pub(super) async fn pass_containers(
         &self,
         legs: Vec<Leg>,
@@ -101,7 +101,7 @@ impl Setup<'_> {
         Ok(())
     }
 
-    /// Through one of the function's containers. Another one is tried if the first cannot be reached.
+    /// Passes one of the function's containers. Tries another one if the first cannot be reached.
     async fn pass_one(
         &self,
         leg: &Leg,
@@ -118,7 +118,7 @@ impl Setup<'_> {
             host: order.host,
             metadata: &order.metadata,
             first,
-            // Before the whole path is late: then nobody would know which part of it was.
+            // Less than the time of the whole path. Otherwise it would not be known which part was late.
             patience: PATIENCE.min(Duration::from_millis(limit) * 3 / 4),
         };
         let mut refused = Vec::new();
@@ -139,7 +139,7 @@ impl Setup<'_> {
         }
     }
 
-    /// Puts the container onto the flow's way; gives what came back so far, behind the functions that follow.
+    /// Adds the container to the way. Returns the bytes that came back so far, after the functions that follow.
     fn join(&self, mut leg: Leg, guest: Guest, passed: Passed, way: &mut Way) -> Result<Vec<u8>, Failure> {
         let now = self.worker.clock.now();
         let early = match way.last() {
@@ -156,7 +156,7 @@ impl Setup<'_> {
         Ok(first)
     }
 
-    /// The functions behind a container that is left out follow those before it at once.
+    /// Leaves a container out: the functions after it are joined to those before it.
     fn skip(&self, leg: Leg, first: Vec<u8>, way: &mut Way) -> Result<Vec<u8>, Failure> {
         let Some(mut next) = leg.chain else { return Ok(first) };
         let now = self.worker.clock.now();

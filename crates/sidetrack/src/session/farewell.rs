@@ -1,34 +1,34 @@
-//! The last words of a side that is gone: what it said before it reset still belongs to the other side, and the reset
-//! that is passed on must not overtake it. Our own closing with a reset would forget every byte that is not sent yet.
+//! The last bytes of a side that has reset: they still belong to the other side, and the reset that we pass on
+//! must not overtake them. Our own closing with a reset would discard all unsent bytes.
 
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::time::Instant;
 use std::time::Duration;
 
-/// How long the other side may take nothing before it gets the reset all the same.
+/// The other side gets the reset after this time without progress, even if bytes are left.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether all was sent.
+/// Time between two checks whether everything was sent.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// State of passing on a reset after the last bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Farewell {
-    /// The side that is gone.
+    /// The side that has reset.
     pub gone: Side,
-    /// What cannot move on is given up then.
+    /// When to give up, if nothing moves until then.
     until: Instant,
-    /// Once all was read and written: what the kernel had not sent when it was last looked at.
+    /// After everything was read and written: bytes that the kernel had not sent at the last check.
     unsent_bytes: Option<u32>,
 }
 
 impl Farewell {
-    /// This side is gone.
+    /// Starts when this side is gone.
     pub fn new(gone: Side, now: Instant) -> Self {
         Self { gone, until: now + PATIENCE, unsent_bytes: None }
     }
 
-    /// The side that is gone, if this is the reason of an end; the end waits for its words then.
+    /// Returns the side that is gone, if this end reason is a reset. The end then waits for its last bytes.
     pub const fn gone_for(reason: EndReason) -> Option<Side> {
         match reason {
             EndReason::ClientReset => Some(Side::Client),
@@ -37,7 +37,7 @@ impl Farewell {
         }
     }
 
-    /// The reason the flow ends with.
+    /// The end reason of the flow.
     pub const fn reason(&self) -> EndReason {
         match self.gone {
             Side::Client => EndReason::ClientReset,
@@ -45,7 +45,7 @@ impl Farewell {
         }
     }
 
-    /// The other side took some of it.
+    /// Called when the other side has taken some bytes.
     pub fn moved(&mut self, now: Instant) {
         self.until = now + PATIENCE;
     }
@@ -55,17 +55,17 @@ impl Farewell {
         self.until <= now
     }
 
-    /// When to look again.
+    /// When to check again.
     pub fn due(&self, now: Instant) -> Instant {
         if self.unsent_bytes.is_some() { self.until.min(now + LOOK_AGAIN) } else { self.until }
     }
 
-    /// Whether only the kernel still holds bytes.
+    /// Whether only the kernel still has bytes.
     pub const fn is_sending(&self) -> bool {
         self.unsent_bytes.is_some()
     }
 
-    /// Whether the connection may be reset, now that the kernel has so many bytes left to send.
+    /// Whether the connection may be reset now. `unsent_bytes` is what the kernel has not sent yet.
     pub fn is_over(&mut self, now: Instant, unsent_bytes: u32) -> bool {
         if self.unsent_bytes.is_some_and(|before| unsent_bytes < before) {
             self.moved(now);

@@ -1,8 +1,9 @@
-//! The name in a client's TLS hello, where the client has asked for a destination by another one.
+//! Checks the server name in a client's TLS hello, where the client has asked for a destination by another name.
 //!
-//! A client may ask for a host that rules allow and then greet another one on the connection: servers behind one address take
-//! whom the hello names. So where rules ask for host names, none of the client's bytes goes on before the hello has been
-//! looked at, and policy is asked for the second name, too. A server that speaks first ends the wait: it speaks no TLS.
+//! A client may ask for a host that the rules allow and then send another name in its hello; servers behind one
+//! address go by the name in the hello. So where rules match host names, no byte of the client is forwarded
+//! before the hello is checked against the policy. If the server sends first, the wait ends: such a server does
+//! not speak TLS.
 
 use super::client::{Client, Incoming};
 use super::setup::gone;
@@ -18,25 +19,25 @@ use std::task::{Context, Poll};
 /// Most bytes of one read from the server.
 const READ_MAX: usize = 2048;
 
-/// Looks at a client's TLS hello before any of its bytes go on.
+/// Checks a client's TLS hello before any of its bytes are forwarded.
 pub(super) struct Guard<'a> {
     /// The rules.
     pub policy: &'a Policy,
-    /// The flow, with the name it was asked for.
+    /// The flow, with the name in the client's request.
     pub flow: &'a Flow,
-    /// Its entry, for the record.
+    /// Its entry in the ledger, for the record.
     pub live: &'a LiveFlow,
-    /// Bytes of our own before the client's.
+    /// Number of bytes that we put before the client's.
     pub preface: Cell<usize>,
 }
 
-/// What the bytes so far say.
+/// The result of looking at the bytes so far.
 enum Look {
-    /// They may go on.
+    /// They may be forwarded.
     Clear,
     /// They may become a hello.
     More,
-    /// They name a host to which policy says no.
+    /// They name a host that the policy denies.
     Denied(Failure),
 }
 
@@ -63,7 +64,7 @@ impl Guard<'_> {
         }
     }
 
-    /// Asks policy for the flow as if it had been asked for by this name.
+    /// Asks the policy about the flow as if the client had asked for this name.
     fn ask(&self, name: &HostName) -> Result<(), String> {
         let host = match &self.flow.orig_dst.host {
             Host::Name(_) => Host::Name(name.clone()),
@@ -80,12 +81,13 @@ impl Guard<'_> {
         }
     }
 
-    /// Waits until the client's first bytes are no hello, or one that may go on; or the server has spoken first.
+    /// Waits until the client's first bytes are not a hello, or are an allowed one, or until the server sends
+    /// first.
     ///
     /// # Errors
-    /// Policy denies the name in it, or the client is gone.
+    /// Fails if the policy denies the name, or if the client is gone.
     pub async fn wait(&self, client: &mut Client, carried: &mut Carried) -> Result<(), Failure> {
-        // What was sent with the request has been looked at.
+        // Bytes that were sent with the request were checked before.
         if carried.sent > 0 || !carried.early.is_empty() {
             return Ok(());
         }
@@ -113,10 +115,10 @@ impl Guard<'_> {
     }
 }
 
-/// Ready when the server has said something, or has ended its direction.
+/// Ready when the server has sent something or has ended its direction.
 fn poll_spoke(stream: &mut Stream, early: &mut Vec<u8>, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
     if let Stream::Tcp(socket) = stream {
-        // The pump reads them, and an error, too.
+        // Only readiness is awaited: the pump reads the bytes, or the error.
         return socket.poll_read_ready(cx).map(Ok);
     }
     let mut buffer = [0; READ_MAX];
@@ -126,7 +128,7 @@ fn poll_spoke(stream: &mut Stream, early: &mut Vec<u8>, cx: &mut Context<'_>) ->
         .map(|read| read.map(|n| early.extend_from_slice(&buffer[..n])).map_err(failed))
 }
 
-/// The first bytes of a client, as far as they may go on.
+/// The first bytes of a client, as far as they may be forwarded.
 pub(super) struct Guarded<'a> {
     pub incoming: Incoming<'a>,
     pub guard: Option<&'a Guard<'a>>,

@@ -1,4 +1,4 @@
-//! What one direction of a flow holds: nothing, bytes in memory, or bytes in a kernel pipe.
+//! The buffer of one direction of a flow: empty, bytes in memory, or bytes in a kernel pipe.
 
 use super::pump::{SPLICE_AFTER, SPLICE_LEAST};
 use crate::carry::Wire;
@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::task::{Context, Poll, ready};
 
 thread_local! {
-    /// The pipes of this worker; none until [`allow_pipes`]. When none is left, flows go on being copied.
+    /// The pipes of this worker; none until [`allow_pipes`]. If none is left, flows are copied.
     static PIPES: RefCell<PipePool> = const { RefCell::new(PipePool::new(0, DEFAULT_PIPE_BYTES)) };
 }
 
-/// Lets flows of this thread have so many pipes: its share of those that admission sets aside.
+/// Sets how many pipes the flows of this thread may use: its share of those that admission reserves.
 pub fn allow_pipes(pipes: usize) {
     PIPES.with_borrow_mut(|pool| pool.set_limit(pipes));
 }
@@ -23,7 +23,7 @@ pub fn allow_pipes(pipes: usize) {
 #[derive(Debug, Default)]
 pub struct Lane {
     holds: Holds,
-    /// Bytes that went through in large pieces, until the decision about a pipe is made; then `u64::MAX`.
+    /// Bytes moved in large pieces, until it is decided whether to use a pipe. Afterwards `u64::MAX`.
     moved: u64,
 }
 
@@ -39,19 +39,19 @@ enum Holds {
 }
 
 impl Lane {
-    /// A direction that holds `bytes` from the start.
+    /// A direction that starts with `bytes` in its buffer.
     pub fn holding(bytes: Vec<u8>) -> Self {
         let holds = if bytes.is_empty() { Holds::Nothing } else { Holds::Bytes { bytes, start: 0 } };
         Self { holds, moved: 0 }
     }
 
-    /// A direction whose bytes go through a pipe from the start; none if no pipe is left.
+    /// A direction that uses a pipe from the start. `None` if no pipe is left.
     pub fn piped() -> Option<Self> {
         let pipe = PIPES.with_borrow_mut(PipePool::take)?;
         Some(Self { holds: Holds::Pipe(Box::new(pipe)), moved: u64::MAX })
     }
 
-    /// Whether nothing is held in memory.
+    /// Whether no bytes are in memory.
     pub fn is_empty(&self) -> bool {
         matches!(self.holds, Holds::Nothing)
     }
@@ -61,7 +61,7 @@ impl Lane {
         matches!(self.holds, Holds::Pipe(_))
     }
 
-    /// As [`Lane::keep`], of bytes that are nobody else's: where nothing is held they are not copied.
+    /// Like [`Lane::keep`], but takes the bytes. They are not copied if the buffer is empty.
     pub fn keep_whole(&mut self, more: Vec<u8>) -> usize {
         if !self.is_empty() {
             return self.keep(&more);
@@ -71,7 +71,7 @@ impl Lane {
         kept
     }
 
-    /// Keeps bytes behind those that are held; gives how many came.
+    /// Appends bytes to the buffer. Returns how many.
     pub fn keep(&mut self, more: &[u8]) -> usize {
         if more.is_empty() {
             return 0;
@@ -80,7 +80,7 @@ impl Lane {
             Holds::Bytes { bytes, start } => {
                 bytes.drain(..*start);
                 *start = 0;
-                // Not twice as much: the bound of a direction is one of memory.
+                // Not twice as much: the limit of a direction is a limit of memory.
                 bytes.reserve_exact(more.len());
                 bytes.extend_from_slice(more);
             }
@@ -89,8 +89,8 @@ impl Lane {
         more.len()
     }
 
-    /// Notes that bytes left while none are on their way from the thread's buffer: the moment to change to a pipe.
-    /// Gives the bytes that the direction may hold from then on, if it changed.
+    /// Counts bytes that were written. Nothing may be left in the thread's buffer, because this may change the
+    /// direction to a pipe. After a change, returns the bytes that the direction may hold from now on.
     pub fn moved(&mut self, n: u64) -> Option<u32> {
         if self.moved == u64::MAX || !self.is_empty() {
             return None;
@@ -109,8 +109,8 @@ impl Lane {
         Some(limit)
     }
 
-    /// Moves at most `max` bytes from the socket into the pipe; 0 is the end of the stream. `Pending` while the pipe
-    /// has no room: the write that empties it brings the core back to this direction.
+    /// Moves at most `max` bytes from the socket into the pipe; 0 is the end of the stream. `Pending` while the
+    /// pipe is full: after the write that empties it, the core asks again.
     pub fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,7 +123,7 @@ impl Lane {
         loop {
             ready!(socket.poll_read_ready(cx));
             let fill = socket.reading(|socket| match splice_from(socket, pipe, max)? {
-                // Only this makes the loop forget that there was something to read.
+                // Only WouldBlock makes the loop clear the socket's readiness.
                 Fill::SourceEmpty => Err(ErrorKind::WouldBlock.into()),
                 fill => Ok(fill),
             });
@@ -137,8 +137,8 @@ impl Lane {
         }
     }
 
-    /// Sends pages as they are, as far as the socket has room; gives how many bytes left. The range begins with the first byte
-    /// that has not left: what is in the pipe comes first.
+    /// Sends pages without copying them, as far as the socket has room. Returns how many bytes left. The range
+    /// begins with the first unsent byte; bytes in the pipe go first.
     pub fn poll_pages(
         &mut self,
         cx: &mut Context<'_>,
@@ -162,7 +162,7 @@ impl Lane {
         }
     }
 
-    /// Writes what is held to the socket, `held` bytes at most.
+    /// Writes at most `held` buffered bytes to the socket.
     pub fn poll_drain(
         &mut self,
         cx: &mut Context<'_>,
@@ -198,7 +198,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         if let Holds::Pipe(pipe) = std::mem::take(&mut self.holds) {
-            // At the end of the thread the pool may be gone before the last flow.
+            // When the thread ends, the pool may be dropped before the last flow.
             let _ = PIPES.try_with(|pool| pool.borrow_mut().put(*pipe));
         }
     }

@@ -1,18 +1,18 @@
-//! Notices that a side is gone while nobody reads from it: after its FIN, or while the other side takes nothing. No
-//! readiness tells of a reset then (a socket past FIN counts as readable for ever), so the socket is asked for its
-//! error from time to time, first soon, then ever more rarely. The worker's sweep keeps the time.
+//! Notices that a side is gone while the pump does not read from it: after its FIN, or while the other side
+//! takes nothing. Readiness does not report a reset then, because a socket after FIN is always readable. So the
+//! pump asks the socket for its error, first soon, then less and less often. The worker's sweep keeps the time.
 
 use sidetrack_core::flow::Side;
 use sidetrack_core::time::Instant;
 use std::time::Duration;
 
-/// From the moment a side is no longer read until it is asked for the first time.
+/// Time from the moment reading from a side stops until the first check.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// The longest time between two questions: how late a reset may be noticed on a flow that was half-closed long ago.
+/// Longest time between two checks. A reset on a long half-closed flow is noticed this late.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// When to ask which side. Times double from [`FIRST`] to [`LONGEST`].
+/// When to check which side. The times double from [`FIRST`] to [`LONGEST`].
 #[derive(Debug, Default)]
 pub struct Probe {
     due: Option<Instant>,
@@ -23,7 +23,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Says which sides are not read at present.
+    /// Sets which sides are not read at present.
     pub fn arm(&mut self, now: Instant, client: bool, server: bool) {
         if (self.client, self.server) != (client, server) {
             (self.client, self.server, self.gap_ms) = (client, server, 0);
@@ -31,12 +31,12 @@ impl Probe {
         }
     }
 
-    /// When to be asked again; none while both sides are read.
+    /// When to check next. `None` while both sides are read.
     pub const fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The sides to ask now, if it is time.
+    /// Returns the sides to check now, if it is time.
     pub fn take(&mut self, now: Instant) -> impl Iterator<Item = Side> + use<> {
         let is_due = self.due.is_some_and(|due| due <= now);
         if is_due {

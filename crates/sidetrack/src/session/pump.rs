@@ -1,9 +1,9 @@
 //! The driver of [`sidetrack_core::splice`]: one future per flow that moves its bytes.
 //!
-//! What is read lands in one buffer per thread and is written from there at once; only what the other side does not
-//! take is kept, in memory that the flow gives back when it is gone. An idle flow holds no buffer. A direction that
-//! has carried [`SPLICE_AFTER`] bytes in pieces worth it changes to a pipe and `splice(2)`: its bytes no longer pass through
-//! user space.
+//! Bytes are read into one buffer per thread and are written from there at once. Only bytes that the other side
+//! does not take are stored in the flow, which frees that memory afterwards. An idle flow has no buffer. A
+//! direction that has moved [`SPLICE_AFTER`] bytes in large pieces changes to a pipe and `splice(2)`: its bytes
+//! no longer pass through user space.
 
 mod ends;
 mod through;
@@ -29,44 +29,44 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use through::Through;
 
-/// Bytes of a direction, carried in pieces of at least [`SPLICE_LEAST`], after which it changes to `splice(2)`. Below this a
-/// pipe costs more than the copies it saves (`bench/RESULTS.md`).
+/// A direction changes to `splice(2)` after this number of bytes in pieces of at least [`SPLICE_LEAST`]. Below
+/// this a pipe costs more than the copies it saves (`bench/RESULTS.md`).
 pub const SPLICE_AFTER: u64 = 256 * 1024;
 
-/// Least bytes of a piece that counts for [`SPLICE_AFTER`]. Two splices cost more than a read and a write of a small message,
-/// however many of them a connection that stays open carries (`bench/EPI.md`).
+/// Smallest piece that counts for [`SPLICE_AFTER`], bytes. For small messages two splices cost more than a read
+/// and a write, however many messages a connection carries (`bench/EPI.md`).
 pub const SPLICE_LEAST: u64 = 4096;
 
-/// Most bytes one read takes, and the size of the buffer of each thread.
+/// Most bytes of one read, and the size of each thread's buffer.
 const SCRATCH: usize = 64 * 1024;
 
 thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
-/// How the moving of bytes ended.
+/// How a flow's bytes ended.
 #[derive(Debug)]
 pub struct Ending {
-    /// The one reason.
+    /// The end reason.
     pub reason: EndReason,
-    /// What the socket said, where it said something.
+    /// The error of the socket, if there was one.
     pub error: Option<io::Error>,
 }
 
-/// Bytes that were just read and lie in the thread's buffer.
+/// Bytes that were just read and are in the thread's buffer.
 #[derive(Clone, Copy)]
 struct Fresh {
     from: Side,
     start: usize,
     end: usize,
-    /// The sender's FIN is known to come right behind: it can travel with these bytes.
+    /// The sender's FIN is known to follow directly, so it can travel with these bytes.
     last: bool,
 }
 
-/// One flow's bytes in motion. Resolves when both sides are closed.
+/// Moves the bytes of one flow. Resolves when both sides are closed.
 ///
-/// One kind of wire for both sides: sockets, the fast path, of which the compiler makes code of its own; or
-/// [`crate::carry::Stream`], which is anything.
+/// Both sides have one type of wire. With sockets, the fast path, the compiler makes specialised code;
+/// [`crate::carry::Stream`] can be any kind of connection.
 pub struct Pump<W: Wire = TcpStream> {
     client: Option<W>,
     server: Option<W>,
@@ -78,16 +78,17 @@ pub struct Pump<W: Wire = TcpStream> {
     error: Option<io::Error>,
     probe: Probe,
     farewell: Option<Farewell>,
-    /// The side whose last bytes were read, with its FIN known to be all that is left: it need not be asked again.
+    /// A side whose last bytes were read and which is known to have only its FIN left. It is not read again.
     drained: Option<Side>,
-    /// The functions between the two sides, for flows that pass some.
+    /// The functions between the two sides, if there are any.
     through: Option<Box<Through>>,
-    /// What the end of a side means where one of the sides is a function.
+    /// The rules for the end of a side, if a side is a function.
     law: Option<Box<Law>>,
 }
 
 impl<W: Wire> Pump<W> {
-    /// Both sides stand; `early_up` was read from the client and `early_down` from the server before.
+    /// Starts with both sides connected. `early_up` was read from the client before, `early_down` from the
+    /// server.
     pub fn new(
         (client, server): (W, W),
         (early_up, early_down): (Vec<u8>, Vec<u8>),
@@ -125,7 +126,7 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// The same with functions between the two sides, if there are any. What was read before has passed them already.
+    /// Adds functions between the two sides. Bytes that were read before must have passed through them.
     pub fn through(mut self, chain: Option<Box<Chain>>) -> Self {
         self.through = chain.map(|chain| Box::new(Through::new(chain)));
         self
@@ -159,6 +160,7 @@ impl<W: Wire> Pump<W> {
         if self.farewell.is_some_and(|farewell| farewell.is_sending()) {
             return self.part(now);
         }
+        // A side that is not read reports a reset only when asked ([`Probe`]).
         for side in self.probe.take(now) {
             if let Some(error) = self.wire(side).take_error() {
                 self.lost(now, side, error);
@@ -175,6 +177,7 @@ impl<W: Wire> Pump<W> {
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.core.handle(now, Input::Tick);
         }
+        // The core asks for one step at a time and learns its result before the next one.
         let mut fresh = None;
         while let Some(output) = self.core.poll() {
             let input = match output {
@@ -193,6 +196,7 @@ impl<W: Wire> Pump<W> {
                     _ => return Poll::Ready((reason, reset)),
                 },
             };
+            // The next flow of this thread uses the buffer: store what could not be written.
             self.core.handle(now, input);
         }
         self.stash(&mut fresh, scratch);
@@ -207,7 +211,7 @@ impl<W: Wire> Pump<W> {
         Poll::Pending
     }
 
-    /// Waits until the words of the side that is gone have left the kernel, too; then the other side is reset.
+    /// Waits until the kernel has sent the last bytes of the side that is gone, then resets the other side.
     fn part(&mut self, now: Instant) -> Poll<(EndReason, bool)> {
         let Some(mut farewell) = self.farewell else { return Poll::Pending };
         let unsent_bytes = self.wire(farewell.gone.other()).unsent_bytes();
@@ -223,13 +227,14 @@ impl<W: Wire> Pump<W> {
         self.farewell.is_some_and(|farewell| farewell.gone == side)
     }
 
-    /// Notes that this side takes nothing more. What it said before may still wait to be read: its own end comes then.
+    /// Notes that this side takes no more bytes. Bytes that it sent before may still be unread: its end comes
+    /// after them.
     fn lost(&mut self, now: Instant, side: Side, error: io::Error) {
         self.error.get_or_insert(error);
         match &self.farewell {
             None => self.farewell = Some(Farewell::new(side, now)),
             Some(first) if first.gone == side => {}
-            // Nobody is left to tell.
+            // Both sides are gone.
             Some(first) => self.core.handle(now, Input::End(first.reason())),
         }
         if self.core.has_ended(side) {
@@ -237,7 +242,7 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// Drops what is held for a side that is gone.
+    /// Discards the bytes for a side that is gone.
     fn swallow(&mut self, side: Side, held: u32, fresh: &mut Option<Fresh>) -> Input {
         let from = side.other();
         *fresh = fresh.filter(|bytes| bytes.from != from);
@@ -245,17 +250,17 @@ impl<W: Wire> Pump<W> {
         Input::Written(side, held)
     }
 
-    /// Whether no readiness of this side would wake us.
+    /// Whether no readiness of this side would wake the flow.
     fn is_unread(&self, side: Side) -> bool {
         let lane = match side {
             Side::Client => &self.up,
             Side::Server => &self.down,
         };
-        // A pipe without room stops the reading before the core's limit does.
+        // A full pipe stops the reading before the core's limit does.
         !self.core.waits_to_read(side) || (lane.is_piped() && self.core.held(side) > 0)
     }
 
-    /// Keeps what could not be written before the thread's buffer is used for something else.
+    /// Stores unwritten bytes before the thread's buffer is used for something else.
     fn stash(&mut self, fresh: &mut Option<Fresh>, scratch: &[u8]) {
         if let Some(bytes) = fresh.take() {
             self.lane(bytes.from).keep(&scratch[bytes.start..bytes.end]);
@@ -285,7 +290,7 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// As [`Self::poll_wire`], but a side of which only its FIN was left is not asked again.
+    /// Like [`Self::poll_wire`], but does not read again from a side of which only the FIN was left.
     fn poll_side(
         &mut self,
         cx: &mut Context<'_>,
@@ -299,10 +304,10 @@ impl<W: Wire> Pump<W> {
         self.poll_wire(cx, side, max, scratch)
     }
 
-    /// Whether the end of this side, which is an end in order as far as the flow goes, comes right behind these `n` bytes; notes
-    /// that it need not be asked again then.
+    /// Whether an orderly end of this side follows these `n` bytes directly. Notes then that the side need not
+    /// be read again.
     fn is_last(&mut self, side: Side, n: usize, max: u32) -> bool {
-        // Of a pipe that has no room, little is read although more is there.
+        // With a full pipe a short read does not mean that nothing is left.
         let is_all = n < SCRATCH.min(max as usize) && !self.lane(side).is_piped();
         let last = is_all && self.wire(side).has_ended() && self.would_end_in_order(side);
         if last && self.wire(side).ends_in_order() {
@@ -311,7 +316,8 @@ impl<W: Wire> Pump<W> {
         last
     }
 
-    /// Bytes came from this side, the last ones maybe: into the pipe, or to be written from the thread's buffer.
+    /// Handles bytes from this side, possibly its last: they are in the pipe, or in the thread's buffer to be
+    /// written.
     fn came(&mut self, side: Side, n: usize, last: bool, fresh: &mut Option<Fresh>) -> Input {
         self.note_first_byte(side);
         if !self.lane(side).is_piped() {
@@ -323,8 +329,9 @@ impl<W: Wire> Pump<W> {
     fn note_first_byte(&mut self, side: Side) {
         if side == Side::Server && self.live.first_byte_time().is_none() {
             self.live.first_byte(self.live.age());
-            // An answer that ends with its first bytes needed no acknowledgement of its own ([`Self::expect_answer`]); of
-            // a longer one the server may hold the rest back for it.
+            // An answer that fits into its first bytes needs no acknowledgement of its own
+            // ([`Self::expect_answer`]). The server may hold back the rest of a longer one until it gets an
+            // acknowledgement.
             let wire = self.wire(Side::Server);
             if !wire.has_ended()
                 && let Some(socket) = wire.socket()
@@ -427,11 +434,12 @@ impl<W: Wire> Pump<W> {
         self.live.first_byte_time().is_none() && self.live.bytes() == (0, 0)
     }
 
-    /// The client speaks first: what the server answers need not be acknowledged piece by piece. A connection that was
-    /// dialled with bytes at hand does so by itself; here the client waited until its path stood (SOCKS).
+    /// Called when the client sends first: the server's answer need not be acknowledged piece by piece. A
+    /// connection dialled with bytes at hand does this by itself; here the client waited until its path was set
+    /// up (SOCKS).
     fn expect_answer(&mut self) {
         if let Some(socket) = self.wire(Side::Server).socket() {
-            // A wish: without it some packets more.
+            // Best effort: without the option, a few more packets are sent.
             let _ = sockopt::set_tcp_ack_with_data(socket);
         }
     }
@@ -441,7 +449,7 @@ impl<W: Wire> Pump<W> {
             Err(error) if error.kind() != ErrorKind::NotConnected || self.hands_to_function(side) => {
                 self.failed(side, error)
             }
-            // What is left of it to do, a wire does when it is tended.
+            // The wire finishes its end when it is tended.
             _ => match self.hand_end(side) {
                 Ok(()) => Input::FinSent(side),
                 Err(error) => self.failed(side, error),
@@ -449,14 +457,14 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// Reading has come to the end of what this side said before it was gone.
+    /// Handles a failed read: all bytes that this side sent before it was gone are read.
     fn failed(&mut self, side: Side, error: io::Error) -> Input {
         self.error.get_or_insert(error);
         self.farewell.get_or_insert(Farewell::new(side, self.clock.now()));
         Input::Failed(side)
     }
 
-    /// A side whose path lost the options of Multipath TCP spoke plain TCP in the end.
+    /// Notes that a side spoke plain TCP in the end, if its path removed the options of Multipath TCP.
     fn look_at_protocols(&self) {
         let multipath = self.live.multipath();
         let sides =
@@ -476,7 +484,7 @@ impl<W: Wire> Pump<W> {
 }
 
 impl<W: Wire> Drop for Pump<W> {
-    /// A flow that is dropped before its end, as at the end of the process, has no orderly end.
+    /// Resets both sides of a flow that is dropped before its end, as when the process ends.
     fn drop(&mut self) {
         self.close(true);
     }

@@ -1,5 +1,6 @@
-//! A flow that passes containers: one pump for each part of it, between the client and the first container, from one to the
-//! next, and to the server. The parts are one flow: one record, one end, and who fails first says why.
+//! A flow that passes through containers: one pump for each part of it, from the client to the first container,
+//! between containers, and to the server. The parts are one flow with one record and one end. The part that
+//! fails first gives the reason.
 
 use super::carrying::Moving;
 use super::containers::Joint;
@@ -21,25 +22,25 @@ use std::task::{Context, Poll};
 /// One part of a flow.
 struct Part {
     pump: Pump<Stream>,
-    /// The part's own counts and deadline; no ledger knows it.
+    /// The counts and the deadline of this part. It is not in any ledger.
     live: Arc<LiveFlow>,
     is_over: bool,
-    /// The functions at its two ends, where they are ones.
+    /// The functions at its two ends, if there are any.
     client: Option<Arc<str>>,
     server: Option<Arc<str>>,
 }
 
-/// See the module. Resolves when all parts have ended.
+/// The parts of a flow with containers. Resolves when all parts have ended.
 pub struct Relay {
     parts: Vec<Part>,
     live: Arc<LiveFlow>,
-    /// Bytes from the client and from the server that are counted already.
+    /// Bytes from the client and from the server that were already added to the flow's counts.
     counted: (u64, u64),
-    /// Keep the containers there.
+    /// Keep the containers running.
     _guests: Vec<Guest>,
 }
 
-/// The two sides of a part, what was read of them, and the functions between them.
+/// The two sides of a part, the bytes read from them, and the functions between them.
 struct Piece {
     sides: (Stream, Stream),
     early: (Vec<u8>, Vec<u8>),
@@ -48,7 +49,7 @@ struct Piece {
 }
 
 impl Relay {
-    /// Between a client and a server that stand, through these containers; at least one.
+    /// Connects a client and a server through these containers; at least one.
     pub fn new(
         (client, server): (Stream, Stream),
         moving: Moving,
@@ -78,7 +79,7 @@ impl Relay {
         Self { parts: maker.parts, live, counted: (0, 0), _guests: guests }
     }
 
-    /// Takes what the parts have counted for the flow: what has left towards the server, and towards the client.
+    /// Adds the parts' new counts to the flow: bytes written to the server, and bytes written to the client.
     fn count(&mut self) {
         let (Some(first), Some(last)) = (self.parts.first(), self.parts.last()) else { return };
         let (up, down) = (last.live.bytes().0, first.live.bytes().1);
@@ -105,7 +106,7 @@ impl Relay {
 struct Maker {
     parts: Vec<Part>,
     ends: Rc<Ends>,
-    /// Of the latest part: whether the function behind it has been handed all.
+    /// Of the latest part: whether the function behind it has received everything.
     handed: Rc<Cell<bool>>,
     config: splice::Config,
     live: Arc<LiveFlow>,
@@ -130,7 +131,7 @@ impl Maker {
 }
 
 impl Part {
-    /// The end of this part as that of the flow: a reset by a function is the function's.
+    /// Turns the end of this part into the end of the flow. A reset by a function is reported as the function's.
     fn translate(&self, ending: Ending) -> Ending {
         let function = match ending.reason {
             EndReason::ClientReset => &self.client,

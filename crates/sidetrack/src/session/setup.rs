@@ -1,4 +1,4 @@
-//! The making of a path: interceptor, policy, carrier, in this order, and the answer to the client.
+//! The set-up of a path: interceptor, policy and carrier in this order, then the answer to the client.
 
 use super::containers::Way;
 use super::watch::Watched;
@@ -26,31 +26,31 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How the making of a path ended.
+/// How the set-up of a path ended.
 pub enum SetupEnd {
-    /// The path stands.
+    /// The path is set up.
     Ready(Ready),
-    /// The client was answered in its own protocol; close in order.
+    /// The client got an answer in its own protocol. Its connection is closed in order.
     Answered(EndReason, Option<String>),
-    /// The client is to be reset.
+    /// The client's connection must be reset.
     Failed(Failure),
 }
 
-/// A path that stands.
+/// A path that is set up.
 pub struct Ready {
-    /// What leads to the server or the first hop.
+    /// The connection to the server or the first hop.
     pub server: Stream,
-    /// Bytes the server sent already.
+    /// Bytes that the server has already sent.
     pub early: Vec<u8>,
-    /// Bounds of the flow.
+    /// The limits of the flow.
     pub config: splice::Config,
-    /// The functions the flow passes; what was read so far has passed them.
+    /// The functions on the way. All bytes read so far have passed through them.
     pub way: Way,
-    /// The SOCKS6 session it is part of: in use until the flow ends.
+    /// The SOCKS6 session it is part of, which stays in use until the flow ends.
     pub session: Option<FlowOfSession>,
 }
 
-/// What a time-out of this stage means, in words.
+/// Says in words what a time-out of this stage means.
 fn late(reason: EndReason) -> &'static str {
     match reason {
         EndReason::HandshakeTimeout => "the client did not finish its handshake in time",
@@ -60,7 +60,7 @@ fn late(reason: EndReason) -> &'static str {
     }
 }
 
-/// What is recorded of a flow that no policy has seen.
+/// What the record says of a flow that no policy decided.
 pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
     Decided {
         flow: Flow {
@@ -76,7 +76,7 @@ pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
     }
 }
 
-/// One path in the making.
+/// A path during its set-up.
 pub struct Setup<'a> {
     pub(super) worker: &'a Worker,
     pub(super) listening: &'a Listening,
@@ -86,38 +86,38 @@ pub struct Setup<'a> {
     connect: Option<Connect>,
 }
 
-/// What a client asked for by HTTP CONNECT; its head was read already.
+/// An HTTP CONNECT request of the client; its head was read before.
 #[derive(Clone)]
 pub struct Connect {
-    /// Where to.
+    /// The destination.
     pub destination: Destination,
-    /// Who asks, where that was asked for.
+    /// The authenticated user, if authentication is required.
     pub user: Option<String>,
-    /// The listener, for the words of a refusal.
+    /// The listener, for the text of a refusal.
     pub proxy: Arc<http::Proxy>,
-    /// The client has been told already that the tunnel stands.
+    /// The client already got the answer that the tunnel is established.
     pub is_established: bool,
 }
 
-/// What opens a tunnel (RFC 9110 Sec. 9.3.6).
+/// The answer that establishes a tunnel (RFC 9110 Sec. 9.3.6).
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// What the interceptor found.
+/// The result of the interceptor.
 struct Caught {
     flow: Flow,
     /// Whether the first bytes were read for the name, and that name.
     sniffed: Option<Option<HostName>>,
-    /// Who waits to be told how it went, in a protocol of its own.
+    /// The client's protocol for the answer.
     asker: Asker,
 }
 
-/// Who waits to be told how the making of a path went.
+/// The protocol in which the client expects an answer about the set-up.
 enum Asker {
-    /// Nobody: the client knows nothing about us.
+    /// None: the client is not aware of us.
     Nobody,
-    /// A SOCKS client: the handshake that waits for its reply, and the request.
+    /// SOCKS: the handshake that waits for its reply, and the request.
     Socks(Handshake, Box<Request>),
-    /// A client that asked by CONNECT.
+    /// HTTP CONNECT.
     Connect(Connect),
     /// The near side of a tunnel, with this metadata.
     Tunnel(Vec<Metadata>),
@@ -141,7 +141,7 @@ impl From<Refused> for Stop {
 }
 
 impl<'a> Setup<'a> {
-    /// A connection that was just accepted.
+    /// The set-up for a connection that was just accepted.
     pub fn new(
         worker: &'a Worker,
         listening: &'a Listening,
@@ -152,10 +152,10 @@ impl<'a> Setup<'a> {
         Self { worker, listening, live, peer, config: worker.config(), connect }
     }
 
-    /// Makes the path.
+    /// Runs the set-up.
     pub async fn run(self, client: &mut Client) -> SetupEnd {
         if self.listening.speaks_first() {
-            // The client may take its time: let it be seen meanwhile.
+            // The client may take long for its handshake: show the flow meanwhile.
             self.live.decide(undecided(self.listening, self.peer));
         }
         match self.make(client).await {
@@ -186,7 +186,7 @@ impl<'a> Setup<'a> {
                 );
                 match self.watched(pin!(self.carry(carry, &caught, client, &mut way, guard.as_ref()))).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
-                    // A client with a protocol of its own is told so in it.
+                    // The client may expect an answer in its own protocol: `refuse` sends it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
                     Err(ended) => return Err(Stop::Failed(ended)),
                 }
@@ -198,7 +198,7 @@ impl<'a> Setup<'a> {
             Err(failure) => return Err(refuse(caught.asker, client, failure).await),
         };
         self.live.connected(self.live.age());
-        // Asked for only where somebody is told it: it is a system call.
+        // Computed only if the client gets it: it is a system call.
         let bound = || {
             let named = carried.bound.as_ref().and_then(Destination::socket_addr);
             named.or_else(|| carried.stream.local_address().ok())
@@ -223,7 +223,7 @@ impl<'a> Setup<'a> {
         let config = bounds(&self.config.limits, carry);
         if let Some(guard) = &guard {
             self.due(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms), EndReason::Idle);
-            // Boxed: a flow that rules ask no name of need not have room for it.
+            // Boxed, so that flows without this check do not reserve room for it.
             let mut waits = Box::pin(guard.wait(client, &mut carried));
             let greeted = self.watched(waits.as_mut()).await;
             drop(waits);
@@ -235,14 +235,15 @@ impl<'a> Setup<'a> {
         Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
     }
 
-    /// One stage, until the deadline or somebody's wish ends it. It is pinned where it is made: a future that is moved
-    /// before it is pinned has room for itself twice.
+    /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
+    /// made: a future that is moved before it is pinned reserves its room twice.
     async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
         let watched = Watched::new(stage, self.live, self.worker.clock).await;
         watched.map_err(|reason| Failure::new(reason, late(reason)))
     }
 
-    /// What the interceptor finds, while the client has its place among those that wait.
+    /// Runs the interceptor. Meanwhile the client takes a place among those that have not finished their
+    /// handshake.
     async fn waited(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
         let place = self.listening.speaks_first().then(|| Place::enter(self.worker));
         let kept = pin!(Place::while_kept(place.as_ref(), self.catch(client)));
@@ -258,7 +259,7 @@ impl<'a> Setup<'a> {
         Ok((caught, verdict))
     }
 
-    /// The local process behind the flow.
+    /// Returns the local process behind the flow.
     fn owner(&self, flow: &Flow, client: &Client) -> Process {
         let listener = client.stream.local_address().unwrap_or(self.listening.address);
         let peer = client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
@@ -273,7 +274,7 @@ impl<'a> Setup<'a> {
     async fn intercept(&self, client: &mut Client) -> Result<Caught, Stop> {
         let listening = self.listening;
         let mut peer = self.peer;
-        // In front of CONNECT it was read before the request.
+        // For CONNECT, this header was read before the request.
         if self.connect.is_none() && listening.proxy_from.contains(peer.ip()) {
             peer = proxy_header::read(client, peer).await?;
         }
@@ -340,7 +341,7 @@ impl<'a> Setup<'a> {
         Ok(caught)
     }
 
-    /// The command asks our resolver over TCP.
+    /// Serves a DNS query over TCP that the command sends to our resolver.
     async fn resolve(&self, run: &RunCatch, client: &mut Client) -> Stop {
         self.live.set_deadline(None, EndReason::Idle);
         let clock = self.worker.clock;
@@ -361,7 +362,7 @@ impl<'a> Setup<'a> {
                 Decision::Verdict(verdict) => {
                     let policy = &self.config.policy;
                     if policy.asks_process_of_addresses() && caught.flow.process.is_none() {
-                        // A name may lead to an address about which a rule asks for the process.
+                        // A name may resolve to an address for which a rule asks for the process.
                         caught.flow.process = Some(self.owner(&caught.flow, client));
                     }
                     return verdict;
@@ -382,8 +383,8 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Whether the client's TLS hello is looked at: it has asked by a name, and rules ask for names. What passes functions, or
-    /// goes into TLS of our own, is not looked at; nor are clients of a server that the configuration names.
+    /// Whether to check the client's TLS hello: the client asked by name, and rules match names. Not checked:
+    /// flows with functions, flows inside our own TLS, and clients of a server that the configuration names.
     fn guards(&self, caught: &mut Caught, verdict: &Verdict, client: &Client) -> bool {
         let policy = &self.config.policy;
         let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
@@ -399,7 +400,7 @@ impl<'a> Setup<'a> {
         guards
     }
 
-    /// Who is asked about the addresses that the flow's destination leads to.
+    /// The gate that checks the addresses to which the flow's destination resolves.
     fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
         let is_configured = matches!(self.listening.catches, Catches::Reverse(_));
         let (policy, peer) = (&*self.config.policy, self.peer.ip());
@@ -417,7 +418,7 @@ impl<'a> Setup<'a> {
         let flow = &caught.flow;
         let mut legs = Vec::new();
         if let Some(spec) = &carry.chain {
-            // Before anything is dialled: a function may refuse the flow.
+            // Before anything is dialled, because a function may deny the flow.
             let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
             (way.chain, legs) = (route.chain, route.legs);
         }
@@ -440,7 +441,7 @@ impl<'a> Setup<'a> {
         };
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
         if carry.chain.is_some() {
-            // Later bytes pass the functions when the path stands: carriers do not see them.
+            // Later bytes pass the functions after the set-up: carriers do not see them.
             client.read_at_hand();
         }
         if client.is_broken() {
@@ -450,19 +451,19 @@ impl<'a> Setup<'a> {
             self.offer(chain, client)?;
         }
         if !legs.is_empty() {
-            // Boxed: flows without containers need not have room for them.
+            // Boxed, so that flows without containers do not reserve room for them.
             Box::pin(self.pass_containers(legs, flow, (client, way), &mut order)).await?;
         }
         if let Some(version) = carry.proxy_protocol {
             let length = self.put_proxy_header(version, flow, client);
             guard.inspect(|guard| guard.preface.set(length));
         }
-        // What goes into TLS does not travel with a request.
+        // Bytes for our own TLS cannot be sent with a request.
         let inside = self.has_tls().then(|| client.take_held());
         let (presence, incoming) = client.split();
         let mut first = hello::Guarded { incoming, guard };
         if way.has_functions() || inside.is_some() {
-            // What comes from now on has to pass the functions first, or goes into TLS.
+            // Bytes that come from now on must pass the functions first, or go into TLS.
             first.incoming.settle();
         }
         let carried = tokio::select! {
@@ -477,7 +478,7 @@ impl<'a> Setup<'a> {
         Ok(self.stands(&order, carried, client, way))
     }
 
-    /// The header that tells the server who the client is goes before all else; its length.
+    /// Puts a PROXY protocol header with the client's address before all other bytes. Returns its length.
     fn put_proxy_header(&self, version: ProxyVersion, flow: &Flow, client: &mut Client) -> usize {
         let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
         let header = proxy_header::write(version, flow, server, self.live.id);
@@ -487,7 +488,7 @@ impl<'a> Setup<'a> {
         length
     }
 
-    /// The path stands: what the client has said and the carrier has not sent goes first on it.
+    /// Finishes the set-up: client bytes that the carrier has not sent are sent first on the path.
     fn stands(&self, order: &Order<'_>, mut carried: Carried, client: &mut Client, way: &mut Way) -> Carried {
         if order.asks_multipath() {
             self.live.speaks_multipath(Side::Server, carried.stream.speaks_multipath());
@@ -504,7 +505,7 @@ impl<'a> Setup<'a> {
         carried
     }
 
-    /// The client's first bytes pass the functions; what comes out takes their place.
+    /// Passes the client's first bytes through the functions, and replaces them by the output.
     fn offer(&self, chain: &mut Chain, client: &mut Client) -> Result<(), Failure> {
         let held = client.take_held();
         let out = offered(chain, self.worker.clock.now(), Side::Client, held)?;
@@ -512,7 +513,7 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    /// What the server said while the path was made passes the functions behind the last container.
+    /// Passes the server's bytes from the set-up through the functions after the last container.
     fn answered(&self, mut carried: Carried, way: &mut Way) -> Result<Carried, Failure> {
         if let Some(chain) = way.last() {
             let early = std::mem::take(&mut carried.early);
@@ -522,7 +523,7 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// What becomes of bytes that were read before they move by themselves, behind these functions.
+/// Passes bytes from the set-up through these functions and returns the output.
 pub(super) fn offered(
     chain: &mut Chain,
     now: sidetrack_core::time::Instant,
@@ -542,7 +543,7 @@ pub(super) fn offered(
     })
 }
 
-/// The bounds of a flow's moving bytes.
+/// The limits of a flow: buffer, idle time, lifetime.
 pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
     splice::Config {
         limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
@@ -552,13 +553,13 @@ pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
     }
 }
 
-/// Says no in the client's own protocol where it has one.
+/// Reports a failure in the client's own protocol, if it has one.
 async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
     match asker {
         Asker::Nobody => return Stop::Failed(failure),
-        // It takes what comes for the server's: a reset is all that can be said.
+        // The client would take an answer for the server's bytes: only a reset is possible.
         Asker::Connect(connect) if connect.is_established => return Stop::Failed(failure),
-        // A client that is gone needs no answer: the flow ends for the reason it has.
+        // Errors are ignored: a client that is gone needs no answer, and the flow has its end reason.
         Asker::Socks(mut handshake, _) => {
             let code = ReplyCode::from_end_reason(failure.reason);
             let _ = handshake.reply(client, Reply::failed(code)).await;

@@ -1,5 +1,5 @@
-//! Ends the making of a path when its time is up or somebody wishes the flow to end, without a timer for each flow:
-//! the worker's sweep wakes those that are due.
+//! Ends the set-up of a path at its deadline, or when the flow is to be ended, without a timer for each flow.
+//! The worker's sweep wakes flows that are due.
 
 use crate::live::{Clock, LiveFlow};
 use sidetrack_core::flow::EndReason;
@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// See the module.
+/// A stage of the set-up together with the flow whose deadline it watches.
 pub struct Watched<'a, F> {
     inner: Pin<&'a mut F>,
     live: &'a LiveFlow,
@@ -15,7 +15,7 @@ pub struct Watched<'a, F> {
 }
 
 impl<'a, F> Watched<'a, F> {
-    /// Watches `inner`, one stage of the making of a path.
+    /// Watches `inner`, one stage of the set-up.
     pub fn new(inner: Pin<&'a mut F>, live: &'a LiveFlow, clock: Clock) -> Self {
         Self { inner, live, clock }
     }

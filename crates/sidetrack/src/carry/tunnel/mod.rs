@@ -1,9 +1,9 @@
-//! The tunnel carrier: connections to a far side that are held open, so that a new flow costs no handshake. Request,
+//! The tunnel carrier: long-lived connections to a far side, so that a new flow needs no handshake. Request,
 //! metadata and the client's first bytes leave in the first flight, and the far side dials the destination.
 //!
-//! Each worker has tunnels of its own and shares nothing with the others. A tunnel has one or several paths, the
-//! addresses of its configuration; each path is a QUIC connection with a stream for each flow, or, where UDP does not
-//! get through, a pool of TLS connections with one for each flow (`docs/adr/0007-tunnel-fallback.md`).
+//! Each worker has its own tunnels and shares nothing with other workers. A tunnel has one or more paths, the
+//! addresses in its configuration. A path is a QUIC connection with a stream for each flow. If UDP does not get
+//! through, it is a pool of TLS connections, one for each flow (`docs/adr/0007-tunnel-fallback.md`).
 
 mod open;
 pub mod path;
@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How dialling is done at the moment of asking.
+/// Returns the settings for dialling at the time of the call.
 pub type AskDialing = Arc<dyn Fn() -> Arc<Dialing> + Send + Sync>;
 
-/// How long a connection of a worker that stops may take to say so to its far side.
+/// How long a stopping worker waits until its far sides know.
 const CLOSING: Duration = Duration::from_millis(200);
 
 thread_local! {
@@ -37,7 +37,7 @@ thread_local! {
     static OPEN: RefCell<Vec<Rc<Tunnel>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The tunnels of the worker on whose thread it is asked.
+/// Access to the tunnels of the calling thread's worker.
 pub struct Tunnels {
     dialing: AskDialing,
 }
@@ -52,18 +52,18 @@ impl fmt::Debug for Tunnels {
 pub struct Tunnel {
     settings: Arc<Settings>,
     paths: Vec<Rc<Path>>,
-    /// Those who hold the paths open go when it does.
+    /// Dropping it stops the tasks that keep the paths open.
     _stop: watch::Sender<()>,
 }
 
 impl Tunnels {
-    /// Tunnels that dial so.
+    /// Tunnels that are dialled with these settings.
     pub fn new(dialing: AskDialing) -> Self {
         Self { dialing }
     }
 
-    /// Opens and closes tunnels until they are those of `settings`; those that stay as they are are not touched, and
-    /// flows of those that go live on as long as their connections.
+    /// Opens and closes tunnels according to `settings`. Unchanged tunnels are not touched. Flows of removed
+    /// tunnels live as long as their connections.
     pub fn update(&self, settings: &[Arc<Settings>]) {
         let old = OPEN.take();
         let wanted = settings.iter().map(|settings| {
@@ -73,16 +73,16 @@ impl Tunnels {
         OPEN.set(wanted.collect());
     }
 
-    /// The tunnel of this name.
+    /// Returns the tunnel with this name.
     pub fn find(&self, name: &str) -> Option<Rc<Tunnel>> {
         OPEN.with_borrow(|open| open.iter().find(|tunnel| *tunnel.settings.name == *name).cloned())
     }
 
-    /// Closes all, and waits a moment so that the far sides learn of it.
+    /// Closes all tunnels, and waits a moment so that the far sides learn of it.
     pub async fn close(&self) {
         for tunnel in OPEN.take() {
             for path in &tunnel.paths {
-                // Whoever did not hear it in time notices by itself (`lost_after_ms`).
+                // A far side that is not told in time notices by itself (`lost_after_ms`).
                 let _ = reactor::timeout(CLOSING, path.close()).await;
             }
         }
@@ -99,7 +99,7 @@ impl Tunnel {
             reactor::spawn(async move {
                 tokio::select! {
                     () = path.hold() => {}
-                    // Nothing is ever sent: it ends with its sender.
+                    // Nothing is ever sent on this channel: it ends with its sender.
                     _ = stopped.changed() => {}
                 }
             });

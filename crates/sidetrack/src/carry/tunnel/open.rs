@@ -1,5 +1,5 @@
-//! One flow through a tunnel: the request with what the client has said already, more of it while the answer is on
-//! its way, and the answer.
+//! Opens one flow through a tunnel: sends the request with the client's first bytes, then more bytes while the
+//! answer is pending, and reads the answer.
 
 use super::path::{Path, Route};
 use super::{Stream, quic};
@@ -15,14 +15,15 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 
-/// Most bytes of the client that leave before the far side has answered: what it holds while it dials.
+/// Most bytes of the client that are sent before the far side has answered. The far side buffers them while it
+/// dials.
 const EARLY_MAX: usize = 1 << 14;
 
-/// Why a path did not take a flow.
+/// Why a path did not accept a flow.
 enum Refusal {
-    /// Nothing of the client's was sent: another path may be tried.
+    /// No client byte was sent: another path may be tried.
     Again(Failure),
-    /// The flow is at its end.
+    /// The flow must end.
     Final(Failure),
 }
 
@@ -42,7 +43,8 @@ pub async fn carry(
     let request = request
         .encode()
         .map_err(|error| Failure::new(EndReason::BadRequest, format!("tunnel '{name}': {error}")))?;
-    // In the order of the configuration, but those that stand and are heard of first, and those that are down last.
+    // In the order of the configuration, but paths that are up and not silent come first, and paths that are
+    // down last.
     let mut paths: Vec<_> = tunnel.paths.iter().collect();
     paths.sort_by_key(|path| (path.is_doubtful(), !path.is_up()));
     let mut failed = None;
@@ -95,8 +97,8 @@ async fn ask(
     }
 }
 
-/// Sends the request with what is there of the client, and what comes of it, until the answer is there; gives it with
-/// the server's bytes behind it.
+/// Sends the request with the client's bytes so far, and later bytes, until the answer arrives. Returns the
+/// answer and the server's bytes after it.
 async fn converse(
     stream: &mut Stream,
     request: &[u8],
@@ -135,9 +137,9 @@ async fn converse(
     }
 }
 
-/// Reads what is there of the answer.
+/// Reads available bytes of the answer.
 fn poll_answer(stream: &mut Stream, cx: &mut Context<'_>, answer: &mut Vec<u8>) -> Poll<io::Result<()>> {
-    // Here, so that it is on the stack and not in every flow's future.
+    // The buffer is in this function, so that it is on the stack and not part of each flow's future.
     let mut buffer = [0; 2048];
     let mut buffer = ReadBuf::new(&mut buffer);
     ready!(Pin::new(stream).poll_read(cx, &mut buffer))?;
@@ -152,8 +154,8 @@ fn broken(error: &io::Error) -> Failure {
     Failure::new(EndReason::HopFailed, format!("before the far side had answered: {error}"))
 }
 
-/// What the far side says about the destination is so for us, too; what it says about itself is its own doing, and our
-/// own reasons are kept for our own decisions.
+/// Translates the far side's reason. Reasons about the destination are passed on. All others become
+/// `hop_failed`: our own reasons are reserved for our own decisions.
 fn refused(reason: EndReason, detail: &str) -> Failure {
     let ours = match reason {
         EndReason::Refused

@@ -1,4 +1,4 @@
-//! One path of a tunnel: a task that holds a connection to one address open, and what it knows of it.
+//! One path of a tunnel: a task that keeps a connection to one address open, and the path's state.
 
 use super::pool::Pool;
 use super::quic::{self, Dial};
@@ -20,83 +20,83 @@ use tokio::sync::{Notify, watch};
 /// How long a QUIC handshake may take.
 const QUIC_PATIENCE: Duration = Duration::from_secs(4);
 
-/// How long QUIC has the field to itself before TLS over TCP is tried beside it.
+/// Head start of QUIC before TLS over TCP is tried in parallel.
 const HEAD_START: Duration = Duration::from_millis(700);
 
-/// While TLS over TCP is in use: how often QUIC is tried again.
+/// While TLS over TCP is in use: time between two attempts with QUIC.
 const QUIC_AGAIN: Duration = Duration::from_secs(30);
 
-/// After a failure: the first and the longest wait before the next attempt; it doubles in between. A flow that wants
-/// the path shortens it to the first.
+/// First and longest pause after a failure; the pause doubles in between. A flow that needs the path shortens it
+/// to the first.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
-/// What flows see of a path.
+/// The state of a path, as flows see it.
 #[derive(Clone, Debug)]
 pub enum State {
-    /// An attempt is under way.
+    /// An attempt is running.
     Connecting,
-    /// It stands.
+    /// The path is up.
     Up(Route),
-    /// The last attempt failed so; the next one comes by itself.
+    /// The last attempt failed with this. The next one follows by itself.
     Down(Failure),
 }
 
-/// What a path that stands consists of.
+/// The connections of a path that is up.
 #[derive(Clone, Debug)]
 pub enum Route {
-    /// A connection with a stream for each flow.
+    /// A QUIC connection with a stream for each flow.
     Quic(Connection, Arc<str>),
     /// TLS connections, one for each flow.
     Tls(Rc<Pool>),
 }
 
-/// See the module.
+/// A path: its address and its state.
 pub struct Path {
     settings: Arc<Settings>,
     address: Destination,
     dialing: AskDialing,
     state: watch::Sender<State>,
-    /// Somebody needs it now.
+    /// Notified when a flow needs the path now.
     wanted: Notify,
     endpoint: RefCell<Option<Endpoint>>,
-    /// Nothing has come for longer than the far side leaves between two signs of life.
+    /// Whether nothing was received for longer than the far side leaves between two keep-alive messages.
     is_silent: Cell<bool>,
 }
 
 impl Path {
-    /// A path to this address, not held open yet.
+    /// A path to this address. It is not connected yet.
     pub fn new(settings: Arc<Settings>, address: Destination, dialing: AskDialing) -> Self {
         let (state, _) = watch::channel(State::Connecting);
         let (wanted, endpoint, is_silent) = (Notify::new(), RefCell::default(), Cell::new(false));
         Self { settings, address, dialing, state, wanted, endpoint, is_silent }
     }
 
-    /// Whether it stands.
+    /// Whether the path is up.
     pub fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), State::Up(_))
     }
 
-    /// Whether a flow should rather take another path: this one does not stand, or has been silent for longer than it
-    /// ever is. Such a path may be lost, which only `lost_after_ms` decides.
+    /// Whether a flow should prefer another path: this one is not up, or has been silent for unusually long.
+    /// Only `lost_after_ms` decides that it is lost.
     pub fn is_doubtful(&self) -> bool {
         !self.is_up() || self.is_silent.get()
     }
 
-    /// Where it leads to.
+    /// The address of the far side.
     pub const fn address(&self) -> &Destination {
         &self.address
     }
 
-    /// Waits until it stands, or until the attempt that is under way, or one begun for this, has failed.
+    /// Waits until the path is up, or until the present attempt fails. If none is running, starts one.
     ///
     /// # Errors
-    /// Why the attempt failed.
+    /// Says why the attempt failed.
     pub async fn route(&self) -> Result<Route, Failure> {
         let mut state = self.state.subscribe();
         if matches!(*state.borrow_and_update(), State::Down(_)) {
             self.wanted.notify_one();
-            // The old failure says nothing about now.
+            // The earlier failure may be outdated: wait for a new attempt.
             let _ = state.changed().await;
         }
         let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
@@ -109,7 +109,7 @@ impl Path {
         }
     }
 
-    /// Tells the far side that nobody is here any more.
+    /// Tells the far side that this end stops.
     pub async fn close(&self) {
         let endpoint = self.endpoint.take();
         if let Some(endpoint) = endpoint {
@@ -118,7 +118,7 @@ impl Path {
         }
     }
 
-    /// Holds the path open, for ever.
+    /// Keeps the path open until the future is dropped.
     pub async fn hold(&self) {
         let mut wait = FIRST_WAIT;
         let mut told = false;
@@ -146,7 +146,7 @@ impl Path {
         }
     }
 
-    /// Keeps a route that stands until it is lost; says why it was.
+    /// Keeps a route until it is lost. Returns the reason.
     async fn serve(&self, route: Route) -> String {
         let mut route = route;
         loop {
@@ -171,7 +171,8 @@ impl Path {
         }
     }
 
-    /// Looks for ever whether anything comes at all: each end asks for a sign of life every `keepalive_ms`.
+    /// Checks without end whether anything is received: each end sends a keep-alive message every
+    /// `keepalive_ms`.
     async fn listen(&self, connection: &Connection) {
         let window = Duration::from_millis(self.settings.keepalive_ms) * 3 / 2;
         let mut before = connection.stats().udp_rx.datagrams;
@@ -188,7 +189,7 @@ impl Path {
         }
     }
 
-    /// While TLS is in use: waits until QUIC gets through, where it is allowed.
+    /// While TLS is in use: waits until QUIC gets through, if the configuration allows it.
     async fn quic_again(&self) -> Route {
         if self.settings.transport != Transport::Auto {
             return std::future::pending().await;
@@ -224,12 +225,12 @@ impl Path {
         }
     }
 
-    /// QUIC with a head start, TLS over TCP beside it.
+    /// Tries QUIC with a head start, then TLS over TCP in parallel.
     async fn whichever(&self, to: SocketAddr) -> Result<Route, Failure> {
         let mut quic = std::pin::pin!(self.quic(to));
         let quic_failure = match timeout(HEAD_START, &mut quic).await {
             Ok(Ok(route)) => return Ok(route),
-            // Whoever does not believe us, or whom we do not believe, is no more to be believed over TCP.
+            // If one end does not trust the other over QUIC, TCP would not change that.
             Ok(Err(failure)) if failure.reason == EndReason::AuthFailed => return Err(failure),
             Ok(Err(failure)) => Some(failure),
             Err(_) => None,
@@ -285,17 +286,17 @@ impl Path {
     }
 }
 
-/// One failure in place of two: the reason is that of the second transport, unless it says less.
+/// Combines two failures into one. The reason is that of the second transport, unless it is only a time-out.
 fn also(first: Failure, second: &Failure) -> Failure {
     let reason = if second.reason == EndReason::ConnectTimeout { first.reason } else { second.reason };
     Failure::new(reason, format!("{first}; {second}"))
 }
 
-/// The name in the certificate of the other end.
+/// Returns the name in the peer's certificate.
 pub fn quic_peer(connection: &Connection) -> Arc<str> {
     let certificates =
         connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
     let name = certificates.as_deref().and_then(|certificates| certificates.first()).map(peer_name);
-    // Both ends ask for a certificate, so there is one.
+    // Both ends require a certificate, so there is one.
     name.unwrap_or_else(|| "?".to_owned()).into()
 }

@@ -1,7 +1,8 @@
-//! Where UDP does not get through: TLS 1.3 over TCP, one connection for each flow, some of them always ready.
+//! The tunnel's transport where UDP does not get through: TLS 1.3 over TCP, one connection for each flow, with
+//! some always ready.
 //!
-//! A flow takes one that is ready and its request leaves at once; another is made in its place. So flows do not hold
-//! each other up, and back-pressure, half-close and loss recovery are those of TCP.
+//! A flow takes a ready connection, its request leaves at once, and a new connection replaces it. So flows do
+//! not delay each other, and back-pressure, half-close and loss recovery are those of TCP.
 
 use super::{AskDialing, Settings};
 use crate::carry::direct::Wishes;
@@ -24,25 +25,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::{Notify, Semaphore};
 use tokio_rustls::{TlsConnector, TlsStream};
 
-/// Connections kept ready at first: the number doubles each time a flow finds none.
+/// Number of connections kept ready at first. It doubles each time a flow finds none.
 const READY_MIN: usize = 4;
 
-/// Most connections kept ready, for each path and worker.
+/// Most connections kept ready, per path and worker.
 pub const READY_MAX: usize = 64;
 
-/// Most handshakes of one pool at a time: the far side bounds them, too, and a burst of flows must not run into that.
+/// Most handshakes of one pool at a time. The far side has its own limit, which a burst of flows must not
+/// exceed.
 const HANDSHAKES_MAX: usize = 32;
 
-/// How long TCP and TLS handshake together may take.
+/// How long the TCP and TLS handshakes together may take.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Signs of life of a connection that are missed before it counts as lost.
+/// Unanswered keep-alive probes before a connection counts as lost.
 const PROBES: u32 = 3;
 
-/// Most bytes of a greeting with what comes behind it, which is nothing.
+/// Most bytes of a greeting. Nothing follows it.
 const GREETING_MAX: usize = 1024;
 
-/// See the module.
+/// The TLS connections of one path that are ready for a flow.
 #[derive(Debug)]
 pub struct Pool {
     ready: RefCell<Vec<Stream>>,
@@ -66,10 +68,10 @@ impl std::fmt::Debug for Dial {
 }
 
 impl Pool {
-    /// A pool whose first connection stands.
+    /// Creates a pool and opens its first connection.
     ///
     /// # Errors
-    /// Why it could not be made.
+    /// Says why the connection failed.
     pub async fn connect(
         settings: Arc<Settings>,
         to: SocketAddr,
@@ -88,10 +90,10 @@ impl Pool {
         self.dial.to
     }
 
-    /// A connection for one flow; one that is ready if there is any.
+    /// Returns a connection for one flow: a ready one, or a new one if none is ready.
     ///
     /// # Errors
-    /// None was ready, and none could be made.
+    /// Fails if none was ready and a new one could not be opened.
     pub async fn take(&self) -> Result<Stream, Failure> {
         let found = {
             let mut ready = self.ready.borrow_mut();
@@ -108,7 +110,7 @@ impl Pool {
         }
     }
 
-    /// Keeps connections ready until none can be made any more; says why.
+    /// Keeps connections ready until opening one fails. Returns the failure.
     pub async fn keep(&self) -> Failure {
         let look_again = Duration::from_millis(self.dial.settings.keepalive_ms);
         loop {
@@ -120,7 +122,7 @@ impl Pool {
             };
             if missing == 0 {
                 if timeout(look_again, self.taken.notified()).await.is_err() && target > READY_MIN {
-                    // A quiet moment: fewer will do.
+                    // No flow came for a while: keep fewer ready.
                     self.target.set(target - 1);
                     self.ready.borrow_mut().truncate(target - 1);
                 }
@@ -134,7 +136,8 @@ impl Pool {
     }
 }
 
-/// Whether a connection that waits for a flow still stands: the far side says nothing on it.
+/// Whether a waiting connection is still open. The far side sends nothing on it, so a successful read means its
+/// end.
 fn is_alive(stream: &mut Stream) -> bool {
     let mut byte = [0];
     let mut buffer = ReadBuf::new(&mut byte);
@@ -143,7 +146,7 @@ fn is_alive(stream: &mut Stream) -> bool {
 
 impl Dial {
     async fn connect(&self) -> Result<Stream, Failure> {
-        // Never closed, so it is always given in the end.
+        // The semaphore is never closed, so this succeeds in the end.
         let _turn = self.handshakes.acquire().await;
         let dialing = (self.dialing)();
         match timeout(PATIENCE, self.shake(&dialing)).await {
@@ -177,19 +180,19 @@ impl Dial {
     }
 }
 
-/// The name in the certificate of the other end.
+/// Returns the name in the peer's certificate.
 pub fn tls_peer(certificates: Option<&[rustls::pki_types::CertificateDer<'static>]>) -> Arc<str> {
-    // Both ends ask for a certificate, so there is one.
+    // Both ends require a certificate, so there is one.
     certificates.and_then(|all| all.first()).map_or_else(|| "?".to_owned(), peer_name).into()
 }
 
-/// Makes the kernel notice that the other end is gone, on a connection at rest and on one with bytes on their way.
+/// Makes the kernel notice that the peer is gone, on an idle connection and on one with unacknowledged bytes.
 ///
 /// # Errors
-/// As setsockopt(2).
+/// Fails as setsockopt(2) does.
 pub fn watch(socket: &TcpStream, keepalive_ms: u64, lost_after_ms: u64) -> io::Result<()> {
     let lost_after = Duration::from_millis(lost_after_ms);
-    // The kernel counts keep-alive in whole seconds.
+    // The kernel's keep-alive has a resolution of one second.
     let idle = Duration::from_millis(keepalive_ms).max(Duration::from_secs(1));
     let interval = (lost_after.saturating_sub(idle) / PROBES).max(Duration::from_secs(1));
     sockopt::set_keepalive(socket, idle, interval, PROBES)?;

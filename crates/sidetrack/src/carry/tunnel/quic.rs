@@ -1,4 +1,4 @@
-//! QUIC connections (RFC 9000) by quinn.
+//! QUIC connections (RFC 9000), with quinn.
 
 use crate::carry::{Dialing, Failure};
 use crate::reactor::QuicRuntime;
@@ -16,14 +16,14 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes of one direction of one flow that the receiving end holds: what its reader has not taken yet, and what a
-/// fast flow may have on its way. Over 20 ms it allows 400 Mbit/s.
+/// Flow-control window of one direction of one flow, bytes: unread and in-flight bytes together. At 20 ms
+/// round-trip time it allows 400 Mbit/s.
 const FLOW_WINDOW: u32 = 1 << 20;
 
 /// Most flows of one connection at a time.
 const FLOWS_MAX: u32 = 4096;
 
-/// Socket buffers asked for, bytes; the kernel caps them at `net.core.rmem_max` and `wmem_max`.
+/// Requested size of socket buffers, bytes. The kernel limits it to `net.core.rmem_max` and `wmem_max`.
 const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Most bytes of a greeting.
@@ -36,22 +36,22 @@ fn transport(keepalive: Duration, lost_after: Duration) -> TransportConfig {
     let mut config = TransportConfig::default();
     config
         .keep_alive_interval(Some(keepalive))
-        // Fails above 2^62 ms; the configuration allows far less.
+        // Fails above 2^62 ms; the configuration allows much less.
         .max_idle_timeout(IdleTimeout::try_from(lost_after).ok())
         .max_concurrent_bidi_streams(FLOWS_MAX.into())
         .max_concurrent_uni_streams(1_u8.into())
         .stream_receive_window(FLOW_WINDOW.into())
-        // Each flow has its own bound; one for all would let a flow that nobody reads stop the others.
+        // Each flow has its own window. With a shared one, an unread flow would stop the others.
         .receive_window(VarInt::MAX)
         .send_window(u64::MAX)
         .datagram_receive_buffer_size(None);
     config
 }
 
-/// For the end that accepts connections. The end that opens them decides how soon they count as lost.
+/// Configures the end that accepts connections. The end that opens them decides when they count as lost.
 ///
 /// # Errors
-/// The cipher suite that QUIC begins with is not there.
+/// Fails if the cipher suite that QUIC starts with is missing.
 pub fn server_config(mutual: &Mutual) -> io::Result<ServerConfig> {
     let crypto = QuicServerConfig::try_from(mutual.server()).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
@@ -59,7 +59,7 @@ pub fn server_config(mutual: &Mutual) -> io::Result<ServerConfig> {
     Ok(config)
 }
 
-/// Makes a socket ready to carry connections; failures to enlarge its buffers only cost speed.
+/// Enlarges the buffers of a socket for connections. Failing to do so only costs speed.
 pub fn enlarge_buffers(socket: &UdpSocket) {
     let _ = sockopt::set_receive_buffer(socket, SOCKET_BUFFER);
     let _ = sockopt::set_send_buffer(socket, SOCKET_BUFFER);
@@ -79,25 +79,25 @@ fn socket(to: SocketAddr, dialing: &Dialing) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// How the far side is dialled.
+/// How to dial the far side.
 #[derive(Clone, Copy, Debug)]
 pub struct Dial<'a> {
     /// Its address.
     pub to: SocketAddr,
-    /// Its name in its certificate.
+    /// The name in its certificate.
     pub name: &'a str,
-    /// Who we are and whom we believe.
+    /// Our identity, and how the peer's certificate is checked.
     pub mutual: &'a Mutual,
-    /// The time between two signs of life where nothing else is sent.
+    /// Time between two keep-alive messages when nothing else is sent.
     pub keepalive: Duration,
-    /// Without a sign of life for so long, the connection is lost.
+    /// After this time of silence, the connection is lost.
     pub lost_after: Duration,
 }
 
-/// Opens a connection and waits until the far side has let us in.
+/// Opens a connection and waits until the far side has accepted us.
 ///
 /// # Errors
-/// `auth_failed` if either end does not believe the other; what else went wrong.
+/// Fails with `auth_failed` if either end does not trust the other, otherwise with the fitting reason.
 pub async fn connect(dial: &Dial<'_>, dialing: &Dialing) -> Result<(Endpoint, Connection), Failure> {
     let internal =
         |error: io::Error| Failure::new(EndReason::Internal, format!("QUIC to {}: {error}", dial.to));
@@ -136,10 +136,10 @@ async fn hear_greeting(
     }
 }
 
-/// The first error code of those that stand for a TLS alert (RFC 9001 Sec. 4.8).
+/// The first of the error codes that carry a TLS alert (RFC 9001 Sec. 4.8).
 const CRYPTO_ERROR: u64 = 0x100;
 
-/// Why a connection could not be made, or is no more, in the closed list's words.
+/// Maps a failed or lost connection to an end reason.
 pub fn failure(to: SocketAddr, error: &ConnectionError) -> Failure {
     let is_about_tls = |code: u64| (CRYPTO_ERROR..CRYPTO_ERROR + 0x100).contains(&code);
     let reason = match error {

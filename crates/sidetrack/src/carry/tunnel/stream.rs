@@ -1,8 +1,9 @@
-//! One flow inside a tunnel: a stream of a QUIC connection, or a TLS connection of its own.
+//! One flow inside a tunnel: a stream of a QUIC connection, or its own TLS connection.
 //!
-//! A FIN is the transport's own end of a direction (QUIC's FIN, TLS's close_notify). A reset must not overtake the
-//! bytes before it, as QUIC's RESET_STREAM would: it is the FIN of one direction together with STOP_SENDING of the
-//! other with the code [`RESET`]. Whoever reads the end of a stream whose way back was stopped so reads a reset.
+//! A FIN becomes the transport's own end of a direction (QUIC's FIN, TLS's close_notify). A reset must not
+//! overtake the bytes before it, as QUIC's RESET_STREAM would. So a reset becomes a FIN of one direction
+//! together with STOP_SENDING of the other, with the code [`RESET`]. A peer that reads the end of a stream and
+//! finds its way back stopped with that code reports a reset.
 
 use crate::carry::Wire;
 use crate::reactor::{self, TcpStream};
@@ -16,17 +17,17 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::TlsStream;
 
-/// Application error code of a reset that is passed on.
+/// Application error code of a reset.
 pub const RESET: VarInt = VarInt::from_u32(1);
 
-/// How long the last bytes and the end of a TLS connection may take to leave after its flow is over.
+/// How long the last bytes and the end of a TLS connection may take after its flow has ended.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// One side of a flow inside a tunnel.
 #[derive(Debug)]
 pub struct Stream {
     lane: Lane,
-    /// The name in the certificate of the other end.
+    /// The name in the peer's certificate.
     peer: Arc<str>,
 }
 
@@ -49,15 +50,15 @@ impl Stream {
         Self { lane: Lane::Tls(Box::new(tls)), peer }
     }
 
-    /// The name in the certificate of the other end.
+    /// The name in the peer's certificate.
     pub fn peer(&self) -> &Arc<str> {
         &self.peer
     }
 
-    /// Waits until the other end has given the stream up, while nobody reads from it.
+    /// Waits until the peer has abandoned the stream. Works while the stream is not read.
     pub async fn lost(&self) {
         match &self.lane {
-            // Only finished streams give `None`, and this one is not while anybody waits here.
+            // `None` only comes for finished streams, and this one is not finished while a task waits here.
             Lane::Quic(quic) => drop(quic.send.stopped().await),
             Lane::Tls(tls) => tls.stream.get_ref().0.failed().await,
         }
@@ -95,7 +96,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().lane {
             Lane::Quic(quic) => {
-                // One that was stopped is closed already; who reads from it learns why.
+                // A stopped stream is closed already; the reader of it gets the error.
                 let _ = quic.send.finish();
                 Poll::Ready(Ok(()))
             }
@@ -105,7 +106,7 @@ impl AsyncWrite for Stream {
 }
 
 impl Stream {
-    /// As [`Wire::take_error`].
+    /// See [`Wire::take_error`].
     pub fn take_error(&mut self) -> Option<io::Error> {
         match &mut self.lane {
             Lane::Quic(quic) => quic.stopped(),
@@ -113,7 +114,7 @@ impl Stream {
         }
     }
 
-    /// As [`Wire::unsent_bytes`]: a QUIC connection goes on sending for streams that are gone.
+    /// See [`Wire::unsent_bytes`]. A QUIC connection keeps sending for closed streams.
     pub fn unsent_bytes(&self) -> u32 {
         match &self.lane {
             Lane::Quic(_) => 0,
@@ -121,17 +122,17 @@ impl Stream {
         }
     }
 
-    /// As [`Wire::tend`].
+    /// See [`Wire::tend`].
     pub fn tend(&mut self, cx: &mut Context<'_>) {
         if let Lane::Tls(tls) = &mut self.lane {
             tls.tend(cx);
         }
     }
 
-    /// As [`Wire::close`].
+    /// See [`Wire::close`].
     pub fn close(self, reset: bool) {
         match self.lane {
-            // Dropping finishes what is not finished.
+            // Dropping sends what is left and then FIN.
             Lane::Quic(quic) if !reset => drop(quic),
             Lane::Quic(quic) => quic.reset(),
             Lane::Tls(tls) if reset => tls.stream.into_inner_socket().close(true),
@@ -144,7 +145,7 @@ impl Stream {
 struct Quic {
     send: SendStream,
     recv: RecvStream,
-    /// Whether the other end has finished its direction.
+    /// Whether the peer has finished its direction.
     ended: bool,
 }
 
@@ -164,7 +165,7 @@ impl Quic {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether the other end has given up, or the connection is lost.
+    /// Returns an error if the peer has abandoned the stream, or if the connection is lost.
     fn stopped(&self) -> Option<io::Error> {
         match pin!(self.send.stopped()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(Some(code))) => Some(reset_by_peer(code)),
@@ -174,9 +175,9 @@ impl Quic {
     }
 
     fn reset(mut self) {
-        // Each fails only where that direction is over, which leaves nothing to reset in it.
+        // Each call fails only if its direction is over, and then there is nothing to reset in it.
         if self.ended {
-            // Nothing is left to stop: only this still tells the other end.
+            // The peer's direction is over, so only a reset of ours still tells the peer.
             let _ = self.send.reset(RESET);
         } else {
             let _ = self.recv.stop(RESET);
@@ -188,7 +189,7 @@ impl Quic {
 #[derive(Debug)]
 struct Tls {
     stream: TlsStream<TcpStream>,
-    /// Whether rustls holds bytes that the socket has not taken yet.
+    /// Whether rustls holds bytes that the socket has not accepted yet.
     unflushed: bool,
     shutdown: Shutdown,
     ended: bool,
@@ -219,7 +220,7 @@ impl Tls {
         Poll::Ready(Ok(written))
     }
 
-    /// Begins the end of our direction; what does not leave at once leaves with [`Tls::tend`].
+    /// Begins the end of our direction. What cannot be sent at once is sent by [`Tls::tend`].
     fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shutdown = match Pin::new(&mut self.stream).poll_shutdown(cx)? {
             Poll::Ready(()) => Shutdown::Done,
@@ -229,7 +230,7 @@ impl Tls {
     }
 
     fn tend(&mut self, cx: &mut Context<'_>) {
-        // What fails here fails again for whoever reads or writes next, and is told there.
+        // An error here returns in the next read or write, which reports it.
         if self.shutdown == Shutdown::Begun {
             let _ = self.poll_shutdown(cx);
         } else if self.unflushed
@@ -248,7 +249,7 @@ impl Tls {
             return;
         }
         reactor::spawn(async move {
-            // Whoever is too slow to take the last bytes gets a reset.
+            // A peer that is too slow to take the last bytes gets a reset.
             if !matches!(reactor::timeout(FAREWELL, self.stream.shutdown()).await, Ok(Ok(()))) {
                 self.socket_mut().reset_on_close();
             }
@@ -270,7 +271,7 @@ impl IntoSocket for TlsStream<TcpStream> {
     }
 }
 
-/// An end without close_notify is no end of the other side's making.
+/// Turns an end without close_notify into a reset: the peer did not make it, so bytes may be missing.
 fn truncated(error: io::Error) -> io::Error {
     if error.kind() == ErrorKind::UnexpectedEof {
         io::Error::new(ErrorKind::ConnectionReset, "the tunnel's TLS connection ended without close_notify")
@@ -285,7 +286,7 @@ fn reset_by_peer(code: VarInt) -> io::Error {
     io::Error::new(ErrorKind::ConnectionReset, words)
 }
 
-/// The connection that held the stream is gone.
+/// The error for a stream whose connection was lost.
 pub fn lost(error: &quinn::ConnectionError) -> io::Error {
     io::Error::new(ErrorKind::ConnectionAborted, format!("the tunnel's connection is lost: {error}"))
 }

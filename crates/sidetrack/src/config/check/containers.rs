@@ -10,13 +10,13 @@ use sidetrack_core::function::{
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where proxies of the SOCKS family listen (IANA).
+/// The default port of SOCKS proxies (IANA).
 const PORT: u64 = 1080;
-/// Least memory that engines take.
+/// Least memory of a container that container engines accept.
 const MEMORY_MIN: u64 = 6 << 20;
 
 impl Check<'_> {
-    /// The container engine's socket, where one is named.
+    /// The path of the container engine's socket, if the file names one.
     pub(super) fn container_engine(&mut self, containers: &raw::Containers) -> Option<PathBuf> {
         containers.engine.as_ref().map(|path| self.path(path, &[]))
     }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 impl Check<'_> {
-    /// The engine; none if something essential is wrong with it.
+    /// Checks the settings of an engine listener. Returns `None` if something essential is wrong.
     pub(super) fn engine(&mut self, listen: &At<raw::Listen>) -> Option<EngineListener> {
         let keys = listen.engine.as_deref().cloned().unwrap_or_default();
         let interfaces = self.words(listen.interfaces.as_ref());
@@ -61,7 +61,8 @@ impl Check<'_> {
         })
     }
 
-    /// A client whose part of the handshake gets lost is sent nothing again by who keeps nothing: it has to speak first.
+    /// Checks that the client speaks first. With SYN cookies no SYN-ACK is sent again: if the handshake's ACK
+    /// gets lost, only the client's data can replace it.
     fn answers_by_xdp(&mut self, keys: &raw::Engine, target: &ReverseTarget) -> bool {
         let Some(cookies) = keys.syn_cookies.as_ref().filter(|is| ***is == raw::SynCookies::Xdp) else {
             return false;
@@ -116,7 +117,7 @@ impl Check<'_> {
         }
     }
 
-    /// A packet cannot wait for a name to be resolved.
+    /// Servers must be addresses: a packet cannot wait until a name is resolved.
     fn addresses_only(&mut self, listen: &At<raw::Listen>, target: &ReverseTarget) {
         let (servers, default) = match target {
             ReverseTarget::Fixed(server) => (Vec::new(), Some(server)),
@@ -149,7 +150,7 @@ impl Check<'_> {
         addresses
     }
 
-    /// The addresses clients connect to serve as sources as well.
+    /// The addresses that clients connect to are also the source addresses towards servers.
     fn own_addresses(&mut self, listen: &At<raw::Listen>) -> Vec<IpAddr> {
         let items = listen.address.iter().flat_map(|list| list.items());
         let mut own: Vec<_> =
@@ -163,7 +164,7 @@ impl Check<'_> {
         own
     }
 
-    /// Ports from first to last; `default` where none are written.
+    /// Parses a range `first-last` of ports. Returns `default` if the key is not given.
     pub(super) fn port_range(
         &mut self,
         at: Option<&At<String>>,

@@ -16,14 +16,14 @@ use std::sync::Arc;
 const CHAIN_MAX: usize = 16;
 /// Largest bandwidth and burst, bytes.
 const BYTES_MAX: u64 = 1_000_000_000_000;
-/// A key, its place if it is there, and the kinds that know it.
+/// A key, its place if it is given, and the kinds of function that have it.
 type KnownBy<'k> = (&'k str, Option<Range<usize>>, &'k [Kind]);
 
-/// Longest text that takes a word's place, bytes.
+/// Longest replacement text, bytes.
 const REPLACEMENT_MAX: usize = 1024;
 
 impl Check<'_> {
-    /// Reads all functions; rules refer to them afterwards.
+    /// Reads all functions. Rules are checked afterwards and refer to them.
     pub(super) fn read_functions(&mut self, functions: &BTreeMap<String, At<raw::Function>>) {
         for (name, function) in functions {
             let at = At::new(name.clone(), function.span());
@@ -54,7 +54,7 @@ impl Check<'_> {
         }
     }
 
-    /// Keys that mean nothing with this kind.
+    /// Reports keys that this kind of function does not have.
     fn stray_keys(&mut self, function: &raw::Function, kind: Kind) {
         const CONTAINER: &[Kind] = &[Kind::Container];
         fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -191,7 +191,7 @@ impl Check<'_> {
         }
     }
 
-    /// The chain of a rule.
+    /// Checks the chain of a rule.
     pub(super) fn chain(&mut self, rule: &raw::Rule) -> Option<Arc<ChainSpec>> {
         let Some(names) = &rule.chain else {
             self.chainless(rule);
@@ -214,7 +214,7 @@ impl Check<'_> {
         }))
     }
 
-    /// What happens while a container is down is written, never implied.
+    /// The file must say what happens while a container is down: there is no default.
     fn on_down(
         &mut self,
         rule: &raw::Rule,

@@ -1,4 +1,4 @@
-//! Addresses that are not dialled, and rules that cannot see to which addresses names lead.
+//! Addresses that are not dialled, and rules that cannot see which addresses a name resolves to.
 
 use super::super::problem::Problem;
 use super::super::{At, List, raw};
@@ -7,15 +7,15 @@ use sidetrack_core::net::{IpNet, IpSet};
 use sidetrack_core::policy::{Action, Condition, Rule, never_dial};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Stands for the networks that are not dialled where the key is not written.
+/// In `never_dial`: the default networks.
 const DEFAULT: &str = "default";
-/// Stands for no network.
+/// In `never_dial`: no network.
 const NONE: &str = "none";
-/// Prefix of NAT64 (RFC 6052 Sec. 2.1), before an IPv4 address.
+/// The NAT64 prefix 64:ff9b::/96 (RFC 6052 Sec. 2.1), in front of an IPv4 address.
 const NAT64: u128 = 0x0064_ff9b << 96;
 
 impl Check<'_> {
-    /// `never_dial`.
+    /// Checks `never_dial`.
     pub(super) fn never_dial(&mut self, list: Option<&List<String>>) -> IpSet {
         let Some(list) = list else { return never_dial() };
         self.not_empty(list);
@@ -33,13 +33,14 @@ impl Check<'_> {
         nets.into_iter().collect()
     }
 
-    /// What `[[overlay.deliver]]` lets flows reach: networks of `never_dial` only where an entry names them.
+    /// Returns the part of `to` that `[[overlay.deliver]]` may reach. Networks of `never_dial` count only if an
+    /// entry names them.
     pub(super) fn deliverable(&self, to: &IpSet) -> IpSet {
         without_unnamed(&self.never, to)
     }
 
-    /// Warns of rules by network before rules that send names on: only the last hop learns their addresses. One warning for
-    /// each rule by network, at the first rule that sends names on.
+    /// Warns if a rule that denies by network stands before a rule that sends names on: only the last hop learns
+    /// the addresses. Gives one warning for each denying rule, at the first rule that sends names on.
     pub(super) fn names_that_go_on(&mut self, raw: &[At<raw::Rule>], rules: &[Option<Rule>]) {
         let mut denying: Vec<(&At<raw::Rule>, &Rule)> = Vec::new();
         for (raw_rule, rule) in raw.iter().zip(rules) {
@@ -68,7 +69,7 @@ impl Check<'_> {
     }
 }
 
-/// `to` without the networks of `never` that it does not name; those inside IPv6 addresses, too.
+/// Returns `to` without the networks of `never` that it does not name, and without their NAT64 forms.
 fn without_unnamed(never: &IpSet, to: &IpSet) -> IpSet {
     let translated = |net: &IpNet| match net.address() {
         IpAddr::V4(v4) => {
@@ -82,12 +83,12 @@ fn without_unnamed(never: &IpSet, to: &IpSet) -> IpSet {
     to.difference(&never).nets().iter().copied().chain(named).collect()
 }
 
-/// Whether a rule is for networks of destinations: it matches no name then.
+/// Whether a rule matches by destination network. Such a rule never matches a flow whose address is not known.
 fn networks(rule: &Rule) -> bool {
     rule.matcher.conditions().iter().any(|condition| matches!(condition, Condition::To(_)))
 }
 
-/// Whether no flow can meet both rules, as far as single conditions tell.
+/// Whether no flow can match both rules, judging by single conditions.
 fn are_disjoint(one: &Rule, other: &Rule) -> bool {
     let others = || other.matcher.conditions().iter();
     one.matcher.conditions().iter().any(|condition| {

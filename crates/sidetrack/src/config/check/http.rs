@@ -11,13 +11,13 @@ use sidetrack_core::http::sibling::{sibling, siblings};
 use sidetrack_core::http::uri::KeyRules;
 use std::ops::RangeInclusive;
 
-/// Sizes a cache may be set to: a MiB to a TiB.
+/// Allowed sizes of a cache in memory: 1 MiB to 1 TiB.
 const SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
 
-/// Sizes a cache's disk may be set to: a MiB to a PiB.
+/// Allowed sizes of a cache on disk: 1 MiB to 1 PiB.
 const DISK_SIZES: RangeInclusive<u64> = 1 << 20..=1 << 50;
 
-/// Most siblings of a cache: each miss asks them all.
+/// Most siblings of a cache. All of them are asked for each miss.
 const SIBLINGS_MAX: usize = 16;
 
 impl Check<'_> {
@@ -30,7 +30,7 @@ impl Check<'_> {
         }
     }
 
-    /// How requests in connections that the kernel hands over are served, if anything is to be done with them.
+    /// Returns the HTTP settings of a capturing listener, if it has a cache or intercepts TLS.
     pub(super) fn http_inside(&mut self, listen: &raw::Listen) -> Option<HttpListener> {
         let is_wanted = listen.cache.is_some() || listen.tap.as_deref().copied().unwrap_or(false);
         is_wanted.then(|| HttpListener {
@@ -109,7 +109,7 @@ impl Check<'_> {
         Some(DiskSettings { folder: self.surroundings.resolve(at), bytes })
     }
 
-    /// Two caches in one folder would take each other's files away.
+    /// Rejects two caches in one folder: they would delete each other's files.
     pub(super) fn disks_apart(&mut self, listens: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
         let mut seen: Vec<&std::path::Path> = Vec::new();
         for (listen, listener) in listens.iter().zip(listeners) {
@@ -125,7 +125,7 @@ impl Check<'_> {
         }
     }
 
-    /// Other caches, of the list and of the file.
+    /// Reads the other caches, from the list and from the file.
     fn siblings(&mut self, cache: &raw::Cache) -> Vec<Destination> {
         let mut found = Vec::new();
         for item in cache.siblings.iter().flat_map(List::items) {
@@ -168,7 +168,7 @@ impl Check<'_> {
         **at
     }
 
-    /// Names of fields, in lower case; an empty list is allowed and means none.
+    /// Checks field names and returns them in lower case. An empty list is allowed and means none.
     fn targets(&mut self, list: Option<&List<String>>) -> Option<Vec<String>> {
         let items = list?.items();
         for name in items.iter().filter(|name| !is_token(name.as_bytes())) {

@@ -12,7 +12,7 @@ use sidetrack_core::policy::HostPattern;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
-/// The word of a kind.
+/// The word of a kind in the file.
 const fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Socks => "socks",
@@ -25,7 +25,7 @@ const fn word(kind: Kind) -> &'static str {
     }
 }
 
-/// A key that only some kinds have: the key, its place if given, and the kinds.
+/// A key that only some kinds have: the key, its place if it is given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
 fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
@@ -61,11 +61,11 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
     ]
 }
 
-/// Whether listeners accept Multipath TCP where nothing is written.
+/// Default of `mptcp`.
 const MPTCP_DEFAULT: bool = false;
 
 impl Check<'_> {
-    /// The listeners; `None` in the place of one that is wrong.
+    /// Checks the listeners. A wrong one is `None`.
     pub(super) fn listeners(&mut self, listens: &[At<raw::Listen>]) -> Vec<Option<Listener>> {
         let listeners: Vec<_> = listens.iter().map(|listen| self.listener(listen)).collect();
         let named = listens.iter().zip(&listeners).filter_map(|(listen, listener)| {
@@ -120,7 +120,7 @@ impl Check<'_> {
         Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol, mptcp })
     }
 
-    /// Whether the listener accepts Multipath TCP; an error where its kind cannot.
+    /// Whether the listener accepts Multipath TCP. Reports an error if its kind cannot.
     fn accepts_multipath(&mut self, listen: &raw::Listen, kind: Option<&ListenerKind>) -> bool {
         let takes_clients = matches!(
             kind,
@@ -217,7 +217,8 @@ impl Check<'_> {
         Some(Credentials { user, password })
     }
 
-    /// The lines of a file of secrets; complains if it cannot be read, warns if everybody can.
+    /// Reads the lines of a file of secrets. Reports an error if it cannot be read, and warns if every user can
+    /// read it.
     pub(super) fn secret_lines(&mut self, path: &str, span: Range<usize>) -> Option<Vec<String>> {
         match self.surroundings.secret_file(path) {
             Ok(file) => {
@@ -329,7 +330,7 @@ impl Check<'_> {
         tproxy
     }
 
-    /// Catching everything breaks other things on the host too often to be a default.
+    /// Requires a condition: a listener that catches everything often breaks other programs on the host.
     fn catches_all(&mut self, listen: &At<raw::Listen>, narrowed: bool) {
         if !narrowed {
             let help = "narrow it with `dst`, `src`, `ports`, `interfaces`, `users` or `cgroup`; if all is meant, \
@@ -372,14 +373,14 @@ impl Check<'_> {
         uids
     }
 
-    /// A listener by name; complains if there is none.
+    /// Returns a listener by name. Reports an error if there is none.
     pub(super) fn listener_named<'l>(
         &mut self,
         at: &At<String>,
         listeners: &'l [Option<Listener>],
     ) -> Option<&'l Listener> {
         let found = listeners.iter().flatten().find(|listener| *listener.name == **at);
-        // With a listener that is wrong in itself, its name may be the one meant.
+        // If another listener is wrong, this name may be the name of that one.
         if found.is_none() && listeners.iter().all(Option::is_some) {
             let names: Vec<_> = listeners.iter().flatten().map(|listener| &*listener.name).collect();
             let help = match nearest(at, names.iter().copied()) {
@@ -393,7 +394,7 @@ impl Check<'_> {
     }
 }
 
-/// A port that the kernel picks, on both families.
+/// Returns addresses of both families with port 0, so that the kernel picks a port.
 fn any_port(everywhere: bool) -> Vec<SocketAddr> {
     if everywhere {
         vec![(Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv6Addr::UNSPECIFIED, 0).into()]

@@ -1,4 +1,4 @@
-//! What rules ask of hosts and URLs in large: files of names, words, patterns.
+//! Large conditions of rules on hosts and URLs: files of names, words, patterns.
 
 use super::super::{At, List};
 use super::Check;
@@ -8,13 +8,13 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Largest file of host names, bytes: several million of them.
+/// Largest file of host names, bytes. It holds several million names.
 const HOST_FILE_MAX: u64 = 256 << 20;
-/// Bytes of a file that are read at a time.
+/// Bytes read from a file at a time.
 const PIECE: usize = 128 * 1024;
 
 impl Check<'_> {
-    /// Files of host names.
+    /// Reads files of host names.
     pub(super) fn host_files(&mut self, paths: &List<String>) -> Vec<HostFile> {
         self.not_empty(paths);
         paths.items().iter().filter_map(|path| self.host_file(path)).collect()
@@ -38,7 +38,7 @@ impl Check<'_> {
         Some(HostFile { path: path.as_str().into(), list: Arc::new(list) })
     }
 
-    /// Words in host names, which are in lower case.
+    /// Checks words in host names and returns them in lower case.
     pub(super) fn host_words(&mut self, words: &List<String>) -> Vec<Box<str>> {
         self.not_empty(words);
         for word in words.items() {
@@ -63,7 +63,7 @@ impl Check<'_> {
         }
     }
 
-    /// Patterns of URLs.
+    /// Checks patterns of URLs.
     pub(super) fn url_patterns(&mut self, patterns: &List<String>) -> Vec<UrlPattern> {
         self.not_empty(patterns);
         for pattern in patterns.items() {
@@ -77,7 +77,7 @@ impl Check<'_> {
     }
 }
 
-/// Reads a list piece by piece: its text is larger than what is made of it.
+/// Reads a list in pieces, because its text is larger than the list made of it.
 fn read(path: &Path) -> io::Result<HostList> {
     let mut file = std::fs::File::open(path)?;
     let (mut builder, mut length) = (HostListBuilder::default(), 0);

@@ -1,5 +1,5 @@
-//! From [`raw::File`] to [`Config`]: meaning, references and contradictions. Goes on after an error so that one run
-//! reports them all.
+//! From [`raw::File`] to [`Config`]: checks meaning, references and contradictions. Continues after an error so
+//! that one run reports all errors.
 
 mod containers;
 mod engine;
@@ -31,30 +31,30 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-/// What checking needs to know and where it complains.
+/// State of the check: what it looks up and where it reports problems.
 struct Check<'a> {
     surroundings: &'a dyn Surroundings,
     problems: &'a mut Vec<Problem>,
     /// Named sets, by name.
     sets: BTreeMap<String, IpSet>,
-    /// What is not dialled unless a rule names it.
+    /// Networks that are not dialled unless a rule names them.
     never: IpSet,
-    /// Functions, by name; `None` for one that is wrong.
+    /// Functions, by name. `None` for a wrong one.
     functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
-    /// The names of the overlay's nodes; none: there is no overlay.
+    /// The names of the overlay's nodes. `None`: there is no overlay.
     overlay_names: Option<Vec<Arc<str>>>,
-    /// Whether there is a [policy], right or wrong.
+    /// Whether the file has a table `[policy]`, right or wrong.
     has_agreement: bool,
-    /// Names of tunnels; also of those that are wrong in themselves.
+    /// Names of tunnels, including tunnels with errors.
     tunnels: Vec<Arc<str>>,
-    /// There is a table [tap], right or wrong.
+    /// Whether the file has a table `[tap]`, right or wrong.
     has_tap: bool,
-    /// What it says, if it is right.
+    /// The checked `[tap]`, if it is right.
     tap: Option<Arc<Tap>>,
 }
 
 impl<'a> Check<'a> {
-    /// Before anything is read.
+    /// The state before anything is read.
     fn new(file: &raw::File, surroundings: &'a dyn Surroundings, problems: &'a mut Vec<Problem>) -> Self {
         Self {
             surroundings,
@@ -80,7 +80,8 @@ impl Check<'_> {
         self.problems.push(Problem::warning(span, message, help));
     }
 
-    /// The number at `at` if it is in `range`; complains otherwise. `unit` is the word after a number.
+    /// Returns the number at `at` if it is in `range`, otherwise reports an error. `unit` follows the numbers in
+    /// the help.
     fn number<T>(&mut self, at: Option<&At<T>>, range: RangeInclusive<u64>, unit: &str) -> Option<u64>
     where
         T: Copy + Into<u64>,
@@ -95,13 +96,13 @@ impl Check<'_> {
         None
     }
 
-    /// A time in milliseconds, 1 ms to about 49 days.
+    /// Returns a time in milliseconds, 1 ms to about 49 days.
     fn millis(&mut self, at: Option<&At<u64>>) -> Option<u64> {
         self.number(at, 1..=u64::from(u32::MAX), " milliseconds")
     }
 }
 
-/// Checks the whole file. `None` when it is of no version known here.
+/// Checks the whole file. Returns `None` if the version of the format is not known.
 pub(super) fn check(
     file: &raw::File,
     surroundings: &dyn Surroundings,
@@ -194,14 +195,14 @@ impl Check<'_> {
                     "the version of the format is missing",
                     "write `version = 1` at the top of the file",
                 );
-                // What else is wrong is told by the rules of the only version there is.
+                // There is only one version, so the other problems are reported as for that one.
                 return Some(1);
             }
         }
         None
     }
 
-    /// Named sets, and what is not dialled.
+    /// Reads the named sets and `never_dial`.
     fn read_networks(&mut self, file: &raw::File) {
         self.read_sets(&file.set);
         self.never = self.never_dial(file.never_dial.as_ref());
@@ -249,7 +250,7 @@ impl Check<'_> {
         Record { to, recent: usize::try_from(recent).unwrap_or(4096) }
     }
 
-    /// A path has a slash, so that a slip in a word does not become the name of a file.
+    /// Requires a slash in a path. Otherwise a typing error in a word would become a file name.
     fn path(&mut self, at: &At<String>, words: &[&str]) -> std::path::PathBuf {
         if !at.contains('/') {
             let near = nearest(at, words.iter().copied());
@@ -293,7 +294,7 @@ impl Check<'_> {
         }
     }
 
-    /// Fail-open or fail-closed is always written, never implied.
+    /// With rules, the file must say what happens to other flows: there is no default.
     fn default_action(&mut self, file: &raw::File) -> Action {
         match (file.default.as_deref(), file.rule.first()) {
             (Some(raw::DefaultAction::Deny), _) => Action::Deny,

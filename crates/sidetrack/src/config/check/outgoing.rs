@@ -4,12 +4,12 @@ use super::super::{At, Outgoing, raw};
 use super::Check;
 use std::net::IpAddr;
 
-/// Those of Brane's proxy.
+/// The default ports, those of Brane's proxy.
 const PORTS: std::ops::RangeInclusive<u16> = 4200..=4299;
 const FREE_AFTER_MS: u64 = 3_600_000;
 
 impl Check<'_> {
-    /// Paths that services ask for.
+    /// Checks the settings for ports that services ask for.
     pub(super) fn outgoing(&mut self, raw: Option<&At<raw::Outgoing>>) -> Option<Outgoing> {
         let raw = raw?;
         let Some(listen) = &raw.listen else {

@@ -9,7 +9,7 @@ use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use std::sync::Arc;
 
 impl Check<'_> {
-    /// The overlay, if the file has one.
+    /// Checks the overlay, if the file has one.
     pub(super) fn overlay(&mut self, overlay: Option<&At<raw::Overlay>>) -> Option<Overlay> {
         let overlay = overlay?;
         let nodes = self.overlay_nodes(overlay);
@@ -68,7 +68,7 @@ impl Check<'_> {
         self.overlay_node(name, nodes)
     }
 
-    /// One of the nodes, by name.
+    /// Returns one of the nodes, by name. Reports an error if there is none.
     fn overlay_node(&mut self, name: &At<String>, nodes: &[OverlayNode]) -> Option<Arc<str>> {
         let known = nodes.iter().find(|node| *node.name == **name);
         if known.is_none() {
@@ -156,7 +156,7 @@ impl Check<'_> {
         Some(Packets { node, to, port, local, link })
     }
 
-    /// The node that `overlay:NAME` means.
+    /// Returns the node that the carrier `overlay:NAME` means.
     pub(super) fn overlay_carrier(&mut self, text: &At<String>, name: &str) -> Option<Arc<str>> {
         let Some(nodes) = self.overlay_names.clone() else {
             let help = "write an [overlay] section: who this node is, and who the others are";

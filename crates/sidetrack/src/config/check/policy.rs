@@ -6,7 +6,7 @@ use sidetrack_core::agreement::{Access, Clause, End};
 use std::sync::Arc;
 
 impl Check<'_> {
-    /// Where the agreement is.
+    /// Checks where the agreement is and how it is applied.
     pub(super) fn agreement_file(&mut self, raw: Option<&At<raw::Policy>>) -> Option<AgreementFile> {
         let raw = raw?;
         let Some(path) = &raw.agreement else {
@@ -21,7 +21,7 @@ impl Check<'_> {
         Some(AgreementFile { path: self.surroundings.resolve(path), mode })
     }
 
-    /// What a rule asks the agreement.
+    /// Returns the question that a rule asks the agreement.
     pub(super) fn clause(&mut self, rule: &raw::Rule) -> Option<Arc<Clause>> {
         let raw = rule.agreement.as_ref()?;
         if !self.has_agreement {

@@ -1,14 +1,16 @@
-//! Which rules are never reached, for files with tens of thousands of rules: a rule is compared only with earlier ones that
-//! share a value with it.
+//! Finds rules that are never reached, in files with tens of thousands of rules. A rule is compared only with
+//! earlier rules that share a value with it.
 
 use sidetrack_core::net::IpNet;
 use sidetrack_core::policy::{Condition, HostPattern, Rule};
 use std::collections::HashMap;
 
-/// Most earlier rules that one rule is compared with. Beyond that a rule that is never reached may go unmentioned.
+/// Most earlier rules that one rule is compared with. Beyond this number, a rule that is never reached may go
+/// unreported.
 pub(super) const COMPARED_MAX: usize = 256;
 
-/// Rules that an earlier one covers, in order: the place of each, and of the first one found to cover it.
+/// Finds rules that an earlier rule covers, in order. Yields the position of the rule and of the first rule
+/// found to cover it.
 pub(super) fn covered(rules: &[Option<Rule>]) -> impl Iterator<Item = (usize, usize)> {
     let mut earlier = Earlier::default();
     rules.iter().enumerate().filter_map(move |(index, rule)| {
@@ -19,20 +21,22 @@ pub(super) fn covered(rules: &[Option<Rule>]) -> impl Iterator<Item = (usize, us
     })
 }
 
-/// Earlier rules by the values of one of their conditions. A rule covers another only if each of its conditions covers one
-/// of the other's, and then it has a value that is found by the other's first.
+/// Earlier rules, indexed by the values of one of their conditions. A rule covers another only if each of its
+/// conditions covers a condition of the other. Then one of its values is found through the first value of the
+/// other's condition.
 #[derive(Default)]
 struct Earlier {
     by_value: HashMap<String, Vec<usize>>,
-    /// Those without a value to look for.
+    /// Rules without an indexed value.
     others: Vec<usize>,
-    /// How often two rules were compared.
+    /// How many times two rules were compared.
     compared: usize,
 }
 
 impl Earlier {
     fn add(&mut self, index: usize, rule: &Rule) {
-        // The condition with the fewest rules under its values so far: a value that all rules share finds nothing.
+        // Take the condition whose values have the fewest rules so far: a value that all rules share selects
+        // nothing.
         let conditions = rule.matcher.conditions().iter().map(values).filter(|values| !values.is_empty());
         let weight = |values: &Vec<String>| -> usize {
             values.iter().map(|value| self.by_value.get(value).map_or(0, Vec::len)).sum()
@@ -57,14 +61,14 @@ impl Earlier {
         candidates.truncate(COMPARED_MAX);
         candidates.into_iter().find(|before| {
             self.compared += 1;
-            // Two of one name are an error of their own.
+            // Two rules with one name are reported elsewhere.
             let other = rules.get(*before).and_then(Option::as_ref).filter(|other| other.name != rule.name);
             other.is_some_and(|other| other.matcher.covers(&rule.matcher))
         })
     }
 }
 
-/// The values under which a condition is kept; none where its values are not told apart.
+/// The values under which a condition is indexed. Empty if its kind is not indexed.
 fn values(condition: &Condition) -> Vec<String> {
     let key = condition.key();
     match condition {
@@ -78,7 +82,7 @@ fn values(condition: &Condition) -> Vec<String> {
     }
 }
 
-/// The values under which conditions that cover this one are kept, by its first value.
+/// The values under which conditions that cover this one are indexed. Uses the first value of this condition.
 fn looked_for(condition: &Condition) -> Vec<String> {
     let key = condition.key();
     match condition {
@@ -110,7 +114,7 @@ fn exact(condition: &Condition) -> Vec<String> {
     }
 }
 
-/// A name, `.name` for all below one, `*` for all.
+/// A name, `.name` for all names below it, or `*` for all names.
 fn text(pattern: &HostPattern) -> String {
     match pattern {
         HostPattern::Exact(name) => name.as_str().to_owned(),

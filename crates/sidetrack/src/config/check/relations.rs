@@ -1,4 +1,4 @@
-//! What listeners and rules are to each other: addresses taken twice, rules never reached, loops.
+//! Problems between listeners and rules: addresses taken twice, rules never reached, loops.
 
 use super::super::problem::Problem;
 use super::super::{At, EngineIo, List, Listener, ListenerKind, ReverseTarget, raw};
@@ -10,11 +10,11 @@ use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
 use std::net::SocketAddr;
 use std::ops::Range;
 
-/// Most warnings of one kind: each is shown with its place, and nobody reads thousands.
+/// Most warnings of one kind. Each is shown with its place, and thousands would not be read.
 pub(super) const WARNINGS_MAX: usize = 100;
 
 impl Check<'_> {
-    /// `raw_*` and the checked ones stand in the same order.
+    /// Checks how listeners and rules fit together. The raw and the checked lists have the same order.
     pub(super) fn relations(
         &mut self,
         raw_listeners: &[At<raw::Listen>],
@@ -30,9 +30,9 @@ impl Check<'_> {
         self.names_that_go_on(raw_rules, rules);
     }
 
-    /// What is right and hardly meant: a node that serves nothing, a proxy that serves everybody.
+    /// Warns of settings that are valid but probably a mistake: a node that serves nothing, an open proxy.
     pub(super) fn hardly_meant(&mut self, file: &raw::File, listeners: &[Option<Listener>], policy: &Policy) {
-        // What is wrong comes first: a listener may be missing only because it is.
+        // Errors come first: a listener may be missing here only because it has an error.
         if self.problems.iter().any(Problem::is_error) {
             return;
         }
@@ -67,7 +67,8 @@ impl Check<'_> {
         }
     }
 
-    /// A packet engine has no sockets, and only over sockets does a flow get into a container and back.
+    /// Rejects containers in chains for engine listeners. A flow passes through a container over sockets, which
+    /// the packet engine does not have.
     fn containers_of_engines(
         &mut self,
         raw_listeners: &[At<raw::Listen>],
@@ -114,7 +115,7 @@ impl Check<'_> {
         }
     }
 
-    /// An interface has room for one XDP program of ours, and for one AF_XDP socket at each queue.
+    /// An interface can have one XDP program of ours, and one AF_XDP socket at each queue.
     fn interfaces_taken_twice(&mut self, raw: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
         let mut taken: Vec<(&str, &str, Range<usize>)> = Vec::new();
         for (raw, listener) in raw.iter().zip(listeners) {
@@ -158,7 +159,7 @@ impl Check<'_> {
         }
     }
 
-    /// A flow that we would hand to ourselves.
+    /// Finds rules that would send a flow back to one of our own listeners.
     fn loops(
         &mut self,
         raw_listeners: &[At<raw::Listen>],
@@ -218,7 +219,7 @@ fn is_engine(listener: &Listener) -> bool {
     matches!(listener.kind, ListenerKind::Engine(_))
 }
 
-/// The first container of a rule's chain.
+/// Returns the first container of a rule's chain.
 fn container_of(rule: &Rule) -> Option<&str> {
     let Action::Carry(carry) = &rule.action else { return None };
     let mut functions = carry.chain.iter().flat_map(|chain| &chain.functions);
@@ -226,8 +227,8 @@ fn container_of(rule: &Rule) -> Option<&str> {
     container.map(|function| &*function.name)
 }
 
-/// Whether flows of this listener may come to this rule: its conditions do not exclude them, and none of the rules before takes
-/// them all.
+/// Whether flows of this listener may match this rule: its conditions do not exclude them, and no earlier rule
+/// takes all of them.
 fn catches(rule: &Rule, listener: &Listener, before: &[&Rule]) -> bool {
     let excludes = |condition: &Condition| match condition {
         Condition::Listener(names) => !names.contains(&listener.name),
@@ -242,14 +243,14 @@ fn catches(rule: &Rule, listener: &Listener, before: &[&Rule]) -> bool {
     !rule.matcher.conditions().iter().any(excludes) && !before.iter().any(|other| other.matcher.covers(&own))
 }
 
-/// Whether both cannot be bound at once. Port 0 is a port of the kernel's choice.
+/// Whether both addresses cannot be bound at the same time. For port 0 the kernel picks a free port.
 fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     let same_family = a.is_ipv4() == b.is_ipv4();
     let same_ip = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && same_family && same_ip
 }
 
-/// Whether a connection to `destination` surely ends at a listener on `address`.
+/// Whether a connection to `destination` certainly ends at a listener on `address`.
 fn reaches(destination: &Destination, address: SocketAddr) -> bool {
     if destination.port != address.port() {
         return false;

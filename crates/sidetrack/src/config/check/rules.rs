@@ -10,15 +10,15 @@ use sidetrack_core::policy::{
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Longest wait for the client's first bytes, milliseconds: as for the host name.
+/// Longest wait for the client's first bytes, milliseconds. The same as for the host name.
 const INITIAL_DATA_WAIT_MAX_MS: u64 = 100;
-/// How long a connection that stands ready may wait for a flow, milliseconds.
+/// Allowed times that a warm connection may wait for a flow, milliseconds.
 const WARM_IDLE_MS: RangeInclusive<u64> = 100..=600_000;
-/// Most hops of a carrier: each costs a round trip to all before it.
+/// Most hops of a carrier. Each hop adds a round trip through all hops before it.
 const HOPS_MAX: usize = 16;
 
 impl Check<'_> {
-    /// The rules; `None` in the place of one that is wrong.
+    /// Checks the rules. A wrong one is `None`.
     pub(super) fn rules(
         &mut self,
         rules: &[At<raw::Rule>],
@@ -110,7 +110,7 @@ impl Check<'_> {
         names.items().iter().map(|name| name.as_str().into()).collect()
     }
 
-    /// Every option below is about how a flow is carried.
+    /// Reports keys about carrying a flow in a rule that denies.
     fn deny_takes_no_options(&mut self, rule: &raw::Rule) {
         fn at<T>(at: &Option<At<T>>) -> Option<std::ops::Range<usize>> {
             at.as_ref().map(At::span)
@@ -146,7 +146,7 @@ impl Check<'_> {
         }
     }
 
-    /// How the flows of a rule are carried; `None` without a carrier, after all its other keys were checked.
+    /// Checks how a rule carries its flows. Returns `None` without a carrier, after all other keys were checked.
     fn carry(&mut self, rule: &raw::Rule) -> Option<Carry> {
         let carrier = rule.carrier.as_ref();
         let carrier = carrier.and_then(|carrier| self.carrier(carrier, rule.credentials_file.as_ref()));
@@ -283,7 +283,7 @@ impl Check<'_> {
         };
         let help = "such as \"socks5://host:1080\", \"socks6://user:password@host:1080\", \
                     \"socks6+socksx://host\" or \"http://host:3128\"";
-        // What stands before an @ may be a password: no message repeats it.
+        // The text before an @ may be a password, so no message repeats it.
         let message = match error {
             _ if text.as_str() == "direct" => "\"direct\" cannot be one of several hops".to_owned(),
             _ if text.starts_with("tunnel:") => "a tunnel cannot be one of several hops".to_owned(),
@@ -295,7 +295,7 @@ impl Check<'_> {
         None
     }
 
-    /// One line of the file for each hop: `user:password`, or `-`.
+    /// Reads credentials from a file with one line for each hop: `user:password`, or `-`.
     fn hop_credentials(&mut self, file: &At<String>, hops: &mut [Hop]) {
         let Some(lines) = self.secret_lines(file, file.span()) else { return };
         if lines.len() != hops.len() {
@@ -321,7 +321,7 @@ impl Check<'_> {
         }
     }
 
-    /// What cannot go with connections that stand before their flow is known.
+    /// Reports settings that contradict `warm`: a warm connection is opened before its flow is known.
     fn warm_contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         let Some(at) = rule.warm.as_ref().filter(|_| carry.warm.is_some()) else { return };
         let contradictions = [
@@ -348,7 +348,7 @@ impl Check<'_> {
         }
     }
 
-    /// Options that cannot both be meant.
+    /// Reports options that contradict each other.
     fn contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         self.warm_contradictions(rule, carry);
         let direct = carry.carrier == Carrier::Direct;
@@ -387,7 +387,7 @@ impl Check<'_> {
     }
 }
 
-/// Longest value of one metadata option, bytes: the options of a request together have at most 16 KiB.
+/// Longest value of one metadata option, bytes. All options of a request together have at most 16 KiB.
 const METADATA_VALUE_MAX: usize = 4096;
 
 /// The core's word for a kind.

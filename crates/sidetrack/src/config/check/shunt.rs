@@ -8,11 +8,11 @@ use sidetrack_core::shunt::{FastPathKind, MarkActions, PortNumber, ShuntAction};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Longest name of an interface (`IFNAMSIZ` less its NUL).
+/// Longest name of an interface (`IFNAMSIZ` without the NUL).
 const INTERFACE_MAX: usize = 15;
 
 impl Check<'_> {
-    /// The shunt; none if something essential is wrong with it.
+    /// Checks the shunt. Returns `None` if something essential is wrong.
     pub(super) fn shunt(&mut self, at: &At<raw::Shunt>) -> Option<Shunt> {
         let idle = 100..=86_400_000;
         let entries = 16..=1_048_576;
@@ -37,7 +37,7 @@ impl Check<'_> {
             redirect_peer: at.redirect_peer.as_deref().copied().unwrap_or(true),
             keep_when_stalled: self.keep_when_stalled(at),
             rules: None,
-            // A switch alone needs no interfaces.
+            // A switch as the only fast path needs no interfaces here.
             ports: self.shunt_ports(&at.port, words == [raw::FastPath::OpenFlow]),
         };
         if at.forwarding.is_none() {
@@ -91,7 +91,7 @@ impl Check<'_> {
         words.iter().map(path).collect()
     }
 
-    /// A fast path that something names is one of the shunt's.
+    /// Reports an error if a setting names a fast path that the shunt does not have.
     fn is_configured(&mut self, span: Range<usize>, kind: FastPathKind, configured: &[FastPathKind]) {
         if !configured.contains(&kind) {
             let all: Vec<_> =
@@ -112,7 +112,7 @@ impl Check<'_> {
         **wish == raw::OnStall::Keep
     }
 
-    /// When forwarded flows of a rule are shunted.
+    /// Checks when the forwarded flows of a rule are shunted.
     pub(super) fn shunt_after(&mut self, rule: &raw::Rule) -> Option<ShuntAfter> {
         let at = rule.shunt.as_ref()?;
         let bytes = self.number(at.after_bytes.as_ref(), 0..=1 << 50, " bytes").unwrap_or(0);
@@ -135,7 +135,7 @@ impl Check<'_> {
         Some(ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied().map(kind) })
     }
 
-    /// Gives the shunt its part of the rules.
+    /// Gives the shunt the rules that apply to forwarded flows.
     pub(super) fn shunt_rules(
         &mut self,
         rules: &[At<raw::Rule>],
@@ -170,7 +170,7 @@ impl Check<'_> {
         }
     }
 
-    /// Rules that deny by something that is not known of forwarded flows.
+    /// Warns of rules that deny by something that is not known about forwarded flows.
     fn denied_by_more(&mut self, rules: &[At<raw::Rule>]) {
         for rule in rules.iter().filter(|rule| denies(rule)) {
             let matcher = &rule.matcher;
@@ -224,7 +224,8 @@ impl Check<'_> {
     }
 
     fn switch_ports(&mut self, list: &[At<raw::ShuntPort>]) -> BTreeMap<PortNumber, SwitchPorts> {
-        // `OFPPP_MAX` of 1.3; those of 1.0 end at 0xff00, which the controller says when it comes to that.
+        // `OFPPP_MAX` of OpenFlow 1.3. In 1.0 ports end at 0xff00, which the controller checks once the version
+        // is known.
         let range = 1..=0xffff_ff00;
         let mut taken: Vec<(u64, Range<usize>)> = Vec::new();
         let mut ports = BTreeMap::new();
@@ -322,7 +323,7 @@ impl Check<'_> {
     }
 }
 
-/// The fast paths that are named, in their order.
+/// The configured fast paths, in their order. Default: tc.
 fn words(at: &At<raw::Shunt>) -> Vec<raw::FastPath> {
     let named = at.fast_path.as_ref().map(|list| list.items().iter().map(|word| **word).collect());
     named.unwrap_or_else(|| vec![raw::FastPath::Tc])
@@ -339,7 +340,7 @@ const fn kind(word: raw::FastPath) -> FastPathKind {
     }
 }
 
-/// The fast path that an action names, if any.
+/// Returns the fast path that an action names, if it names one.
 const fn path_of(action: raw::ShuntAction) -> Option<FastPathKind> {
     match action {
         raw::ShuntAction::Ignore

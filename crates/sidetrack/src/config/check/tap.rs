@@ -9,7 +9,8 @@ use sidetrack_core::policy::HostPattern;
 use std::sync::Arc;
 
 impl Check<'_> {
-    /// What is opened; `None` where nothing is, or what is written is wrong.
+    /// Checks which connections are intercepted. Leaves `self.tap` empty if there is no `[tap]` or if it is
+    /// wrong.
     pub(super) fn read_tap(&mut self, raw: Option<&At<raw::Tap>>) {
         let Some(raw) = raw else { return };
         self.has_tap = true;
@@ -64,7 +65,7 @@ impl Check<'_> {
         list.items().iter().filter_map(|item| self.host_pattern(item, item.span())).collect()
     }
 
-    /// Whether a listener's connections are opened.
+    /// Returns the settings of TLS interception if this listener intercepts connections.
     pub(super) fn tap_of(&mut self, listen: &raw::Listen) -> Option<Arc<Tap>> {
         let at = listen.tap.as_ref().filter(|tap| ***tap)?;
         if !self.has_tap {
@@ -74,7 +75,7 @@ impl Check<'_> {
         self.tap.clone()
     }
 
-    /// A table that no listener uses is a slip.
+    /// Warns if no listener uses the table: it is probably a mistake.
     pub(super) fn tap_is_used(&mut self, raw: Option<&At<raw::Tap>>, listeners: &[Option<Listener>]) {
         let Some(raw) = raw else { return };
         let is_used = |listener: &Listener| match &listener.kind {
@@ -83,7 +84,7 @@ impl Check<'_> {
             ListenerKind::Tproxy(tproxy) => tproxy.http.as_ref().is_some_and(|http| http.tap.is_some()),
             _ => false,
         };
-        // `run --tap` uses it without any listener.
+        // `run --tap` uses the table without a listener.
         let listens = listeners.iter().flatten().next().is_some();
         if listens && self.tap.is_some() && !listeners.iter().flatten().any(is_used) {
             let help = "write `tap = true` at a listener of kind http, redirect or tproxy";

@@ -1,4 +1,4 @@
-//! `[[test]]`: what the rules have to say about a flow, beside the rules.
+//! `[[test]]`: decisions that the rules must make, written beside the rules.
 
 use super::super::problem::{Problem, nearest};
 use super::super::{At, Listener, Question, raw};
@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 pub struct DecisionTest {
     /// The flow.
     pub flow: Flow,
-    /// The host name that its first bytes hold.
+    /// The host name in its first bytes.
     pub host: Option<HostName>,
     /// What is expected.
     pub expect: Expectation,
@@ -23,11 +23,11 @@ pub struct DecisionTest {
 /// What a decision test expects; `None` means anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expectation {
-    /// The rule that decides; `default` if none does.
+    /// The rule that decides, or `default`.
     pub rule: Option<String>,
     /// Whether the flow is carried.
     pub carried: Option<bool>,
-    /// The carrier as a text without credentials.
+    /// The carrier as text, without credentials.
     pub carrier: Option<String>,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Expectation {
 }
 
 impl DecisionTest {
-    /// What the policy says, if it is not what is expected.
+    /// Returns the policy's decision if it differs from the expected one.
     pub fn failure(&self, policy: &Policy) -> Option<Explanation> {
         let explanation = policy.explain(&self.flow, self.host.as_ref());
         let verdict = &explanation.verdict;

@@ -1,4 +1,4 @@
-//! `[[tunnel]]`, and what a tunnel listener has in common with it.
+//! `[[tunnel]]`, and the keys that a tunnel listener shares with it.
 
 use super::super::problem::nearest;
 use super::super::{At, List, Listener, Transport, Tunnel, raw};
@@ -9,10 +9,10 @@ use sidetrack_core::tunnel::ALPN;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most addresses of one tunnel: each is a connection held open on every worker.
+/// Most addresses of one tunnel. Each worker holds a connection to each of them.
 const PATHS_MAX: usize = 8;
 
-/// What both ends of a tunnel say about who they are and whom they believe.
+/// The keys of both ends of a tunnel: the own identity, and how the peer is checked.
 struct Keys<'a> {
     identity: Option<&'a At<String>>,
     ca: Option<&'a At<String>>,
@@ -20,7 +20,7 @@ struct Keys<'a> {
 }
 
 impl Check<'_> {
-    /// The tunnels; those that are wrong are left out.
+    /// Checks the tunnels. Wrong ones are left out.
     pub(super) fn tunnels(
         &mut self,
         tunnels: &[At<raw::Tunnel>],
@@ -102,7 +102,7 @@ impl Check<'_> {
         paths
     }
 
-    /// The keys of a tunnel listener.
+    /// Checks the keys of a tunnel listener.
     pub(super) fn far_side(&mut self, listen: &At<raw::Listen>) -> Option<Mutual> {
         let keys =
             Keys { identity: listen.identity.as_ref(), ca: listen.ca.as_ref(), pins: listen.pins.as_ref() };
@@ -170,7 +170,7 @@ impl Check<'_> {
         }
     }
 
-    /// A tunnel by name; complains if there is none.
+    /// Returns a tunnel by name. Reports an error if there is none.
     pub(super) fn tunnel_named(&mut self, name: &str, span: Range<usize>) -> Option<Arc<str>> {
         if let Some(found) = self.tunnels.iter().find(|tunnel| ***tunnel == *name) {
             return Some(found.clone());

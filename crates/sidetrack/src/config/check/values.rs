@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 impl Check<'_> {
-    /// Networks and `@set`s.
+    /// Parses networks and `@set`s.
     pub(super) fn networks(&mut self, list: &List<String>) -> IpSet {
         self.not_empty(list);
         let mut nets = Vec::new();
@@ -20,7 +20,7 @@ impl Check<'_> {
         nets.into_iter().collect()
     }
 
-    /// One network, or those of a `@set`.
+    /// Parses one network, or returns the networks of a `@set`.
     pub(super) fn network_or_set(&mut self, item: &At<String>) -> Vec<IpNet> {
         let Some(name) = item.strip_prefix('@') else { return self.network(item).into_iter().collect() };
         if let Some(set) = self.sets.get(name) {
@@ -30,7 +30,7 @@ impl Check<'_> {
         Vec::new()
     }
 
-    /// Networks only: what a named set is made of.
+    /// Parses networks only: a named set cannot contain other sets.
     pub(super) fn plain_networks(&mut self, list: &List<String>) -> IpSet {
         let mut nets = Vec::new();
         for item in list.items() {
@@ -76,7 +76,7 @@ impl Check<'_> {
         None
     }
 
-    /// An empty list reads as "nothing" to some and as "everything" to others.
+    /// Rejects an empty list: it could mean "nothing" or "everything".
     pub(super) fn not_empty<T>(&mut self, list: &List<T>) {
         if list.items().is_empty() {
             let help = "take the key out if it is not to restrict anything";
@@ -84,7 +84,7 @@ impl Check<'_> {
         }
     }
 
-    /// Ports: numbers and `first-last`.
+    /// Parses ports and ranges `first-last`.
     pub(super) fn ports(&mut self, list: &List<raw::Number>) -> PortSet {
         self.not_empty(list);
         let mut ranges = Vec::new();
@@ -103,13 +103,13 @@ impl Check<'_> {
         ranges.into_iter().collect()
     }
 
-    /// User ids, from names and numbers.
+    /// Parses user ids and user names.
     pub(super) fn uids(&mut self, list: &List<raw::Number>) -> Vec<u32> {
         self.not_empty(list);
         list.items().iter().filter_map(|item| self.uid(item, item.span())).collect()
     }
 
-    /// One user id, from a name or a number.
+    /// Parses one user id or user name.
     pub(super) fn uid(&mut self, user: &raw::Number, span: Range<usize>) -> Option<u32> {
         let uid = match user {
             raw::Number::Number(number) => u32::try_from(*number).ok(),
@@ -129,7 +129,7 @@ impl Check<'_> {
         uid
     }
 
-    /// The user of the data plane.
+    /// Checks the user that the process switches to.
     pub(super) fn run_as(&mut self, user: Option<&At<String>>) -> RunAs {
         let Some(at) = user else { return RunAs::Default };
         match self.surroundings.uid_of(at) {
@@ -148,7 +148,7 @@ impl Check<'_> {
         RunAs::Named(at.as_str().into())
     }
 
-    /// An address and port to listen on.
+    /// Parses an address and port to listen on.
     pub(super) fn address(&mut self, at: &At<String>) -> Option<SocketAddr> {
         if let Ok(address) = at.parse::<SocketAddr>() {
             return Some(canonical(address));
@@ -157,7 +157,8 @@ impl Check<'_> {
         None
     }
 
-    /// Addresses to listen on; `*:port` stands for both unspecified ones, `localhost:port` for both loopbacks.
+    /// Parses addresses to listen on. `*:port` means both unspecified addresses, `localhost:port` both loopback
+    /// addresses.
     pub(super) fn addresses(&mut self, list: &List<String>) -> Vec<SocketAddr> {
         if list.items().is_empty() {
             self.error(
@@ -186,7 +187,7 @@ impl Check<'_> {
         self.error(at.span(), format!("'{}' is no address with a port", at.as_str()), help);
     }
 
-    /// A destination, address or name, with a port.
+    /// Parses a destination: an address or a name, with a port.
     pub(super) fn destination(&mut self, at: &At<String>) -> Option<Destination> {
         match at.parse::<Destination>() {
             Ok(destination) => Some(destination),
@@ -201,7 +202,7 @@ impl Check<'_> {
         }
     }
 
-    /// A host pattern.
+    /// Parses a host pattern.
     pub(super) fn host_pattern(&mut self, text: &str, span: Range<usize>) -> Option<HostPattern> {
         match text.parse::<HostPattern>() {
             Err(HostPatternError::Name(_, HostNameError::Address)) => {
@@ -219,13 +220,13 @@ impl Check<'_> {
         }
     }
 
-    /// Host patterns.
+    /// Parses host patterns.
     pub(super) fn host_patterns(&mut self, list: &List<String>) -> Vec<HostPattern> {
         self.not_empty(list);
         list.items().iter().filter_map(|item| self.host_pattern(item, item.span())).collect()
     }
 
-    /// A name that people give things: rules, listeners.
+    /// Checks a name that the user chose, for a rule or a listener.
     pub(super) fn name(&mut self, at: &At<String>) -> String {
         let fits = |c: char| c.is_alphanumeric() || "-_.:/".contains(c);
         if at.is_empty() || at.len() > NAME_MAX || !at.chars().all(fits) {
@@ -235,7 +236,7 @@ impl Check<'_> {
         at.to_string()
     }
 
-    /// Complains about names given twice; `what` is what they name.
+    /// Reports names that occur twice; `what` is the kind of thing they name.
     pub(super) fn unique<'n>(&mut self, names: impl Iterator<Item = (&'n str, Range<usize>)>, what: &str) {
         let mut seen: std::collections::BTreeMap<&str, Range<usize>> = std::collections::BTreeMap::new();
         for (name, span) in names {
@@ -256,7 +257,7 @@ impl Check<'_> {
 /// Longest name of a rule or listener, bytes.
 const NAME_MAX: usize = 64;
 
-/// An IPv4-mapped IPv6 address is the IPv4 address.
+/// Turns an IPv4-mapped IPv6 address into the IPv4 address.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),

@@ -4,57 +4,60 @@ use crate::config::{At, List};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// How the packet engine gets at packets, and where its connections to servers come from. A reload does not change it.
+/// How the packet engine receives packets, and the source addresses of its connections to servers. A reload does
+/// not change it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Engine {
     /// "packet" (packet sockets: every interface) or "xdp" (AF_XDP in the driver). Default "packet".
     pub io: Option<At<EngineIo>>,
-    /// Addresses of this host that connections to servers come from. Default: those of `address`.
+    /// Source addresses of connections to servers; they belong to this host. Default: those of `address`.
     pub sources: Option<List<String>>,
-    /// Their ports, "first-last". Default "61000-65535", which Linux gives to no connection of its own.
+    /// Source ports of connections to servers, "first-last". Default "61000-65535", which Linux does not use for
+    /// its own connections.
     pub source_ports: Option<At<String>>,
-    /// How the answers of servers find the worker that asked: "port" (each worker has a part of the ports) or "ip" (each
-    /// has addresses of its own). Default "port".
+    /// How packets from servers reach the worker that has the connection: "port" (each worker has a part of the
+    /// ports) or "ip" (each has its own addresses). Default "port".
     pub steering: Option<At<Steering>>,
-    /// Servers by the first bytes of a client, tried in order before `to` or `names`. Default: none.
+    /// Servers chosen by the first bytes of a client, tried in order before `to` or `names`. Default: none.
     #[serde(default)]
     pub choose: Vec<At<Choice>>,
     /// Most connections at a time of each worker, 16 to 16777216. Default 65536.
     pub connections_max: Option<At<u32>>,
-    /// Most connections at a time whose packets the kernel translates by itself, once nothing is left to decide or to look
-    /// at, 0 (none) to 4194304. With io = "xdp" the far end of a veth must take frames that XDP sends. Default 0.
+    /// Most offloaded connections at a time, 0 (none) to 4194304. The kernel translates the packets of a
+    /// connection once nothing is left to decide or to inspect. With io = "xdp" the far end of a veth must
+    /// accept frames that XDP sends. Default 0.
     pub offload_max: Option<At<u32>>,
-    /// Most connections at a time that a program in the driver carries from their SYN on, where the rules need neither their
-    /// bytes nor a count of flows, 0 (none) to 65535; as many of the last of `source_ports` are theirs. Only with io = "xdp".
-    /// Default 0.
+    /// Most connections at a time that a program in the driver forwards from their SYN on, 0 (none) to 65535.
+    /// The rules must need neither their bytes nor a count of flows. This number of ports, the last of
+    /// `source_ports`, is reserved for them. Only with io = "xdp". Default 0.
     pub kernel_connections_max: Option<At<u32>>,
-    /// How long frames may gather in the interfaces before the kernel takes them, microseconds, 0 (as long as they do) to 10000:
-    /// less CPU time for a packet while many come, and as much more delay. Default 0.
+    /// Longest time that interfaces may collect frames before the kernel takes them, microseconds, 0 (their own
+    /// setting) to 10000. Under load this needs less CPU time per packet and adds up to this delay. Default 0.
     pub coalesce_us: Option<At<u32>>,
-    /// When SYNs are answered with cookies: "flood" (while more handshakes are half done than are kept) or "xdp" (always, by the
-    /// program in the driver: user space hears of a client when its handshake is done). "xdp" only with io = "xdp" and
-    /// `choose` or `names`: the client has to speak first. Default "flood".
+    /// When SYNs are answered with cookies. "flood": while there are more half-open handshakes than are stored.
+    /// "xdp": always, by the program in the driver; user space sees a client after its handshake. "xdp" needs io
+    /// = "xdp" and `choose` or `names`, because the client must speak first. Default "flood".
     pub syn_cookies: Option<At<SynCookies>>,
 }
 
-/// A server for clients whose first bytes are like this; one of `prefix`, `regex` and `ldap_dn`.
+/// A server for clients with certain first bytes. Has one of `prefix`, `regex` and `ldap_dn`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
     /// They begin with this text.
     pub prefix: Option<At<String>>,
-    /// This regular expression is found in their first 4096: of bytes, in the syntax of Rust's regex crate. Those in which
-    /// it is not found yet are waited for as long as a name.
+    /// This regular expression matches within their first 4096 bytes. It is over bytes, in the syntax of Rust's
+    /// regex crate. If it does not match yet, more bytes are awaited as long as for a name.
     pub regex: Option<At<String>>,
-    /// They are an LDAP request about this entry or one below it: the name of a bind, the base of a search.
+    /// They are an LDAP request about this entry or one below it: the name of a bind, or the base of a search.
     pub ldap_dn: Option<At<String>>,
-    /// The server, an address and a port.
+    /// The server: an address and a port.
     #[schemars(required)]
     pub to: Option<At<String>>,
 }
 
-/// How the engine gets at packets.
+/// How the engine receives and sends packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineIo {
@@ -64,7 +67,7 @@ pub enum EngineIo {
     Xdp,
 }
 
-/// How the answers of servers find the worker that asked.
+/// How packets from servers reach the worker that has the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Steering {
@@ -78,7 +81,7 @@ pub enum Steering {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SynCookies {
-    /// In a flood.
+    /// During a flood of SYNs.
     Flood,
     /// Always, in the driver.
     Xdp,

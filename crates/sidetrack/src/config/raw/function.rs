@@ -12,67 +12,69 @@ pub struct Function {
     /// What it does.
     #[schemars(required)]
     pub kind: Option<At<Kind>>,
-    /// limit, filter and replace: the direction it is about. Default "both".
+    /// limit, filter and replace: the direction it works on. Default "both".
     pub direction: Option<At<Direction>>,
-    /// limit: bytes a second, 1 to 1000000000000. Required.
+    /// limit: bytes per second, 1 to 1000000000000. Required.
     pub bytes_per_second: Option<At<u64>>,
-    /// limit: bytes that may move at once after a pause, 1 to 1000000000000. Default: those of 6 ms,
-    /// at least 1460: no tenth of a second then has more than 1.1 of its bytes, or one segment more.
+    /// limit: bytes that may pass at once after a pause, 1 to 1000000000000. Default: the bytes of 6 ms, at
+    /// least 1460. With the default, no 100 ms carry more than 1.1 times their share, or one segment more.
     pub burst_bytes: Option<At<u64>>,
-    /// limit: "flow" gives each flow the bandwidth, "client" shares it among the flows of one client address, "function"
-    /// among all. Default "flow".
+    /// limit: "flow" gives each flow the bandwidth, "client" shares it among the flows of one client address,
+    /// "function" among all flows. Default "flow".
     pub share: Option<At<Share>>,
-    /// filter: only flows to these hosts pass; "*.example" stands for all names below. Default: no such list.
+    /// filter: only flows to these hosts pass; "*.example" means all names below. Default: all hosts.
     pub allow_hosts: Option<List<String>>,
-    /// filter: flows to these hosts are refused. Default: none.
+    /// filter: flows to these hosts are denied. Default: none.
     pub deny_hosts: Option<List<String>>,
-    /// filter: a flow ends before one of these words has passed as a whole. Default: none.
+    /// filter: a flow ends before one of these words has passed completely. Default: none.
     pub deny_words: Option<List<String>>,
-    /// filter: whether words are compared without regard to case. Default false.
+    /// filter: compare words without regard to case. Default false.
     pub ignore_case: Option<At<bool>>,
-    /// replace: the words and what takes their place.
+    /// replace: the words, and the text that replaces each.
     pub replace: Option<List<Replacement>>,
-    /// encrypt and decrypt: a file whose first line is the key that both ends share, 64 hexadecimal digits. Required.
+    /// encrypt and decrypt: a file whose first line is the key that both ends share, 64 hexadecimal digits.
+    /// Required.
     pub key_file: Option<At<String>>,
-    /// container: the image, such as "localhost/audit:1". It is there already, or is shipped by an orchestrator
-    /// (docs/control.md): nothing is ever fetched. Required.
+    /// container: the image, such as "localhost/audit:1". The image must be on this host, or an orchestrator
+    /// ships it (docs/control.md): sidetrack never fetches one. Required.
     pub image: Option<At<String>>,
-    /// container: a command in place of the image's. Default: the image's.
+    /// container: a command instead of the image's. Default: the image's.
     pub command: Option<List<String>>,
-    /// container: variables of its environment, { NAME = "value" }. Default: those of the image.
+    /// container: environment variables, { NAME = "value" }. Default: those of the image.
     pub environment: Option<At<BTreeMap<String, At<String>>>>,
-    /// container: the protocol in which it is told about flows. Default "socks6".
+    /// container: the protocol that tells it about each flow. Default "socks6".
     pub speaks: Option<At<Speaks>>,
     /// container: the TCP port on which it listens, 1 to 65535. Default 1080.
     pub port: Option<At<u16>>,
-    /// container: how flows come back. "destination": it is told an address of ours, another for each flow, as the
-    /// destination. "link": it is told the flow's own destination, and that we are the next link of its chain (the metadata
-    /// of socksx; SOCKS6 only). Default: "link" for "socks6+socksx" and "socks6+socksx010", else "destination".
+    /// container: how flows come back. "destination": the container gets an address of ours as the destination,
+    /// a different one for each flow. "link": it gets the flow's own destination, and learns that we are the
+    /// next link of its chain (the metadata of socksx; SOCKS6 only). Default: "link" for "socks6+socksx" and
+    /// "socks6+socksx010", otherwise "destination".
     pub way_back: Option<At<WayBack>>,
-    /// container: how many of it run, 1 to 64; all are started before the first flow comes. Default 1.
+    /// container: how many instances run, 1 to 64. All are started before the first flow. Default 1.
     pub instances: Option<At<u16>>,
-    /// container: memory of each, bytes, 6291456 to 1099511627776; none of it is swap. Default 134217728.
+    /// container: memory of each instance without swap, bytes, 6291456 to 1099511627776. Default 134217728.
     pub memory_bytes: Option<At<u64>>,
-    /// container: processor time of each, per cent of one core, 1 to 102400. Default 100.
+    /// container: processor time of each instance, per cent of one core, 1 to 102400. Default 100.
     pub cpu_percent: Option<At<u32>>,
-    /// container: processes and threads of each, 1 to 32768. Default 64.
+    /// container: processes and threads of each instance, 1 to 32768. Default 64.
     pub pids: Option<At<u32>>,
-    /// container: the user and group that its processes run as, as numbers "UID:GID", or "root". The image's own user is not
-    /// asked for. Default "65534:65534" (nobody).
+    /// container: the user and group of its processes, as numbers "UID:GID", or "root". The user that the image
+    /// names is not used. Default "65534:65534" (nobody).
     pub user: Option<At<String>>,
-    /// container: what shows that it is well. "echo": bytes come out of it as they went in, both ways; "connect": a flow
-    /// through it can be made (for functions that change bytes). Default "echo".
+    /// container: the health check. "echo": bytes come out of it unchanged, in both directions. "connect": a
+    /// flow through it can be opened (for functions that change bytes). Default "echo".
     pub probe: Option<At<Probe>>,
-    /// container: time from one probe to the next, milliseconds, 100 to 3600000. Default 2000.
+    /// container: time between two probes, milliseconds, 100 to 3600000. Default 2000.
     pub probe_interval_ms: Option<At<u64>>,
-    /// container: time for a probe to get through, and for its bytes again, milliseconds, 10 to 60000. Three bad ones in a
-    /// row, and the container is replaced. Default 1000.
+    /// container: time for a probe to get through, and the same time for its bytes, milliseconds, 10 to 60000.
+    /// After three failed probes in a row, the container is replaced. Default 1000.
     pub probe_timeout_ms: Option<At<u64>>,
-    /// container: time from its start to its first good probe, milliseconds, 100 to 600000. Default 10000.
+    /// container: time from its start to its first successful probe, milliseconds, 100 to 600000. Default 10000.
     pub start_timeout_ms: Option<At<u64>>,
 }
 
-/// The protocol in which a container is told about flows.
+/// The protocol that tells a container about a flow.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 pub enum Speaks {
     /// RFC 1928.
@@ -96,30 +98,30 @@ pub enum Speaks {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WayBack {
-    /// To the address that it is told as the destination.
+    /// To the address that it gets as the destination.
     Destination,
-    /// To us as the next link of its chain.
+    /// To us, as the next link of its chain.
     Link,
 }
 
-/// What shows that a container is well.
+/// The health check of a container.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Probe {
-    /// Bytes come out as they went in.
+    /// Bytes come out unchanged.
     Echo,
-    /// A flow can be made.
+    /// A flow can be opened.
     Connect,
 }
 
-/// A word and what takes its place.
+/// A word and its replacement.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Replacement {
-    /// What is looked for, 1 to 1024 bytes.
+    /// The word to look for, 1 to 1024 bytes.
     #[schemars(required)]
     pub find: Option<String>,
-    /// What takes its place, at most 1024 bytes.
+    /// Its replacement, at most 1024 bytes.
     #[schemars(required)]
     pub with: Option<String>,
 }
@@ -130,17 +132,17 @@ pub struct Replacement {
 pub enum Kind {
     /// Counts flows and bytes.
     Count,
-    /// Holds flows to a bandwidth.
+    /// Limits the bandwidth of flows.
     Limit,
     /// Ends flows by host name and by words in their bytes.
     Filter,
     /// Replaces words in the bytes.
     Replace,
-    /// Encrypts what the client sends and decrypts the answers: the end near the client.
+    /// Encrypts the bytes of the client and decrypts the answers: the end near the client.
     Encrypt,
     /// The other end of `encrypt`, near the server.
     Decrypt,
-    /// Whatever an image does that speaks a protocol of proxies.
+    /// The program of an image that speaks a proxy protocol.
     Container,
 }
 
@@ -156,13 +158,13 @@ pub enum Direction {
     Both,
 }
 
-/// Who shares a bandwidth.
+/// Which flows share a bandwidth.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// Each flow has its own.
+    /// Each flow has the full bandwidth.
     Flow,
-    /// The flows of one client address together.
+    /// All flows of one client address together.
     Client,
     /// All flows together.
     Function,

@@ -4,19 +4,20 @@ use super::At;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What Sidetrack says about itself, on standard error.
+/// The log that Sidetrack writes on standard error.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
-    /// "text" is for people, "json" one JSON object per line. Default: $SIDETRACK_LOG_FORMAT, else "text".
+    /// "text" for people, or "json" for one JSON object per line. Default: $SIDETRACK_LOG_FORMAT, otherwise
+    /// "text".
     pub format: Option<At<LogFormat>>,
 }
 
-/// How lines of the log look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Lines of text.
     Text,
     /// One JSON object per line.
     Json,

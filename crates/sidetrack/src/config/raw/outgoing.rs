@@ -4,20 +4,22 @@ use crate::config::At;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Paths that services ask for one by one (docs/outgoing.md), in the shape of Brane's proxy.
+/// Listening ports that services ask for, each for one destination (docs/outgoing.md). The interface is that of
+/// Brane's proxy.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Outgoing {
-    /// Where services ask for them: "host:port". Whoever reaches it may have paths; rules decide about their flows.
+    /// The address for requests, "host:port". Every program that reaches it may get ports; rules decide about
+    /// their flows.
     #[schemars(required)]
     pub listen: Option<At<String>>,
-    /// The IP address on which each path has a port. Default: that of `listen`.
+    /// The IP address of the listening ports. Default: that of `listen`.
     pub address: Option<At<String>>,
-    /// These ports, "first-last". Default "4200-4299".
+    /// The ports to use, "first-last". Default "4200-4299".
     pub ports: Option<At<String>>,
-    /// The folder that has a folder for each location, with `ca.pem` (whom TLS towards it believes) and `client-id.pem` (our
-    /// certificate and key). Default: paths with TLS are refused.
+    /// The folder with one folder per location. Each has `ca.pem` (the authorities to trust for TLS towards it)
+    /// and `client-id.pem` (our certificate and key). Default: paths with TLS are rejected.
     pub certificates: Option<At<String>>,
-    /// When no port is left, a path that had no flow for so long makes room. Milliseconds. Default 3600000.
+    /// If no port is left, removes a path without flows for this time, milliseconds. Default 3600000.
     pub free_after_ms: Option<At<u64>>,
 }

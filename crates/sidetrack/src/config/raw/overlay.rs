@@ -10,65 +10,67 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Overlay {
-    /// Which of the nodes this is.
+    /// The name of this node.
     #[schemars(required)]
     pub name: Option<At<String>>,
-    /// File that holds this node's secret key, made by 'sidetrack overlay key FILE'.
+    /// The file with this node's secret key, made by 'sidetrack overlay key FILE'.
     #[schemars(required)]
     pub key_file: Option<At<String>>,
-    /// Where neighbours dial this node: "0.0.0.0:8100", or a list. Default: nowhere, this node dials.
+    /// Addresses on which neighbours dial this node: "0.0.0.0:8100", or a list. Default: none, this node only
+    /// dials.
     pub listen: Option<List<String>>,
     /// Congestion control of the links, by its kernel name. Default "bbr".
     pub congestion: Option<At<String>>,
-    /// All nodes of the overlay by name, this one included; the same table may stand in every node's file.
+    /// All nodes of the overlay by name, including this one. The same table may be in the file of each node.
     #[serde(default)]
     pub node: BTreeMap<String, At<OverlayNode>>,
-    /// Flows of other nodes that are delivered here. Default: none are.
+    /// Flows of other nodes that are delivered here. Default: none.
     #[serde(default)]
     pub deliver: Vec<At<Deliver>>,
-    /// IP packets that are caught whole and delivered by another node. Default: none are.
+    /// IP packets that are captured whole and delivered by another node. Default: none.
     #[serde(default)]
     pub packets: Vec<At<Packets>>,
 }
 
-/// IP packets (TCP and UDP) that are caught whole and delivered by another node: the applications' own TCP runs end to end.
-/// The other node has an entry for the way back, and an [[overlay.deliver]] for what may come.
+/// IP packets (TCP and UDP) that are captured whole and delivered by another node. The applications' own TCP
+/// runs end to end. The other node needs an entry for the way back, and an [[overlay.deliver]] for the packets
+/// that may arrive.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Packets {
     /// The node that delivers them.
     #[schemars(required)]
     pub node: Option<At<String>>,
-    /// To these networks or "@set"s.
+    /// Destination networks or "@set"s.
     #[schemars(required)]
     pub to: Option<List<String>>,
-    /// With one of these ports at either end, numbers or "first-last". Default: any.
+    /// Ports at either end, numbers or "first-last". Default: any.
     pub port: Option<List<Number>>,
-    /// Where they are caught: "local" for those of this host, "router" for all that leave it, forwarded ones too. Default
-    /// "local".
+    /// Which packets are captured: "local" for those of this host, "router" for all packets that leave it,
+    /// including forwarded ones. Default "local".
     pub at: Option<At<PacketsAt>>,
-    /// The kind of links they travel on: "reliable" recovers on every hop what is lost and keeps the order of all of them,
-    /// "best-effort" leaves both to the applications, and none of their flows waits for another. Default "reliable".
+    /// The kind of links. "reliable" recovers losses on each hop and keeps all packets in order. "best-effort"
+    /// leaves both to the applications, so that one flow does not wait for another. Default "reliable".
     pub link: Option<At<PacketsLink>>,
 }
 
-/// The kind of links that packets travel on.
+/// The kind of links that carry packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PacketsLink {
-    /// Recovered hop by hop, in order.
+    /// Losses are recovered on each hop, and the order is kept.
     Reliable,
     /// Datagrams.
     BestEffort,
 }
 
-/// Where packets are caught.
+/// Which packets are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PacketsAt {
     /// Those of this host.
     Local,
-    /// All that leave it.
+    /// All packets that leave it.
     Router,
 }
 
@@ -79,7 +81,7 @@ pub struct OverlayNode {
     /// Its public key, as 'sidetrack overlay key FILE' prints it.
     #[schemars(required)]
     pub key: Option<At<String>>,
-    /// Where this node dials it. Default: not at all; it may dial this node.
+    /// The address that this node dials. Default: none; it may dial this node.
     pub address: Option<At<String>>,
 }
 
@@ -87,11 +89,11 @@ pub struct OverlayNode {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Deliver {
-    /// Caught by these nodes. Default: by any.
+    /// The nodes that captured the flow. Default: any.
     pub from: Option<List<String>>,
-    /// To these networks or "@set"s.
+    /// Destination networks or "@set"s.
     #[schemars(required)]
     pub to: Option<List<String>>,
-    /// To these ports, numbers or "first-last". Default: any.
+    /// Destination ports, numbers or "first-last". Default: any.
     pub port: Option<List<Number>>,
 }

@@ -4,21 +4,21 @@ use crate::config::At;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What holds for `sidetrack run` with this configuration.
+/// Settings of `sidetrack run` with this configuration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Who answers the command's questions about names: "name" (names travel to the proxy; the host's resolver is asked
-    /// only about names that this host resolves anyway) or "resolve" (the host's resolver is asked about every name).
-    /// Default "name".
+    /// How the command's DNS queries are answered. "name": names go to the proxy, and the host's resolver is
+    /// asked only about names that this host resolves anyway. "resolve": the host's resolver is asked about
+    /// every name. Default "name".
     pub dns: Option<At<RunDns>>,
 }
 
-/// Who answers the command's questions about names.
+/// How the command's DNS queries are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunDns {
-    /// Names travel to the proxy.
+    /// Names go to the proxy.
     #[default]
     Name,
     /// The host's resolver.
@@ -26,7 +26,7 @@ pub enum RunDns {
 }
 
 impl Run {
-    /// Who answers, where the file says nothing, too.
+    /// Returns the setting, or its default if the file has none.
     pub(crate) fn dns(&self) -> RunDns {
         self.dns.as_deref().copied().unwrap_or_default()
     }

@@ -4,14 +4,14 @@ use crate::config::{At, List};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// A connection held open to a far side: a listener of kind "tunnel" of another sidetrack.
+/// A long-lived connection to a far side: a listener of kind "tunnel" of another sidetrack.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tunnel {
     /// Its name, unique; rules say `carrier = "tunnel:<name>"`.
     #[schemars(required)]
     pub name: Option<At<String>>,
-    /// The far side, "host:port", or a list of its addresses: a new flow takes the first that stands.
+    /// The far side, "host:port", or a list of its addresses. A new flow uses the first one that is connected.
     #[schemars(required)]
     pub address: Option<List<String>>,
     /// A file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
@@ -19,24 +19,24 @@ pub struct Tunnel {
     pub identity: Option<At<String>>,
     /// A file with the certificate of the authority that signed the far side's, in PEM. Either this or `pins`.
     pub ca: Option<At<String>>,
-    /// The keys of the far side, "sha256//BASE64" each.
+    /// The keys of the far side, each "sha256//BASE64".
     pub pins: Option<List<String>>,
     /// With `ca`: the far side's name in its certificate. Default: the host of `address`.
     pub server_name: Option<At<String>>,
-    /// What carries it. Default "auto".
+    /// The transport protocol. Default "auto".
     pub transport: Option<At<Transport>>,
-    /// Time between two signs of life, milliseconds, 100 to 60000. Default 2000.
+    /// Time between two keep-alive messages, milliseconds, 100 to 60000. Default 2000.
     pub keepalive_ms: Option<At<u64>>,
-    /// Without a sign of life for so long the path is lost and its flows end, milliseconds, 500 to 600000; more than
-    /// `keepalive_ms`. Default 6000.
+    /// After this time of silence the path is lost and its flows end, milliseconds, 500 to 600000. Must be more
+    /// than `keepalive_ms`. Default 6000.
     pub lost_after_ms: Option<At<u64>>,
 }
 
-/// What carries a tunnel.
+/// The transport protocol of a tunnel.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// QUIC; TLS over TCP where UDP does not get through.
+    /// QUIC, or TLS over TCP if UDP does not get through.
     Auto,
     /// QUIC only.
     Quic,

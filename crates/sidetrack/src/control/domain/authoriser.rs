@@ -1,4 +1,5 @@
-//! The authoriser: what a party has written down that it grants, and somebody whose verdict is asked as well.
+//! The authoriser: checks an application against the party's grants, and also asks a policy reasoner if one is
+//! configured.
 
 use crate::control::api::{Application, Wanted};
 use crate::control::settings::{DomainSettings, Grant, ReasonerAt};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long a reasoner may take; later is no.
+/// How long a reasoner may take. No answer counts as a denial.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest verdict, bytes.
 const VERDICT_MAX: usize = 1 << 20;
@@ -19,7 +20,7 @@ const VERDICT_MAX: usize = 1 << 20;
 /// Decides about an application.
 ///
 /// # Errors
-/// It is refused, and why.
+/// Fails if the application is refused; the text says why.
 pub(super) async fn decide(settings: &DomainSettings, application: &Application) -> Result<(), String> {
     let party = &settings.party;
     for wanted in &application.flows {
@@ -49,13 +50,14 @@ impl Grant {
     }
 }
 
-/// `POST /v1/deliberation/access-data` of the EPI and Brane policy reasoner. Anything but `"verdict": "allow"` is no.
+/// Calls `POST /v1/deliberation/access-data` of the EPI and Brane policy reasoner. Every answer but `"verdict":
+/// "allow"` is a denial.
 async fn ask(reasoner: &ReasonerAt, application: &Application, wanted: &Wanted) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("it cannot be asked: {error}");
     let stream = TcpStream::connect(&reasoner.address).await.map_err(|error| failed(&error))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
-    // Ends with the sender.
+    // The task ends when the sender is dropped.
     tokio::spawn(connection);
     let body = json!({
         "use_case": reasoner.use_case,
@@ -88,7 +90,7 @@ fn verdict(status: u16, body: &[u8]) -> Result<(), String> {
             let reasons = body.get("reasons_for_denial").map(ToString::to_string).unwrap_or_default();
             Err(format!("deny {reasons}").trim_end().to_owned())
         }
-        // A fault of its own is status 200 with a text.
+        // The reasoner reports its own errors with status 200 and a text.
         _ => Err("its answer is no verdict".to_owned()),
     }
 }

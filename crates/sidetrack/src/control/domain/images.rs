@@ -1,5 +1,6 @@
-//! Images that a domain takes from its orchestrator (step 6): those that its own file names, by digest, and only while an
-//! application that was granted needs them. An archive is looked at before the container engine sees any of it.
+//! Images that a domain accepts from its orchestrator (step 6). They must be in the domain's own file, with
+//! their digest, and a granted application must need them. An archive is checked before the container engine
+//! sees it.
 
 use super::{Domain, DomainError, functions_of};
 use crate::admin::{Client, FunctionCounts};
@@ -17,17 +18,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::task::spawn_blocking;
 
-/// Nothing of an archive may come for so long.
+/// Gives up an archive of which nothing arrives for this time.
 const STALLED: Duration = Duration::from_secs(20);
-/// How often the lease of an application is renewed while an image of it is received.
+/// How often an application's lease is renewed while one of its images is received.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// What keeps an image from being taken.
+/// The error for an image that is rejected.
 fn not_taken(why: impl ToString) -> DomainError {
     DomainError::Image(why.to_string())
 }
 
-/// Work that waits for files or the engine.
+/// Runs work that waits for files or for the engine.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DomainError> + Send + 'static,
 ) -> Result<T, DomainError> {
@@ -35,10 +36,10 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Domain {
-    /// The images of these functions that have to be sent.
+    /// Returns the images of these functions that the orchestrator must send.
     ///
     /// # Errors
-    /// One is not there and is not taken, or is another one than the file says.
+    /// Fails if an image is missing and not accepted, or differs from the one in the file.
     pub(super) async fn wanted(&self, functions: &[String]) -> Result<Vec<WantedImage>, DomainError> {
         let Some(socket) = self.settings.images.engine.clone() else { return Ok(Vec::new()) };
         let mut images = BTreeSet::new();
@@ -52,7 +53,7 @@ impl Domain {
         if images.is_empty() {
             return Ok(Vec::new());
         }
-        // One that is on its way has arrived then.
+        // Wait for an image that is being received: then it is there.
         let _one_at_a_time = self.receiving.lock().await;
         let (party, taken) = (self.settings.party.clone(), self.settings.images.taken.clone());
         blocking(move || {
@@ -81,11 +82,11 @@ impl Domain {
         .await
     }
 
-    /// Takes the archive of an image for an application; functions that wait for it start.
+    /// Receives the archive of an image for an application. Functions that wait for the image start.
     ///
     /// # Errors
-    /// The application was not granted, nobody wants the image, the archive is not what it should be, or the engine does not
-    /// take it. Nothing of it is left then.
+    /// Fails if the application was not granted, the image is not needed, the archive is wrong, or the engine
+    /// rejects it. Then nothing of the image is left.
     pub async fn receive(&self, application: &str, id: &str, archive: Body) -> Result<(), DomainError> {
         let lease = self.find(application)?.lease;
         let images = &self.settings.images;
@@ -104,7 +105,7 @@ impl Domain {
         self.start(name).await
     }
 
-    /// Renews a lease for ever.
+    /// Renews a lease without end.
     async fn keep_alive(&self, lease: Option<LeaseId>) -> std::convert::Infallible {
         loop {
             if let Some(lease) = lease
@@ -140,7 +141,7 @@ impl Domain {
         blocking(move || load(file, &folder, &name, &id, &socket)).await
     }
 
-    /// Containers of this image that wait are started now.
+    /// Starts the containers that wait for this image.
     async fn start(&self, image: &str) -> Result<(), DomainError> {
         for proxy in &self.settings.proxies {
             let waits = |found: &FunctionCounts| {
@@ -156,8 +157,8 @@ impl Domain {
     }
 }
 
-/// Gives the engine a new archive of what was checked, and looks whether it has the image then. If it has not, what it loaded
-/// is removed.
+/// Gives the engine a new archive of the checked parts, and checks that it then has the image. If not, removes
+/// what the engine loaded.
 fn load(
     mut file: File,
     folder: &std::path::Path,
@@ -186,7 +187,7 @@ fn load(
 fn load_and_name(engine: &Engine, archive: File, name: &str, id: &str) -> Result<(), DomainError> {
     engine.load(|| stream::body(archive, Arc::default())).map_err(not_taken)?;
     if engine.image(name).map_err(not_taken)?.is_none() {
-        // The archive does not name its image; the file of this domain does.
+        // The archive does not name its image, so use the name in the domain's file.
         engine.name_image(id, name).map_err(not_taken)?;
     }
     match engine.image(name).map_err(not_taken)? {
@@ -205,7 +206,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::Mutex;
 
-    /// A container engine that takes the image and then has another one under its name: what it is asked goes to `asked`.
+    /// A container engine that loads the image and then has a different one under its name. Requests go to
+    /// `asked`.
     fn engine_that_takes_it_for_another(
         socket: &std::path::Path,
         id: String,
@@ -224,7 +226,7 @@ mod tests {
                 let Some(request) = head.lines().next() else { continue };
                 if request.starts_with("POST /v1.40/images/load") {
                     loaded = true;
-                    // Its body is chunked, and ends with an empty chunk.
+                    // The body is chunked, and ends with an empty chunk.
                     let mut body = Vec::new();
                     while !body.ends_with(b"\r\n0\r\n\r\n")
                         && reader.by_ref().take(1).read_to_end(&mut body).is_ok()

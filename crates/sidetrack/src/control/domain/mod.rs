@@ -1,5 +1,5 @@
-//! A party's agent (EPI framework, Sec. II-A.3): its authoriser grants or refuses, its provisioner offers nodes and configures the
-//! party's proxies. What was not granted is never configured, whoever asks.
+//! The agent of a party (EPI framework, Sec. II-A.3). Its authoriser grants or refuses applications; its
+//! provisioner offers nodes and configures the party's proxies. It never configures what was not granted.
 
 mod authoriser;
 mod images;
@@ -23,71 +23,72 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
-/// What could not be done is tried again, and leases are looked at, after so long.
+/// Time between two rounds: failed requests are tried again, and leases are checked.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long the orchestrator may take to hear of consent.
+/// How long the orchestrator may take to answer about consent.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long containers may take to get well before a shipment fails; whoever orders it waits longer than that.
+/// How long containers may take to become healthy before a shipment fails. The orchestrator waits longer than
+/// this.
 const WELL_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is looked whether they are.
+/// How often their health is checked meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const APPLICATIONS: &str = "application/";
 const CONSENT: &str = "consent/";
-/// Consent that the orchestrator has not heard of.
+/// Changes of consent that the orchestrator does not know yet.
 const UNTOLD: &str = "untold/";
 
-/// An application as a domain knows it.
+/// The state of a granted application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// What was granted.
     pub application: Application,
-    /// Until it is ready: the lease that it goes with.
+    /// Its lease, until it is ready.
     pub lease: Option<LeaseId>,
     /// What the proxies let through for it.
     pub configuration: Option<Configuration>,
 }
 
-/// Why something was not done.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
-    /// The authoriser says no.
+    /// The authoriser refused it.
     #[error("{0}")]
     Refused(String),
-    /// It was not granted, or its lease is over.
+    /// It was not granted, or its lease has expired.
     #[error("access for '{0}' was not granted, or not made use of in time: ask for it again")]
     NotGranted(String),
-    /// The proxies lack something.
+    /// The proxies lack a function.
     #[error("{0}")]
     Lacking(String),
-    /// A function is there and does not work.
+    /// A function exists but does not work.
     #[error("{0}")]
     Down(String),
-    /// An image is not what it should be, or cannot be taken.
+    /// An image is wrong, or cannot be accepted.
     #[error("{0}")]
     Image(String),
-    /// A proxy does not take it.
+    /// A proxy rejected the agreement, or cannot be reached.
     #[error("{0}")]
     Proxy(String),
-    /// The store fails.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// See the module.
+/// State of a domain's agent.
 pub struct Domain {
     settings: DomainSettings,
     store: Arc<dyn Store>,
     orchestrator: Link,
-    /// One change of the proxies at a time.
+    /// Held while the proxies are being changed, so that changes do not overlap.
     applying: tokio::sync::Mutex<()>,
-    /// One image at a time: whoever wants the same finds it there.
+    /// Held while an image is being received. A second request for it then finds it there.
     receiving: tokio::sync::Mutex<()>,
-    /// The proxies do not have what they should.
+    /// Whether the proxies may lack the latest agreement.
     behind: AtomicBool,
 }
 
 impl Domain {
-    /// An agent with this state.
+    /// Creates an agent with this state.
     pub fn new(settings: DomainSettings, store: Arc<dyn Store>) -> Self {
         let end = &settings.orchestrator;
         let orchestrator = Link::new("the orchestrator", &end.address, &end.name, settings.mutual.clone());
@@ -101,12 +102,12 @@ impl Domain {
         }
     }
 
-    /// What it was told.
+    /// The settings of this agent.
     pub const fn settings(&self) -> &DomainSettings {
         &self.settings
     }
 
-    /// The applications it knows.
+    /// Returns the granted applications.
     ///
     /// # Errors
     /// The store fails.
@@ -131,7 +132,7 @@ impl Domain {
     /// Step 3: grants access or refuses it.
     ///
     /// # Errors
-    /// The authoriser says no, and why.
+    /// Fails if the authoriser refuses; the text says why.
     pub async fn grant(&self, request: AccessRequest) -> Result<(), DomainError> {
         request.application.check().map_err(DomainError::Refused)?;
         authoriser::decide(&self.settings, &request.application).await.map_err(DomainError::Refused)?;
@@ -142,7 +143,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Step 4: which nodes and functions there are.
+    /// Step 4: returns the nodes and functions on offer.
     ///
     /// # Errors
     /// A proxy cannot be asked.
@@ -155,11 +156,11 @@ impl Domain {
         Ok(Offer { party, nodes, functions: functions.into_iter().collect() })
     }
 
-    /// Step 6: sees to it that the functions are there, and at work, or says which images have to be sent first. Containers that
-    /// are being replaced are waited for.
+    /// Step 6: makes sure that the functions exist and work, or returns the images that must be sent first.
+    /// Waits for containers that are being replaced.
     ///
     /// # Errors
-    /// One is not, which, and why.
+    /// Says which function does not work, and why.
     pub async fn ship(&self, name: &str, functions: &[String]) -> Result<Shipped, DomainError> {
         self.find(name)?;
         let wanted = self.wanted(functions).await?;
@@ -176,7 +177,7 @@ impl Domain {
         }
     }
 
-    /// Which of these functions flows would not get through just now, and why, in words.
+    /// Returns why one of these functions would not pass flows now.
     async fn down(&self, functions: &[String]) -> Result<Option<String>, DomainError> {
         let party = &self.settings.party;
         let mut lacking: BTreeSet<&String> = functions.iter().collect();
@@ -198,10 +199,10 @@ impl Domain {
         }
     }
 
-    /// Step 7: what the proxies let through for an application. Of what is asked for only what was granted.
+    /// Step 7: tells the proxies what to let through for an application. Only granted movements are accepted.
     ///
     /// # Errors
-    /// It was not granted, or a proxy does not take it.
+    /// Fails if a movement was not granted, or if a proxy rejects the agreement.
     pub async fn configure(
         &self,
         name: &str,
@@ -221,19 +222,19 @@ impl Domain {
         match self.apply().await {
             Ok(configured) => Ok(configured),
             Err(error) if before.lease.is_some() => {
-                // A set-up: what the proxies do not take is not kept.
+                // During the set-up: forget what the proxies rejected.
                 self.keep(&before)?;
                 Err(error)
             }
-            // It is ready: the proxies have to hear of it sooner or later.
+            // A ready application: the proxies must get the change, now or later.
             Err(error) => Err(error),
         }
     }
 
-    /// Step 8: it stays until it is ended.
+    /// Step 8: the application stays until it is ended.
     ///
     /// # Errors
-    /// It was not granted, or its lease is over.
+    /// Fails if it was not granted, or if its lease has expired.
     pub fn ready(&self, name: &str) -> Result<(), DomainError> {
         let held = self.find(name)?;
         self.keep(&Held { lease: None, ..held })?;
@@ -241,36 +242,36 @@ impl Domain {
         Ok(())
     }
 
-    /// Takes back whatever was done for an application; nothing if it is not known.
+    /// Takes back everything that was done for an application. Does nothing if it is not known.
     ///
     /// # Errors
-    /// A proxy cannot be reached; it is tried again.
+    /// Fails if a proxy cannot be reached; it is tried again later.
     pub async fn end(&self, name: &str) -> Result<Configured, DomainError> {
         let key = format!("{APPLICATIONS}{name}");
         let configured = self.find(name).is_ok_and(|held| held.configuration.is_some());
         if self.store.delete(&key)? {
             tracing::info!(application = name, "ended");
         }
-        // Also where an earlier try took it away here and then failed.
+        // `behind`: an earlier call may have deleted the entry here and then failed.
         if configured || self.behind.load(Relaxed) { self.apply().await } else { Ok(Configured::default()) }
     }
 
-    /// Notes consent; what runs without it ends now.
+    /// Stores a change of consent. Flows that need withdrawn consent end now.
     ///
     /// # Errors
-    /// A proxy cannot be reached; it is tried again.
+    /// Fails if a proxy cannot be reached; it is tried again later.
     pub async fn consent(self: Arc<Self>, data: &str, consent: Consent) -> Result<Configured, DomainError> {
         let value = serde_json::to_vec(&consent).map_err(|error| StoreError::Failed(error.to_string()))?;
         self.store.put(&format!("{CONSENT}{data}"), &value, If::Always, None)?;
         self.store.put(&format!("{UNTOLD}{data}"), &value, If::Always, None)?;
         tracing::info!(data, ?consent, "consent changed");
-        // The others hear of it while our own proxies do.
+        // Tell the orchestrator while our own proxies are updated.
         let domain = self.clone();
         tokio::spawn(async move { domain.tell().await });
         self.apply().await
     }
 
-    /// Tells the orchestrator of consent it has not heard of.
+    /// Tells the orchestrator about changes of consent that it does not know yet.
     async fn tell(&self) {
         for (key, entry) in self.store.list(UNTOLD).unwrap_or_default() {
             let data = key.trim_start_matches(UNTOLD);
@@ -292,14 +293,14 @@ impl Domain {
         }
     }
 
-    /// The text that the proxies get.
+    /// Returns the agreement for the proxies.
     fn text(&self) -> anyhow::Result<String> {
         let consent = self.store.list(CONSENT)?.into_iter();
         let consent = consent
             .map(|(key, entry)| Ok((key.trim_start_matches(CONSENT).to_owned(), parse(&entry.value)?)));
         let consent = consent.collect::<Result<BTreeMap<_, Consent>, StoreError>>()?;
         let entries = self.store.list(APPLICATIONS)?;
-        // The facts told last are those of the latest agreement.
+        // The entry with the highest revision has the latest agreement's facts.
         let latest = entries.iter().max_by_key(|(_, entry)| entry.revision);
         let mut told = None;
         let mut movements = Vec::new();
@@ -315,10 +316,10 @@ impl Domain {
         facts::agreement(facts::with_consent(&told, &consent)?, &movements)
     }
 
-    /// Has every proxy let through what may move now, and nothing else.
+    /// Makes each proxy let through exactly what may move now.
     async fn apply(&self) -> Result<Configured, DomainError> {
         let _one_at_a_time = self.applying.lock().await;
-        // Until it is done.
+        // Set first: if a proxy fails below, the flag stays and the next round tries again.
         self.behind.store(true, Relaxed);
         let text = self.text().map_err(|error| DomainError::Proxy(format!("{error:#}")))?;
         let mut revoked = 0;
@@ -331,7 +332,7 @@ impl Domain {
         Ok(Configured { revoked })
     }
 
-    /// Looks after leases, proxies and consent, once.
+    /// Runs one round: checks leases, updates proxies and reports consent.
     pub async fn work(&self) {
         match self.store.expire(SystemTime::now()) {
             Ok(over) if over.is_empty() => {}
@@ -349,7 +350,7 @@ impl Domain {
         self.tell().await;
     }
 
-    /// Works for ever.
+    /// Works until the process ends.
     pub async fn follow(self: Arc<Self>) {
         loop {
             self.work().await;
@@ -358,7 +359,7 @@ impl Domain {
     }
 }
 
-/// The functions that a proxy has.
+/// Returns the functions of a proxy.
 async fn functions_of(proxy: &std::path::Path) -> Result<Vec<FunctionCounts>, DomainError> {
     let asked = Client::new(proxy).ask::<Functions>(Method::GET, "/v1/functions", &[]).await;
     Ok(asked.map_err(|error| DomainError::Proxy(error.to_string()))?.functions)

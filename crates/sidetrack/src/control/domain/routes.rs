@@ -1,4 +1,4 @@
-//! What a domain's agent serves: the orchestrator's requests, and its operators'.
+//! The HTTP interface of a domain's agent: for the orchestrator, and for the domain's operators.
 
 use super::{Domain, DomainError, Held};
 use crate::control::api::{

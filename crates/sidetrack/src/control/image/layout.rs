@@ -1,5 +1,5 @@
-//! What the tables of contents of an archive say: `manifest.json` (moby, `image/spec/v1.2.md`), `index.json` (OCI Image Layout
-//! Specification 1.0), or both, which then have to agree.
+//! Reads the tables of contents of an archive: `manifest.json` (moby, `image/spec/v1.2.md`), `index.json` (OCI
+//! Image Layout Specification 1.0), or both, which must agree.
 
 use super::{ArchiveError, digest, expect, file, malformed, open, text};
 use crate::control::image::tar::{Entry, Table};
@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::io::{self, Read, Seek};
 use std::ops::Range;
 
-/// Indexes that lead to one another, at most.
+/// Most indexes that lead to one another.
 const DEPTH_MAX: usize = 3;
 /// First bytes of gzip (RFC 1952 Sec. 2.3.1).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// Files that older formats have beside those of the manifest, for each layer and for the whole. No reader of a manifest opens
-/// them, and the new archive has none of them.
+/// Files of older formats, for each layer and for the whole archive. Readers of a manifest do not open them, and
+/// the new archive does not contain them.
 const LEGACY_OF_LAYER: [&str; 3] = ["VERSION", "json", "layer.tar"];
 const LEGACY: &str = "repositories";
 
@@ -22,7 +22,7 @@ const LEGACY: &str = "repositories";
 pub struct Image {
     /// The names that the archive gives it.
     pub names: Vec<String>,
-    /// The file of its configuration.
+    /// File name of its configuration.
     pub configuration: String,
     /// Its layers, the lowest first.
     pub layers: Vec<Layer>,
@@ -31,7 +31,7 @@ pub struct Image {
 /// A layer in the archive.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// Its file.
+    /// File name in the archive.
     pub name: String,
     range: Range<u64>,
     is_gzip: bool,
@@ -48,10 +48,10 @@ impl Layer {
         Ok(Self { name: name.to_owned(), range: range.clone(), is_gzip: magic == GZIP })
     }
 
-    /// Its content, decompressed.
+    /// Returns the decompressed content.
     ///
     /// # Errors
-    /// As lseek(2).
+    /// Fails if lseek(2) does.
     pub fn open<'a>(&self, archive: &'a mut (impl Read + Seek)) -> io::Result<Box<dyn Read + 'a>> {
         let content = open(archive, &self.range)?;
         Ok(if self.is_gzip { Box::new(MultiGzDecoder::new(content)) } else { Box::new(content) })
@@ -86,14 +86,14 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    /// The file that has the content with this digest.
+    /// Returns the name of the file whose content has this digest.
     fn file(&self) -> Result<String, ArchiveError> {
         let hex = self.digest.strip_prefix("sha256:").filter(|hex| is_digest(hex));
         let hex = hex.ok_or_else(|| malformed(format!("'{}' is not a digest of SHA-256", self.digest)))?;
         Ok(format!("blobs/sha256/{hex}"))
     }
 
-    /// Provenance of the image, which is in the form of a manifest, and not one.
+    /// Whether this is provenance data, which has the form of a manifest but describes no image.
     fn is_attestation(&self) -> bool {
         self.annotations.get("vnd.docker.reference.type").is_some_and(|kind| kind == "attestation-manifest")
     }
@@ -103,10 +103,12 @@ fn is_digest(hex: &str) -> bool {
     hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The one image of the archive; nothing is in it that the image does not need or that a blob's own digest does not name.
+/// Returns the one image of the archive. The archive contains nothing else, except blobs that have the digest in
+/// their name.
 ///
 /// # Errors
-/// There is not exactly one image, two tables of contents differ, or something is in the archive that neither mentions.
+/// Fails unless there is exactly one image, if two tables of contents differ, or if the archive has an entry
+/// that none mentions.
 pub fn read(archive: &mut (impl Read + Seek), table: &Table) -> Result<Image, ArchiveError> {
     let described = table.contains_key("manifest.json").then(|| described(archive, table)).transpose()?;
     let indexed = table.contains_key("index.json").then(|| indexed(archive, table)).transpose()?;
@@ -143,7 +145,7 @@ fn described(archive: &mut (impl Read + Seek), table: &Table) -> Result<Describe
     }
 }
 
-/// The configuration and the layers of the one image that the index leads to.
+/// Returns the configuration and the layers of the one image that the index leads to.
 fn indexed(archive: &mut (impl Read + Seek), table: &Table) -> Result<(String, Vec<String>), ArchiveError> {
     let mut name = "index.json".to_owned();
     for _ in 0..DEPTH_MAX {
@@ -167,8 +169,8 @@ fn indexed(archive: &mut (impl Read + Seek), table: &Table) -> Result<(String, V
     Err(malformed("indexes in it lead to one another"))
 }
 
-/// Refuses links to anything but a layer, and files that no table of contents mentions. A blob that has the digest of its name
-/// may stay: no reader can take it for another.
+/// Rejects links to anything but a layer, and files that no table of contents mentions. A blob with the digest
+/// of its name may stay: no reader can confuse it with another.
 fn nothing_else(
     archive: &mut (impl Read + Seek),
     table: &Table,

@@ -1,14 +1,15 @@
-//! Images as archives: whether one is the image that it is said to be, and a new archive of just that, which a container
-//! engine is given.
+//! Images as archives: checks that an archive contains exactly the expected image, and writes a new archive of
+//! it for the container engine.
 //!
-//! Container engines read archives in more than one way: which of two files of one name counts, whether a link is followed,
-//! whether `manifest.json` or `index.json` is the table of contents. An engine that reads an archive differently than this
-//! check would load another image than was checked. So what could be read in two ways is refused, and an engine never sees the
-//! archive that came: it gets a new one that [`Checked::write`] makes of the checked parts.
+//! Container engines read archives in different ways. Which of two files with one name counts? Is a link
+//! followed? Is `manifest.json` or `index.json` the table of contents? An engine that reads an archive
+//! differently from this check would load an unchecked image. So this check rejects archives that can be read in
+//! two ways. The engine never gets the received archive either: it gets a new one that [`Checked::write`] makes
+//! of the checked parts.
 //!
-//! Three forms are read: that of `podman save --format docker-archive` and of `docker save` up to version 24; that of `docker
-//! save` since version 25, with an OCI layout beside the manifest; and the OCI layout alone, of `podman save --format
-//! oci-archive` (OCI Image Layout Specification 1.0).
+//! Three forms are accepted: that of `podman save --format docker-archive` and of `docker save` up to version
+//! 24; that of `docker save` since version 25, with an OCI layout beside the manifest; and the OCI layout alone,
+//! of `podman save --format oci-archive` (OCI Image Layout Specification 1.0).
 
 mod layout;
 pub mod stream;
@@ -24,33 +25,33 @@ use tar::{Entry, Table};
 
 /// Longest manifest or configuration that is read, bytes.
 const TEXT_MAX: u64 = 1 << 20;
-/// Most layers of an image; engines have a bound of about this.
+/// Most layers of an image. Engines have a similar limit.
 const LAYERS_MAX: usize = 256;
-/// Longest layer after decompression, bytes: what a compressed one may cost a reader has a bound.
+/// Longest layer after decompression, bytes. It limits the work that a compressed layer can cause.
 const LAYER_MAX: u64 = 64 << 30;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const PIECE: usize = 64 << 10;
 
-/// Why an archive is not taken.
+/// Why an archive is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// It is no archive of an image, or one that could be read in two ways.
+    /// It is not an archive of an image, or it can be read in two ways.
     #[error("this is no archive of an image: {0}")]
     Malformed(String),
-    /// It ends before its end.
+    /// It is truncated.
     #[error("the archive of the image is truncated")]
     Truncated,
-    /// It is another image, or its parts are not those it was made of.
+    /// It is a different image, or a part does not have the right digest.
     #[error("{what} has the digest {found}, and not {expected}")]
     Digest {
-        /// What.
+        /// The part.
         what: String,
-        /// As it is.
+        /// Its digest.
         found: String,
-        /// As it should be.
+        /// The expected digest.
         expected: String,
     },
-    /// It would give names to images that nobody asked for.
+    /// It has a name for the image that was not asked for.
     #[error("the archive names '{0}': it may name '{1}' and nothing else")]
     Name(String, String),
     /// It cannot be read.
@@ -72,16 +73,16 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// An image whose parts were all found to be what its digest says.
+/// An image whose parts all have the right digests.
 #[derive(Debug)]
 pub struct Checked {
-    /// What it names the image, if it names it.
+    /// The name in the archive, if it has one.
     name: Option<String>,
     configuration: Vec<u8>,
     layers: Vec<CheckedLayer>,
 }
 
-/// A layer in the archive that came, whose uncompressed content has its digest.
+/// A layer in the received archive, whose uncompressed content has the right digest.
 #[derive(Debug)]
 struct CheckedLayer {
     layer: Layer,
@@ -91,11 +92,12 @@ struct CheckedLayer {
     len: u64,
 }
 
-/// Checks that the archive holds the image whose configuration has the digest `id` (`sha256:` and 64 digits), names it `name`
-/// or not at all, holds all its layers unharmed, and holds nothing else that an engine could take for an image.
+/// Checks that the archive contains the image whose configuration has the digest `id` (`sha256:` and 64 digits).
+/// The archive names the image `name` or does not name it. All its layers must be valid, and nothing else may
+/// look like an image.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Says what is wrong with it.
 pub fn check(mut archive: impl Read + Seek, name: &str, id: &str) -> Result<Checked, ArchiveError> {
     let table = tar::table(&mut archive)?;
     let image = layout::read(&mut archive, &table)?;
@@ -122,13 +124,13 @@ pub fn check(mut archive: impl Read + Seek, name: &str, id: &str) -> Result<Chec
     Ok(Checked { name: image.names.into_iter().next(), configuration, layers })
 }
 
-/// A file's content.
+/// Returns a file's content.
 fn open<'a, R: Read + Seek>(archive: &'a mut R, range: &Range<u64>) -> io::Result<io::Take<&'a mut R>> {
     archive.seek(SeekFrom::Start(range.start))?;
     Ok(archive.take(range.end - range.start))
 }
 
-/// The place of a file that has to be there.
+/// Returns the place of a file that must exist.
 fn file<'t>(table: &'t Table, name: &str) -> Result<&'t Range<u64>, ArchiveError> {
     match table.get(name) {
         Some(Entry::File(range)) => Ok(range),
@@ -154,7 +156,7 @@ fn expect(what: &str, found: String, expected: &str) -> Result<(), ArchiveError>
     Err(ArchiveError::Digest { what: what.to_owned(), found, expected: expected.to_owned() })
 }
 
-/// The digest as images name it, and the number of bytes.
+/// Returns the digest in the form that images use, and the number of bytes.
 fn digest(content: &mut impl Read) -> io::Result<(String, u64)> {
     let mut context = Context::new(&SHA256);
     let (mut piece, mut len) = (vec![0; PIECE], 0);

@@ -1,4 +1,4 @@
-//! Archives on their way: out of a file in pieces, and into one that has no name.
+//! Streams of archives: from a file into a body in pieces, and from a body into a file without a name.
 
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as _, Frame};
@@ -14,9 +14,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Bytes of a piece.
+/// Bytes of one piece.
 const PIECE: usize = 128 << 10;
-/// Pieces that wait to be sent.
+/// Most pieces that are queued for sending.
 const WAITING: usize = 4;
 
 /// A file's pieces.
@@ -31,8 +31,8 @@ impl hyper::body::Body for Pieces {
     }
 }
 
-/// What is left of a file as a body, a few pieces of it in memory at a time; `gone` counts the bytes that were taken. A runtime has
-/// to be there.
+/// Returns the rest of a file as a body; only a few pieces are in memory at a time. `gone` counts the bytes that
+/// were read. Must be called in a Tokio runtime.
 pub fn body(mut file: File, gone: Arc<AtomicU64>) -> Body {
     let (send, pieces) = mpsc::channel(WAITING);
     tokio::task::spawn_blocking(move || {
@@ -47,7 +47,7 @@ pub fn body(mut file: File, gone: Arc<AtomicU64>) -> Body {
                     }
                     gone.fetch_add(read as u64, Relaxed);
                 }
-                // Whoever takes it may have gone.
+                // The receiver may be gone.
                 Err(error) => return drop(send.blocking_send(Err(error))),
             }
         }
@@ -55,10 +55,11 @@ pub fn body(mut file: File, gone: Arc<AtomicU64>) -> Body {
     Body::new(Pieces(pieces))
 }
 
-/// A file in this folder that has no name: it goes with its descriptor, also when we are killed.
+/// Creates a file without a name in this folder. The kernel removes it with its descriptor, also if the process
+/// is killed.
 ///
 /// # Errors
-/// As open(2).
+/// Fails if open(2) does.
 pub fn nameless(folder: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
@@ -67,24 +68,24 @@ pub fn nameless(folder: &Path) -> io::Result<File> {
 /// Why a body was not received.
 #[derive(Debug, thiserror::Error)]
 pub enum NotReceived {
-    /// It is larger than what is taken.
+    /// It is larger than allowed.
     #[error("the archive has more than the {0} bytes that `image_bytes_max` allows")]
     TooLarge(u64),
-    /// Nothing came for so long.
+    /// Nothing arrived for this time.
     #[error("nothing of the archive came for {0:?}")]
     Stalled(Duration),
-    /// Whoever sends it is gone.
+    /// The sender disconnected.
     #[error("the archive ended early: {0}")]
     Cut(String),
-    /// It cannot be kept.
+    /// It cannot be stored.
     #[error("the archive cannot be kept: {0}")]
     Full(#[from] io::Error),
 }
 
-/// Writes a body into a file, at most so many bytes; each piece has to come within `patience`.
+/// Writes a body of at most `most` bytes into a file. Each piece must arrive within `patience`.
 ///
 /// # Errors
-/// Why not.
+/// Says why the body was not received.
 pub async fn receive(
     mut body: Body,
     mut file: File,
@@ -102,7 +103,7 @@ pub async fn receive(
         if received > most {
             return Err(NotReceived::TooLarge(most));
         }
-        // The disk may be slow; whoever else asks is answered meanwhile.
+        // The disk may be slow. Other requests must not wait for it.
         let written = tokio::task::spawn_blocking(move || file.write_all(&piece).map(|()| file)).await;
         file = written.map_err(io::Error::other)??;
     }

@@ -1,26 +1,27 @@
-//! The table of a tar archive (POSIX.1-1988 ustar, and GNU's numbers): which entries are where. Nothing is unpacked.
+//! Reads the table of a tar archive (POSIX.1-1988 ustar, and GNU's numbers): which entries are where. Nothing is
+//! unpacked.
 //!
-//! Readers differ in which of two entries of one name they take, and in whether they follow links. So a name occurs once, of
-//! whatever kind, and the caller sees every link with its target.
+//! Readers differ in which of two entries with one name they take, and in whether they follow links. So each
+//! name may occur only once, and the caller sees each link with its target.
 
 use super::{ArchiveError, malformed};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
 
-/// Headers, and what content is filled up to, bytes.
+/// Size of a header, and the multiple to which content is padded, bytes.
 const BLOCK: u64 = 512;
 /// Most entries of an archive.
 const ENTRIES_MAX: usize = 4096;
-/// Longest extended header that is looked into, bytes.
+/// Longest extended header that is read, bytes.
 const EXTENDED_MAX: u64 = 64 << 10;
-/// Extended headers that would have others read another file than we do (POSIX.1-2001, pax).
+/// Extended headers that could make other readers see a different file (POSIX.1-2001, pax).
 const TELLING: [&str; 4] = ["path", "linkpath", "size", "GNU."];
 
 /// One entry of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A regular file, and the place of its content, all of which is there.
+    /// A regular file, and the place of its content, which is complete.
     File(Range<u64>),
     /// A hard or symbolic link, and the name of the entry that it leads to.
     Link(String),
@@ -34,7 +35,7 @@ pub type Table = BTreeMap<String, Entry>;
 /// Reads the table of an archive.
 ///
 /// # Errors
-/// It is not a tar archive, is cut, or could be read in two ways.
+/// Fails if it is not a tar archive, is truncated, or can be read in two ways.
 pub fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
     let end = archive.seek(SeekFrom::End(0))?;
     let (mut at, mut table) = (0, Table::new());
@@ -43,7 +44,7 @@ pub fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
         archive.seek(SeekFrom::Start(at))?;
         archive.read_exact(&mut header).map_err(cut)?;
         if header == [0; BLOCK as usize] {
-            // One alone is the end for some readers and not for others.
+            // The end is two blocks of zeros. Some readers stop after one, others do not.
             archive.read_exact(&mut header).map_err(cut)?;
             let ended = header == [0; BLOCK as usize];
             return if ended { Ok(table) } else { Err(malformed("something is behind its end")) };
@@ -84,7 +85,7 @@ fn cut(error: std::io::Error) -> ArchiveError {
     if error.kind() == ErrorKind::UnexpectedEof { ArchiveError::Truncated } else { error.into() }
 }
 
-/// A number in octal digits, or in GNU's way for large ones.
+/// Parses a number in octal digits, or in GNU's form for large ones.
 fn number(field: &[u8]) -> Option<u64> {
     if let [0x80, rest @ ..] = field {
         let (high, low) = rest.split_at_checked(rest.len().checked_sub(8)?)?;
@@ -94,14 +95,14 @@ fn number(field: &[u8]) -> Option<u64> {
             .then(|| u64::from_be_bytes(low.try_into().unwrap_or_default()));
     }
     let text = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
-    // `from_str_radix` takes a sign, too.
+    // `from_str_radix` accepts a sign, which is not allowed here.
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
     u64::from_str_radix(text, 8).ok()
 }
 
-/// The sum of all bytes, those of the sum itself as blanks.
+/// Returns the checksum of a header: the sum of all bytes, with its own field counted as blanks.
 fn sum(header: &[u8]) -> u64 {
     let byte = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u64::from(*byte) };
     header.iter().enumerate().map(byte).sum()
@@ -115,10 +116,10 @@ fn text(bytes: Vec<u8>) -> Result<String, ArchiveError> {
     String::from_utf8(bytes).map_err(|_| malformed("a name in it is not UTF-8"))
 }
 
-/// The name of an entry; that of a folder without its last slash.
+/// Returns the name of an entry. A folder's name loses its last slash.
 fn name(header: &[u8]) -> Result<String, ArchiveError> {
     let mut name = until_nul(&header[..100]);
-    // GNU's header, whose magic ends with a blank, has other fields where the prefix is.
+    // GNU's header, whose magic ends with a blank, has other fields instead of the prefix.
     if header[257..263] == *b"ustar\0" && header[345] != 0 {
         name = [&until_nul(&header[345..500])[..], b"/", &name].concat();
     }
@@ -127,7 +128,7 @@ fn name(header: &[u8]) -> Result<String, ArchiveError> {
         name.pop();
     }
     let plain = name.strip_prefix("./").unwrap_or(&name);
-    // The folder that everything is in.
+    // The folder that contains everything.
     if header[156] == b'5' && name == "." {
         return Ok(name);
     }
@@ -137,7 +138,8 @@ fn name(header: &[u8]) -> Result<String, ArchiveError> {
     Ok(plain.to_owned())
 }
 
-/// The name of the entry that a link leads to. A symbolic link is read from the folder of `from`, its own name.
+/// Returns the name of the entry that a link points to. A symbolic link is relative to the folder of `from`, the
+/// link's name.
 fn link_target(header: &[u8], from: &str) -> Result<String, ArchiveError> {
     let target = text(until_nul(&header[157..257]))?;
     let mut parts: Vec<&str> = from.split('/').collect();
@@ -153,7 +155,7 @@ fn link_target(header: &[u8], from: &str) -> Result<String, ArchiveError> {
     Ok(parts.join("/"))
 }
 
-/// Records of `length key=value\n` (pax); those that are about times and owners do no harm.
+/// Checks records of `length key=value\n` (pax). Records about times and owners are harmless.
 fn extended(archive: &mut impl Read, size: u64) -> Result<(), ArchiveError> {
     if size > EXTENDED_MAX {
         return Err(malformed("an extended header of it is too long"));
@@ -171,7 +173,7 @@ fn extended(archive: &mut impl Read, size: u64) -> Result<(), ArchiveError> {
     Ok(())
 }
 
-/// The first record without its length, and what is behind it.
+/// Returns the first record without its length, and the rest.
 fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let blank = text.iter().take(8).position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(&text[..blank]).ok()?.parse().ok()?;

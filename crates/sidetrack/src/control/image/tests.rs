@@ -1,4 +1,4 @@
-//! Archives made here, whole and harmed.
+//! Archives made by these tests, valid and damaged.
 
 use super::{ArchiveError, check, digest};
 use flate2::{Compression, write::GzEncoder};
@@ -60,12 +60,12 @@ fn parts() -> Vec<Vec<u8>> {
     ]
 }
 
-/// An archive that is taken, and the digest of its image.
+/// Returns a valid archive and the digest of its image.
 pub fn whole() -> (Vec<u8>, String) {
     (archive(&parts()), id())
 }
 
-/// What is said of an archive.
+/// Returns the error message for an archive.
 fn said(archive: &[u8]) -> String {
     check(Cursor::new(archive), NAME, &id()).expect_err("it is not taken").to_string()
 }
@@ -154,14 +154,14 @@ fn wherever_it_is_cut_it_is_not_taken_and_harm_does_no_harm() {
     for at in 0..entries {
         let mut harmed = whole.clone();
         harmed[at] ^= 0xff;
-        // Only what fills blocks up may change.
+        // Only padding may change without an error.
         let _ = check(Cursor::new(&harmed), NAME, &id());
     }
     let noise = [7; 2048];
     assert!(said(&noise).contains("not in the format of tar"));
 }
 
-/// What [`super::Checked::write`] makes of an archive, checked again.
+/// Returns the output of [`super::Checked::write`] for an archive, and checks it again.
 fn rewritten(from: &[u8]) -> Vec<u8> {
     let checked = check(Cursor::new(from), NAME, &id()).expect("it is the one");
     let mut fresh = Vec::new();
@@ -180,7 +180,7 @@ fn the_new_archive_has_only_what_was_checked() {
     let layer = format!("{}.tar", digits(&digest_of(LAYER)));
     let mut expected = vec![layer.clone(), format!("{}.json", digits(&id())), "manifest.json".to_owned()];
     expected.sort();
-    // As podman writes it: the layer once more by a link, and files of older formats.
+    // As podman writes it: the layer again as a link, and files of older formats.
     let old = "1".repeat(64);
     let mut podman = parts();
     podman.push(link(b'2', &format!("{old}/layer.tar"), "../layer.tar"));
@@ -192,7 +192,7 @@ fn the_new_archive_has_only_what_was_checked() {
     }
 }
 
-/// The blobs of an image in the layout of OCI, and the digest of its manifest.
+/// Returns the blobs of an image in the OCI layout, and the digest of its manifest.
 fn blobs(layer: &[u8]) -> (Vec<Vec<u8>>, String) {
     let manifest = format!(
         r#"{{"schemaVersion":2,"config":{{"digest":"{}"}},"layers":[{{"digest":"{}"}}]}}"#,
@@ -265,7 +265,7 @@ fn a_layout_that_is_harmed_or_has_two_images_is_refused() {
         with.push(index);
         assert!(said(&archive(&with)).contains(words), "{words}: {}", said(&archive(&with)));
     }
-    // A blob whose content is another than its name says.
+    // A blob whose content does not have the digest in its name.
     let mut harmed = entries;
     let at = harmed[4].len() - 512;
     harmed[4][at + 1] ^= 1;

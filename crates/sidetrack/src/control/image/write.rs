@@ -1,20 +1,21 @@
-//! A new archive of the checked parts, in the form of `docker save` up to version 24, which every engine reads in one way.
+//! Writes a new archive of the checked parts, in the form of `docker save` up to version 24. All engines read
+//! this form in the same way.
 
 use super::{ArchiveError, Checked, digest};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::{self, Read, Seek, Write};
 
-/// Headers, and what content is filled up to, bytes.
+/// Size of a header, and the multiple to which content is padded, bytes.
 const BLOCK: u64 = 512;
-/// Largest size that a header of ustar has digits for (POSIX.1-1988): 11 octal digits.
+/// Largest size that fits into the digits of a ustar header (POSIX.1-1988): 11 octal digits.
 const SIZE_MAX: u64 = (1 << 33) - 1;
 
 impl Checked {
-    /// Writes the new archive; `archive` is the one that was checked.
+    /// Writes the new archive. `archive` is the one that was checked.
     ///
     /// # Errors
-    /// One of the two files cannot be read or written, or the first one has changed since it was checked.
+    /// Fails if one of the files cannot be read or written, or if `archive` has changed since the check.
     pub fn write(&self, mut archive: impl Read + Seek, mut to: impl Write) -> Result<(), ArchiveError> {
         let configuration = format!("{}.json", hex(&digest(&mut &self.configuration[..])?.0));
         let file = |diff_id: &str| format!("{}.tar", hex(diff_id));
@@ -58,7 +59,7 @@ fn header(to: &mut impl Write, name: &str, size: u64) -> io::Result<()> {
     if size <= SIZE_MAX {
         put(124, format!("{size:011o}\0").as_bytes());
     } else {
-        // GNU's way for larger ones: the first bit set, then the number in binary.
+        // GNU's form for larger sizes: the first bit set, then the number in binary.
         put(124, &[0x80]);
         put(128, &size.to_be_bytes());
     }

@@ -1,4 +1,5 @@
-//! Images that an orchestrator ships: read from their archives for each domain that wants one, and sent as they are.
+//! Images that an orchestrator ships: each is read from its archive for every domain that needs it, and sent
+//! unchanged.
 
 use crate::control::api::{Progress, Step, WantedImage};
 use crate::control::image::{self, stream};
@@ -15,19 +16,20 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// How often it is said how far an image is.
+/// Time between two progress lines about an image.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
-/// A domain that takes nothing for so long is given up.
+/// Gives up a domain that takes no byte for this time.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long its engine may take to unpack what has arrived.
+/// How long the domain's container engine may take to unpack the image.
 const UNPACKED_WITHIN: Duration = Duration::from_secs(300);
-/// A connection that breaks is made once more.
+/// Attempts to send an image. If the connection breaks, it is sent once more.
 const TRIES: u32 = 2;
 
-/// Sends the image that a domain wants for an application, and tells how far that is; gives the bytes of the archive.
+/// Sends the image that a domain needs for an application, and reports progress. Returns the bytes of the
+/// archive.
 ///
 /// # Errors
-/// The archive is not that image, or the domain does not take it. In words.
+/// Fails if the archive is not that image, or if the domain rejects it. The text says why.
 pub(super) async fn send(
     link: &Link,
     (domain, application): (&str, &str),
@@ -79,7 +81,7 @@ async fn try_once(
         }
         let (domain, image) = (domain.to_owned(), image.name.clone());
         let underway = Progress::Underway { step: Step::Ship, domain, image, bytes, bytes_total: total };
-        // Who asked may have gone, or reads slowly: the next line says more.
+        // The client may be gone, or read slowly. The next line replaces this one.
         let _ = told.try_send(underway);
         tokio::select! {
             sent = &mut sent => return sent.map(|_| total),

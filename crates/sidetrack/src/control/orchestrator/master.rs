@@ -9,18 +9,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// See the module.
+/// The agreement: its text, its parsed form, and its facts for domains.
 #[derive(Debug)]
 pub(super) struct Master {
-    /// The file as it was read.
+    /// The text of the file.
     text: String,
     book: Book,
     facts: String,
 }
 
 impl Master {
-    /// Reads the file, with consent as it was changed since. `known` is what was read before: a text that was found to be right
-    /// is not looked at once more.
+    /// Reads the file and applies the later changes of consent. `known` is the agreement that was read before: a
+    /// text that was found to be right is not checked again.
     pub fn read(
         path: &Path,
         consent: &BTreeMap<String, Consent>,
@@ -33,7 +33,7 @@ impl Master {
             Book::read(&name, text, now).map_err(|error| anyhow::anyhow!("{}", error.render(false)))
         };
         if known.is_none_or(|known| known.text != text) {
-            // As it is written first: its mistakes have places there.
+            // Check the unchanged text first: places in error messages refer to it.
             read(&text)?;
         }
         let document = facts::with_consent(&text, consent)?;
@@ -42,47 +42,47 @@ impl Master {
         Ok(Self { text, book, facts })
     }
 
-    /// Whether the file or the time has changed what holds.
+    /// Whether the agreement in force has changed, because of its file or because of the date.
     pub fn is_outdated(&self, path: &Path, now: SystemTime) -> bool {
         self.book.next_change().is_some_and(|turn| turn <= now)
             || std::fs::read_to_string(path).is_ok_and(|text| text != self.text)
     }
 
-    /// The facts without what was agreed, for domains.
+    /// Its facts without its agreements, for domains.
     pub fn facts(&self) -> &str {
         &self.facts
     }
 
-    /// Whose data it is.
+    /// Returns the party that owns a data set.
     pub fn owner(&self, data: &str) -> Option<String> {
         let facts = self.book.agreement().facts();
         let found = facts.data().iter().find(|one| *one.name == *data)?;
         facts.nodes().get(found.node).map(|node| node.party.to_string())
     }
 
-    /// The parties of the client and of the data.
+    /// Returns the parties of the client and of the data.
     pub fn parties(&self, wanted: &Wanted) -> Option<(String, String)> {
         let nodes = self.book.agreement().facts().nodes();
         let client = nodes.iter().find(|node| *node.name == *wanted.client)?;
         Some((client.party.to_string(), self.owner(&wanted.data)?))
     }
 
-    /// The names of the client's node and of that of the data.
+    /// Returns the node of the client and the node of the data, by name.
     pub fn nodes(&self, wanted: &Wanted) -> Option<(String, String)> {
         let facts = self.book.agreement().facts();
         let data = facts.data().iter().find(|one| *one.name == *wanted.data)?;
         Some((wanted.client.clone(), facts.nodes().get(data.node)?.name.to_string()))
     }
 
-    /// Whether a party is at one of its ends.
+    /// Whether the client or the data belongs to this party.
     pub fn touches(&self, wanted: &Wanted, party: &str) -> bool {
         self.parties(wanted).is_some_and(|(client, data)| client == party || data == party)
     }
 
-    /// What may move.
+    /// Returns the allowed movement, with the functions it passes through.
     ///
     /// # Errors
-    /// It may not, and why.
+    /// Fails if the movement is not allowed; the text says why.
     pub fn agreed(&self, application: &Application, wanted: &Wanted) -> Result<Agreed, String> {
         let purpose = &application.purpose;
         if !self.book.purposes().iter().any(|one| **one == **purpose) {
@@ -112,13 +112,13 @@ impl Master {
         }
     }
 
-    /// What may still move of what an application asked for.
+    /// Returns those movements of an application that are still allowed.
     pub fn allowed(&self, application: &Application) -> Vec<Agreed> {
         application.flows.iter().filter_map(|wanted| self.agreed(application, wanted).ok()).collect()
     }
 }
 
-/// Says that the agreement has no `what` of this name, and which it has.
+/// Says that the agreement has no `what` of this name, and lists those it has.
 fn unknown<'k>(what: &str, name: &str, known: impl Iterator<Item = &'k str>) -> String {
     let known: Vec<_> = known.collect();
     let there = match known.is_empty() {

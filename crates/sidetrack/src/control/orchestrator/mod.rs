@@ -1,5 +1,6 @@
-//! The infrastructure orchestrator (EPI framework, Sec. II-A.1): takes applications, asks the domains they touch, plans the
-//! bridging functions and has them configured. It moves no byte: when it is gone, what is ready goes on.
+//! The infrastructure orchestrator (EPI framework, Sec. II-A.1). It accepts applications, asks the domains that
+//! they touch, plans the bridging functions and has them configured. It is not on the data path: if it stops,
+//! ready applications continue.
 
 mod images;
 mod master;
@@ -22,26 +23,26 @@ use tokio::sync::Notify;
 
 /// How long a domain may take for one request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A set-up that is not ready within so long is forgotten by the domains, seconds.
+/// A domain forgets a set-up that is not ready after this time, seconds.
 const LEASE_SECONDS: u32 = 60;
-/// What could not be done is tried again after so long.
+/// Time until a failed request to a domain is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Where applications are in the store.
+/// Prefix of applications in the store.
 const APPLICATIONS: &str = "application/";
-/// Where changed consent is in the store.
+/// Prefix of changed consent in the store.
 const CONSENT: &str = "consent/";
 
-/// See the module.
+/// State of an orchestrator: settings, store, connections to domains and the agreement.
 pub struct Orchestrator {
     settings: OrchestratorSettings,
     store: Arc<dyn Store>,
     links: BTreeMap<String, Link>,
     master: Mutex<Arc<Master>>,
-    /// Ready applications whose domain has not heard of the latest agreement.
+    /// Ready applications and the domains that do not yet have the latest agreement for them.
     untold: Mutex<BTreeSet<(String, String)>>,
-    /// Domains that are being told just now.
+    /// Domains to which a change is being sent now.
     busy: Mutex<BTreeSet<String>>,
-    /// Somebody is to be told of something.
+    /// Wakes [`Orchestrator::follow`]: a domain has to be told something.
     changed: Notify,
     is_ending: AtomicBool,
 }
@@ -51,10 +52,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Orchestrator {
-    /// Reads the agreement and the state. Nobody is asked yet.
+    /// Reads the agreement and the stored state. No domain is asked yet.
     ///
     /// # Errors
-    /// What is wrong with the agreement, with its place, or with the state.
+    /// Says what is wrong with the agreement, with its place, or with the state.
     pub fn new(settings: OrchestratorSettings, store: Arc<dyn Store>) -> anyhow::Result<Self> {
         let mutual = &settings.mutual;
         let link = |(party, end): (&String, &super::settings::End)| {
@@ -75,7 +76,8 @@ impl Orchestrator {
         };
         for (_, status) in orchestrator.applications()? {
             match status.phase {
-                // Whoever asked for it is gone with the orchestrator that was at it.
+                // The set-up was interrupted by a restart, and its client is disconnected. Take back what was
+                // done.
                 Phase::Preparing => {
                     orchestrator.set(&ApplicationStatus { phase: Phase::Ending, ..status })?
                 }
@@ -86,7 +88,7 @@ impl Orchestrator {
         Ok(orchestrator)
     }
 
-    /// What it was told.
+    /// The settings of this orchestrator.
     pub const fn settings(&self) -> &OrchestratorSettings {
         &self.settings
     }
@@ -122,8 +124,8 @@ impl Orchestrator {
         self.links.get(party).ok_or_else(missing)
     }
 
-    /// Has everything that was done for an application taken back, if it is one that `may_end` allows; returns whether there
-    /// was such a one. Domains that cannot be reached now are asked again until they answer.
+    /// Takes back everything that was done for an application, if `may_end` allows it. Returns whether such an
+    /// application exists. Domains that cannot be reached are asked again until they answer.
     ///
     /// # Errors
     /// The store fails.
@@ -146,7 +148,7 @@ impl Orchestrator {
                 Ok(link) => {
                     link.ask(Method::DELETE, &format!("/v1/applications/{name}"), &(), PATIENCE).await
                 }
-                // It is not one of ours any more: nobody can ask it.
+                // The domain was removed from the settings, so it cannot be asked.
                 Err(_) => Ok(Configured::default()),
             };
             if let Err(error) = asked {
@@ -169,10 +171,10 @@ impl Orchestrator {
         self.changed.notify_one();
     }
 
-    /// Reads the agreement anew, and applies what follows to the applications that run.
+    /// Reads the agreement again, and updates the running applications accordingly.
     ///
     /// # Errors
-    /// What is wrong with the agreement; nothing changes then.
+    /// Says what is wrong with the agreement. Then nothing changes.
     pub fn reconsider(&self) -> anyhow::Result<()> {
         let known = self.master();
         let consent = withdrawn(&*self.store)?;
@@ -192,10 +194,10 @@ impl Orchestrator {
         Ok(())
     }
 
-    /// Notes consent that a domain has changed.
+    /// Stores a change of consent that a domain reports.
     ///
     /// # Errors
-    /// The data is not this domain's, or the store fails.
+    /// Fails if the data does not belong to this domain, or if the store fails.
     pub fn consent(&self, peer: &str, data: &str, consent: Consent) -> anyhow::Result<()> {
         let owner = self.master().owner(data);
         let owner = owner.ok_or_else(|| anyhow::anyhow!("there is no data set '{data}' in the agreement"))?;
@@ -207,7 +209,7 @@ impl Orchestrator {
         self.reconsider()
     }
 
-    /// What a domain's proxies are to let through for an application.
+    /// Returns what a domain's proxies may let through for an application.
     fn configuration(&self, movements: &[Agreed], party: &str) -> Configuration {
         let master = self.master();
         let movements = movements.iter().filter(|agreed| master.touches(&agreed.wanted, party)).cloned();
@@ -224,7 +226,8 @@ impl Orchestrator {
         self.link(party)?.ask(Method::PUT, &path, &self.configuration(movements, party), PATIENCE).await
     }
 
-    /// Tells every domain what it has not heard of yet, all at the same time: one that does not answer keeps nobody else.
+    /// Sends each domain the changes that it does not have yet, to all at the same time, so that a slow one
+    /// delays no other.
     fn tell_due(self: &Arc<Self>) {
         let mut due: BTreeMap<String, Vec<String>> = BTreeMap::new();
         {
@@ -244,7 +247,7 @@ impl Orchestrator {
         }
     }
 
-    /// Tells one domain of these applications; what cannot be told is tried again.
+    /// Sends one domain the changes for these applications. Failed ones are tried again.
     async fn tell_all(&self, party: &str, names: Vec<String>) {
         let mut failed = false;
         for name in names {
@@ -260,12 +263,12 @@ impl Orchestrator {
         }
         lock(&self.busy).remove(party);
         if !failed {
-            // What has changed meanwhile had to wait for this.
+            // A change that came meanwhile waited for this one to finish.
             self.changed.notify_one();
         }
     }
 
-    /// Ends what could not be ended so far, beside everything else.
+    /// Takes back applications that could not be ended so far, in a task of its own.
     fn end_due(self: &Arc<Self>) {
         if self.is_ending.swap(true, Relaxed) {
             return;
@@ -282,8 +285,8 @@ impl Orchestrator {
         });
     }
 
-    /// Works for ever: domains hear of changes at once, what could not be done is tried again, and the agreement is read anew
-    /// when the time or the file has changed it.
+    /// Works until the process ends. Domains get changes at once, failed requests are tried again, and the
+    /// agreement is read again when its file or a date in it has changed it.
     pub async fn follow(self: Arc<Self>) {
         let mut next_look = Instant::now();
         loop {
@@ -308,7 +311,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> 
     serde_json::from_slice(value).map_err(|error| StoreError::Failed(error.to_string()))
 }
 
-/// The data sets whose consent was withdrawn, and those for which it was given, whatever the file says.
+/// Returns the data sets whose consent was changed after the file was written, with their present consent.
 fn withdrawn(store: &dyn Store) -> Result<BTreeMap<String, Consent>, StoreError> {
     let list = store.list(CONSENT)?;
     let data = |key: String| key.trim_start_matches(CONSENT).to_owned();

@@ -1,4 +1,4 @@
-//! What an orchestrator serves: applications to those who may submit them, consent to the agents of domains.
+//! The HTTP interface of an orchestrator: applications for its members, and consent for the agents of domains.
 
 use super::Orchestrator;
 use crate::control::api::{Application, ApplicationStatus, ConsentChange};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
-/// Lines of progress that wait for a reader; the set-up waits then.
+/// Progress lines that are queued for a slow reader. Then the set-up waits.
 const LINES_MAX: usize = 16;
 
 type Shared = Arc<Orchestrator>;
@@ -35,7 +35,7 @@ pub fn router(orchestrator: Shared) -> Router {
         .with_state(orchestrator)
 }
 
-/// Lines of JSON as they come.
+/// A body of JSON lines, sent as they come.
 struct Lines<T>(mpsc::Receiver<T>);
 
 impl<T: serde::Serialize> hyper::body::Body for Lines<T> {
@@ -64,18 +64,18 @@ fn may_submit(orchestrator: &Orchestrator, peer: &Peer) -> Result<(), No> {
     }
 }
 
-/// Whose applications a peer may see and end.
+/// Which applications a peer may see and end.
 #[derive(Clone, Debug)]
 enum Reach {
-    /// Those of all members.
+    /// The applications of all members.
     Operator,
-    /// Its own.
+    /// Only its own.
     Member(String),
 }
 
 impl Reach {
     /// # Errors
-    /// The peer is neither a member nor an operator.
+    /// Fails if the peer is neither a member nor an operator.
     fn of(orchestrator: &Orchestrator, peer: &Peer) -> Result<Self, No> {
         if orchestrator.settings().operators.contains(&peer.name) {
             return Ok(Self::Operator);
@@ -95,7 +95,7 @@ fn failed(error: impl ToString) -> No {
     No::new(StatusCode::INTERNAL_SERVER_ERROR, error, "the log of the orchestrator says more")
 }
 
-/// The eight steps, a line of JSON for each.
+/// Runs the eight steps and answers with one JSON line for each.
 async fn submit(
     State(orchestrator): State<Shared>,
     Extension(peer): Extension<Peer>,
@@ -103,7 +103,7 @@ async fn submit(
 ) -> Result<Response, No> {
     may_submit(&orchestrator, &peer)?;
     let (told, lines) = mpsc::channel(LINES_MAX);
-    // A task of its own: if the client goes, the set-up comes to an end all the same.
+    // A task of its own: the set-up runs to its end even if the client disconnects.
     tokio::spawn(async move { orchestrator.submit(application, peer.identity, told).await });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::new(Lines(lines))).into_response())
 }
@@ -123,7 +123,7 @@ async fn show(
     Name(name): Name,
 ) -> Result<Json<ApplicationStatus>, No> {
     let reach = Reach::of(&orchestrator, &peer)?;
-    // Another member's application and none at all get the same answer.
+    // The same answer for another member's application and for an unknown name, so that names do not leak.
     let found = orchestrator.application(&name).map_err(failed)?.filter(|status| reach.covers(status));
     found.map(Json).ok_or_else(|| none(&name))
 }

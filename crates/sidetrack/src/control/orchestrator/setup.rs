@@ -1,4 +1,5 @@
-//! The eight steps of Fig. 1, one after the other. Whatever fails, everything done so far is taken back.
+//! The eight steps of Fig. 1 (EPI framework), one after the other. If a step fails, everything done so far is
+//! taken back.
 
 use super::{LEASE_SECONDS, Orchestrator, PATIENCE, images};
 use crate::control::api::{
@@ -15,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How long a domain may take to have functions at work: somebody else's image may be on its way.
+/// How long a domain may take until its functions run. Another image may be on its way to it.
 const SHIPPED_WITHIN: Duration = Duration::from_secs(600);
 
-/// Why a step could not be done.
+/// Why a step failed.
 struct Stop {
     domain: Option<String>,
     error: String,
@@ -50,13 +51,13 @@ fn at(domain: &str, error: impl ToString) -> Stop {
     Stop { domain: Some(domain.to_owned()), error: error.to_string() }
 }
 
-/// One set-up on its way.
+/// State of a set-up in progress.
 struct Setup<'a> {
     orchestrator: &'a Orchestrator,
     status: ApplicationStatus,
-    /// Of the status as it was put last: somebody may end the application meanwhile.
+    /// The revision of the stored status. If it differs, the application was ended meanwhile.
     revision: Revision,
-    /// Domains that refuse access, and why.
+    /// Domains that refuse access, and their reasons.
     refusals: Vec<(String, String)>,
     /// What the domains offer, by party.
     offers: BTreeMap<String, Offer>,
@@ -65,8 +66,8 @@ struct Setup<'a> {
 }
 
 impl Orchestrator {
-    /// Sets an application up, and tells of each step. Gives whether it is ready; if not, nothing of it is left, or will
-    /// be as soon as the domains can be reached.
+    /// Sets an application up and reports each step. Returns whether it is ready. If not, all that was done is
+    /// taken back, at once or as soon as the domains can be reached.
     pub async fn submit(
         &self,
         application: Application,
@@ -106,12 +107,12 @@ impl Orchestrator {
             return true;
         };
         tracing::warn!(application = %name, %step, ?domain, %error, "not set up");
-        // If the owner has ended it meanwhile, the name may be another member's by now.
+        // If the owner has ended it meanwhile, another member may use the name by now.
         let is_ours = |status: &ApplicationStatus| status.owner.as_ref() == Some(&owner);
         if entered && let Err(error) = self.end(&name, is_ours).await {
             tracing::error!(%error, "cannot take back what was done; trying again at the next start");
         }
-        // Who asked may have gone.
+        // The client may be gone.
         let _ = told.send(Progress::Failed { step, domain, error }).await;
         false
     }
@@ -136,7 +137,7 @@ impl Setup<'_> {
         }
     }
 
-    /// The application is known from here on.
+    /// Step 1. From here on the application is stored, and its name is taken.
     fn enter(&mut self) -> Result<String, Stop> {
         let application = &self.status.application;
         application.check().map_err(stop)?;
@@ -199,7 +200,7 @@ impl Setup<'_> {
         Ok(format!("offered {}", nodes.into_iter().collect::<Vec<_>>().join(", ")))
     }
 
-    /// The area logic, once more: the agreement may have changed since the submission.
+    /// Step 5: the area logic, run again because the agreement may have changed since the submission.
     fn plan(&mut self) -> Result<String, Stop> {
         let (master, application) = (self.orchestrator.master(), &self.status.application);
         let plan = |wanted| master.agreed(application, wanted).map_err(stop);
@@ -217,7 +218,7 @@ impl Setup<'_> {
         Ok(words.join("; "))
     }
 
-    /// The functions that a party's proxies have to have.
+    /// Returns the functions that a party's proxies need.
     fn functions_of(&self, party: &str) -> Vec<String> {
         let master = self.orchestrator.master();
         let mut functions = BTreeSet::new();
@@ -243,7 +244,8 @@ impl Setup<'_> {
         Ok(if shipped.is_empty() { "no function is needed".to_owned() } else { shipped.join("; ") })
     }
 
-    /// Has a party's functions at work, and sends what they lack; gives what was sent, in words.
+    /// Makes a party's functions run, and sends the images that they lack. Returns descriptions of what was
+    /// sent.
     async fn ship_to(&self, party: &str, shipment: &Shipment) -> Result<Vec<String>, Stop> {
         let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
         let (path, mut sent) = (self.path("/functions"), BTreeMap::new());
@@ -275,7 +277,8 @@ impl Setup<'_> {
         sent.map_err(|error| at(party, format!("the image '{name}' was not shipped: {error}")))
     }
 
-    /// First where the data is, then where the clients are: whoever is let out finds the other end open.
+    /// Step 7. The domains with the data come first, then those of the clients. Otherwise a client could connect
+    /// while the other end still denies it.
     async fn configure(&self) -> Result<String, Stop> {
         let master = self.orchestrator.master();
         let has_data = |party: &&String| {
@@ -294,7 +297,7 @@ impl Setup<'_> {
         for party in &self.status.domains {
             self.ask::<Value>(party, Method::POST, &self.path("/ready"), &()).await?;
         }
-        // The agreement may have changed since the plan: what holds now is what is told.
+        // The agreement may have changed since the plan. Store what it allows now.
         let movements = self.orchestrator.master().allowed(&self.status.application);
         let changed = movements != self.status.movements;
         (self.status.phase, self.status.movements) = (Phase::Ready, movements);

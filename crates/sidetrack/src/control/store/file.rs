@@ -1,4 +1,4 @@
-//! A store in one redb file: every change is a transaction that is on disk when the call returns.
+//! A store in one redb file. Each change is a transaction that is on disk when the call returns.
 
 use super::{Entry, Event, If, LeaseId, Revision, Store, StoreError, WATCH_MAX};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
-/// Key to revision, lease (0 = none), value.
+/// Key to revision, lease (0: none), value.
 const ENTRIES: TableDefinition<'_, &str, (u64, u64, &[u8])> = TableDefinition::new("entries");
-/// Lease to its time to live and its end, milliseconds, the end since 1970.
+/// Lease to its duration and its end, milliseconds; the end counts from 1970.
 const LEASES: TableDefinition<'_, u64, (u64, u64)> = TableDefinition::new("leases");
 /// The last revision and the last lease.
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
 
-/// See the module.
+/// A store in one file, with its watchers.
 pub struct FileStore {
     database: Database,
     watchers: Mutex<Vec<(String, mpsc::Sender<Event>)>>,
@@ -36,10 +36,10 @@ fn next(transaction: &WriteTransaction, counter: &str) -> Result<u64, StoreError
 }
 
 impl FileStore {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// It is in use by somebody else, is no such file, or cannot be made.
+    /// Fails if another process uses it, if it is not such a file, or if it cannot be created.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let database =
             Database::create(path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
@@ -51,13 +51,13 @@ impl FileStore {
         Ok(Self { database, watchers: Mutex::default() })
     }
 
-    /// A change as a whole, and then those who watch.
+    /// Commits a change as a whole, then tells the watchers.
     fn change<T>(
         &self,
         change: impl FnOnce(&WriteTransaction) -> Result<(T, Vec<Event>), StoreError>,
     ) -> Result<T, StoreError> {
         let transaction = self.database.begin_write().map_err(failed)?;
-        // What is not committed is taken back when the transaction is dropped.
+        // If `change` fails, dropping the transaction rolls it back.
         let (result, events) = change(&transaction)?;
         transaction.commit().map_err(failed)?;
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,7 +184,7 @@ impl Store for FileStore {
 }
 
 impl FileStore {
-    /// Whether no lease is over: nothing has to be written then.
+    /// Whether no lease has expired, so that no write transaction is needed.
     fn none_is_over(&self, now: SystemTime) -> Result<bool, StoreError> {
         let leases = self.database.begin_read().map_err(failed)?.open_table(LEASES).map_err(failed)?;
         for row in leases.iter().map_err(failed)? {
@@ -243,7 +243,7 @@ mod tests {
         store.put("app/1", b"x", If::Always, Some(lease)).expect("put");
         store.put("other", b"x", If::Always, Some(lease)).expect("put");
         store.put("app/2", b"x", If::Always, Some(lease)).expect("put");
-        // Put anew without a lease: it stays.
+        // Put again without a lease: it stays.
         store.put("app/2", b"y", If::Always, None).expect("put");
         store.keep_alive(lease, start + second * 5).expect("kept");
         assert!(store.expire(start + second * 14).expect("nothing").is_empty());

@@ -17,15 +17,15 @@ use sidetrack_sys::undo::{Action, Guard};
 use super::RunError;
 use crate::dns;
 
-/// Tries for a port that is free on both 127.0.0.1 and ::1, and for an address of 127.18.53.0/24.
+/// Attempts to find a port that is free on both 127.0.0.1 and ::1, and a free address in 127.18.53.0/24.
 const ATTEMPTS: u8 = 100;
 
-/// What was put on the host for one command.
+/// What was installed on the host for one command.
 #[derive(Debug)]
 pub(super) struct CgroupNetwork {
     leaf: Leaf,
     table: Option<OwnedTable>,
-    /// Does what [`CgroupNetwork::remove`] does if we are killed.
+    /// Does the work of [`CgroupNetwork::remove`] if this process is killed.
     guard: Option<Guard>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Sockets {
 }
 
 impl CgroupNetwork {
-    /// Opens the sockets, makes the control group, and puts the rules for it in force.
+    /// Opens the sockets, creates the control group, and installs the rules for it.
     pub(super) fn build() -> Result<(Self, Sockets), RunError> {
         if !caps::is_network_root() {
             return Err(RunError::NotRoot);
@@ -48,13 +48,13 @@ impl CgroupNetwork {
         let hierarchy = Hierarchy::find().map_err(group)?;
         let name = unique_name();
         let directory = hierarchy.mount.join(&hierarchy.own).join(&name);
-        // Performed from the last to the first: no process may be left when the rules go.
+        // The guard works from the last action to the first: all processes must end before the rules go.
         let actions =
             [Action::DeleteTable { family: Family::Inet, name: name.clone() }, Action::EndCgroup(directory)];
         let guard = Guard::spawn(&actions)
             .map_err(|error| RunError::host("start the process that cleans up after a crash", error))?;
         let leaf = hierarchy.create_leaf(&name).map_err(group)?;
-        // From here on the group is removed again whatever fails.
+        // From here on, dropping `network` removes the group after an error.
         let mut network = Self { leaf, table: None, guard: Some(guard) };
         let owned = own(&table(&network.leaf, port))
             .map_err(|error| RunError::host("put the command's nftables rules in force", error))?;
@@ -62,13 +62,13 @@ impl CgroupNetwork {
         Ok((network, sockets))
     }
 
-    /// Starts the command inside.
+    /// Starts the command in the control group.
     pub(super) fn spawn(&self, program: &Program, files: &PrivateFiles) -> Result<ChildProcess, RunError> {
         Ok(spawn_in_cgroup(program, files, &self.leaf)?)
     }
 
-    /// Ends what still runs inside, then removes the control group and the rules, in this order: without the rules
-    /// it would go past us. The guard does it, which may: by now we have given our capabilities up.
+    /// Ends remaining processes, then removes the control group and the rules. This order matters: without the
+    /// rules, processes would bypass us. The guard does it because this process has given up its capabilities.
     pub(super) fn remove(mut self) -> Result<(), RunError> {
         self.release()
             .map_err(|error| RunError::host("remove what was put on the host for the command", error))?;
@@ -83,7 +83,7 @@ impl CgroupNetwork {
 
     fn release(&mut self) -> io::Result<()> {
         let Some(guard) = self.guard.take() else { return Ok(()) };
-        // On kernels where the rules go with our socket, nothing may run inside any more when it closes.
+        // On some kernels the rules vanish when our socket closes, so all processes must have ended before.
         let cleared = self.leaf.clear();
         self.table = None;
         guard.finish()?;
@@ -96,7 +96,7 @@ impl CgroupNetwork {
 
 impl Drop for CgroupNetwork {
     fn drop(&mut self) {
-        // After `remove` there is nothing left; else, and on error paths, this is the best that can be done.
+        // After `remove` nothing is left to do. On error paths an error here cannot be handled.
         let _ = self.release();
     }
 }
@@ -115,7 +115,7 @@ impl Sockets {
     }
 }
 
-/// REDIRECT leads to 127.0.0.1 or ::1, at one port for both; a host without IPv6 has the first only.
+/// REDIRECT sends connections to 127.0.0.1 or ::1, on one port for both. A host without IPv6 has only the first.
 fn listeners() -> io::Result<Vec<TcpListener>> {
     let options = ListenOptions { reset_if_killed: true, ..ListenOptions::default() };
     for _ in 0..ATTEMPTS {
@@ -131,7 +131,7 @@ fn listeners() -> io::Result<Vec<TcpListener>> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// One address for each command that runs at the same time; resolv.conf cannot name a port.
+/// Finds an address for the resolver. Each running command needs its own, because resolv.conf has no ports.
 fn resolver() -> io::Result<(UdpSocket, SocketAddr)> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for number in 1..=ATTEMPTS {
@@ -145,13 +145,14 @@ fn resolver() -> io::Result<(UdpSocket, SocketAddr)> {
     Err(last)
 }
 
-/// Name of the table and the control group; other commands run at the same time.
+/// Name of the table and the control group. Unique, because other commands may run at the same time.
 fn unique_name() -> String {
     format!("sidetrack-run-{}", std::process::id())
 }
 
-/// Makes the table ours. If we are killed it stays until the guard has ended the command (Linux 6.9); before, it
-/// goes with us, a moment earlier than the command's last process.
+/// Creates the table with this process as owner. On Linux 6.9 and later it stays after a kill until the guard
+/// has ended the command. On older kernels it vanishes with this process, shortly before the command's last
+/// process ends.
 fn own(table: &Table) -> Result<OwnedTable, OwnError> {
     match OwnedTable::create(table, Lifetime::SocketThenOrphan) {
         Err(OwnError::PersistUnsupported) => OwnedTable::create(table, Lifetime::Socket),
@@ -159,7 +160,7 @@ fn own(table: &Table) -> Result<OwnedTable, OwnError> {
     }
 }
 
-/// Connections of the group go to us; what is no TCP and not for this host goes nowhere.
+/// Redirects the group's connections to us. Drops its traffic that is not TCP and leaves the host.
 fn table(leaf: &Leaf, port: u16) -> Table {
     let of_group = || Statement::is(Field::SocketCgroup { level: leaf.level() }, Value::Cgroup(leaf.id()));
     let redirect = Rule::new([Statement::is(Field::L4Proto, TCP), of_group(), Statement::Redirect { port }]);

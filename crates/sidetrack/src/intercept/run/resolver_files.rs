@@ -1,4 +1,4 @@
-//! What the command sees in place of the host's resolver configuration.
+//! Files that the command sees instead of the host's resolver configuration.
 
 use std::fs;
 use std::net::IpAddr;
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use sidetrack_sys::exec::PrivateFiles;
 
-/// Name services reached by a path, which no network namespace cuts: nscd, systemd-resolved, Avahi.
+/// Sockets of name services: nscd, systemd-resolved, Avahi. They are reached by path, so a network namespace
+/// does not cut them off.
 const NAME_SERVICES: [&str; 4] = [
     "/run/nscd/socket",
     "/var/run/nscd/socket",
@@ -14,11 +15,11 @@ const NAME_SERVICES: [&str; 4] = [
     "/run/avahi-daemon/socket",
 ];
 
-/// Options of resolv.conf(5) that change how a name is asked for, not which one.
+/// Options of resolv.conf(5) that change how a name is queried, but not which name.
 const KEPT_OPTIONS: [&str; 8] =
     ["timeout:", "attempts:", "rotate", "edns0", "use-vc", "single-request", "no-reload", "no-aaaa"];
 
-/// Files that lead every name question of the command to `resolver`.
+/// Returns files that send all DNS queries of the command to `resolver`.
 pub(super) fn for_resolver(resolver: IpAddr) -> PrivateFiles {
     let read = |path: &str| fs::read_to_string(Path::new(path)).unwrap_or_default();
     PrivateFiles {
@@ -30,10 +31,10 @@ pub(super) fn for_resolver(resolver: IpAddr) -> PrivateFiles {
     }
 }
 
-/// The command's resolv.conf(5).
+/// Returns the command's resolv.conf(5).
 ///
-/// No `search`, and `ndots:0`: our resolver knows every name, so the first one tried wins, and that has to be the
-/// one the program said. Whoever resolves it, the proxy or our own host, applies a search list of its own.
+/// It has no `search`, and `ndots:0`. Our resolver answers every name, so the first name tried succeeds, and
+/// this must be the name that the program used. The proxy or host that resolves it applies its own search list.
 fn resolv_conf(host: &str, resolver: IpAddr) -> String {
     let kept = host
         .lines()
@@ -44,7 +45,7 @@ fn resolv_conf(host: &str, resolver: IpAddr) -> String {
     format!("# Written by sidetrack run, for this command only.\nnameserver {resolver}\noptions {options}\n")
 }
 
-/// The host's nsswitch.conf(5) with host names from files and DNS only.
+/// Returns the host's nsswitch.conf(5) with files and DNS as the only sources of host names.
 fn nsswitch_conf(host: &str) -> String {
     const HOSTS: &str = "hosts: files dns\n";
     let mut text: String = host

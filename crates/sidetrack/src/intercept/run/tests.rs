@@ -1,4 +1,4 @@
-//! What can be said without starting anything; real commands run in `tests/run_isolated.rs`.
+//! Tests that start no process. Real commands run in `tests/run_isolated.rs`.
 
 use super::*;
 

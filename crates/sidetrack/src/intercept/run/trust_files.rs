@@ -1,4 +1,4 @@
-//! What the command sees in place of the system's lists of authorities: the same, and one more. Nobody else sees it.
+//! Copies of the system's lists of authorities with one more authority in them. Only the command sees them.
 
 use crate::tls;
 use rustls::pki_types::CertificateDer;
@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Where distributions keep the list for Java.
+/// Paths of the Java trust store in common distributions.
 const JAVA_STORES: [&str; 3] =
     ["/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"];
 
-/// Variables that name a list of their own, for programs that do not read the system's.
+/// Variables that name a list of authorities, for programs that do not read the system's.
 const VARIABLES: [&str; 9] = [
     "SSL_CERT_FILE",
     "CURL_CA_BUNDLE",
@@ -23,23 +23,23 @@ const VARIABLES: [&str; 9] = [
     "CARGO_HTTP_CAINFO",
 ];
 
-/// An authority that the command is to trust.
+/// An authority for the command to trust.
 #[derive(Clone, Debug)]
 pub struct Trusted {
     /// Its certificate in PEM.
     pub root_pem: String,
     /// The same as DER.
     pub root: CertificateDer<'static>,
-    /// A file that holds it: for programs of systems without any list.
+    /// A file with the certificate, for systems without any list.
     pub root_file: PathBuf,
 }
 
 impl Trusted {
-    /// Lists that are covered, with what is seen in their place.
+    /// Returns the lists to replace, each with its new content.
     pub(super) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let mut covered = BTreeSet::new();
         let mut files = Vec::new();
-        // Several names of one file are covered by one mount.
+        // Several paths to one file need only one mount.
         let mut cover = |path: &Path, content: &dyn Fn(&str) -> Vec<u8>| {
             if let Ok(real) = path.canonicalize()
                 && covered.insert(real.clone())
@@ -59,14 +59,14 @@ impl Trusted {
         files
     }
 
-    /// Variables for programs that do not read the system's list.
+    /// Environment variables for programs that do not read the system's list.
     pub(super) fn variables(&self) -> Vec<(OsString, Option<OsString>)> {
         let bundle = tls::BUNDLES.iter().map(PathBuf::from).find(|path| path.is_file());
         let file = bundle.unwrap_or_else(|| self.root_file.clone());
         VARIABLES.into_iter().map(|name| (name.into(), Some(file.clone().into_os_string()))).collect()
     }
 
-    /// The system's authorities and this one as Java reads them.
+    /// Returns the system's authorities and this one in Java's format.
     fn java_store(&self) -> Vec<u8> {
         let bundle = tls::BUNDLES.iter().find_map(|path| std::fs::read_to_string(path).ok());
         let mut all = bundle.map(|pem| tls::certificates_in(&pem)).unwrap_or_default();
@@ -75,10 +75,10 @@ impl Trusted {
     }
 }
 
-/// Password of Java's own list, which protects nothing.
+/// The well-known password of Java's own trust store. It protects nothing.
 const PASSWORD: &str = "changeit";
 
-/// A Java key store with trusted certificates only (the JKS format, version 2).
+/// Encodes a Java key store with trusted certificates only (the JKS format, version 2).
 fn jks(certificates: &[CertificateDer<'_>]) -> Vec<u8> {
     const TRUSTED_CERTIFICATE: u32 = 2;
     let mut out = Vec::new();

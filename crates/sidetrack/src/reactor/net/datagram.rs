@@ -1,5 +1,5 @@
-//! What quinn needs of an event loop: datagram sockets, timers and tasks of this thread. quinn's interfaces ask for
-//! values that could go to another thread; these know the loop they belong to, and outside of it they fail.
+//! The event loop's interface for quinn: datagram sockets, timers and tasks of this thread. quinn requires
+//! values that could move to another thread. These values belong to one loop, and fail outside of it.
 
 use super::super::{CURRENT, Loop, spawn};
 use super::{Source, remember};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 
-/// This thread's loop, for quinn.
+/// This thread's loop, as quinn's runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct QuicRuntime;
 
@@ -37,11 +37,11 @@ impl Runtime for QuicRuntime {
     }
 }
 
-/// A timer that can be set anew.
+/// A timer that can be set again.
 #[derive(Debug)]
 struct Timer {
     at: Instant,
-    /// Its number among those of one time, while it waits in the loop.
+    /// Its number in the loop while it waits. It distinguishes timers of the same time.
     number: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Timer {
                     own.timers.borrow_mut().forget(self.at, number);
                 }
             };
-            // At the end of the thread there is nothing to forget.
+            // If the thread is ending, its loop and timers are already gone.
             let _ = CURRENT.try_with(|current| forget(&current.borrow()));
         }
     }
@@ -81,7 +81,7 @@ impl Drop for Timer {
     }
 }
 
-/// Those who wait for room in one socket: the connections of an endpoint share it.
+/// Tasks that wait for room in one socket. The connections of an endpoint share the socket.
 #[derive(Debug, Default)]
 struct Writers(Mutex<Vec<Waker>>);
 
@@ -92,13 +92,13 @@ impl Wake for Writers {
     }
 }
 
-/// A UDP socket in a place of this thread's loop.
+/// A UDP socket that is registered in this thread's loop.
 #[derive(Debug)]
 struct Datagrams {
     socket: UdpSocket,
     state: UdpSocketState,
     index: u32,
-    /// Tells the loop it belongs to.
+    /// Identifies the loop that it belongs to.
     home: Arc<Remote>,
     writers: Arc<Writers>,
 }
@@ -185,7 +185,7 @@ impl AsyncUdpSocket for Datagrams {
     }
 }
 
-/// One connection's wait for room in the socket.
+/// One connection that waits for room in the socket.
 #[derive(Debug)]
 struct Room(Arc<Datagrams>);
 

@@ -1,16 +1,17 @@
-//! A descriptor whose connection ends in order only if this process says so.
+//! A socket that ends its connection in order only if this process asks for it.
 //!
-//! The kernel closes the sockets of a killed process as close(2) does: with FIN. The peer would take a stream that was cut
-//! for one that is complete. So the sockets of flows carry `SO_LINGER` of zero from the listener or from before the connect
-//! on, which makes every close a reset, and the option is taken back just before an orderly close.
+//! The kernel closes the sockets of a killed process as close(2) does: with FIN. The peer would then take a cut
+//! stream for a complete one. So the sockets of flows have `SO_LINGER` with zero seconds, from the listener on
+//! or from before the connect. With it each close sends a reset. The option is removed just before an orderly
+//! close.
 
 use sidetrack_sys::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An open socket. Its drop ends the connection in order, unless a reset was asked for or the thread panics.
+/// An open socket. Dropping it ends the connection in order, unless a reset was requested or the thread panics.
 #[derive(Debug)]
 pub struct Guarded {
-    /// Always there until [`Guarded::into_fd`] or the drop.
+    /// Always present until [`Guarded::into_fd`] or the drop.
     fd: Option<OwnedFd>,
     resets: bool,
 }
@@ -20,14 +21,14 @@ impl Guarded {
         Self { fd: Some(fd), resets: false }
     }
 
-    /// Makes the drop send a reset, whatever the socket's option was.
+    /// Makes the drop send a reset, whatever option the socket has now.
     pub fn reset_on_close(&mut self) {
         self.resets = true;
-        // Cannot fail on a TCP socket; if it did, the peer would see an orderly end of a broken stream.
+        // Cannot fail on a TCP socket. If it did, the peer would see an orderly end of a cut stream.
         let _ = sockopt::reset_on_close(self.as_fd());
     }
 
-    /// Gives the descriptor away, with its options as they are.
+    /// Returns the descriptor with its present options.
     pub fn into_fd(mut self) -> OwnedFd {
         self.fd.take().expect("only into_fd and the drop take it")
     }
@@ -45,7 +46,7 @@ impl Drop for Guarded {
             && !self.resets
             && !std::thread::panicking()
         {
-            // Cannot fail on a TCP socket, and other kinds know no reset.
+            // Cannot fail on a TCP socket. Other kinds of socket have no reset.
             let _ = sockopt::end_in_order_on_close(fd);
         }
     }

@@ -3,7 +3,7 @@ use crate::reactor::{block_on, spawn, yield_now};
 use std::io::{Read as _, Write as _};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// A stream of this thread's loop and the other end, blocking.
+/// Returns a stream of this thread's loop, and the other end as a blocking stream.
 fn pair() -> (TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let theirs = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -18,7 +18,7 @@ fn bytes_then_the_end_are_read_though_one_edge_told_of_both() {
         let (mut ours, mut theirs) = pair();
         theirs.write_all(b"last words").unwrap();
         drop(theirs);
-        // Both are there before the first read.
+        // The bytes and the FIN have arrived before the first read.
         yield_now().await;
         let mut all = Vec::new();
         ours.read_to_end(&mut all).await.unwrap();
@@ -86,7 +86,7 @@ fn a_socket_says_itself_whether_it_has_connected() {
     block_on(async {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = connecting(listener.local_addr().unwrap());
-        // Where it takes another turn, the loop says when.
+        // If connecting takes another turn of the loop, wait for it.
         if !ours.has_connected().unwrap() {
             ours.writable().await;
         }
@@ -96,7 +96,7 @@ fn a_socket_says_itself_whether_it_has_connected() {
         let mut word = [0; 3];
         theirs.read_exact(&mut word).unwrap();
         assert_eq!(&word, b"now");
-        // A port at which nobody listens: bound, so that nobody else can.
+        // A port without a listener. It is bound, so that no other process can listen on it.
         let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         let nobody = connecting(bound.local_addr().unwrap().as_socket().unwrap());

@@ -1,5 +1,6 @@
-//! What the end of a side means where one side, or both, is a function in a container: a function that ends a flow which
-//! nobody else has ended has cut it, and that must not look like an end in order.
+//! Decides whether the end of a side is in order, where a side is a function in a container. If a function ends
+//! a flow that neither the client nor the server has ended, it has cut the flow. That must not look like an
+//! orderly end.
 
 use super::Pump;
 use crate::carry::Wire;
@@ -11,34 +12,35 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Context;
 
-/// Which ends of a flow have said their last byte; shared by the pumps of its parts.
+/// Which ends of a flow have sent their FIN. Shared by the pumps of its parts.
 #[derive(Debug, Default)]
 pub struct Ends {
     client: Cell<bool>,
     server: Cell<bool>,
 }
 
-/// What one part of a flow has for sides.
+/// The functions at the sides of one part of a flow.
 #[derive(Debug)]
 pub struct Law {
-    /// Of the whole flow.
+    /// The ends of the whole flow.
     pub ends: Rc<Ends>,
-    /// The function that the part has for its client, if it is one.
+    /// The function on the client's side of this part, if there is one.
     pub client: Option<Arc<str>>,
-    /// The function that it has for its server.
+    /// The function on the server's side of this part, if there is one.
     pub server: Option<Arc<str>>,
-    /// Whether that function has been handed all that the server said, with its end: told by the next part.
+    /// Whether the server-side function has received all that the server sent, with its end. The next part sets
+    /// it.
     pub handed: Rc<Cell<bool>>,
-    /// The same of the function that the part has for its client: what it tells the part before.
+    /// The same for the client-side function: this part sets it for the part before.
     pub hands: Rc<Cell<bool>>,
 }
 
 impl Law {
-    /// Whether this side may say its last byte now; notes it of an end of the flow.
+    /// Whether this side may end now. Notes the end if the side is the client or the server of the flow.
     ///
-    /// A function may end towards the server when the client has ended, or the server: then nothing that comes is of use to it
-    /// (proxies that know no half-closed connections close both sides). Towards the client it may end only when it has taken
-    /// all that the server said: an answer is never cut in order.
+    /// A function may end towards the server once the client or the server has ended: it needs no more bytes
+    /// then. (Proxies without half-closed connections close both sides.) Towards the client it may end only
+    /// after it has received all that the server sent. Otherwise a cut answer would look complete.
     fn may_end(&self, side: Side) -> Result<(), &Arc<str>> {
         let Ends { client, server } = &*self.ends;
         match (side, &self.client, &self.server) {
@@ -49,7 +51,7 @@ impl Law {
         Ok(())
     }
 
-    /// The function that would cut the flow if this side said its last byte now.
+    /// Returns the function that would cut the flow if this side ended now.
     fn cut_by(&self, side: Side) -> Option<&Arc<str>> {
         let Ends { client, server } = &*self.ends;
         match side {
@@ -60,13 +62,13 @@ impl Law {
 }
 
 impl<W: Wire> Pump<W> {
-    /// The same as a part of a flow that passes containers.
+    /// Makes this the pump of one part of a flow that passes through containers.
     pub fn under(mut self, law: Law) -> Self {
         self.law = Some(Box::new(law));
         self
     }
 
-    /// What the core is told of the end of a side that may not end now.
+    /// Returns the core's input for the end of a side that may not end now.
     pub(super) fn judge_end(&mut self, side: Side) -> Option<Input> {
         let function = self.law.as_ref()?.may_end(side).err()?;
         let words = format!("function '{function}': ended the flow, which neither side had done");
@@ -74,13 +76,13 @@ impl<W: Wire> Pump<W> {
         Some(Input::End(EndReason::FunctionFailed))
     }
 
-    /// Whether what goes to this side is an answer that a function is to pass on.
+    /// Whether bytes to this side are an answer for a function to pass on.
     pub(super) fn hands_to_function(&self, side: Side) -> bool {
         side == Side::Client && self.law.as_ref().is_some_and(|law| law.client.is_some())
     }
 
-    /// An end has been sent to this side. A function that had closed its own before answers with a reset, which is here by now:
-    /// it has not taken the last of it.
+    /// Called after the FIN was sent to this side. A function that had closed its side before answers with a
+    /// reset, which has arrived by now: it did not take the last bytes.
     pub(super) fn hand_end(&mut self, side: Side) -> io::Result<()> {
         if self.hands_to_function(side) {
             self.wire(side).take_error().map_or(Ok(()), Err)?;
@@ -89,7 +91,8 @@ impl<W: Wire> Pump<W> {
         Ok(())
     }
 
-    /// The same where closing would send the end: a function has to be seen taking it.
+    /// Like [`Pump::hand_end`], but sends the FIN first, where closing would send it. The function's reaction
+    /// must be seen.
     pub(super) fn hand_last_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let is_owed = |law: &Law| law.client.is_some() && !law.hands.get();
         if self.law.as_ref().is_some_and(|law| is_owed(law)) {
@@ -99,12 +102,12 @@ impl<W: Wire> Pump<W> {
         Ok(())
     }
 
-    /// Whether the end of this side would be taken for an end in order now.
+    /// Whether an end of this side would count as orderly now.
     pub(super) fn would_end_in_order(&self, side: Side) -> bool {
         self.law.as_ref().is_none_or(|law| law.cut_by(side).is_none())
     }
 
-    /// Ends at once, by resets.
+    /// Ends both sides at once with resets.
     pub fn abort(&mut self) {
         self.close(true);
     }

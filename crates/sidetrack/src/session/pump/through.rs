@@ -1,6 +1,6 @@
-//! The pump of a flow that passes functions: between reading from one side and writing to the other its bytes go through
-//! the [`Chain`]. The splice core counts what comes out of it. While all functions of a direction only count, its bytes
-//! take the same ways as those of any flow, `splice(2)` too.
+//! The pump of a flow with functions: its bytes pass the [`Chain`] between reading and writing. The splice core
+//! counts the bytes that come out. If all functions of a direction only count, its bytes are moved as for any
+//! other flow, also by `splice(2)`.
 
 use super::{Fresh, Pump};
 use crate::carry::Wire;
@@ -15,7 +15,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The functions of a flow and the time they wait for: finer than the worker's sweep.
+/// The functions of a flow, and the timer for what they wait for. It is finer than the worker's sweep.
 pub(super) struct Through {
     chain: Box<Chain>,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
@@ -26,7 +26,7 @@ impl Through {
         Self { chain, timer: None }
     }
 
-    /// Whether nobody has to see the bytes of this direction.
+    /// Whether no function reads the bytes of this direction.
     fn only_counts(&self, from: Side) -> bool {
         self.chain.interest(from) < Interest::Bytes && self.chain.is_open(from)
     }
@@ -38,7 +38,7 @@ impl<W: Wire> Pump<W> {
         self.through.as_ref().is_none_or(|through| through.only_counts(from))
     }
 
-    /// Lets functions do what has become due.
+    /// Lets functions do work that is due, such as releasing bytes held back by a limit.
     pub(super) fn advance_functions(&mut self, now: Instant) {
         let Some(through) = &mut self.through else { return };
         for side in [Side::Client, Side::Server] {
@@ -49,7 +49,7 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// Makes the runtime wake this flow at the functions' deadline.
+    /// Sets the timer so that the runtime polls this flow at the functions' deadline.
     pub(super) fn arm_functions(&mut self, cx: &mut Context<'_>, now: Instant) {
         let Some(through) = &mut self.through else { return };
         let Some(due) = through.chain.deadline() else {
@@ -67,7 +67,7 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// What the core is told in answer to its wish to read from this side: bytes that came out of the functions.
+    /// Answers the core's request to read from this side, with bytes that come out of the functions.
     pub(super) fn read_through(
         &mut self,
         cx: &mut Context<'_>,
@@ -84,7 +84,7 @@ impl<W: Wire> Pump<W> {
         let counts = through.only_counts(side);
         let most = if counts { through.chain.allowance(now, side) } else { OFFER_MAX };
         let most = u32::try_from(most).unwrap_or(u32::MAX).min(max);
-        // An end needs no allowance, and the bytes before it wait for it in the kernel.
+        // An end needs no allowance. Bytes before it wait for allowance in the kernel.
         if most == 0 && self.drained != Some(side) {
             return Input::ReadBlocked(side);
         }
@@ -117,28 +117,29 @@ impl<W: Wire> Pump<W> {
             Ok(Offered::Inside) => {
                 self.note_first_byte(side);
                 self.wake_other(now, side);
-                // The rest of a record may be all that is missing: the core asks again at once.
+                // Perhaps only the rest of a record is missing: with 0 bytes the core asks again at once.
                 self.take_out(now, side, max).unwrap_or(Input::Read(side, 0))
             }
             Err(stop) => stopped(&mut self.error, stop),
         }
     }
 
-    /// What is ready inside, the end of the direction, or that it is blocked there; `None` if the socket is to be read.
+    /// Returns the bytes that are ready in the functions, the end of the direction, or that it is blocked there.
+    /// `None`: read from the socket.
     fn take_out(&mut self, now: Instant, side: Side, max: u32) -> Option<Input> {
         let through = self.through.as_mut()?;
         let lane = match side {
             Side::Client => &mut self.up,
             Side::Server => &mut self.down,
         };
-        // What functions have put around the bytes goes with them: it is in memory already, here or there.
+        // Take the framing that functions added too, even beyond `max`: it is in memory in any case.
         let kept = match through.chain.take_whole(side, (max as usize).saturating_add(FRAMING_MAX)) {
             Some(whole) => lane.keep_whole(whole),
             None => lane.keep(through.chain.take(side, max as usize)),
         };
         if kept > 0 {
             let n = u32::try_from(kept).unwrap_or(u32::MAX);
-            // There is room inside again.
+            // The functions have room again.
             let advanced = through.chain.advance(now, side);
             return Some(
                 advanced.map_or_else(|stop| stopped(&mut self.error, stop), |()| Input::Read(side, n)),
@@ -150,7 +151,7 @@ impl<W: Wire> Pump<W> {
         (!through.chain.is_open(side)).then_some(Input::ReadBlocked(side))
     }
 
-    /// What one side says may be what the other direction has waited for inside.
+    /// Bytes or an end of one side may release the other direction inside the functions.
     fn wake_other(&mut self, now: Instant, side: Side) {
         let Some(through) = &mut self.through else { return };
         let other = side.other();
@@ -170,7 +171,7 @@ impl<W: Wire> Pump<W> {
     }
 }
 
-/// A function ends the flow; what it says stands in the record.
+/// The input for a function that ends the flow. Its text goes into the record.
 fn stopped(error: &mut Option<io::Error>, stop: Stop) -> Input {
     *error = Some(io::Error::other(stop.detail));
     Input::End(stop.reason)
