@@ -8,8 +8,8 @@ set -euo pipefail
 cat >"$results" <<'TEXT'
 # Functions and chains
 
-Written by `bench/chain.sh` (`sidetrack-lab chain`). Absolute figures are those of the machine named; ratios are taken
-between slices of the same round. A bar that failed says so.
+Written by `bench/chain.sh` (`sidetrack-lab chain`). Absolute figures hold for the named machine only; ratios compare
+slices of the same round. A missed bar is marked.
 
 TEXT
 measured chain "$@"

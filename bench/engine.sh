@@ -7,8 +7,8 @@ set -euo pipefail
 cat >"$results" <<TEXT
 # The packet engine, measured
 
-Written by \`bench/engine.sh\`: \`sidetrack-lab engine\` with the arguments named below. Absolute figures are those of the machine
-named.
+Written by \`bench/engine.sh\`: \`sidetrack-lab engine\` with the arguments named below. Absolute figures hold for the
+named machine only.
 
 Arguments: ${*:-none}
 

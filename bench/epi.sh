@@ -9,7 +9,7 @@ cat >"$results" <<TEXT
 # The EPI measurements, repeated
 
 Written by \`bench/epi.sh\`: \`sidetrack-lab epi\` with the arguments named below. Times are those of the emulated links plus
-what the programs take on the machine named; the plots and every single figure are in \`bench/epi/\`.
+the time of the programs on the named machine. The plots and every single figure are in \`bench/epi/\`.
 
 Arguments: ${*:-none}
 

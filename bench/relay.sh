@@ -8,8 +8,8 @@ set -euo pipefail
 cat >"$results" <<'TEXT'
 # Results
 
-Written by `bench/relay.sh`; the commands are `sidetrack-lab relay`, `flights` and `idle`. Absolute figures are those of
-the machine named; ratios are taken between slices of the same round. A bar that failed says so.
+Written by `bench/relay.sh`; the commands are `sidetrack-lab relay`, `flights` and `idle`. Absolute figures hold for the
+named machine only; ratios compare slices of the same round. A missed bar is marked.
 
 TEXT
 measured relay "$@"

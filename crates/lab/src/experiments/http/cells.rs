@@ -8,13 +8,13 @@ use crate::load::Work;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
-    /// Answers out of the cache.
+    /// Answers from the cache.
     Hit,
     /// Answers that may not be stored.
     Miss,
     /// What passes through CONNECT unseen.
     Tunnel,
-    /// What passes through TLS that is opened.
+    /// What passes through Intercepted TLS.
     Tls,
     /// Hits and misses with a record line for each, and without.
     Records,
@@ -40,10 +40,10 @@ impl Part {
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
-            Self::Hit => "Answers out of the cache",
+            Self::Hit => "Answers from the cache",
             Self::Miss => "Answers that may not be stored (`no-store`)",
             Self::Tunnel => "CONNECT",
-            Self::Tls => "TLS that is opened",
+            Self::Tls => "Intercepted TLS",
             Self::Records => "A record line for each answer, in a file on disk",
         }
     }
