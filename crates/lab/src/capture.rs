@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::topology::Node;
 
-/// A TCP segment that carried something: SYN or payload.
+/// A TCP segment with a SYN or payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Sender.
@@ -18,7 +18,7 @@ pub struct Segment {
     pub to: IpAddr,
     /// SYN is set (also in SYN+ACK).
     pub is_syn: bool,
-    /// What it carried.
+    /// Its payload.
     pub payload: Vec<u8>,
 }
 
@@ -53,9 +53,9 @@ impl Capture {
         Self::spawn(node, interface, file, &["--immediate-mode", "-s", "0"], "tcp")
     }
 
-    /// Captures the headers of what `filter` lets through, for [`Self::stamped`]. Whole packets would fill the kernel's buffer after
-    /// a handful (a slot of it holds the longest there can be), and each one at once would wake us for each: these come in
-    /// blocks, up to a second late, and keep their times.
+    /// Captures the headers of the packets that match `filter`, for [`Self::stamped`]. Whole packets would fill the
+    /// kernel's buffer after a few, because each slot holds the longest possible packet. Immediate delivery would
+    /// wake this process for each packet. Headers come in blocks, up to a second late, and keep their times.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -84,7 +84,7 @@ impl Capture {
         bail!("tcpdump on {interface} of {} ended ({}): {said}", node.name(), child.wait()?)
     }
 
-    /// The segments captured so far that carried something, in order.
+    /// Returns the segments with a SYN or payload that were captured so far, in order.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -92,7 +92,7 @@ impl Capture {
         Ok(parse(&std::fs::read(&self.file)?))
     }
 
-    /// Every TCP packet over IPv4 captured so far, in order.
+    /// Returns every TCP packet over IPv4 that was captured so far, in order.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -117,8 +117,8 @@ fn stamped(file: &[u8]) -> Vec<Stamped> {
     frames(file).filter_map(|(time_ns, frame)| stamp(frame, time_ns)).collect()
 }
 
-/// The Ethernet frames of a little-endian pcap file (draft-ietf-opsawg-pcap) with their times, nanoseconds since 1970; a cut-off
-/// end is left out.
+/// Returns the Ethernet frames of a little-endian pcap file (draft-ietf-opsawg-pcap) with their times, nanoseconds
+/// since 1970. A truncated last frame is left out.
 fn frames(file: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     const FILE_HEADER_BYTES: usize = 24;
     const RECORD_HEADER_BYTES: usize = 16;
@@ -133,7 +133,7 @@ fn frames(file: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     })
 }
 
-/// A frame with TCP over IPv4; anything else is `None`.
+/// Reads a frame with TCP over IPv4; anything else is `None`.
 fn stamp(frame: &[u8], time_ns: u64) -> Option<Stamped> {
     let packet = frame.get(14..).filter(|_| frame.get(12..14) == Some(&[8, 0][..]))?;
     let header = usize::from(packet.first()? & 15) * 4;
@@ -166,7 +166,7 @@ fn segment(frame: &[u8]) -> Option<Segment> {
     if protocol != TCP {
         return None;
     }
-    // The total length leaves Ethernet padding out; super-frames may say 0.
+    // The total length excludes Ethernet padding. It may be 0 in super-frames.
     let tcp = packet.get(header..if total == 0 { packet.len() } else { total })?;
     let data = usize::from(*tcp.get(12)? >> 4) * 4;
     Some(Segment { from, to, is_syn: tcp.get(13)? & SYN != 0, payload: tcp.get(data..)?.to_vec() })

@@ -8,13 +8,13 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 210.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 48.0;
-/// Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2008), and darker ones of the same.
+/// Colours that people with any kind of colour vision can distinguish (Okabe and Ito, 2008), and darker variants.
 const COLOURS: [&str; 12] = [
     "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#666666",
     "#7f5700", "#005a3c", "#6b3b55",
 ];
 
-/// One row of figures with its name; what was not measured is absent.
+/// One row of figures with its name; a figure that was not measured is absent.
 #[derive(Debug, Clone)]
 pub struct Series {
     /// In the legend.
@@ -23,7 +23,7 @@ pub struct Series {
     pub values: Vec<Option<f64>>,
 }
 
-/// What both kinds of plot say around the figures.
+/// The texts around the figures, for both kinds of plot.
 #[derive(Debug, Clone, Copy)]
 pub struct Titles<'t> {
     /// Above the plot.
@@ -110,7 +110,7 @@ impl Plot {
         TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - share)
     }
 
-    /// Everything but the figures.
+    /// Draws everything except the figures.
     fn frame(&self, titles: &Titles<'_>, series: &[Series]) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
@@ -160,14 +160,14 @@ impl Plot {
     }
 }
 
-/// Round values from `low` to `high`, four to ten of them, 0 among them if it lies between.
+/// Returns four to ten round values from `low` to `high`, with 0 if it lies between.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 6.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= rough);
     let step = step.unwrap_or(rough);
     let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
-    // Multiples of a small step would otherwise show digits that are none.
+    // Otherwise multiples of a small step would show digits that come from rounding errors.
     (first..=last).map(|number| (number as f64 * step * 1e6).round() / 1e6).collect()
 }
 

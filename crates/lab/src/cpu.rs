@@ -15,7 +15,7 @@ struct Stat {
     children_ticks: u64,
 }
 
-/// The processes of session `session`.
+/// Returns the processes of session `session`.
 #[must_use]
 pub fn session_members(session: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -25,14 +25,15 @@ pub fn session_members(session: u32) -> Vec<u32> {
         .collect()
 }
 
-/// CPU time of a session's processes, in nanoseconds: living threads to the nanosecond by schedstat, ended
-/// threads and children in ticks of 10 ms.
+/// Returns the CPU time of a session's processes, in nanoseconds. Live threads are exact (schedstat); ended threads
+/// and children are counted in ticks of 10 ms.
 #[must_use]
 pub fn session_cpu_ns(session: u32) -> u64 {
     session_members(session).into_iter().map(process_cpu_ns).sum()
 }
 
-/// Resident memory of a session's processes, in bytes (`Pss`: a page shared by n counts 1/n each).
+/// Returns the resident memory of a session's processes, in bytes (`Pss`: a page shared by n processes counts 1/n for
+/// each).
 #[must_use]
 pub fn session_resident_bytes(session: u32) -> u64 {
     session_members(session).into_iter().filter_map(proportional_bytes).sum()
@@ -55,7 +56,7 @@ fn stat(pid: u32) -> Option<Stat> {
 }
 
 fn parse_stat(text: &str) -> Option<Stat> {
-    // The command name may hold spaces and brackets; the fields start after its last ')'. state is the third.
+    // The command name may contain spaces and brackets; the fields start after its last ')'. `state` is the third.
     let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
     let number = |position: usize| fields.get(position - 3)?.parse::<u64>().ok();
     Some(Stat {

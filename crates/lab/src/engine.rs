@@ -1,4 +1,4 @@
-//! A container engine of the lab's own: podman's service over storage that goes with this process, and one image, which is
+//! The lab's own container engine: podman's service with storage that is removed with this process, and one image,
 //! Sidetrack.
 
 use std::fs;
@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 use crate::launch;
 use crate::peers::chains::RELAY_CONFIG;
 
-/// What podman needs in a container or virtual machine as well as on a host.
+/// Options that podman needs in a container or virtual machine, and that work on a host, too.
 const SETTINGS: &str = "[containers]\ndefault_ulimits = [\"nofile=16384:16384\", \"nproc=16384:16384\"]\n\
                         [engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n";
 
-/// Serves until its input ends, which is when this process does; then takes everything away. Containers run on the CPU of the
-/// service.
+/// Serves until its input ends, which is when this process ends; then removes everything. Containers run on the CPU
+/// of the service.
 const SERVICE: &str = "trap '' HUP INT TERM\n\
                        taskset --cpu-list \"$2\" podman --root \"$1/st\" --runroot \"$1/run\" system service --time=0 \"unix://$1/engine.sock\" &\n\
                        service=$!\ncat >/dev/null\n\
                        podman --root \"$1/st\" --runroot \"$1/run\" rm --all --force --time 0 >/dev/null\n\
                        kill $service\nwait $service\numount -l \"$1/st/overlay\"\nrm -rf \"$1\"\n";
 
-/// How long the engine may take to answer the first time.
+/// How long the engine may take for its first answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The lab's own container engine.
 #[derive(Debug)]
 pub struct Engine {
     folder: PathBuf,
@@ -34,7 +34,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The engine of this process, whose containers run on this CPU, with Sidetrack as `localhost/relay:1`.
+    /// Returns the engine of this process. Its containers run on this CPU; Sidetrack is its image
+    /// `localhost/relay:1`.
     ///
     /// # Errors
     /// What is missing, in words.
@@ -46,7 +47,7 @@ impl Engine {
             .map_err(Clone::clone)
     }
 
-    /// Its socket.
+    /// Returns its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.join("engine.sock")
@@ -65,7 +66,7 @@ impl Engine {
         service.args(["-c", SERVICE, "sh"]).arg(&folder).arg(cpu.to_string()).stdin(Stdio::piped());
         service.stdout(Stdio::null()).stderr(Stdio::null());
         service.env("CONTAINERS_CONF", folder.join("containers.conf"));
-        // Its input is held open by this process alone, until its end.
+        // Only this process holds its input open, until it ends.
         let engine = Self { _service: service.spawn()?, folder };
         engine.add_image(program)?;
         let until = Instant::now() + PATIENCE;

@@ -1,5 +1,5 @@
-//! Traffic is made by the lab's own program in a process of its own, in the node where it belongs: it says on its standard
-//! output how far it is, a word a line, and last its report as JSON.
+//! The traffic generator: the lab's own program as a separate process in a node. It writes its progress on standard
+//! output, one word per line, and finally its report as JSON.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,13 +7,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
-/// A generator at work; it is killed when this is dropped.
+/// A running generator; dropping it kills the process.
 #[derive(Debug)]
 pub struct Process {
     /// What it is called in errors: `load generator`.
     name: &'static str,
     child: Child,
-    /// Held open: a generator may end with its input.
+    /// Held open, because a generator may end with its input.
     _input: Option<ChildStdin>,
     lines: BufReader<ChildStdout>,
 }
@@ -30,10 +30,9 @@ impl Process {
         Ok(Self { name, _input: child.stdin.take(), child, lines: BufReader::new(stdout) })
     }
 
-    /// Waits until it says this line.
+    /// Waits until it writes this line.
     ///
-    /// # Errors
-    /// It said another one, or ended before.
+    /// # Errors It wrote another line, or ended before.
     pub fn wait(&mut self, wanted: &str) -> Result<()> {
         let line = self.line()?;
         if line.trim() != wanted {
@@ -44,8 +43,7 @@ impl Process {
 
     /// Waits for the report.
     ///
-    /// # Errors
-    /// It failed, and has said why on standard error; or what it says is no report.
+    /// # Errors It failed, and wrote the reason on standard error; or its report cannot be parsed.
     pub fn report<R: DeserializeOwned>(mut self) -> Result<R> {
         let line = self.line()?;
         self.child.wait()?;

@@ -1,9 +1,9 @@
 //! Starting a program inside a node: `sidetrack-lab node-exec` re-executes itself there.
 //!
-//! The launcher joins the network namespace, makes the program die with its parent, gives it a session and
-//! autogroup of its own and replaces itself by the program. Doing it in a program of our own rather than
-//! between fork and exec keeps the lab free of `unsafe`, and the pid of the launcher stays the pid, session
-//! and process group of the program, which is how [`crate::cpu`] finds its children again.
+//! The launcher joins the network namespace, makes the program end with its parent, gives it a new session and
+//! autogroup, and replaces itself with the program (exec). A separate launcher, instead of code between fork and
+//! exec, keeps the lab free of `unsafe`. The pid of the launcher stays the pid, session and process group of the
+//! program; [`crate::cpu`] finds its children by it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,18 +20,18 @@ use rustix::thread::LinkNameSpaceType;
 /// Where and how a program runs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Placement {
-    /// Network namespace to join, as a path such as `/proc/PID/ns/net`; absent: stay where we are.
+    /// Network namespace to join, as a path such as `/proc/PID/ns/net`; absent: the current one.
     #[arg(long)]
     pub netns: Option<PathBuf>,
-    /// The one CPU to run on; absent: any.
+    /// The only CPU to run on; absent: any.
     #[arg(long)]
     pub cpu: Option<usize>,
-    /// Nice value of the process and of its own autogroup, -20 to 19; absent: unchanged.
+    /// Nice value of the process and of its autogroup, -20 to 19; absent: unchanged.
     #[arg(long, allow_hyphen_values = true)]
     pub nice: Option<i32>,
 }
 
-/// `node-exec`: a [`Placement`] and the program to become.
+/// Arguments of `node-exec`: a [`Placement`] and the program to execute.
 #[derive(Debug, clap::Args)]
 pub struct NodeExec {
     /// Where to run it.
@@ -46,13 +46,13 @@ pub struct NodeExec {
 }
 
 impl NodeExec {
-    /// Becomes the program; returns only if that failed.
+    /// Executes the program; returns only if that failed.
     ///
     /// # Errors
     /// The namespace cannot be joined, the parent is already gone, or the program cannot be executed.
     pub fn run(self) -> Result<()> {
         bind_life_to(self.parent)?;
-        // A session of its own is also an autogroup of its own, so that `nice` counts against other sessions.
+        // A new session is also a new autogroup, so that `nice` has an effect relative to other sessions.
         let _ = rustix::process::setsid();
         raise_file_limit();
         if let Some(nice) = self.placement.nice {
@@ -72,11 +72,11 @@ impl NodeExec {
     }
 }
 
-/// The command line that runs `program` at `placement`, through the launcher binary `launcher`.
+/// Returns the command line that runs `program` at `placement`, through the launcher binary `launcher`.
 #[must_use]
 pub fn command(launcher: &Path, placement: &Placement, program: &str) -> Command {
     let mut command = Command::new(launcher);
-    // A node is a host of its own: what proxies this machine uses is none of its business.
+    // A node is a separate host: it must not use this machine's proxy settings.
     for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
@@ -94,7 +94,7 @@ pub fn command(launcher: &Path, placement: &Placement, program: &str) -> Command
     command
 }
 
-/// Moves the calling thread, and what it starts later, into the network namespace at `path`.
+/// Moves the calling thread, and the processes it starts later, into the network namespace at `path`.
 ///
 /// # Errors
 /// The path cannot be opened or the kernel refuses (CAP_SYS_ADMIN is needed in both namespaces).
@@ -105,7 +105,7 @@ pub fn join_netns(path: &Path) -> Result<()> {
 }
 
 fn bind_life_to(parent: u32) -> Result<()> {
-    // SIGTERM, not SIGKILL: nginx, dante and HAProxy end their own workers on it.
+    // SIGTERM, not SIGKILL: on SIGTERM nginx, dante and HAProxy end their own workers.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .context("cannot set the death signal")?;
     let current = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
@@ -121,13 +121,13 @@ fn pin_to(cpu: usize) -> Result<()> {
     rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot pin to CPU {cpu}"))
 }
 
-/// Best effort: without the right to be nicer the figures are noisier, not wrong.
+/// Best effort: without the right to lower the nice value, the figures are noisier but not wrong.
 fn set_nice(nice: i32) {
     let _ = rustix::process::setpriority_process(None, nice);
     let _ = std::fs::write("/proc/self/autogroup", nice.to_string());
 }
 
-/// The soft limit of open files goes up to the hard one, for us and whatever we start.
+/// Raises the soft limit of open files to the hard limit, for this process and its children.
 pub fn raise_file_limit() {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard });
@@ -146,7 +146,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// The launcher: this very program when it is `sidetrack-lab`, else the one built beside the test binary.
+/// Returns the launcher: this program if it is `sidetrack-lab`, otherwise the one built beside the test binary.
 ///
 /// # Errors
 /// Neither exists.
@@ -159,7 +159,7 @@ pub fn launcher() -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "sidetrack-lab is not built beside the tests"))
 }
 
-/// The program `name` in the directory of `own`, or one above (test binaries live in `deps/`).
+/// Returns the program `name` in the directory of `own`, or one level above (test binaries are in `deps/`).
 #[must_use]
 pub fn sibling_program(own: &Path, name: &str) -> Option<PathBuf> {
     own.ancestors().skip(1).take(2).map(|directory| directory.join(name)).find(|path| path.is_file())

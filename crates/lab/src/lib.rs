@@ -1,8 +1,9 @@
-//! Networks out of namespaces, and the experiments of the seeds with the peers beside us.
+//! Networks made of namespaces, and the experiments of the five documents (docs/seeds.md), with the peers beside
+//! Sidetrack.
 //!
-//! Everything here runs on one machine: [`topology`] makes hosts out of network namespaces, [`load`] drives
-//! them, [`peers`] starts other people's proxies (and ours) between client and server, and [`experiments`]
-//! turn that into tables. All of it ends by itself and leaves nothing behind, also when killed.
+//! Everything here runs on one machine. [`topology`] makes hosts from network namespaces, [`load`] sends traffic,
+//! [`peers`] starts other proxies and ours between client and server, and [`experiments`] make tables of the results.
+//! Everything ends by itself and leaves nothing behind, also when the lab is killed.
 
 pub mod bare;
 pub mod capture;

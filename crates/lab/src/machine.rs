@@ -1,4 +1,4 @@
-//! What the figures were taken on, and how disturbed the machine was meanwhile.
+//! The machine on which figures are taken, and how much other work disturbed it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,14 +10,15 @@ use serde::{Deserialize, Serialize};
 /// Whether an [`Awake`] was held.
 static IS_KEPT_AWAKE: AtomicBool = AtomicBool::new(false);
 
-/// While it lives no processor falls asleep when it has nothing to do (PM QoS: a latency of 0 written to `/dev/cpu_dma_latency`
-/// holds while the file is open). Else waking up is most of what a quiet wire seems to take: in a virtual machine some 50 us,
-/// twice for each program on the way, and differently much on the next machine. All rows of a table have it alike.
+/// Keeps idle processors from deep sleep while it exists (PM QoS: a latency of 0 written to `/dev/cpu_dma_latency`
+/// holds while the file is open). Otherwise most of a quiet link's delay would be wake-ups: some 50 us in a virtual
+/// machine, twice for each program on the way, and a different time on another machine. It is the same for all rows
+/// of a table.
 #[derive(Debug)]
 pub struct Awake(#[expect(dead_code, reason = "held open")] File);
 
 impl Awake {
-    /// Asks for it; none where the kernel has no such file or we may not write it.
+    /// Asks for it; `None` if the kernel has no such file or this process may not write it.
     #[must_use]
     pub fn hold() -> Option<Self> {
         let mut file = File::options().write(true).open("/dev/cpu_dma_latency").ok()?;
@@ -43,7 +44,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads what can be read; what cannot is named `unknown`.
+    /// Reads what can be read; the rest is `unknown`.
     #[must_use]
     pub fn probe() -> Self {
         let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).ok();
@@ -69,12 +70,12 @@ pub fn load_average() -> f64 {
     text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
-/// How much others took from us during a sample.
+/// How much time other work took during a sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disturbance {
-    /// Time the hypervisor gave to others, in percent of all CPU time.
+    /// Time that the hypervisor gave to other machines, in percent of all CPU time.
     pub steal_percent: f64,
-    /// Time in which some task waited for a CPU, in percent of the sample (`/proc/pressure/cpu`).
+    /// Time in which at least one task waited for a CPU, in percent of the sample (`/proc/pressure/cpu`).
     pub pressure_percent: f64,
 }
 
@@ -95,7 +96,7 @@ impl DisturbanceMeter {
         Self { since: Instant::now(), steal_ticks, all_ticks, pressure_us: pressure_us() }
     }
 
-    /// What happened since [`Self::start`].
+    /// Returns the disturbance since [`Self::start`].
     #[must_use]
     pub fn stop(&self) -> Disturbance {
         let (steal, all) = cpu_ticks();
@@ -111,7 +112,7 @@ fn percent(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }
 
-/// Steal and total ticks of all CPUs, from the first line of `/proc/stat` (proc_stat(5)).
+/// Returns steal and total ticks of all CPUs, from the first line of `/proc/stat` (proc_stat(5)).
 fn cpu_ticks() -> (u64, u64) {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<u64> = text
@@ -138,7 +139,7 @@ fn today() -> String {
     civil_date(seconds / 86_400)
 }
 
-/// Days since 1970-01-01 as a date of the proleptic Gregorian calendar.
+/// Converts days since 1970-01-01 into a date of the proleptic Gregorian calendar.
 fn civil_date(days: u64) -> String {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));

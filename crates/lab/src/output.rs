@@ -1,4 +1,4 @@
-//! Where an experiment leaves its figures: `results.json`, CSV tables and SVG plots in a folder that was asked for.
+//! Where an experiment writes its figures: `results.json`, CSV tables and SVG plots in the folder of `--out`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// A folder for results, made when something is written to it; or none.
+/// A folder for results, created at the first write; or none.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Output {
     /// Write results.json, CSV and SVG into this folder, too.
@@ -15,7 +15,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Results into `folder`.
+    /// Writes results into `folder`.
     #[must_use]
     pub fn to(folder: &Path) -> Self {
         Self { folder: Some(folder.to_owned()) }

@@ -1,6 +1,6 @@
-//! What a link does, seen from its two ends: datagrams with numbers and times, and one TCP flow.
+//! Measures a link from its two ends: with numbered, time-stamped datagrams and with one TCP flow.
 //!
-//! Sockets keep the namespace they were made in, so both ends are threads of this process and share a clock.
+//! A socket stays in the namespace where it was made. So both ends are threads of this process and share a clock.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,11 +11,12 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::topology::Node;
 
-/// Behind the links' own thread, before everything ordinary: the probe's times are to be the link's.
+/// Below the priority of the links' thread, above all ordinary threads, so that the probe measures the link and not
+/// the scheduler.
 const PRIORITY: u8 = 5;
-/// Room for what arrives while the receiver is held up.
+/// Buffer for datagrams that arrive while the receiver is delayed.
 const RECEIVE_BUFFER_BYTES: usize = 64 << 20;
-/// How long after the last datagram the receiver still waits, beyond the link's own delay.
+/// How long the receiver waits after the last datagram, in addition to the link's delay.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Datagrams to send over a link.
@@ -27,21 +28,21 @@ pub struct Stream {
     pub gap: Duration,
     /// UDP payload of each in bytes, at least 12.
     pub bytes: usize,
-    /// The longest the link may hold one.
+    /// The maximum time that the link may delay one.
     pub longest: Duration,
 }
 
-/// What arrived of a [`Stream`], in the order of arrival.
+/// The datagrams of a [`Stream`] that arrived, in the order of arrival.
 #[derive(Debug, Clone, Default)]
 pub struct Arrivals {
-    /// Number of each, and how long it took, in nanoseconds.
+    /// The number and the delay of each, in nanoseconds.
     each: Vec<(u32, u64)>,
     /// Time from the first to the last, in nanoseconds.
     span_ns: u64,
 }
 
 impl Arrivals {
-    /// Datagrams that arrived, each counted once.
+    /// Returns the number of datagrams that arrived, each counted once.
     #[must_use]
     pub fn distinct(&self) -> u64 {
         let mut numbers: Vec<u32> = self.each.iter().map(|(number, _)| *number).collect();
@@ -50,13 +51,13 @@ impl Arrivals {
         numbers.len() as u64
     }
 
-    /// Second copies.
+    /// Returns the number of second copies.
     #[must_use]
     pub fn duplicates(&self) -> u64 {
         self.each.len() as u64 - self.distinct()
     }
 
-    /// Datagrams that arrived after a later one; second copies are none.
+    /// Returns the number of datagrams that arrived after a later one, without second copies.
     #[must_use]
     pub fn out_of_order(&self) -> u64 {
         let mut highest = None;
@@ -69,7 +70,7 @@ impl Arrivals {
         late
     }
 
-    /// Mean number of neighbours that are missing together; 0 if none is missing.
+    /// Returns the mean length of runs of missing datagrams; 0 if none is missing.
     #[must_use]
     pub fn mean_burst(&self) -> f64 {
         let mut numbers: Vec<u32> = self.each.iter().map(|(number, _)| *number).collect();
@@ -80,7 +81,7 @@ impl Arrivals {
         if gaps.is_empty() { 0.0 } else { f64::from(gaps.iter().sum::<u32>()) / gaps.len() as f64 }
     }
 
-    /// One-way delays in nanoseconds, sorted.
+    /// Returns the one-way delays in nanoseconds, sorted.
     #[must_use]
     pub fn delays_ns(&self) -> Vec<u64> {
         let mut delays: Vec<u64> = self.each.iter().map(|(_, delay)| *delay).collect();
@@ -88,7 +89,7 @@ impl Arrivals {
         delays
     }
 
-    /// How many arrived in a second, from the first to the last.
+    /// Returns the rate of arrival per second, from the first to the last.
     #[must_use]
     pub fn frames_per_second(&self) -> f64 {
         let steps = self.each.len().saturating_sub(1) as f64;
@@ -96,14 +97,14 @@ impl Arrivals {
     }
 }
 
-/// The value below which `share` (0 to 1) of `sorted` lies; 0 when empty.
+/// Returns the value below which `share` (0 to 1) of `sorted` lies; 0 if empty.
 #[must_use]
 pub fn quantile(sorted: &[u64], share: f64) -> u64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(0)
 }
 
-/// Sends datagrams from one node to an address of another and says what arrived.
+/// Sends datagrams from one node to an address of another and returns what arrived.
 ///
 /// # Errors
 /// A socket cannot be made or used.
@@ -174,8 +175,8 @@ fn receive(socket: &UdpSocket, epoch: Instant, stream: Stream, done: &AtomicBool
     Ok(arrivals)
 }
 
-/// Round-trip times of `count` small datagrams that `to` sends back, one every `gap`, in nanoseconds, sorted; lost ones
-/// are missing.
+/// Measures round-trip times with `count` small datagrams, one every `gap`, that `to` sends back. Returns them in
+/// nanoseconds, sorted; lost datagrams are missing.
 ///
 /// # Errors
 /// A socket cannot be made or used.
@@ -216,7 +217,7 @@ fn ping(socket: &UdpSocket, count: u32, gap: Duration) -> Result<Vec<u64>> {
         let sent = Instant::now();
         socket.send(&number.to_be_bytes())?;
         let mut answer = [0; 64];
-        // An answer that is not to this number is a late or a second one.
+        // An answer with another number is late or a second copy.
         while let Ok(length) = socket.recv(&mut answer) {
             if answer.get(..length) == Some(&number.to_be_bytes()) {
                 times.push(u64::try_from(sent.elapsed().as_nanos())?);
@@ -229,8 +230,8 @@ fn ping(socket: &UdpSocket, count: u32, gap: Duration) -> Result<Vec<u64>> {
     Ok(times)
 }
 
-/// What one TCP flow carries in `window`, after a warm-up of a quarter of that, in bits per second; with the congestion
-/// control named, or the kernel's own.
+/// Measures the rate of one TCP flow in `window`, after a warm-up of a quarter of it, in bits per second; with the
+/// named congestion control, or the kernel's default.
 ///
 /// # Errors
 /// There is no connection, or this kernel lacks the congestion control.

@@ -1,4 +1,4 @@
-//! What a long run says on standard error.
+//! The progress lines of a long run, on standard error.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Cells of the bar.
 const WIDTH: usize = 24;
 
-/// Lines that stay, and on a terminal one line that changes.
+/// Writes permanent lines, and on a terminal one line that changes.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     is_terminal: bool,
@@ -14,33 +14,33 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For standard error.
+    /// Writes to standard error.
     #[must_use]
     pub fn new() -> Self {
         Self { is_terminal: stderr().is_terminal(), since: Instant::now() }
     }
 
-    /// What is being done now; only a terminal shows it.
+    /// Shows the current step; on a terminal only.
     pub fn now(&self, text: &str) {
         if self.is_terminal {
             eprint!("\r\x1b[K{text}");
         }
     }
 
-    /// A bar with `done` of `total` steps behind us, the time left, and what is being done now; only a terminal shows it.
+    /// Shows a bar with `done` of `total` steps, the time left and the current step; on a terminal only.
     pub fn bar(&self, done: usize, total: usize, text: &str) {
         if self.is_terminal {
             eprint!("\r\x1b[K{}", bar(done, total, self.since.elapsed(), text));
         }
     }
 
-    /// A line that stays.
+    /// Writes a permanent line.
     pub fn say(&self, text: &str) {
         let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
         eprintln!("{clear}{text}");
     }
 
-    /// Takes the changing line away.
+    /// Removes the changing line.
     pub fn end(&self) {
         if self.is_terminal {
             eprint!("\r\x1b[K");
@@ -66,7 +66,7 @@ fn bar(done: usize, total: usize, elapsed: Duration, text: &str) -> String {
     format!("[{full}{empty}] {:3} %{left}  {text}", 100 * done / total)
 }
 
-/// A duration for a person: `42 s` or `3 min 5 s`.
+/// Formats a duration for people: `42 s` or `3 min 5 s`.
 #[must_use]
 pub fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64().round() as u64;

@@ -1,19 +1,19 @@
-//! A folder that goes away with us, also when we are killed.
+//! A folder that is removed when this process ends, also when it is killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// Waits for the end of its input, whatever signals come, and removes the folder then.
+/// Waits for the end of its input, ignoring signals, and then removes the folder.
 const GUARD: &str = "trap '' HUP INT TERM; cat >/dev/null; rm -rf -- \"$1\"";
 
-/// A folder named after this process, on a memory file system unless asked for on a disk.
+/// A folder named after this process; on a memory file system by default.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
     guard: Child,
-    /// Closing it is the guard's signal; the kernel does that for us when we are killed.
+    /// Its end is the guard's signal; the kernel closes it when this process is killed.
     stdin: Option<ChildStdin>,
 }
 
@@ -27,7 +27,7 @@ impl Scratch {
         Self::below(&if memory.is_dir() { memory } else { std::env::temp_dir() })
     }
 
-    /// The same on a disk.
+    /// Makes the folder on a disk.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -45,7 +45,7 @@ impl Scratch {
         Ok(Self { path, guard, stdin })
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,4 +1,4 @@
-//! A long-running program of the lab: started in a node, awaited until it listens, ended with its children.
+//! A long-running program of the lab: started in a node, ready when it listens, ended with its children.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal};
 use crate::cpu;
 use crate::topology::Node;
 
-/// How long a program may take until it listens.
+/// Time limit until a program listens.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// How often we look whether it does.
+/// Interval between the checks for it.
 const READY_POLL: Duration = Duration::from_millis(3);
-/// How long a program may take to end when asked; afterwards it is killed.
+/// Time that a program has to end after SIGTERM; then it is killed.
 const ENDS_WITHIN: Duration = Duration::from_millis(700);
-/// How much of a failed program's log an error shows, in bytes.
+/// Number of bytes of a failed program's log that an error shows.
 const LOG_TAIL_BYTES: usize = 600;
 
 /// A running program; dropping it ends its whole session.
@@ -38,8 +38,8 @@ impl Service {
         Self::spawn(name, command, directory, false)
     }
 
-    /// [`Self::start`] for a program that prints a line per connection: only its errors are kept, so that
-    /// writing them does not count as its work.
+    /// As [`Self::start`], for a program that prints a line per connection: only its errors are kept, so that writing
+    /// lines does not count as its work.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -56,7 +56,7 @@ impl Service {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// Waits until something in `node` listens on TCP `port`.
+    /// Waits until a socket in `node` listens on TCP `port`.
     ///
     /// # Errors
     /// The program ended or did not listen within a minute; the message shows the end of its log.
@@ -64,7 +64,8 @@ impl Service {
         self.wait(&format!("listens on port {port}"), || node.listens_on(port))
     }
 
-    /// Waits until somebody accepts at this unix socket: our program opens that of its admin side after its listeners.
+    /// Waits until a connection to this unix socket is accepted. Our program opens its admin socket after its
+    /// listeners.
     ///
     /// # Errors
     /// As [`Self::wait_listening`].
@@ -72,7 +73,7 @@ impl Service {
         self.wait(&format!("accepts at {}", path.display()), || Ok(UnixStream::connect(path).is_ok()))
     }
 
-    /// Waits until it has said this.
+    /// Waits until its log has this text.
     ///
     /// # Errors
     /// As [`Self::wait_listening`].
@@ -96,31 +97,31 @@ impl Service {
         Ok(())
     }
 
-    /// The name it was started under.
+    /// Returns the name it was started under.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The process id, which is also its session and process group.
+    /// Returns the process id, which is also its session and process group.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// CPU time used so far by the program and its children, in nanoseconds.
+    /// Returns the CPU time that the program and its children have used, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
         cpu::session_cpu_ns(self.pid())
     }
 
-    /// Resident memory of the program and its children, in bytes.
+    /// Returns the resident memory of the program and its children, in bytes.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         cpu::session_resident_bytes(self.pid())
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -134,7 +135,7 @@ impl Service {
         rustix::process::kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
     }
 
-    /// Everything it wrote so far.
+    /// Returns everything it has written so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -148,7 +149,7 @@ impl Service {
 }
 
 impl Service {
-    /// Asks the program to end and gives it [`ENDS_WITHIN`]; then its workers are its own to wait for.
+    /// Asks the program to end within [`ENDS_WITHIN`]; the program itself waits for its workers.
     fn ask_to_end(&mut self) {
         let since = Instant::now();
         if self.signal(Signal::TERM).is_err() {
@@ -167,7 +168,7 @@ impl Drop for Service {
         }
         let members = cpu::session_members(self.pid());
         let _ = self.child.kill();
-        // Workers keep the session of the leader whatever process group they chose.
+        // Workers stay in the leader's session, even if they change their process group.
         for pid in members.into_iter().filter(|pid| *pid != self.child.id()) {
             if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);

@@ -1,4 +1,4 @@
-//! The place where relays are compared: client, proxy and server, each pair with a link, and a real nginx as
+//! The network in which relays are compared: client, proxy and server, a link between each pair, and a real nginx as
 //! the origin.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //!     |                        |           through the proxy; link 3 is the direct way
 //!     +-----------3------------+
 //! ```
-//! Client and server share the first CPU, the proxy has the second for itself. The proxy forwards no packets unless
-//! a peer asks for it ([`Forwarding`]): what reaches the origin has gone through a program, and a redirection that
-//! does not take hold is a failure and not a very fast row.
+//! Client and server share the first CPU; the proxy has the second alone. The proxy forwards no packets unless a peer
+//! needs it ([`Forwarding`]). So everything that reaches the origin has passed a program, and a redirection that does
+//! not work is a failure, not a very fast row.
 
 use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, SocketAddr};
@@ -31,26 +31,26 @@ pub const ORIGIN_PORT: u16 = 80;
 const FIRST_ROW_PORT: u16 = 8001;
 /// How many of them there are.
 const ROW_PORTS: u16 = 64;
-/// Port of the server's sshd, where a test starts one.
+/// Port of the server's sshd, if a test starts one.
 pub const SSH_PORT: u16 = 22;
-/// The origin's name, known to the proxy only.
+/// The origin's name, which only the proxy knows.
 pub const ORIGIN_NAME: &str = "origin.lab";
-/// The same for IPv6 alone.
+/// The origin's name with an IPv6 address only.
 pub const ORIGIN_NAME_V6: &str = "origin6.lab";
-/// The file of a small answer: 130 bytes.
+/// The file for small answers: 130 bytes.
 pub const SMALL_FILE: &str = "/small";
-/// The file of bulk work: 1 GiB of holes on a memory file system.
+/// The file for bulk transfers: 1 GiB of holes on a memory file system.
 pub const BIG_FILE: &str = "/big";
 
 const SMALL_BYTES: usize = 130;
 const BIG_BYTES: u64 = 1 << 30;
-/// Nice value of everything that is measured.
+/// Nice value of all measured programs.
 const NICE: i32 = -19;
 
 /// What our program does with the records of its flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Records {
-    /// No lines; the latest flows are kept, as without a key `recent`. All rows but those about records.
+    /// No lines; the latest flows are kept, as with the default of `recent`. For all rows except those about records.
     #[default]
     Recent,
     /// No lines, and no flow is kept (`to = "none"`, `recent = 0`).
@@ -66,11 +66,11 @@ pub struct Site {
     origin_port: Cell<u16>,
     records: Cell<Records>,
     on_disk: OnceCell<Scratch>,
-    /// Where the load comes from.
+    /// The node that sends the load.
     pub client: Node,
-    /// Where the measured program runs.
+    /// The node of the measured program.
     pub proxy: Node,
-    /// Where the origin runs.
+    /// The node of the origin.
     pub server: Node,
     /// Link 1, `a` is the client.
     pub client_proxy: Link,
@@ -87,16 +87,14 @@ pub struct Site {
 impl Site {
     /// Builds nodes and links and starts the origin.
     ///
-    /// # Errors
-    /// Not root, or `ip`, `unshare` or `nginx` is missing; the message says which.
+    /// # Errors Not root, or `ip`, `unshare` or `nginx` is missing; the message names it.
     pub fn new() -> Result<Self> {
         Self::joined(&mut topology::link)
     }
 
-    /// The same with emulated links, in the order of their numbers.
+    /// As [`Self::new`], with emulated links in the order of their numbers.
     ///
-    /// # Errors
-    /// As [`Self::new`], or there are no such links here.
+    /// # Errors As [`Self::new`], or this machine cannot make such links.
     pub fn emulated(network: &Network) -> Result<(Self, Vec<Wire>)> {
         let mut wires = Vec::new();
         let site = Self::joined(&mut |a, b, subnet| {
@@ -145,17 +143,17 @@ impl Site {
         Ok(site)
     }
 
-    /// Gives the origin a port that belongs to row number `row` of a table alone.
+    /// Gives the origin a port that only row number `row` of a table uses.
     ///
-    /// A relay and a masquerading kernel reach the server from the same address with different clocks and
-    /// sequence numbers. With one port for all, a row would meet the TIME_WAIT of the row before, and its SYNs
-    /// would be refused and sent again (RFC 6191): a cost that is not the row's.
+    /// A relay and a masquerading kernel reach the server from the same address, with different clocks and sequence
+    /// numbers. With one port for all rows, a row would meet TIME_WAIT sockets of the row before. The server would
+    /// refuse its SYNs, and the kernel would retransmit them (RFC 6191): a cost that the row did not cause.
     pub fn use_origin_of_row(&self, row: usize) {
         let offset = u16::try_from(row).unwrap_or(0) % ROW_PORTS;
         self.origin_port.set(FIRST_ROW_PORT + offset);
     }
 
-    /// Runs `start`, in which programs of ours are started that treat records as `records` says.
+    /// Runs `start`. Sidetrack processes that it starts handle records as `records` says.
     pub fn with_records<T>(&self, records: Records, start: impl FnOnce() -> T) -> T {
         let before = self.records.replace(records);
         let started = start();
@@ -163,7 +161,7 @@ impl Site {
         started
     }
 
-    /// The table `[record]` of a program of ours that is started now. A file of lines is a new one.
+    /// Returns the table `[record]` for a Sidetrack process that starts now. It starts with a new file for lines.
     ///
     /// # Errors
     /// There is no folder for the file.
@@ -177,7 +175,7 @@ impl Site {
                 }
                 let folder = self.on_disk.get().context("the folder was made just now")?;
                 let file = folder.path().join("records.jsonl");
-                // Not there before the first program.
+                // The file does not exist before the first program starts.
                 let _ = std::fs::remove_file(&file);
                 format!("to = \"{}\"", file.display())
             }
@@ -185,37 +183,37 @@ impl Site {
         Ok(format!("[record]\n{keys}\n"))
     }
 
-    /// The origin as the proxy reaches it.
+    /// Returns the origin's address as the proxy reaches it.
     #[must_use]
     pub fn origin(&self) -> SocketAddr {
         (self.proxy_server.b.v4, self.origin_port.get()).into()
     }
 
-    /// The origin over the direct link.
+    /// Returns the origin's address over the direct link.
     #[must_use]
     pub fn origin_direct(&self) -> SocketAddr {
         (self.client_server.b.v4, self.origin_port.get()).into()
     }
 
-    /// An address of the proxy as the client reaches it.
+    /// Returns an address of the proxy as the client reaches it.
     #[must_use]
     pub fn proxy_address(&self, port: u16) -> SocketAddr {
         (self.client_proxy.b.v4, port).into()
     }
 
-    /// Where clients run: the first CPU.
+    /// Returns the placement of clients: the first CPU.
     #[must_use]
     pub fn client_placement(&self) -> Placement {
         Placement { netns: None, cpu: Some(0), nice: Some(NICE) }
     }
 
-    /// Where proxies run: the second CPU.
+    /// Returns the placement of proxies: the second CPU.
     #[must_use]
     pub fn proxy_placement(&self) -> Placement {
         Placement { netns: None, cpu: Some(proxy_cpu()), nice: Some(NICE) }
     }
 
-    /// A command in the proxy's node and placement, where the origin's names resolve.
+    /// Returns a command in the proxy's node and placement, where the origin's names resolve.
     #[must_use]
     pub fn proxy_command(&self, program: &str) -> Command {
         const WITH_HOSTS: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
@@ -234,13 +232,13 @@ impl Site {
         Generator::start(self.client.command_at(program, &self.client_placement()), spec)
     }
 
-    /// Whether the origin still runs; a figure taken without it means nothing.
+    /// Returns true if the origin still runs; a figure without it is invalid.
     pub fn origin_is_running(&mut self) -> bool {
         self.origin.is_running()
     }
 }
 
-/// While it lives, the proxy's node forwards packets.
+/// Makes the proxy's node forward packets while it exists.
 #[derive(Debug)]
 pub struct Forwarding<'s> {
     node: &'s Node,
@@ -267,16 +265,17 @@ impl Drop for Forwarding<'_> {
     }
 }
 
-/// The CPU of proxies.
+/// Returns the CPU of proxies.
 pub(crate) fn proxy_cpu() -> usize {
     available_parallelism().map_or(0, |count| count.get() - 1).min(1)
 }
 
-/// The kernel parameters of all figures: enough ports, long queues, Fast Open both ways.
+/// Sets the kernel parameters for all figures: enough ports, long queues, Fast Open in both directions.
 fn tune(node: &Node) -> Result<()> {
     for (key, value) in [
         ("net/ipv4/ip_local_port_range", "1024 65535"),
-        // Programs without SO_REUSEADDR could not listen on a port that an earlier one dialled from.
+        // Without this, programs without SO_REUSEADDR could not listen on a port from which an earlier program
+        // dialled.
         ("net/ipv4/ip_local_reserved_ports", "1070-1099,9080,12345,42000-42099"),
         ("net/ipv4/tcp_tw_reuse", "1"),
         ("net/ipv4/tcp_fastopen", "3"),
@@ -286,7 +285,7 @@ fn tune(node: &Node) -> Result<()> {
     ] {
         node.sysctl(key, value)?;
     }
-    // Entries of ended connections would fill the conntrack table within seconds of this load.
+    // Without this, entries of ended connections would fill the conntrack table within seconds.
     let _ = node.sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "1");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! What is said of several samples: medians, quartiles, percentiles, deviation, and the rank-sum test (Wilcoxon 1945; Mann and
-//! Whitney 1947) as the NFShunt seed's Tables V and VI use it.
+//! Statistics of several samples: medians, quartiles, percentiles, deviation, and the rank-sum test (Wilcoxon 1945;
+//! Mann and Whitney 1947) as in NFShunt, Tables V and VI.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of a list of values; `None` when there are none.
+    /// Computes them for a list of values; `None` if it is empty.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
@@ -24,7 +24,8 @@ impl Spread {
     }
 }
 
-/// The value below which `share` (0 to 1) of the rising `values` lie, between two of them where it has to be; `None` of none.
+/// Returns the value below which `share` (0 to 1) of the ascending `values` lie, interpolated between two of them;
+/// `None` if there are none.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let at = values.len().checked_sub(1)? as f64 * share;
@@ -32,14 +33,14 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(below + (above - below) * at.fract())
 }
 
-/// The median; `None` of none.
+/// Returns the median; `None` if there are no values.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     Spread::of(values.to_vec()).map(|spread| spread.median)
 }
 
-/// The least of `values` that at least `share` (0 to 1) of them do not exceed: always one of them. Not a number of none, so
-/// that no bar holds for it.
+/// Returns the least of `values` that at least `share` (0 to 1) of them do not exceed; it is always one of them.
+/// Returns NaN without values, so that no bar holds.
 #[must_use]
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -48,7 +49,7 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
     sorted.get(at).or(sorted.last()).copied().unwrap_or(f64::NAN)
 }
 
-/// Standard deviation of a sample.
+/// Returns the standard deviation of a sample.
 #[must_use]
 pub fn deviation(values: &[f64]) -> f64 {
     let count = values.len() as f64;
@@ -56,8 +57,9 @@ pub fn deviation(values: &[f64]) -> f64 {
     (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0)).sqrt()
 }
 
-/// The chance that two samples of one population differ in their ranks at least so much, both sides: exact, by trying every
-/// division of the values into two samples of these sizes, of which there must be few.
+/// Returns the two-sided probability that two samples of one population differ in their ranks at least as much as
+/// these. It is exact: all divisions of the values into two samples of these sizes are tried, so the samples must be
+/// small.
 #[must_use]
 pub fn rank_sum(first: &[f64], second: &[f64]) -> f64 {
     let all: Vec<f64> = first.iter().chain(second).copied().collect();

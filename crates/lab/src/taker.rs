@@ -1,5 +1,6 @@
-//! The kernel's threads that take the frames of interfaces (threaded NAPI): whose work it is to take a frame is on a CPU of its
-//! own then, and is counted, where otherwise it falls to whoever sends. They stay with an interface as long as it lives.
+//! Kernel threads that take the frames of interfaces (threaded NAPI). The work of taking a frame then has its own CPU
+//! and is counted. Otherwise the sender's CPU does this work. A thread stays with its interface as long as the
+//! interface exists.
 
 use std::time::Duration;
 
@@ -33,8 +34,9 @@ fn threads(interface: &str) -> Result<Vec<u32>> {
 }
 
 impl<'n> Taker<'n> {
-    /// The same for an interface that has none: it gets GRO. It sends segments that are cut already: only those does the other end
-    /// of a veth take by NAPI, where the kernel lets whoever sends take others in its place.
+    /// As [`Taker::of`], for an interface without NAPI: switches GRO on, which adds it. It also switches off
+    /// segmentation offload of the interface: the other end of a veth takes only frames of wire size by NAPI; for
+    /// larger ones the kernel lets the sender do the work.
     ///
     /// # Errors
     /// As [`Taker::of`].
@@ -43,10 +45,10 @@ impl<'n> Taker<'n> {
         Self::of(node, interface, cpu)
     }
 
-    /// Has a thread on this CPU take the frames of a node's interface, which has NAPI already: a program of XDP, or GRO.
+    /// Lets a thread on this CPU take the frames of a node's interface, which already has NAPI through an XDP program
+    /// or GRO.
     ///
-    /// # Errors
-    /// The kernel does not do that, or the interface had a thread before.
+    /// # Errors The kernel does not support it, or the interface had a thread before.
     pub fn of(node: &'n Node, interface: &str, cpu: usize) -> Result<Self> {
         let before = threads(interface)?;
         set(node, interface, true)?;
@@ -60,10 +62,9 @@ impl<'n> Taker<'n> {
         Ok(taker)
     }
 
-    /// Lets frames gather so long before they are taken.
+    /// Lets frames gather for this time before they are taken.
     ///
-    /// # Errors
-    /// The kernel does not do that (it takes Linux 6.13).
+    /// # Errors The kernel does not support it (Linux 6.13 does).
     pub fn gather(&self, time: Duration) -> Result<()> {
         self.node.enter(|| {
             let gro_flush_timeout_ns = u64::try_from(time.as_nanos())?;
@@ -74,7 +75,7 @@ impl<'n> Taker<'n> {
         })
     }
 
-    /// CPU time that it has taken, nanoseconds.
+    /// Returns the CPU time that it has used, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid)).unwrap_or_default();
@@ -84,7 +85,7 @@ impl<'n> Taker<'n> {
 
 impl Drop for Taker<'_> {
     fn drop(&mut self) {
-        // The interface may be gone by now.
+        // The interface may already be removed.
         let _ = set(self.node, &self.interface, false);
     }
 }

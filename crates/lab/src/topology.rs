@@ -1,8 +1,8 @@
-//! Hosts out of network namespaces, joined by veth pairs.
+//! Hosts made of network namespaces, joined by veth pairs.
 //!
-//! A node is an anonymous namespace held open by a process that waits for the end of its standard input.
-//! Nothing has a name in the host and no interface is ever created there, so there is nothing to clean up:
-//! when the lab ends, however it ends, the pipe closes, the holder ends and the kernel removes the rest.
+//! A node is an anonymous namespace, held open by a process that waits for the end of its standard input. Nothing has
+//! a name in the host's namespace, and no interface is created there, so there is nothing to clean up. When the lab
+//! ends in any way, the pipe closes, the holder ends, and the kernel removes the rest.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +19,7 @@ pub struct Node {
     name: String,
     launcher: PathBuf,
     holder: Child,
-    /// Closing it ends the holder; kept only for that.
+    /// Closing it ends the holder.
     _stdin: ChildStdin,
 }
 
@@ -73,25 +73,25 @@ impl Node {
         Ok(node)
     }
 
-    /// The name given at creation.
+    /// Returns the name given at creation.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The lab's own program, which starts others in nodes.
+    /// Returns the lab's own program, which starts others in nodes.
     #[must_use]
     pub fn launcher(&self) -> &Path {
         &self.launcher
     }
 
-    /// The namespace as a path; valid as long as the node lives.
+    /// Returns the namespace as a path; valid while the node exists.
     #[must_use]
     pub fn netns(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
     }
 
-    /// The namespace itself.
+    /// Returns the namespace itself.
     ///
     /// # Errors
     /// The node is gone.
@@ -99,28 +99,27 @@ impl Node {
         sidetrack_sys::netns::NetNs::of_process(self.holder.id())
     }
 
-    /// A command that will run in this node; add arguments and spawn it.
+    /// Returns a command that will run in this node; add arguments and spawn it.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         self.command_at(program, &Placement::default())
     }
 
-    /// A command that will run in this node on the CPU and with the nice value of `placement`.
+    /// Returns a command that will run in this node on the CPU and with the nice value of `placement`.
     #[must_use]
     pub fn command_at(&self, program: &str, placement: &Placement) -> Command {
         let placement = Placement { netns: Some(self.netns()), ..placement.clone() };
         launch::command(&self.launcher, &placement, program)
     }
 
-    /// Runs a short command to its end and gives its standard output.
+    /// Runs a short command to its end and returns its standard output.
     ///
-    /// # Errors
-    /// It cannot be started or fails; the message holds what it wrote to standard error.
+    /// # Errors It cannot be started or fails; the message has its standard error.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         self.run_with_input(program, arguments, "")
     }
 
-    /// [`Self::run`] with something on standard input.
+    /// As [`Self::run`], with text on standard input.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -142,7 +141,7 @@ impl Node {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs `work` on a thread that has entered this node: sockets made there belong to the node.
+    /// Runs `work` on a thread that has entered this node. Sockets made there belong to the node.
     ///
     /// # Errors
     /// The namespace cannot be entered, or `work` failed.
@@ -159,8 +158,7 @@ impl Node {
 
     /// Sets a kernel parameter of this node; `key` is the path below `/proc/sys`.
     ///
-    /// # Errors
-    /// The parameter does not exist in a namespace or refuses the value.
+    /// # Errors The parameter does not exist in a namespace, or the kernel rejects the value.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(key);
         self.enter(|| {
@@ -169,7 +167,7 @@ impl Node {
         })
     }
 
-    /// Loads an nft ruleset; it goes with the node, or with [`Self::delete_table`].
+    /// Loads an nft ruleset; it is removed with the node, or by [`Self::delete_table`].
     ///
     /// # Errors
     /// `nft` refuses it.
@@ -185,7 +183,7 @@ impl Node {
         self.nft(&format!("delete table {table}\n"))
     }
 
-    /// Whether something in this node listens on TCP `port`, on any address and family.
+    /// Returns true if a socket in this node listens on TCP `port`, on any address and family.
     ///
     /// # Errors
     /// The socket table cannot be read.
@@ -225,7 +223,8 @@ pub fn veth(a: &Node, name_a: &str, b: &Node, name_b: &str) -> Result<()> {
     a.run("ip", &[&pair[..], &["netns", &pid_b]].concat()).map(|_| ())
 }
 
-/// As [`link`], with one queue in each direction: what AF_XDP gives to one socket. Its interface's name at both ends.
+/// As [`link`], with one queue in each direction, as one AF_XDP socket needs. Returns the interface's name at both
+/// ends.
 ///
 /// # Errors
 /// As [`link`].
@@ -240,7 +239,7 @@ pub fn one_queue_link(a: &Node, b: &Node, subnet: u8) -> Result<String> {
     Ok(interface)
 }
 
-/// Gives the interfaces `interface` of two nodes the addresses of [`link`] and sets them up.
+/// Gives the interfaces `interface` of two nodes the addresses of [`link`] and brings them up.
 ///
 /// # Errors
 /// `ip` refuses.
@@ -272,7 +271,7 @@ fn ignore_broken_pipe(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
 }
 
-/// Looks for `port` in state LISTEN (0A) in the text of `/proc/net/tcp` or `tcp6`.
+/// Searches the text of `/proc/net/tcp` or `tcp6` for `port` in state LISTEN (0A).
 fn is_listening(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);

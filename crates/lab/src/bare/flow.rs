@@ -16,7 +16,7 @@ const REPLY_5: [u8; 10] = [5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 /// SOCKS6: Authentication Reply and Operation Reply in one.
 const REPLIES_6: [u8; 16] = [6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
 
-/// An end of a flow.
+/// A side of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Client,
@@ -29,25 +29,25 @@ impl Side {
     }
 }
 
-/// What is awaited.
+/// What the flow waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The client's first bytes.
     First,
     /// The client's SOCKS5 request.
     Request5,
-    /// The connection; then these bytes are the client's.
+    /// The connection; then these bytes go to the client.
     Dial(&'static [u8]),
     /// The server's SOCKS5 method, then its reply.
     Method,
     Reply5,
     /// The server's SOCKS6 replies.
     Replies6,
-    /// Nothing but bytes.
+    /// Payload only.
     Relay,
 }
 
-/// What is known of one side, and what it has said and nobody has taken yet.
+/// The state of one side, and the bytes it has sent that are not forwarded yet.
 #[derive(Debug)]
 struct End {
     socket: Option<OwnedFd>,
@@ -56,9 +56,9 @@ struct End {
     writable: bool,
     /// FIN or a reset was announced: reading has an end.
     ended: bool,
-    /// The end was read.
+    /// The end of the stream was read.
     over: bool,
-    /// The other side was told of the end.
+    /// The end was passed on to the other side.
     told: bool,
 }
 
@@ -75,14 +75,14 @@ impl End {
         }
     }
 
-    /// Reads what is there; `None`: nothing. 0 is the end.
+    /// Reads what is available; `None` if nothing is. 0 is the end of the stream.
     fn recv(&mut self, scratch: &mut [u8]) -> Result<Option<usize>, Errno> {
         let Some(socket) = self.socket.as_ref().filter(|_| self.readable && !self.over) else {
             return Ok(None);
         };
         match rustix::net::recv(socket, &mut *scratch, RecvFlags::empty()) {
             Ok((_, count)) => {
-                // A short read has taken all there was; what comes is a new edge.
+                // A short read has emptied the socket; further bytes cause a new edge.
                 self.readable = count == scratch.len() || self.ended;
                 self.over = count == 0 || self.ended && count < scratch.len();
                 Ok(Some(count))
@@ -107,25 +107,25 @@ impl End {
     }
 }
 
-/// A client, its server, and how far they are.
+/// A client, its server, and the state of both.
 #[derive(Debug)]
 pub struct Flow {
     key: u64,
     stage: Stage,
     client: End,
     server: End,
-    /// Whether epoll tells when the client takes bytes again; asked for when it is needed first.
+    /// Whether epoll reports that the client is writable; requested when it is first needed.
     client_out: bool,
 }
 
 impl Flow {
-    /// A client that was accepted; `key` names it in events, with the lowest bit set for its server.
+    /// Makes a flow of an accepted client. `key` identifies it in events; the lowest bit is set for its server.
     pub fn new(client: OwnedFd, key: u64) -> Self {
         let (client, server) = (End::new(Some(client), true), End::new(None, false));
         Self { key, stage: Stage::First, client, server, client_out: false }
     }
 
-    /// Registers a side, once, for all that it will need.
+    /// Registers a side once, for all the events it will need.
     pub fn watch(&mut self, epoll: &OwnedFd, side: Side) -> Result<(), Errno> {
         let (end, bit, out) = match side {
             Side::Client => (&self.client, 0, EventFlags::empty()),
@@ -136,7 +136,7 @@ impl Flow {
         epoll::add(epoll, socket, EventData::new_u64(self.key | bit), flags)
     }
 
-    /// Notes what an event says.
+    /// Notes the flags of an event.
     pub fn notice(&mut self, side: Side, flags: EventFlags) {
         let end = self.end(side);
         let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
@@ -145,7 +145,7 @@ impl Flow {
         end.ended |= over || flags.contains(EventFlags::RDHUP);
     }
 
-    /// Goes on as far as it can; false: both sides are done with.
+    /// Continues as far as possible; returns false when both sides are finished.
     pub fn run(&mut self, options: &Options, epoll: &OwnedFd, scratch: &mut [u8]) -> Result<bool, Errno> {
         loop {
             let goes_on = match self.stage {
@@ -172,7 +172,7 @@ impl Flow {
         if side == Side::Client { &mut self.client } else { &mut self.server }
     }
 
-    /// Reads more of a handshake; whether there is more now.
+    /// Reads more of a handshake; returns true if there was more.
     fn read(&mut self, side: Side, scratch: &mut [u8]) -> Result<bool, Errno> {
         let end = self.end(side);
         let count = end.recv(scratch)?.unwrap_or(0);
@@ -232,11 +232,11 @@ impl Flow {
         if self.server.ended {
             return Err(Errno::CONNREFUSED);
         }
-        // A handshake fits into a socket that has sent nothing yet.
+        // A handshake fits into the buffer of a socket that has sent nothing yet.
         self.stage = match role {
             Role::Reverse => Stage::Relay,
             Role::Socks => {
-                // The server's bytes first: it works while the client is told.
+                // The server's bytes go first: it can work while the client is informed.
                 self.flush(Side::Client)?;
                 self.client.send(reply, false)?;
                 Stage::Relay
@@ -271,7 +271,7 @@ impl Flow {
         Ok(true)
     }
 
-    /// Takes the server's replies, which say yes; a program that is the limit dials only what is there.
+    /// Reads the server's replies, which are always positive: this program only dials servers that exist.
     fn replies(&mut self, scratch: &mut [u8], length: usize) -> Result<bool, Errno> {
         let more = self.read(Side::Server, scratch)?;
         if self.server.held.len() < length {
@@ -282,7 +282,7 @@ impl Flow {
         Ok(true)
     }
 
-    /// Where the client wanted to go before it was redirected.
+    /// Returns the client's destination before the redirection.
     fn original(&self) -> Result<([u8; 4], [u8; 2]), Errno> {
         let client = self.client.socket.as_ref().ok_or(Errno::BADF)?;
         match sockopt::original_dst(client) {
@@ -291,7 +291,7 @@ impl Flow {
         }
     }
 
-    /// Sends what is held of a side; whether all of it went.
+    /// Sends the buffered bytes of a side; returns true if all were sent.
     fn flush(&mut self, from: Side) -> Result<bool, Errno> {
         let held = std::mem::take(&mut self.end(from).held);
         let sent = if held.is_empty() { 0 } else { self.end(from.other()).send(&held, false)? };
@@ -301,7 +301,7 @@ impl Flow {
         Ok(end.held.is_empty())
     }
 
-    /// Moves bytes from a side, and its end after them.
+    /// Moves bytes from a side, and then its end.
     fn pump(&mut self, from: Side, epoll: &OwnedFd, scratch: &mut [u8]) -> Result<(), Errno> {
         loop {
             if !self.flush(from)? {
@@ -310,7 +310,7 @@ impl Flow {
             if self.end(from).over {
                 if !std::mem::replace(&mut self.end(from).told, true) {
                     let other = self.end(from.other());
-                    // The last word of both needs no call of its own: closing says it.
+                    // The last FIN needs no separate call: closing the socket sends it.
                     if !other.told {
                         rustix::net::shutdown(other.socket.as_ref().ok_or(Errno::BADF)?, Shutdown::Write)?;
                     }

@@ -1,10 +1,10 @@
-//! The least relay there can be: what no program in user space can go below, measured like any peer.
+//! The smallest possible relay: a lower bound for every program in user space, measured like any peer.
 //!
-//! One thread, one epoll instance, places made in advance, no policy, no record, no limits, no time-outs, IPv4 only.
-//! It passes a half-close on, as every relay here has to: a program that closed both sides as soon as the server has
-//! ended would cut off a client that still has something to say. What it saves that a relay for people must not: it
-//! dials when the client has spoken and lets the acknowledgement of every handshake wait for bytes (a server that
-//! speaks first is kept waiting), and it never answers with an error. What remains is the kernel's TCP.
+//! It has one thread, one epoll instance and preallocated flows; no policy, record, limit or time-out; IPv4 only. It
+//! passes a half-close on, as every relay here must: a program that closed both sides when the server ends would cut
+//! off a client that still sends. Two things make it faster than a real relay may be. It dials only after the
+//! client's first bytes, and lets the acknowledgement of every handshake wait for bytes (a server that speaks first
+//! has to wait). And it never answers with an error. The rest is the kernel's TCP.
 
 mod flow;
 
@@ -20,30 +20,30 @@ use sidetrack_sys::sockopt::{self, ListenOptions};
 
 use flow::{Flow, Side};
 
-/// Places for flows.
+/// Maximum number of flows.
 const FLOWS_MAX: usize = 9_900;
-/// Most events taken at once.
+/// Maximum number of events per call.
 const EVENTS_MAX: usize = 256;
-/// Tells the listener from flows.
+/// The key of the listener, different from all flows.
 const LISTENER: u64 = u64::MAX;
-/// Read buffer of the thread where nothing else is said, in bytes.
+/// Default size of the thread's read buffer, in bytes.
 pub const BUFFER_BYTES: usize = 64 * 1024;
 
-/// What the program is.
+/// The role of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// A relay to `--to`.
     Reverse,
     /// A SOCKS server: version 5 without authentication, version 6 in the layout of draft 11.
     Socks,
-    /// A redirector to the SOCKS5 server `--to`, every step awaited.
+    /// A redirector to the SOCKS5 server `--to`, which waits for every step.
     Redirect5,
-    /// A redirector to the SOCKS6 server `--to`, the client's first bytes with the request.
+    /// A redirector to the SOCKS6 server `--to`, which sends the client's first bytes with the request.
     Redirect6,
 }
 
 impl Role {
-    /// How the command line names it.
+    /// Returns its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,19 +58,19 @@ impl Role {
 /// Options of `sidetrack-lab bare`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
-    /// What to be.
+    /// The role.
     pub role: Role,
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: SocketAddr,
     /// The server, or the SOCKS server of a redirector.
     #[arg(long, required_if_eq_any([("role", "reverse"), ("role", "redirect5"), ("role", "redirect6")]))]
     pub to: Option<SocketAddr>,
-    /// Most bytes that one read takes.
+    /// Maximum number of bytes per read.
     #[arg(long, value_name = "N", default_value_t = BUFFER_BYTES)]
     pub buffer_bytes: usize,
 }
 
-/// Relays until it is ended.
+/// Relays until the process ends.
 ///
 /// # Errors
 /// The address cannot be listened on, or epoll cannot be used.
@@ -88,7 +88,7 @@ fn listen(options: &Options) -> Result<TcpListener> {
 
 fn serve(listener: &TcpListener, options: Options) -> Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    // Level-triggered and one accept(2) a turn: no call that finds nobody.
+    // Level-triggered, with one accept(2) per turn: no call finds an empty queue.
     epoll::add(&epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     let mut places = Places::new(options, epoll);
     let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
@@ -107,7 +107,7 @@ fn serve(listener: &TcpListener, options: Options) -> Result<()> {
     }
 }
 
-/// Where a flow is, or was; the generation tells events of the present one from those of an earlier one.
+/// The slot of a flow; the generation distinguishes events of the current flow from those of an earlier one.
 #[derive(Debug, Default)]
 struct Place {
     flow: Option<Flow>,
@@ -140,13 +140,13 @@ impl Places {
         let place = &mut self.places[at];
         place.generation = place.generation.wrapping_add(1) & (u32::MAX >> 1);
         let key = u64::from(place.generation) << 33 | (at as u64) << 1;
-        // Most have spoken already: read before it is watched, and no event tells what we know.
+        // Most clients have already sent their bytes: reading before the registration saves an event.
         place.flow = Some(Flow::new(client, key));
         self.run(at);
         self.watch(at, Side::Client);
     }
 
-    /// Watches a side of a flow that is still there.
+    /// Registers a side of a flow that still exists.
     fn watch(&mut self, at: usize, side: Side) {
         let Some(flow) = &mut self.places[at].flow else { return };
         if flow.watch(&self.epoll, side).is_err() {
@@ -167,7 +167,7 @@ impl Places {
 
     fn run(&mut self, at: usize) {
         let Some(flow) = &mut self.places[at].flow else { return };
-        // What fails ends the flow: nobody is told why.
+        // A failure ends the flow without an error message.
         if !flow.run(&self.options, &self.epoll, &mut self.scratch).unwrap_or(false) {
             self.end(at);
         }

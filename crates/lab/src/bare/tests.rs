@@ -1,4 +1,4 @@
-//! The least relay on loopback: what comes out is what went in.
+//! The smallest relay on loopback: the output equals the input.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -15,7 +15,7 @@ fn started(role: Role, to: Option<SocketAddr>) -> SocketAddr {
     address
 }
 
-/// A server that reads to the end and answers all of it, twice.
+/// A server that reads to the end and sends everything back twice.
 fn doubling() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -44,7 +44,7 @@ fn rest_of(mut stream: TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Many times what sockets and the thread's buffer hold.
+/// Many times the size of the sockets' and the thread's buffers.
 fn much() -> Vec<u8> {
     (0..12_000_000_u32).map(|number| (number / 251 + number) as u8).collect()
 }
@@ -108,7 +108,7 @@ fn a_refused_dial_closes() {
     assert!(matches!(client.read_to_end(&mut bytes), Ok(0) | Err(_)), "an answer out of nothing");
 }
 
-/// A server that says its word, ends, and hands over what it still reads.
+/// A server that sends its bytes, ends its direction, and returns what it still reads.
 fn ending_first() -> (SocketAddr, std::sync::mpsc::Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");

@@ -1,28 +1,28 @@
-//! What a direction of a link does to frames.
+//! The conditions of one direction of a link: what it does to frames.
 
 use std::time::Duration;
 
 use super::random::Random;
 
-/// Everything one direction of a link does to the frames on it. The default is a perfect wire.
+/// The conditions of one direction of a link. The default is a perfect wire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Conditions {
     /// One-way delay; half of the round-trip time of a link with the same delay both ways.
     pub delay: Duration,
-    /// Up to this much more or less delay, uniform, never below zero; frames keep their order.
+    /// Adds or subtracts a uniform delay of at most this; never below zero; frames keep their order.
     pub jitter: Duration,
     /// Which frames are lost.
     pub loss: Loss,
-    /// How fast frames leave, and what waits before; absent: at once.
+    /// The rate at which frames leave, and its queue; absent: they leave at once.
     pub rate: Option<Rate>,
     /// Probability (0 to 1) that a frame arrives twice.
     pub duplicate: f64,
-    /// Probability (0 to 1) that a frame overtakes all that are being delayed.
+    /// Probability (0 to 1) that a frame overtakes all delayed frames.
     pub reorder: f64,
-    /// False: nothing passes; frames that are already on their way arrive.
+    /// False: no frame passes; frames that are already on their way still arrive.
     pub is_up: bool,
-    /// Whether losses, duplicates and the rate fall on what the sending host hands over (up to 64 KiB of TCP at a time)
-    /// and not on the frames of a wire. Imitates an emulator on a sending host with segmentation offload.
+    /// Whether losses, duplicates and the rate apply to the super-frames of the sending host (up to 64 KiB of TCP),
+    /// not to frames of the wire. Imitates an emulator on a sending host with segmentation offload.
     pub on_super_frames: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// A perfect wire of that length.
+    /// Returns a perfect wire with this delay.
     #[must_use]
     pub fn delayed(delay: Duration) -> Self {
         Self { delay, ..Self::default() }
@@ -54,10 +54,10 @@ impl Conditions {
 pub enum Loss {
     /// None.
     None,
-    /// Each with this probability (0 to 1), whatever happened to the others.
+    /// Each frame with this probability (0 to 1), independently of the others.
     Bernoulli(f64),
     /// In bursts: Gilbert's model (Bell System Technical Journal 39, 1960). Before each frame the link may change its
-    /// state; in the bad state every frame is lost, in the good one none.
+    /// state. In the bad state every frame is lost, in the good state none.
     Burst {
         /// Probability (0 to 1) that a good link goes bad.
         enter: f64,
@@ -67,7 +67,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The share of frames lost in the long run, 0 to 1.
+    /// Returns the share of frames lost in the long run, 0 to 1.
     #[must_use]
     pub fn share(self) -> f64 {
         match self {
@@ -78,8 +78,8 @@ impl Loss {
         }
     }
 
-    /// Variance of the number of losses among `frames`, divided by that of independent losses of the same share.
-    /// A burst makes neighbours alike with the correlation 1 - enter - leave.
+    /// Returns the variance of the number of losses among `frames`, divided by that of independent losses of the same
+    /// share. In bursts, neighbouring frames have the correlation 1 - enter - leave.
     #[must_use]
     pub fn variance_factor(self) -> f64 {
         match self {
@@ -89,17 +89,17 @@ impl Loss {
     }
 }
 
-/// A rate with the queue before it.
+/// A rate and its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Bits per second, Ethernet header included, at least 1.
     pub bits_per_second: u64,
-    /// Bytes that wait at most; a frame that does not fit is dropped.
+    /// Capacity of the queue in bytes; a frame that does not fit is dropped.
     pub queue_bytes: u64,
 }
 
 impl Rate {
-    /// How long `bytes` take.
+    /// Returns the time that `bytes` take.
     #[must_use]
     pub fn time_of(self, bytes: u64) -> Duration {
         let nanos = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(self.bits_per_second.max(1));
@@ -107,14 +107,14 @@ impl Rate {
     }
 }
 
-/// Draws losses; remembers whether a burst goes on.
+/// Draws losses; keeps the state of a burst.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LossState {
     is_bad: bool,
 }
 
 impl LossState {
-    /// Whether the next frame is lost.
+    /// Returns true if the next frame is lost.
     pub(super) fn takes_next(&mut self, loss: Loss, random: &mut Random) -> bool {
         match loss {
             Loss::None => false,

@@ -10,21 +10,22 @@ use sidetrack_core::time::Instant;
 use super::conditions::{Conditions, LossState};
 use super::random::Random;
 
-/// Frames with less than this between their arrivals stay together, if they came together: a super-frame is cut only
-/// as finely as its timing asks for.
+/// Frames of one super-frame stay together if their arrivals are less than this apart. So a super-frame is cut only
+/// as finely as its timing requires.
 const BUNCH: Duration = Duration::from_micros(100);
-/// Bytes on their way at most, 2.5 Gbit/s times 400 ms; more would be our own memory's limit and not the link's.
+/// Maximum number of bytes on their way: 2.5 Gbit/s times 400 ms. It protects our memory; it is not a property of the
+/// link.
 pub const LINE_BYTES: usize = 128 << 20;
 
-/// What travels: one frame of a wire, or a super-frame that stands for several.
+/// The unit that travels: one frame of a wire, or a super-frame that stands for several.
 pub trait Frame: Sized {
-    /// How many frames of a wire it stands for, at least 1.
+    /// Returns the number of wire frames it stands for, at least 1.
     fn wire_frames(&self) -> usize;
-    /// Length of one of them with its Ethernet header, in bytes.
+    /// Returns the length of one of them with its Ethernet header, in bytes.
     fn wire_bytes(&self, index: usize) -> usize;
-    /// Those of them alone; `None` if they cannot be cut out.
+    /// Returns only these of them; `None` if they cannot be cut out.
     fn cut(&self, range: Range<usize>) -> Option<Self>;
-    /// What it takes in memory, in bytes.
+    /// Returns the memory it uses, in bytes.
     fn memory_bytes(&self) -> usize;
 }
 
@@ -33,39 +34,40 @@ pub trait Frame: Sized {
 pub enum Input<F> {
     /// A frame enters the link.
     Frame(F),
-    /// From now on the link behaves so; what is on its way is not changed.
+    /// Sets the conditions of the link; frames on their way are not affected.
     Conditions(Conditions),
 }
 
-/// What became of the frames of a wire so far.
+/// Counts of wire frames by their fate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Entered.
+    /// Frames that entered.
     pub offered: u64,
-    /// Left, duplicates included.
+    /// Frames that left, duplicates included.
     pub delivered: u64,
-    /// Taken by the loss model.
+    /// Frames dropped by the loss model.
     pub lost: u64,
-    /// Dropped by the full queue before the rate.
+    /// Frames dropped because the queue of the rate was full.
     pub queue_full: u64,
-    /// Dropped while the link was down.
+    /// Frames dropped while the link was down.
     pub down: u64,
-    /// Dropped because of [`LINE_BYTES`], or because they could not be cut: a run with such a count is invalid.
+    /// Frames dropped because of [`LINE_BYTES`], or because they could not be cut. A run with such a count is
+    /// invalid.
     pub overrun: u64,
-    /// Sent twice.
+    /// Frames sent twice.
     pub duplicated: u64,
-    /// Let overtake.
+    /// Frames that overtook others.
     pub reordered: u64,
 }
 
-/// What happens to one frame of a wire.
+/// The fate of one frame of a wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Dropped,
     Arrives { at: Instant, twice: bool, overtakes: bool },
 }
 
-/// The machine.
+/// One direction of a link, as a state machine.
 #[derive(Debug)]
 pub struct Direction<F> {
     conditions: Conditions,
@@ -98,7 +100,7 @@ impl<F: Frame> Direction<F> {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<F>) {
         match input {
             Input::Conditions(conditions) => self.conditions = conditions,
@@ -106,7 +108,7 @@ impl<F: Frame> Direction<F> {
         }
     }
 
-    /// The next frame that is due at `now`; call it until there is none.
+    /// Returns the next frame that is due at `now`; call it until it returns `None`.
     pub fn poll(&mut self, now: Instant) -> Option<F> {
         if self.deadline()? > now {
             return None;
@@ -117,13 +119,13 @@ impl<F: Frame> Direction<F> {
         Some(frame)
     }
 
-    /// When [`Self::poll`] has something; `None` while nothing is on its way.
+    /// Returns the time when [`Self::poll`] has a frame; `None` if no frame is on its way.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.line.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// What became of everything so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -164,7 +166,7 @@ impl<F: Frame> Direction<F> {
         let mut leaves = now;
         if let Some(rate) = conditions.rate {
             let begins = self.busy_until.max(now);
-            // An idle link sends a frame whatever the queue may hold.
+            // An idle link sends any frame, however small the queue is.
             if begins > now && begins.since(now) + rate.time_of(bytes) > rate.time_of(rate.queue_bytes) {
                 self.counts.queue_full += frames;
                 return Fate::Dropped;
@@ -180,7 +182,7 @@ impl<F: Frame> Direction<F> {
         Fate::Arrives { at, twice, overtakes }
     }
 
-    /// The arrival of a frame that leaves the queue at `leaves` and overtakes no other.
+    /// Returns the arrival time of a frame that leaves the queue at `leaves` and overtakes no other.
     fn in_order(&mut self, leaves: Instant) -> Instant {
         let Conditions { delay, jitter, .. } = self.conditions;
         let spread = if jitter.is_zero() { Duration::ZERO } else { (2 * jitter).mul_f64(self.random.unit()) };
@@ -200,7 +202,7 @@ impl<F: Frame> Direction<F> {
         }
     }
 
-    /// Puts the last part of `frame`, which may be all of it, on the line.
+    /// Puts the last part of `frame` on the line; it may be the whole frame.
     fn keep(&mut self, frame: F, run: &Run) {
         if run.part.len() < frame.wire_frames() {
             self.keep_part(&frame, run);
@@ -228,14 +230,14 @@ impl<F: Frame> Direction<F> {
     }
 }
 
-/// Neighbours with like fates: they go on as they came, as one frame, when the last of them is due.
+/// Neighbouring frames with the same fate stay one frame, which leaves when the last of them is due.
 struct Run {
     part: Range<usize>,
     first: Fate,
     last: Fate,
 }
 
-/// Whether a frame may go on with the run that began with `first`.
+/// Returns true if a frame may join the run that began with `first`.
 fn stay_together(first: Fate, next: Fate) -> bool {
     match (first, next) {
         (Fate::Dropped, Fate::Dropped) => true,

@@ -1,7 +1,7 @@
 use super::super::conditions::{Loss, Rate};
 use super::*;
 
-/// Frames of a wire with their numbers; each is 1,000 bytes long.
+/// Numbered wire frames of 1,000 bytes each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Numbers(Vec<u64>);
 
@@ -25,7 +25,7 @@ impl Frame for Numbers {
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Offers super-frames of `size` frames, one every `gap`, and gives what arrives with its time.
+/// Offers super-frames of `size` frames, one every `gap`, and returns the arrivals with their times.
 fn carried(conditions: Conditions, count: u64, size: u64, gap: Duration) -> (Vec<(Instant, u64)>, Counts) {
     let mut direction = Direction::new(conditions, 42);
     let mut arrived = Vec::new();
@@ -81,7 +81,7 @@ fn jitter_keeps_the_order_and_its_bounds() {
     let (least, most) = delays.fold((Duration::MAX, Duration::ZERO), |(a, b), d| (a.min(d), b.max(d)));
     assert!(least >= 3 * MS && least < 3 * MS + MS / 10, "{least:?}");
     assert!(most <= 7 * MS && most > 7 * MS - MS / 10, "{most:?}");
-    // Close together a later frame waits for an earlier one.
+    // If frames are close together, a later one waits for an earlier one.
     let (arrived, _) = carried(conditions, 2000, 1, MS / 100);
     assert_eq!(numbers(&arrived), (0..2000).collect::<Vec<_>>());
 }
@@ -110,14 +110,14 @@ fn on_super_frames_all_or_nothing_is_lost() {
 
 #[test]
 fn the_rate_spaces_frames_and_its_queue_is_finite() {
-    // 1,000 bytes at 8 Mbit/s take 1 ms; the queue holds five, the one being sent included.
+    // 1,000 bytes at 8 Mbit/s take 1 ms. The queue holds five frames, including the one being sent.
     let rate = Some(Rate { bits_per_second: 8_000_000, queue_bytes: 5_000 });
     let conditions = Conditions { rate, ..Conditions::delayed(5 * MS) };
     let (arrived, counts) = carried(conditions, 10, 10, MS);
     let due: Vec<_> = arrived.iter().map(|(at, _)| at.since(Instant::ZERO)).collect();
     assert_eq!(due, [6 * MS, 7 * MS, 8 * MS, 9 * MS, 10 * MS]);
     assert_eq!(counts.queue_full, 5);
-    // Offered at twice the rate, half arrives, at the rate.
+    // Of frames offered at twice the rate, half arrive, at the rate.
     let (arrived, _) = carried(conditions, 4_000, 1, MS / 2);
     let seconds = arrived.last().unwrap().0.since(arrived[0].0).as_secs_f64();
     let reached = (arrived.len() - 1) as f64 * 8_000.0 / seconds;
@@ -132,7 +132,7 @@ fn a_fast_rate_cuts_super_frames_only_as_finely_as_the_bunch() {
     let mut sizes = Vec::new();
     while let Some(due) = direction.deadline() {
         let frame = direction.poll(due).expect("due");
-        // Each leaves when its last byte has: 8 us a frame.
+        // Each frame leaves with its last byte: 8 us per frame.
         assert_eq!(due.as_nanos(), 8_000 * (frame.0.last().unwrap() + 1));
         sizes.push(frame.0.len());
     }

@@ -1,4 +1,4 @@
-//! The thread that drives the links made here: TAP interfaces, one [`Direction`] each way, one timer for all.
+//! The thread that drives our own links: TAP interfaces, a [`Direction`] for each way, one timer for all.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,27 +14,27 @@ use super::direction::{Counts, Direction, Input};
 use super::frame::TapFrame;
 use crate::load::Histogram;
 
-/// A timer wakes a thread some 40 us late: we ask for that much less and look again and again for the rest.
+/// A timer wakes a thread some 40 us late. So the thread sleeps for that much less and polls for the rest.
 const EARLY: Duration = Duration::from_micros(60);
-/// After a long sleep (the CPU is idle, perhaps given away by its host) it is later than that: we wake earlier once and
-/// sleep a second, short time.
+/// After a long sleep the wake-up is even later (the CPU is idle, and its host may have given it away). So the thread
+/// wakes up early once and then sleeps a second, short time.
 const LONG_SLEEP: Duration = Duration::from_micros(500);
 const EARLY_AFTER_LONG_SLEEP: Duration = Duration::from_micros(300);
-/// How often, and how far apart, it is measured what waking up takes.
+/// Number and distance of the trials that measure a wake-up.
 const WAKE_SAMPLES: usize = 15;
 const WAKE_SAMPLE_GAP: Duration = Duration::from_millis(6);
-/// Trials that took longer were held up by something else.
+/// Trials that took longer were delayed by other work, and do not count.
 const LONGEST_WAKE: Duration = Duration::from_micros(80);
-/// Frames taken from one interface before the others have their turn.
+/// Maximum number of frames taken from one interface per turn.
 const BATCH: usize = 64;
-/// Frames up to this many bytes are copied out of the large buffer they were read into.
+/// Frames up to this size in bytes are copied out of the large buffer into which they were read.
 const SMALL_BYTES: usize = 4096;
-/// Large buffers kept for the next super-frames.
+/// Number of large buffers kept for later super-frames.
 const POOL_BUFFERS: usize = 256;
-/// Before ordinary threads, behind the kernel's own real-time threads.
+/// Above ordinary threads, below the kernel's own real-time threads.
 const PRIORITY: u8 = 10;
 
-/// Which way over a link.
+/// A direction over a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From the first node to the second.
@@ -47,7 +47,7 @@ impl Way {
     /// Both.
     pub const BOTH: [Self; 2] = [Self::Forth, Self::Back];
 
-    /// Its place in a pair: 0 or 1.
+    /// Returns its index in a pair: 0 or 1.
     #[must_use]
     pub fn index(self) -> usize {
         match self {
@@ -57,14 +57,14 @@ impl Way {
     }
 }
 
-/// How well the emulator kept its times.
+/// How punctual the emulator was.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Lateness {
     /// Half of the frames left at most this late, in nanoseconds.
     pub median_ns: u64,
     /// 99 of 100 frames left at most this late, in nanoseconds.
     pub p99_ns: u64,
-    /// What waking up takes, which is taken off the delay of a frame that woke us, in nanoseconds.
+    /// Duration of a wake-up in nanoseconds; it is subtracted from the delay of a frame that woke the thread.
     pub wake_up_ns: u64,
     /// Frames that the receiving interface refused.
     pub refused: u64,
@@ -77,7 +77,7 @@ impl std::fmt::Display for Lateness {
     }
 }
 
-/// What the thread is asked for.
+/// A command to the thread.
 enum Command {
     Add {
         taps: [Tap; 2],
@@ -97,7 +97,7 @@ enum Command {
     Lateness {
         reply: Sender<Lateness>,
     },
-    /// Sent at that moment, only to see how long waking up takes.
+    /// Sent at that moment, only to measure a wake-up.
     Wake(std::time::Instant),
     Stop,
 }
@@ -111,7 +111,7 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Starts the thread, before all ordinary threads where the kernel allows that.
+    /// Starts the thread, with a priority above all ordinary threads if the kernel allows it.
     ///
     /// # Errors
     /// The thread or its wake-up descriptor cannot be made.
@@ -120,7 +120,7 @@ impl Emulator {
         let theirs = wake.try_clone()?;
         let (commands, receiver) = channel();
         let thread = std::thread::Builder::new().name("links".into()).spawn(move || {
-            // Without the right the links are less exact under load, which [`Lateness`] shows.
+            // Without that right the links are less exact under load, which [`Lateness`] shows.
             let _ = sidetrack_sys::scheduling::become_real_time(PRIORITY);
             Engine::new(receiver, theirs).run()
         });
@@ -143,7 +143,7 @@ impl Emulator {
         answer.recv().context("the links' thread has ended")
     }
 
-    /// Changes one direction of a link; what is on its way is not changed.
+    /// Changes one direction of a link; frames on their way are not affected.
     ///
     /// # Errors
     /// The thread has ended.
@@ -151,7 +151,7 @@ impl Emulator {
         self.ask(Command::Set { link, way, conditions })
     }
 
-    /// What became of the frames of a link, forth and back.
+    /// Returns the counts of frames of a link, forth and back.
     ///
     /// # Errors
     /// The thread has ended.
@@ -161,7 +161,7 @@ impl Emulator {
         answer.recv().context("the links' thread has ended")
     }
 
-    /// How well it kept its times so far, all links together.
+    /// Returns how punctual it was so far, for all links together.
     ///
     /// # Errors
     /// The thread has ended.
@@ -196,7 +196,7 @@ struct Lane {
     direction: Direction<TapFrame>,
 }
 
-/// What the thread owns. The lanes of link n are 2n and 2n + 1.
+/// The state of the thread. The lanes of link n are 2n and 2n + 1.
 struct Engine {
     commands: Receiver<Command>,
     wake: OwnedFd,
@@ -205,9 +205,10 @@ struct Engine {
     pool: Vec<Vec<u8>>,
     late: Histogram,
     refused: u64,
-    /// What waking up took when it was tried, sorted.
+    /// The measured durations of a wake-up, sorted.
     wake_samples: Vec<Duration>,
-    /// For the first frame after a sleep: it has waited that long while we woke up. A TAP has no time stamps.
+    /// Subtracted for the first frame after a sleep: it waited this long during the wake-up. A TAP has no time
+    /// stamps.
     waited: Duration,
 }
 
@@ -246,7 +247,7 @@ impl Engine {
         }
     }
 
-    /// Sleeps until a frame or a command comes or the next frame is nearly due.
+    /// Sleeps until a frame or a command arrives or the next frame is nearly due.
     fn wait(&mut self) -> Result<()> {
         let due = self.lanes.iter().filter_map(|lane| lane.direction.deadline()).min();
         let left = due
@@ -267,7 +268,7 @@ impl Engine {
         };
         let slept = begun.elapsed();
         let typical = self.typical_wake_up();
-        // After a short sleep everything is still at hand: half of that.
+        // After a short sleep the caches are still warm: half of that time.
         self.waited = match slept {
             _ if ready == 0 || slept < typical => Duration::ZERO,
             short if short < LONG_SLEEP => typical / 2,
@@ -277,13 +278,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The median of what was tried; what is beyond it in a single case, the receiver's own waking up covers.
+    /// The median of the trials. A longer wake-up in a single case is hidden by the receiver's own wake-up.
     fn typical_wake_up(&self) -> Duration {
         let median = self.wake_samples.get(self.wake_samples.len() / 2).copied().unwrap_or_default();
         median.min(LONGEST_WAKE)
     }
 
-    /// False: it is over.
+    /// Returns false when the thread has to end.
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Add { taps: [a, b], conditions: [forth, back], seed, number } => {
@@ -339,7 +340,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands on whatever is due.
+    /// Delivers all frames that are due.
     fn deliver(&mut self) {
         for lane in 0..self.lanes.len() {
             loop {

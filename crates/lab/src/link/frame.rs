@@ -1,5 +1,5 @@
-//! Frames as a TAP gives them: a virtio header, then Ethernet. A TCP super-frame stands for several frames of a wire
-//! and can be cut into fewer of them, as a network card would (virtio 1.2, 5.1.6.2; RFC 9293; RFC 791; RFC 8200).
+//! Frames of a TAP: a virtio header, then Ethernet. A TCP super-frame stands for several frames of a wire. It can be
+//! cut into smaller parts, as a network card does (virtio 1.2, 5.1.6.2; RFC 9293; RFC 791; RFC 8200).
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const TCP: u8 = 6;
 
-/// `flags` of the virtio header: the checksum covers the pseudo header only, the receiver is to finish it.
+/// `flags` of the virtio header: the checksum covers only the pseudo header, and the receiver has to complete it.
 const NEEDS_CHECKSUM: u8 = 1;
-/// `gso_type`: TCP over IPv4, TCP over IPv6, and a bit that says a congestion mark (CWR) is among the flags.
+/// `gso_type`: TCP over IPv4, TCP over IPv6, and a bit that means that the TCP flag CWR is set.
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
 const GSO_ECN: u8 = 0x80;
@@ -28,27 +28,27 @@ const CWR: u8 = 0x80;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapFrame {
     bytes: Vec<u8>,
-    /// How much of `bytes` is the frame; the rest is room that a pool gave.
+    /// Length of the frame in `bytes`; the rest is unused memory of the pool's buffer.
     length: usize,
     segments: Option<Segments>,
 }
 
-/// What a super-frame consists of.
+/// The layout of a super-frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segments {
     is_v6: bool,
-    /// Where the TCP header begins.
+    /// Offset of the TCP header.
     tcp: usize,
-    /// Where the payload begins.
+    /// Offset of the payload.
     payload: usize,
-    /// Payload of each frame but the last, at least 1.
+    /// Payload bytes of each frame except the last, at least 1.
     size: usize,
-    /// Payload of all.
+    /// Payload bytes of all frames.
     total: usize,
 }
 
 impl TapFrame {
-    /// The frame in the first `length` bytes of `bytes`.
+    /// Makes the frame in the first `length` bytes of `bytes`.
     #[must_use]
     pub fn new(bytes: Vec<u8>, length: usize) -> Self {
         let length = length.min(bytes.len());
@@ -56,13 +56,13 @@ impl TapFrame {
         Self { bytes, length, segments }
     }
 
-    /// The virtio header and the frame.
+    /// Returns the virtio header and the frame.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// The memory, for a pool.
+    /// Returns the memory, for a pool.
     #[must_use]
     pub fn into_buffer(self) -> Vec<u8> {
         self.bytes
@@ -94,7 +94,7 @@ impl Frame for TapFrame {
 }
 
 impl Segments {
-    /// `None` for anything but a TCP super-frame that can be cut.
+    /// Returns the layout; `None` unless it is a TCP super-frame that can be cut.
     fn of(bytes: &[u8]) -> Option<Self> {
         let (header, packet) = bytes.split_at_checked(VNET_HEADER_BYTES)?;
         let is_v6 = match header.get(1)? & !GSO_ECN {
@@ -115,7 +115,7 @@ impl Segments {
         (fits && size > 0).then_some(Self { is_v6, tcp, payload, size, total })
     }
 
-    /// The frames `range` alone: headers again, with length, numbers, flags and checksums of their own.
+    /// Returns the frames `range` alone, with new headers: length, sequence numbers, flags and checksums.
     fn cut(&self, bytes: &[u8], range: Range<usize>) -> Option<Vec<u8>> {
         let from = range.start.checked_mul(self.size)?;
         let to = range.end.checked_mul(self.size)?.min(self.total);
@@ -124,7 +124,7 @@ impl Segments {
         cut.extend_from_slice(bytes.get(..self.payload)?);
         cut.extend_from_slice(data);
         if data.len() <= self.size {
-            // One frame of a wire is no super-frame any more: no type, no size.
+            // One frame of a wire is not a super-frame: it has no type and no size.
             *cut.get_mut(1)? = 0;
             cut.get_mut(4..6)?.fill(0);
         }
@@ -145,7 +145,7 @@ impl Segments {
         Some(cut)
     }
 
-    /// TCP's sequence number and flags of a part that begins `from` bytes in.
+    /// Sets TCP's sequence number and flags of a part that begins at payload byte `from`.
     fn renumber(&self, cut: &mut [u8], first: usize, from: usize, is_last: bool) -> Option<()> {
         let sequence = cut.get_mut(self.tcp + 4..self.tcp + 8)?;
         let number = u32::from_be_bytes(sequence.try_into().ok()?).wrapping_add(u32::try_from(from).ok()?);
@@ -160,7 +160,8 @@ impl Segments {
         Some(())
     }
 
-    /// The checksum of the pseudo header alone where the receiver finishes it, as the kernel gave it; else the whole.
+    /// Sets the checksum: only of the pseudo header if the receiver completes it, as in the kernel's frame; otherwise
+    /// the full one.
     fn finish_checksum(&self, cut: &mut [u8]) -> Option<()> {
         let ip = VNET_HEADER_BYTES + ETHERNET_BYTES;
         let addresses = if self.is_v6 { ip + 8..ip + 40 } else { ip + 12..ip + 20 };

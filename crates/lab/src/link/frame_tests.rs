@@ -1,6 +1,6 @@
 use super::*;
 
-/// A super-frame as Linux hands it to a TAP: `payload` bytes counting up, `size` in each frame.
+/// A super-frame as Linux passes it to a TAP: `payload` ascending bytes, `size` in each frame.
 fn super_frame(is_v6: bool, payload: usize, size: u16, flags: u8, needs_checksum: bool) -> Vec<u8> {
     let mut bytes = vec![u8::from(needs_checksum), if is_v6 { GSO_TCPV6 } else { GSO_TCPV4 }];
     bytes.extend([0, 0]);
@@ -32,7 +32,7 @@ fn frame(bytes: Vec<u8>) -> TapFrame {
     TapFrame::new(bytes, usize::MAX)
 }
 
-/// What a receiver makes of a frame: (sequence, flags, payload), after checking lengths and checksums.
+/// Reads a frame as a receiver does: (sequence, flags, payload), after checking lengths and checksums.
 fn received(frame: &TapFrame) -> (u32, u8, Vec<u8>) {
     let bytes = frame.as_bytes();
     let ip = VNET_HEADER_BYTES + ETHERNET_BYTES;

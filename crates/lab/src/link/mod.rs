@@ -1,9 +1,10 @@
-//! Emulated links: delay, jitter, loss, a rate with a finite queue, duplicates, overtaking, down and up, all of it
-//! changed while the link runs.
+//! Emulated links: delay, jitter, loss, a rate with a finite queue, duplicates, reordering, down and up. All of it
+//! can change while the link runs.
 //!
-//! [`Network::join`] puts a link between two nodes: by `tc netem` on a host in the middle where the kernel has it, else
-//! (or when asked for) by our own emulator in user space. Both take the same [`Conditions`]. The decisions of ours are
-//! a pure machine ([`direction::Direction`]) on a virtual clock; [`emulator`] feeds it from TAP interfaces.
+//! [`Network::join`] puts a link between two nodes. It uses `tc netem` on a host in the middle if the kernel has it;
+//! otherwise, or on request, our own emulator in user space. Both take the same [`Conditions`]. The decisions of our
+//! emulator are a pure state machine ([`direction::Direction`]) on a virtual clock; [`emulator`] feeds it from TAP
+//! interfaces.
 
 pub mod conditions;
 pub mod direction;
@@ -26,23 +27,23 @@ use netem::NetemLink;
 
 use crate::topology::{self, Link, Node};
 
-/// Frames a TAP holds for us while we are busy.
+/// Length of a TAP's queue in frames, for times when the thread is busy.
 const TAP_QUEUE_FRAMES: &str = "10000";
 
-/// What a link is made of.
+/// The kind of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Kind {
-    /// `netem` where the kernel has it, else `builtin`.
+    /// `netem` if the kernel has it, otherwise `builtin`.
     #[default]
     Auto,
     /// tc-netem(8) on a host in the middle.
     Netem,
-    /// Our own, in user space.
+    /// Our own emulator, in user space.
     Builtin,
 }
 
 impl Kind {
-    /// [`Kind::Auto`] decided for this kernel.
+    /// Resolves [`Kind::Auto`] for this kernel.
     ///
     /// # Errors
     /// No node can be made (root is needed).
@@ -55,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Makes links; those of one network share a thread.
+/// Makes links; all links of one network share a thread.
 #[derive(Debug)]
 pub struct Network {
     /// Absent: netem.
@@ -63,7 +64,7 @@ pub struct Network {
     seed: Cell<u64>,
 }
 
-/// An emulated link between two nodes; it goes with the value.
+/// An emulated link between two nodes; dropping it removes the link.
 #[derive(Debug)]
 pub struct Wire {
     /// Addresses and the interface's name, the same at both ends.
@@ -78,10 +79,9 @@ enum Medium {
 }
 
 impl Network {
-    /// A network whose links are of this kind; `seed` decides what is lost on links of our own.
+    /// Makes a network with links of this kind; `seed` decides which frames our own links lose.
     ///
-    /// # Errors
-    /// Not root; netem was asked for and this kernel has none.
+    /// # Errors Not root; or netem was requested and this kernel has none.
     pub fn new(kind: Kind, launcher: &Path, seed: u64) -> Result<Self> {
         let emulator = match kind.resolved(launcher)? {
             Kind::Netem if !netem::is_available(launcher)? => {
@@ -93,13 +93,14 @@ impl Network {
         Ok(Self { emulator, seed: Cell::new(seed) })
     }
 
-    /// What its links are made of: `netem` or `builtin`.
+    /// Returns the kind of its links: `netem` or `builtin`.
     #[must_use]
     pub fn kind(&self) -> Kind {
         if self.emulator.is_some() { Kind::Builtin } else { Kind::Netem }
     }
 
-    /// Joins two nodes with the addresses of [`topology::link`]; `conditions` are for [`Way::Forth`], [`Way::Back`].
+    /// Joins two nodes with the addresses of [`topology::link`]. `conditions` are for [`Way::Forth`] and
+    /// [`Way::Back`].
     ///
     /// # Errors
     /// `ip` or `tc` refuses, or the kernel has no TUN/TAP.
@@ -121,7 +122,7 @@ impl Network {
         Ok(Wire { link, medium: Medium::Builtin { emulator: Arc::clone(emulator), number } })
     }
 
-    /// How well our own links kept their times; `None` with netem.
+    /// Returns how punctual our own links were; `None` with netem.
     ///
     /// # Errors
     /// The emulator has ended.
@@ -142,7 +143,7 @@ impl Wire {
         }
     }
 
-    /// Changes both directions to the same.
+    /// Sets both directions to the same conditions.
     ///
     /// # Errors
     /// As [`Self::set`].
@@ -150,7 +151,7 @@ impl Wire {
         Way::BOTH.into_iter().try_for_each(|way| self.set(way, conditions))
     }
 
-    /// What became of the frames, forth and back; `None` with netem.
+    /// Returns the counts of frames, forth and back; `None` with netem.
     ///
     /// # Errors
     /// The emulator has ended.
@@ -161,7 +162,7 @@ impl Wire {
         }
     }
 
-    /// Frames that an end could not hand to the emulator because it was behind; a run with any is invalid.
+    /// Returns the frames that an end dropped because the emulator was too slow. A run with any is invalid.
     ///
     /// # Errors
     /// The node is gone.
@@ -169,7 +170,7 @@ impl Wire {
         let wanted = format!("{}:", self.link.interface);
         let table = node.run("cat", &["/proc/thread-self/net/dev"])?;
         let line = table.lines().find_map(|line| line.trim().strip_prefix(&wanted).map(str::to_owned));
-        // bytes packets errs drop fifo frame compressed multicast, for what is received and for what is sent.
+        // Fields: bytes packets errs drop fifo frame compressed multicast; first for received, then for sent frames.
         let dropped = line.and_then(|line| line.split_whitespace().nth(11)?.parse().ok());
         dropped.with_context(|| format!("{} has no interface {}", node.name(), self.link.interface))
     }

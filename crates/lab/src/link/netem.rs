@@ -1,5 +1,5 @@
-//! Links by `tc netem` (tc-netem(8)) where the kernel has it: on a host of its own between the two, because on the
-//! sending host it would drop whole super-frames and tell TCP so.
+//! Links by `tc netem` (tc-netem(8)), on a separate host between the two nodes. On the sending host, netem would drop
+//! whole super-frames, and TCP would be told about it.
 
 use anyhow::{Context, Result};
 
@@ -7,9 +7,9 @@ use super::conditions::{Conditions, Loss};
 use super::emulator::Way;
 use crate::topology::{self, Link, Node};
 
-/// Frames a netem queue holds where no rate asks for fewer: 400 ms of 2.5 Gbit/s.
+/// Length of a netem queue in frames without a rate: 400 ms of 2.5 Gbit/s.
 const LINE_FRAMES: u64 = 85_000;
-/// Bytes of a full frame, for queues that netem counts in frames.
+/// Bytes of a full frame: netem counts its queues in frames.
 const FULL_FRAME_BYTES: u64 = 1514;
 
 /// A bridge between two veth pairs, with a netem queue at each end.
@@ -18,10 +18,9 @@ pub struct NetemLink {
     middle: Node,
 }
 
-/// Whether this kernel has netem (loading its module if need be).
+/// Returns true if this kernel has netem; loads its module if necessary.
 ///
-/// # Errors
-/// No node can be made to try it in.
+/// # Errors No node can be made for the trial.
 pub fn is_available(launcher: &std::path::Path) -> Result<bool> {
     let node = Node::new("netem-probe", launcher)?;
     Ok(node.run("tc", &["qdisc", "replace", "dev", "lo", "root", "netem", "delay", "1ms"]).is_ok())
@@ -38,7 +37,7 @@ impl NetemLink {
         middle.run("ip", &["link", "add", "name", "bridge", "type", "bridge", "mcast_snooping", "0"])?;
         for (node, end) in [(a, "a"), (b, "b")] {
             topology::veth(node, &interface, &middle, end)?;
-            // One frame at a time: super-frames would be lost as a whole.
+            // Without offloads: super-frames would be lost as a whole.
             node.run("ip", &["link", "set", "dev", &interface, "gso_max_segs", "1"])?;
             middle.run("ip", &["link", "set", "dev", end, "master", "bridge"])?;
             middle.sysctl(&format!("net/ipv6/conf/{end}/disable_ipv6"), "1")?;
@@ -60,7 +59,7 @@ impl NetemLink {
     /// # Errors
     /// `tc` refuses.
     pub fn set(&self, way: Way, conditions: Conditions) -> Result<()> {
-        // What goes to the second node leaves by the interface on its side.
+        // Frames to the second node leave by the interface on its side.
         let interface = match way {
             Way::Forth => "b",
             Way::Back => "a",
@@ -72,7 +71,7 @@ impl NetemLink {
     }
 }
 
-/// The words of tc-netem(8) for `conditions`.
+/// Returns the arguments of tc-netem(8) for `conditions`.
 fn arguments(conditions: &Conditions) -> Vec<String> {
     let percent = |share: f64| format!("{}%", share * 100.0);
     let micros = |time: std::time::Duration| format!("{}us", time.as_micros());
@@ -131,7 +130,7 @@ mod tests {
             "limit 85000 loss gemodel 1% 20%"
         );
         let rate = Some(Rate { bits_per_second: 10_000_000, queue_bytes: 60_000 });
-        // 60,000 bytes wait and 6,250 are under way.
+        // 60,000 bytes wait and 6,250 are on their way.
         assert_eq!(said(&Conditions { rate, ..five }), "limit 44 delay 5000us rate 10000000bit");
         assert_eq!(said(&Conditions { is_up: false, ..five }), "limit 85000 delay 5000us loss random 100%");
         let both = Conditions { duplicate: 0.01, reorder: 0.25, ..five };

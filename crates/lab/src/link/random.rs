@@ -1,18 +1,18 @@
-//! A seeded generator: the same seed, the same losses.
+//! A seeded generator: the same seed gives the same losses.
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): one addition and a mix for
-/// each draw, every 64-bit seed is good.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014). Each draw is one addition
+/// and a mix; every 64-bit seed is good.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator; different seeds give unrelated sequences.
+    /// Makes a generator; different seeds give unrelated sequences.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -21,13 +21,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in 0 to 1, 1 excluded.
+    /// Returns a uniform value from 0 to 1, 1 excluded.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with probability `probability`; 0 and 1 draw nothing, so that switching a fault off changes no other.
+    /// Returns true with probability `probability`. 0 and 1 draw nothing, so that switching one fault off does not
+    /// change the others.
     pub fn happens(&mut self, probability: f64) -> bool {
         probability > 0.0 && (probability >= 1.0 || self.unit() < probability)
     }

@@ -1,4 +1,4 @@
-//! One connection of the generator: walks through the script as far as the socket lets it.
+//! One connection of the generator: follows the script as far as the socket allows.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -14,17 +14,17 @@ use super::tls::Tls;
 use super::wire;
 use super::{Spec, Work};
 
-/// `MSG_FASTOPEN` (tcp(7)), which rustix does not name.
+/// `MSG_FASTOPEN` (tcp(7)), which rustix does not define.
 const SEND_IN_SYN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
-/// Longest head or SOCKS reply that we buffer, in bytes.
+/// Maximum size of a buffered head or SOCKS reply, in bytes.
 const INPUT_LIMIT: usize = 64 * 1024;
-/// Reads of one event in bulk work, so that one stream cannot starve the others.
+/// Maximum number of reads per event in bulk work, so that one stream cannot starve the others.
 const READS_PER_EVENT: u32 = 8;
 
-/// Why a connection failed, as the report names it.
+/// Why a connection failed, as named in the report.
 pub type Failure = Cow<'static, str>;
 
-/// What is counted over all connections.
+/// Counts over all connections.
 #[derive(Debug)]
 pub struct Tally {
     /// Complete answers.
@@ -36,7 +36,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing counted yet.
+    /// Makes empty counts.
     pub fn new() -> Self {
         Self { requests: 0, bytes: 0, latencies: Histogram::new() }
     }
@@ -47,14 +47,14 @@ impl Tally {
     }
 }
 
-/// How a connection stands after an event.
+/// The state of a connection after an event.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It waits for the next event.
     Open,
-    /// There may be more to read at once: the event has to be asked for again.
+    /// There may be more to read: the event must be requested again.
     More,
-    /// It has done its one request and the stream has ended.
+    /// It has finished its one request, and the stream has ended.
     Done,
 }
 
@@ -62,7 +62,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
-    /// From the step on that is the first inside TLS.
+    /// TLS, from the first step inside TLS on.
     tls: Option<Box<Tls>>,
     /// Number of the step, see [`Script::step`].
     step: usize,
@@ -72,17 +72,16 @@ pub struct Connection {
     replies: usize,
     input: Vec<u8>,
     body_left: u64,
-    /// Has its answer and wants no other ([`Work::NewConnection`], [`Work::Idle`]).
+    /// Has its answer and requests no other ([`Work::NewConnection`], [`Work::Idle`]).
     answered: bool,
     asked_at: Instant,
     progress_at: Instant,
 }
 
 impl Connection {
-    /// Starts to connect; the first event of the socket tells how that went.
+    /// Starts to connect; the first event of the socket reports the result.
     ///
-    /// # Errors
-    /// No socket, or the address is refused at once.
+    /// # Errors No socket, or the kernel rejects the address at once.
     pub fn open(spec: &Spec, script: &Script) -> Result<Self, Failure> {
         let family = if spec.dial.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -106,17 +105,17 @@ impl Connection {
         })
     }
 
-    /// Whether it has its answer and waits for nothing but the end.
+    /// Returns true if it has its answer and only waits for the end.
     pub fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// Whether nothing has moved for `limit` although something should have.
+    /// Returns true if a pending connection made no progress for `limit`.
     pub fn is_stuck(&self, now: Instant, limit: Duration, work: Work) -> bool {
         !(self.answered && work == Work::Idle) && now.duration_since(self.progress_at) > limit
     }
 
-    /// Does what an event allows. `ended`: the peer has closed or failed, so read to the end.
+    /// Continues as far as an event allows. `ended`: the peer has closed or failed, so it reads to the end.
     ///
     /// # Errors
     /// The kind of failure; the connection is useless then.
@@ -195,13 +194,13 @@ impl Connection {
         tally.bytes += taken;
     }
 
-    /// Consumes the input as far as it is complete.
+    /// Consumes the complete replies of the input.
     fn understand(&mut self, script: &Script, work: Work, tally: &mut Tally) -> Result<(), Failure> {
         loop {
             if self.body_left > 0 {
                 let count = self.input.len();
                 self.take_body(count as u64, tally);
-                // Answers are never pipelined, so nothing can follow the body.
+                // Requests are not pipelined, so nothing can follow the body.
                 self.input.clear();
             }
             if self.body_left > 0 {
@@ -243,14 +242,15 @@ impl AsFd for Connection {
     }
 }
 
-/// Connects without waiting, with `first` in the SYN where a Fast Open cookie is known; gives the bytes sent.
+/// Connects without waiting, with `first` in the SYN if a Fast Open cookie is known. Returns the number of bytes
+/// sent.
 fn connect(socket: &OwnedFd, dial: SocketAddr, first: Option<&[u8]>) -> Result<usize, Errno> {
     let result = match first {
         Some(first) => rustix::net::sendto(socket, first, SEND_IN_SYN | SendFlags::NOSIGNAL, &dial),
         None => rustix::net::connect(socket, &dial).map(|()| 0),
     };
     match result {
-        // No cookie yet: the SYN went without data and the bytes are still ours to send.
+        // No cookie yet: the kernel sent the SYN without data, so the bytes still have to be sent.
         Err(Errno::INPROGRESS) => Ok(0),
         other => other,
     }

@@ -13,21 +13,20 @@ use super::connection::{Connection, Failure, Outcome, Tally};
 use super::script::Script;
 use super::{Report, Spec, Work};
 
-/// A connection on which nothing moves for so long has failed.
+/// A connection without progress for this time has failed.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
-/// How often stuck connections are looked for.
+/// Interval between searches for stuck connections.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
-/// After so many failures the job ends: the peer does not work.
+/// After this number of failures the job ends, because the peer does not work.
 const FAILURE_LIMIT: u64 = 20_000;
-/// Idle connections being opened at a time, so that no backlog overflows.
+/// Maximum number of idle connections opened at a time, so that no backlog overflows.
 const IDLE_OPENING: usize = 64;
 /// Read buffer, in bytes.
 const SCRATCH_BYTES: usize = 1 << 20;
 
 /// Runs a job on the calling thread; `on_window` is called when the warm-up is over.
 ///
-/// # Errors
-/// Epoll cannot be used. What happens to connections is in the report.
+/// # Errors Epoll cannot be used. Failures of connections are in the report.
 pub fn run(spec: &Spec, on_window: impl FnOnce()) -> Result<Report> {
     crate::launch::raise_file_limit();
     let mut engine = Engine::new(spec)?;
@@ -35,7 +34,8 @@ pub fn run(spec: &Spec, on_window: impl FnOnce()) -> Result<Report> {
     let warmup_end = start + Duration::from_millis(spec.warmup_ms);
     engine.run_until(warmup_end, |engine| spec.work == Work::Idle && engine.all_idle())?;
     on_window();
-    // The first idle answers are the only ones, so they count; otherwise the window starts from nothing.
+    // Idle connections have only one answer each, so the answers of the warm-up count. All other counts start at
+    // zero.
     if spec.work != Work::Idle {
         engine.forget();
     }
@@ -44,14 +44,14 @@ pub fn run(spec: &Spec, on_window: impl FnOnce()) -> Result<Report> {
     Ok(engine.report(window.elapsed()))
 }
 
-/// A place for a connection; the generation tells events of its present socket from those of an earlier one.
+/// A slot for a connection; the generation distinguishes events of its current socket from those of an earlier one.
 #[derive(Default)]
 struct Slot {
     connection: Option<Connection>,
     generation: u32,
 }
 
-/// How many connections a rate has opened after this time.
+/// Returns the number of connections that a rate has opened after this time.
 fn due(per_second: u32, after: Duration) -> u64 {
     (f64::from(per_second) * after.as_secs_f64()) as u64 + 1
 }
@@ -68,7 +68,7 @@ struct Engine<'a> {
     /// Answers and failures since the start, warm-up included.
     ended: u64,
     failures: u64,
-    /// Connections opened, and when the first could be: what a rate is kept by.
+    /// Connections opened, and the time of the first: the basis of the rate.
     opened: u64,
     began: Instant,
     scratch: Vec<u8>,
@@ -126,7 +126,7 @@ impl<'a> Engine<'a> {
                 Ok(()) => {}
                 Err(failure) => {
                     self.fail(at, &failure);
-                    return; // not in a tight loop: the next round tries again
+                    return; // the next round tries again, so that this is not a tight loop
                 }
             }
         }
@@ -142,7 +142,7 @@ impl<'a> Engine<'a> {
         self.spec.work != Work::Idle || self.opening() < IDLE_OPENING
     }
 
-    /// How long to wait for events: with a rate, connections are due all the time.
+    /// Returns the time to wait for events; with a rate, the next connection may be due earlier.
     fn patience(&self, now: Instant, end: Instant) -> Duration {
         const TICK: Duration = Duration::from_millis(1);
         if self.spec.per_second.is_some() && !self.vacant.is_empty() {
@@ -191,7 +191,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Who stops reading before the socket is empty asks for the event again, which brings it back.
+    /// A connection that stops reading before its socket is empty requests the event again (edge-triggered).
     fn rearm(&mut self, at: usize, data: u64) {
         let Some(connection) = self.slots.get(at).and_then(|slot| slot.connection.as_ref()) else { return };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -210,7 +210,7 @@ impl<'a> Engine<'a> {
         self.failures += 1;
         self.ended += 1;
         if self.spec.work == Work::Idle {
-            // Not opened again: the report says how many could be held.
+            // It is not opened again: the report says how many connections were open.
             if let Some(slot) = self.slots.get_mut(at) {
                 slot.connection = None;
             }

@@ -11,7 +11,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty one.
+    /// Makes an empty one.
     #[must_use]
     pub fn new() -> Self {
         Self { buckets: vec![0; (64 * STEPS) as usize], total: 0 }
@@ -25,13 +25,13 @@ impl Histogram {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all counts.
     pub fn clear(&mut self) {
         self.buckets.fill(0);
         self.total = 0;
     }
 
-    /// The duration below which `share` (0 to 1) of the counts lie, in nanoseconds; 0 when empty.
+    /// Returns the duration below which `share` (0 to 1) of the counts lie, in nanoseconds; 0 if empty.
     #[must_use]
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);

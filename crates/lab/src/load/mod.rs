@@ -1,8 +1,8 @@
-//! The load generator: one thread, epoll, non-blocking sockets, pinned, in a process of its own inside the
-//! client's namespace, so that what it costs is never counted for the proxy.
+//! The load generator: one pinned thread with epoll and non-blocking sockets. It is a separate process inside the
+//! client's namespace, so that its cost is never counted for the proxy.
 //!
-//! The parent gives a [`Spec`] and reads two lines: `window` when the warm-up is over (the moment to read the
-//! proxy's counters) and the [`Report`] as JSON when the window ends.
+//! The parent passes a [`Spec`] and reads two lines: `window` when the warm-up is over (the moment to read the
+//! proxy's counters), and the [`Report`] as JSON when the window ends.
 
 mod connection;
 mod engine;
@@ -27,32 +27,33 @@ pub use histogram::Histogram;
 pub use script::Script;
 pub use wire::{Expect, Malformed};
 
-/// The line by which the generator says that its window begins.
+/// The line that the generator writes when its window begins.
 const WINDOW_LINE: &str = "window";
 
 /// What the connections do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
-    /// One request a connection (`Connection: close`), then a new one; a slot is free again at the end of stream.
+    /// One request per connection (`Connection: close`), then a new connection; a slot is free again at the end of
+    /// the stream.
     NewConnection,
-    /// Requests one after the other on connections that stay.
+    /// Requests one after the other on connections that stay open.
     KeepAlive,
-    /// A large file again and again; the bytes are counted and discarded in the kernel (`MSG_TRUNC`).
+    /// A large file repeatedly; the bytes are counted and discarded in the kernel (`MSG_TRUNC`).
     Bulk,
     /// One request on each connection, then nothing until the window ends.
     Idle,
 }
 
-/// What a connection speaks to what it dials.
+/// The protocol of a connection with the dialled address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
-    /// The server's own protocol at once.
+    /// The server's own protocol.
     Plain,
-    /// SOCKS5 without authentication, every step awaited (RFC 1928).
+    /// SOCKS5 without authentication; the client waits for every step (RFC 1928).
     Socks5,
-    /// SOCKS6 in the draft's layout; with the request line as initial data or after the Operation Reply.
+    /// SOCKS6 in the draft's layout; the request is sent as initial data or after the Operation Reply.
     Socks6Draft {
         /// Send the HTTP request in the same write as the SOCKS request.
         initial_data: bool,
@@ -71,37 +72,37 @@ pub enum Via {
 pub struct Spec {
     /// What the connections do.
     pub work: Work,
-    /// How many at a time.
+    /// Number of connections at a time.
     pub connections: u32,
-    /// What they dial.
+    /// The address they dial.
     pub dial: SocketAddr,
-    /// What they speak there.
+    /// The protocol they use there.
     pub via: Via,
-    /// The server they want, named inside SOCKS requests.
+    /// The destination server, named inside SOCKS requests.
     pub destination: SocketAddr,
     /// The same as a name and a port, for CONNECT and the field Host; none: `destination`.
     #[serde(default)]
     pub authority: Option<String>,
-    /// Whether TLS is spoken with the server, or with who takes its place. Nothing is resumed, and whatever
-    /// certificate comes is taken: what others do is measured, not we.
+    /// Whether the connection uses TLS with the server, or with the program that intercepts it. No session is
+    /// resumed, and every certificate is accepted, because the client's own work is not measured.
     #[serde(default)]
     pub tls: bool,
-    /// Path of the file to ask for, or its whole URL where a proxy is asked.
+    /// Path of the requested file, or its full URL for a proxy.
     pub path: String,
-    /// Send the first bytes in the SYN (TCP Fast Open, RFC 7413) where a cookie is known.
+    /// Send the first bytes in the SYN (TCP Fast Open, RFC 7413) if a cookie is known.
     pub fast_open: bool,
     /// Time before counting starts, in milliseconds.
     pub warmup_ms: u64,
     /// Time counted, in milliseconds.
     pub window_ms: u64,
-    /// Stop after so many requests, warm-up included; `u64::MAX`: by time only.
+    /// Stop after this number of requests, warm-up included; `u64::MAX`: by time only.
     pub max_requests: u64,
     /// Open at most this number of connections per second, evenly; absent: as fast as they end.
     #[serde(default)]
     pub per_second: Option<u32>,
 }
 
-/// What came of a job, warm-up excluded.
+/// The result of a job, without the warm-up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Complete, correct answers.
@@ -110,7 +111,7 @@ pub struct Report {
     pub errors: BTreeMap<String, u64>,
     /// Bytes of answers, heads included, SOCKS replies excluded.
     pub bytes: u64,
-    /// Length of the window as it was, in nanoseconds.
+    /// Actual length of the window, in nanoseconds.
     pub window_ns: u64,
     /// Median time from connect (or request, when kept alive) to the last byte, in nanoseconds.
     pub p50_ns: u64,
@@ -121,19 +122,19 @@ pub struct Report {
 }
 
 impl Report {
-    /// Requests per second.
+    /// Returns the requests per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         per(self.requests as f64, self.window_ns as f64 / 1e9)
     }
 
-    /// Gigabits of answers per second.
+    /// Returns the gigabits of answers per second.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         per(self.bytes as f64 * 8.0, self.window_ns as f64)
     }
 
-    /// How many connections failed.
+    /// Returns the number of failed connections.
     #[must_use]
     pub fn error_count(&self) -> u64 {
         self.errors.values().sum()
@@ -144,7 +145,7 @@ fn per(amount: f64, time: f64) -> f64 {
     if time > 0.0 { amount / time } else { 0.0 }
 }
 
-/// A generator at work in a process of its own.
+/// A running generator process.
 #[derive(Debug)]
 pub struct Generator(Process);
 
@@ -168,8 +169,7 @@ impl Generator {
 
     /// Waits for the report.
     ///
-    /// # Errors
-    /// The generator failed; it has said why on standard error.
+    /// # Errors The generator failed; it wrote the reason on standard error.
     pub fn report(self) -> Result<Report> {
         self.0.report()
     }
@@ -177,12 +177,11 @@ impl Generator {
 
 /// `sidetrack-lab load SPEC`: the child's side of [`Generator`].
 ///
-/// # Errors
-/// The specification is not one, or epoll cannot be used.
+/// # Errors The specification is invalid, or epoll cannot be used.
 pub fn main(spec: &str) -> Result<()> {
     let spec: Spec = serde_json::from_str(spec).context("the load specification is not valid")?;
     let report = run(&spec, || {
-        // Nobody reading any more means that the parent has ended; the death signal ends us, too.
+        // If the pipe has no reader, the parent has ended; the death signal then ends this process, too.
         let mut out = std::io::stdout();
         let _ = writeln!(out, "{WINDOW_LINE}").and_then(|()| out.flush());
     })?;
@@ -190,7 +189,7 @@ pub fn main(spec: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path of the lab's own program, for [`Generator::start`].
+/// Returns the path of the lab's own program, for [`Generator::start`].
 ///
 /// # Errors
 /// It does not exist.

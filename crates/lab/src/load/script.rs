@@ -11,9 +11,9 @@ use super::{Spec, Via, Work};
 /// One step: bytes to write, replies to await.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Written at once.
+    /// Bytes written in one call.
     pub send: Vec<u8>,
-    /// Awaited in this order.
+    /// Replies awaited, in this order.
     pub expect: Vec<Expect>,
 }
 
@@ -24,12 +24,12 @@ pub struct Script {
     pub opening: Vec<Step>,
     /// One further request on the same connection.
     pub again: Step,
-    /// Number of the first step inside TLS, and with what it is spoken; none: all are in clear.
+    /// Number of the first step inside TLS, and its TLS settings; none: all steps are in clear.
     tls: Option<(usize, Arc<ClientConfig>)>,
 }
 
 impl Script {
-    /// The conversation `spec` asks for.
+    /// Makes the conversation for `spec`.
     #[must_use]
     pub fn new(spec: &Spec) -> Self {
         let connection = if spec.work == Work::NewConnection { "close" } else { "keep-alive" };
@@ -41,18 +41,18 @@ impl Script {
         let request = request.into_bytes();
         let again = Step { send: request.clone(), expect: vec![Expect::HttpHead] };
         let opening = opening(spec, request);
-        // What leads to the server is in clear, the request itself is not.
+        // The steps that lead to the server are in clear; the request itself is inside TLS.
         let tls = spec.tls.then(|| (opening.len().saturating_sub(1), tls::config()));
         Self { opening, again, tls }
     }
 
-    /// With what a step is spoken that lies inside TLS.
+    /// Returns the TLS settings of a step inside TLS.
     #[must_use]
     pub fn tls_at(&self, position: usize) -> Option<&Arc<ClientConfig>> {
         self.tls.as_ref().filter(|(first, _)| position >= *first).map(|(_, config)| config)
     }
 
-    /// Step number `position` of a connection; after the opening, the same request for ever.
+    /// Returns step number `position` of a connection; after the opening it is always the same request.
     #[must_use]
     pub fn step(&self, position: usize) -> &Step {
         self.opening.get(position).unwrap_or(&self.again)

@@ -1,5 +1,6 @@
-//! TLS of the generator: new for each connection, resumed never, and believing everybody. Who is measured does all of its
-//! work; what the client would spend on checking it is left out for all alike.
+//! TLS of the generator: a new session for each connection, without resumption, and every certificate is accepted. So
+//! the measured program always does a full handshake. The client's cost of checking certificates is left out for all
+//! programs.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -19,10 +20,9 @@ use crate::site::ORIGIN_NAME;
 #[derive(Debug)]
 pub struct Tls(ClientConnection);
 
-/// What all connections have in common: TLS 1.3 or 1.2, HTTP/1.1.
+/// The configuration of all connections: TLS 1.3 or 1.2, HTTP/1.1.
 ///
-/// # Panics
-/// Never: the versions asked for are those that ring knows.
+/// # Panics Never: ring supports the requested versions.
 #[must_use]
 pub fn config() -> Arc<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
@@ -38,27 +38,24 @@ pub fn config() -> Arc<ClientConfig> {
 }
 
 impl Tls {
-    /// A connection to the origin by its name.
+    /// Makes a connection to the origin by its name.
     ///
-    /// # Errors
-    /// rustls refuses the configuration.
+    /// # Errors rustls rejects the configuration.
     pub fn new(config: &Arc<ClientConfig>) -> Result<Self, Failure> {
         let name = ServerName::try_from(ORIGIN_NAME).map_err(|error| format!("TLS: {error}"))?;
         Ok(Self(ClientConnection::new(Arc::clone(config), name).map_err(|error| failure(&error))?))
     }
 
-    /// Takes bytes to be encrypted; gives how many.
+    /// Takes bytes for encryption; returns their number.
     ///
-    /// # Errors
-    /// Never, as far as is known: the bytes go to memory.
+    /// # Errors None in practice: the bytes go to memory.
     pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Failure> {
         self.0.writer().write(bytes).map_err(|error| format!("TLS: {error}").into())
     }
 
-    /// Writes what is encrypted, as far as the socket takes it.
+    /// Writes encrypted bytes, as far as the socket accepts them.
     ///
-    /// # Errors
-    /// As the socket says.
+    /// # Errors The socket's error.
     pub fn send(&mut self, socket: &OwnedFd) -> Result<(), Failure> {
         while self.0.wants_write() {
             match self.0.write_tls(&mut Socket(socket)) {
@@ -70,10 +67,9 @@ impl Tls {
         Ok(())
     }
 
-    /// Takes what came from the socket and appends what was in it.
+    /// Decrypts bytes from the socket and appends their content.
     ///
-    /// # Errors
-    /// What rustls says to it.
+    /// # Errors An error of rustls.
     pub fn receive(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Failure> {
         while !bytes.is_empty() {
             self.0.read_tls(&mut bytes).map_err(|error| format!("TLS: {error}"))?;
@@ -104,7 +100,7 @@ impl Write for Socket<'_> {
     }
 }
 
-/// Takes every certificate; see the module.
+/// Accepts every certificate, because the client's own work is not measured.
 #[derive(Debug)]
 struct Believing;
 

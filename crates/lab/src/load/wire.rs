@@ -1,4 +1,4 @@
-//! What the generator writes and reads, in its own few lines: it must not share a codec with what it measures.
+//! The generator's own small codec: it must not share a codec with the measured program.
 //!
 //! SOCKS5: RFC 1928. SOCKS6: draft-olteanu-intarea-socks-6-11, and the layout of the socksx crate.
 
@@ -15,7 +15,7 @@ pub enum Expect {
     Socks6Auth,
     /// SOCKS6 Operation Reply in the draft's layout, code success.
     Socks6Operation,
-    /// The same in socksx's layout, of either generation, for an IPv4 bound address: 12 bytes.
+    /// SOCKS6 Operation Reply in the layout of socksx (0.1.0 or later), for an IPv4 bound address: 12 bytes.
     Socks6SocksxOperation,
     /// The head of an HTTP answer with status 200; its body follows.
     HttpHead,
@@ -23,7 +23,7 @@ pub enum Expect {
     HttpTunnel,
 }
 
-/// A reply that was understood.
+/// A parsed reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reply {
     /// Length of the message in bytes.
@@ -32,7 +32,7 @@ pub struct Reply {
     pub body: u64,
 }
 
-/// A reply that is not what was expected; the text is the kind of error in the report.
+/// An unexpected reply; the text is the kind of error in the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -57,7 +57,7 @@ pub fn parse(expect: Expect, bytes: &[u8]) -> Result<Option<Reply>, Malformed> {
         }
         Expect::Socks6SocksxOperation => fixed(bytes, &[6, 0], 12, "SOCKS6 operation refused"),
         Expect::HttpHead => http_head(bytes, body_length),
-        // Whatever lengths it names mean nothing (RFC 9110 Sec. 9.3.6).
+        // Lengths in this head have no meaning (RFC 9110 Sec. 9.3.6).
         Expect::HttpTunnel => http_head(bytes, |_| Some(0)),
     }
 }
@@ -70,7 +70,7 @@ fn fixed(bytes: &[u8], start: &[u8], length: usize, error: &'static str) -> Resu
     Ok((bytes.len() >= length).then_some(Reply { length, body: 0 }))
 }
 
-/// Not enough bytes for the address type, or a type nobody knows: wait for more unless the version is wrong.
+/// The address type is missing or unknown: wait for more bytes, unless the version is wrong.
 fn wrong_start(bytes: &[u8], version: u8) -> Result<Option<Reply>, Malformed> {
     match bytes.first() {
         Some(first) if *first != version => Err(Malformed("not a SOCKS reply")),
@@ -79,7 +79,7 @@ fn wrong_start(bytes: &[u8], version: u8) -> Result<Option<Reply>, Malformed> {
     }
 }
 
-/// Where an address of the type at `type_at` ends that begins at `at`.
+/// Returns the end of the address that begins at `at` and has the type at `type_at`.
 fn address_end(bytes: &[u8], type_at: usize, at: usize) -> Option<usize> {
     match bytes.get(type_at)? {
         1 => Some(at + 4),
@@ -124,7 +124,7 @@ pub fn socks5_connect(destination: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// SOCKS6 CONNECT in the draft's layout, announcing `initial` bytes in option kind 2 where there are any.
+/// SOCKS6 CONNECT in the draft's layout; option kind 2 announces `initial` bytes if there are any.
 pub fn socks6_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
     let announced = announcement(initial);
     let options = if initial == 0 { &[][..] } else { &announced[..] };
@@ -136,7 +136,7 @@ pub fn socks6_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
     bytes
 }
 
-/// SOCKS6 CONNECT as socksx writes it: the announcement is always there, also for nothing.
+/// SOCKS6 CONNECT as socksx writes it: the announcement is always present, even for 0 bytes.
 pub fn socksx_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
     let mut bytes = vec![6, 1];
     push_address(&mut bytes, destination.ip());

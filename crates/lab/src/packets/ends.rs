@@ -1,5 +1,5 @@
-//! Both ends of the connections. The server keeps no state: every answer follows from the segment. A client keeps a few
-//! bytes: how far it is and since when.
+//! Both ends of the connections. The server keeps no state: every answer follows from the segment. A client keeps a
+//! few bytes: its progress and its start.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use super::segment::{ACK, FIN, PAYLOAD_MAX, PSH, RST, SYN, Segment};
 use crate::load::Histogram;
 
-/// Addresses that clients come from.
+/// Number of client addresses.
 pub const CLIENT_ADDRESSES: u32 = 16;
-/// The first of their ports; all above are used.
+/// The first client port; all above are used.
 pub const FIRST_PORT: u16 = 1024;
-/// The server's initial sequence number; a fixed one, so that its answers need no memory.
+/// The server's initial sequence number; fixed, so that its answers need no memory.
 const SERVER_ISN: u32 = 0x7fff_fff0;
-/// A connection that has not ended after so long is given up and counted, in nanoseconds.
+/// A connection that has not ended after this time is given up and counted, in nanoseconds.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
-/// What happened.
+/// Counts of both ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Connections begun.
@@ -26,17 +26,17 @@ pub struct Tally {
     pub completed: u64,
     /// Connections that the server saw closed.
     pub server_closed: u64,
-    /// Connections given up because nothing came for a second.
+    /// Connections given up because no packet came for 1 s.
     pub stuck: u64,
     /// Connections that were reset.
     pub reset: u64,
-    /// Segments that made no sense.
+    /// Segments that fit no state.
     pub unexpected: u64,
-    /// Segments with a wrong checksum, of those looked at.
+    /// Segments with a wrong checksum, among the checked ones.
     pub corrupt: u64,
 }
 
-/// How far a client is.
+/// The progress of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Vacant,
@@ -48,7 +48,7 @@ enum Step {
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     step: Step,
-    /// How many connections this place had; gives port and initial number.
+    /// Number of connections that this slot had; determines port and initial sequence number.
     turn: u32,
     since_ns: u64,
 }
@@ -60,16 +60,16 @@ pub struct Ends {
     server: SocketAddrV4,
     clients: u32,
     slots: Vec<Slot>,
-    /// Ports of each place.
+    /// Number of ports for each slot.
     ports: u16,
     tally: Tally,
     latencies: Histogram,
-    /// No new connections.
+    /// Whether new connections have stopped.
     draining: bool,
 }
 
 impl Ends {
-    /// So many connections from addresses beginning with `clients` to `front`, behind which `server` answers.
+    /// Makes `open` connections from addresses starting at `clients` to `front`, behind which `server` answers.
     #[must_use]
     pub fn new(front: SocketAddrV4, server: SocketAddrV4, clients: Ipv4Addr, connections: u32) -> Self {
         let connections = connections.clamp(1, 65_536);
@@ -88,7 +88,7 @@ impl Ends {
         }
     }
 
-    /// The address and port of a place's present connection.
+    /// Returns the address and port of a slot's current connection.
     fn client(&self, place: usize, turn: u32) -> SocketAddrV4 {
         let place = place as u32;
         let (address, group) = (place % CLIENT_ADDRESSES, place / CLIENT_ADDRESSES);
@@ -96,7 +96,7 @@ impl Ends {
         SocketAddrV4::new(Ipv4Addr::from_bits(self.clients + address), port as u16)
     }
 
-    /// The place whose present connection has this address and port.
+    /// Returns the slot whose current connection has this address and port.
     fn place(&self, client: SocketAddrV4) -> Option<usize> {
         let address = client.ip().to_bits().wrapping_sub(self.clients);
         let group = u32::from(client.port().checked_sub(FIRST_PORT)? / self.ports);
@@ -109,7 +109,7 @@ impl Ends {
         turn.wrapping_mul(0x0101_0101)
     }
 
-    /// Begins as many connections as there are vacant places, at most `most`.
+    /// Begins connections in all vacant slots, at most `most`.
     pub fn open(&mut self, now_ns: u64, most: usize, out: &mut Vec<Segment>) {
         if self.draining {
             return;
@@ -159,7 +159,7 @@ impl Ends {
 
     fn client_takes(&mut self, now_ns: u64, segment: &Segment, out: &mut Vec<Segment>) {
         let Some(place) = self.place(segment.to) else {
-            // Of a connection that was given up.
+            // The segment belongs to a connection that was given up.
             self.tally.unexpected += 1;
             return;
         };
@@ -192,7 +192,7 @@ impl Ends {
         }
     }
 
-    /// Gives up what is stuck and begins anew in its place.
+    /// Gives stuck connections up and begins new ones in their slots.
     pub fn sweep(&mut self, now_ns: u64, out: &mut Vec<Segment>) {
         for place in 0..self.slots.len() {
             let stuck = self.slots.get(place).is_some_and(|slot| {
@@ -205,35 +205,35 @@ impl Ends {
         }
     }
 
-    /// From now on connections only end.
+    /// Stops beginning connections.
     pub fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// Connections under way.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn open_now(&self) -> u64 {
         self.slots.iter().filter(|slot| slot.step != Step::Vacant).count() as u64
     }
 
-    /// What happened so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// A segment had a wrong checksum.
+    /// Counts a segment with a wrong checksum.
     pub fn corrupt(&mut self) {
         self.tally.corrupt += 1;
     }
 
-    /// Times from SYN to the last acknowledgement.
+    /// Returns the times from SYN to the last acknowledgement.
     #[must_use]
     pub fn latencies(&self) -> &Histogram {
         &self.latencies
     }
 
-    /// Forgets the times until now.
+    /// Removes the times until now.
     pub fn forget_latencies(&mut self) {
         self.latencies.clear();
     }
@@ -243,12 +243,12 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// A stand-in for an engine that only swaps addresses: clients and server talk to each other.
+    /// A stand-in for an engine that only swaps addresses: clients and server communicate with each other.
     fn loop_back(ends: &mut Ends, rounds: usize, lost: impl Fn(usize) -> bool) -> usize {
         let relay: SocketAddrV4 = "10.0.0.9:7".parse().unwrap();
         let (mut waiting, mut count) = (Vec::new(), 0);
         ends.open(0, usize::MAX, &mut waiting);
-        // Where the one connection of this stand-in is.
+        // The tuple of the one connection of this stand-in.
         let mut client = relay;
         for round in 0..rounds {
             let mut out = Vec::new();
@@ -306,7 +306,7 @@ mod tests {
         ends.drain();
         ends.take(5, &rst, &mut out);
         assert_eq!((out.len(), ends.tally().reset, ends.open_now()), (1, 1, 0));
-        // Late packets of it are nobody's.
+        // Late packets of it belong to no connection.
         ends.take(6, &Segment { to: "10.78.0.1:65535".parse().unwrap(), ..rst }, &mut out);
         assert_eq!((out.len(), ends.tally().unexpected), (1, 1));
     }

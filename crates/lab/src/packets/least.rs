@@ -1,8 +1,8 @@
-//! The least that can stand in the path of packets: what no engine can go below that does it by the same means.
+//! The smallest program on the path of packets: a lower bound for every engine that uses the same means.
 //!
-//! It changes one address and port for another, in both directions, and the two checksums with them. It knows no connections, keeps
-//! no records and has no time-outs: client and server agree on everything else between themselves. Either a program in the
-//! kernel does it (`bpf/least.bpf.c`), or a process with an AF_XDP socket.
+//! It replaces one address and port with another, in both directions, and updates the two checksums. It knows no
+//! connections, keeps no records and has no time-outs: client and server negotiate everything else between
+//! themselves. Either an XDP program does it (`bpf/least.bpf.c`), or a process with an AF_XDP socket.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -26,67 +26,66 @@ static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/least.bpf.o"))
 /// Bytes of `struct way` and of `struct least`.
 const WAY: usize = 28;
 const LEAST: usize = 2 * WAY;
-/// Where a frame has its addresses, its ports, and its checksums, in IPv4 without options.
+/// Offsets of addresses, ports and checksums in a frame, for IPv4 without options.
 const FROM: usize = 26;
 const TO: usize = 30;
 const FROM_PORT: usize = 34;
 const TO_PORT: usize = 36;
 const IP_CHECKSUM: usize = 24;
 const TCP_CHECKSUM: usize = 50;
-/// Bytes that are looked at.
+/// Number of bytes that are read.
 const HEADERS: usize = 54;
-/// What it says once it is in the path.
+/// The line it writes once it is on the path.
 const READY: &str = "ready";
 
-/// Who changes the frames.
+/// The means by which frames are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum By {
     /// A program in the driver.
     Kernel,
-    /// A process, by AF_XDP; both sides are the same interface.
+    /// A process with AF_XDP; both sides are the same interface.
     Process,
 }
 
-/// What is on one side of it.
+/// One side of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
-    /// Our interface there.
+    /// The interface on that side.
     pub interface: String,
-    /// The link-layer address of whoever gets its frames.
+    /// The link-layer address of the receiver of its frames.
     pub neighbour: [u8; 6],
 }
 
-/// What is to be done.
+/// The job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Least {
-    /// By whom.
+    /// The means.
     pub by: By,
-    /// Where clients are.
+    /// The side of the clients.
     pub clients: Side,
-    /// Where the server is.
+    /// The side of the server.
     pub servers: Side,
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub front: SocketAddrV4,
-    /// Where they get to.
+    /// The address that replaces it.
     pub server: SocketAddrV4,
 }
 
-/// One way of frames.
+/// One direction of frames.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     neighbour: [u8; 6],
     own: [u8; 6],
-    /// The interface to send by; 0: that by which they came.
+    /// The interface to send by; 0: the interface where they arrived.
     egress: u32,
     from: SocketAddrV4,
     to: SocketAddrV4,
 }
 
 impl Least {
-    /// Starts it in a node, on this CPU and so on; its log goes into the folder. It is in the path when this returns.
+    /// Starts it in a node with this placement; its log goes into the folder. It is on the path when this returns.
     ///
-    /// # Errors
-    /// The interfaces take no program.
+    /// # Errors The interfaces do not accept a program.
     pub fn start(&self, node: &Node, placement: &Placement, folder: &Path) -> Result<Service> {
         let mut command = node.command_at(&node.launcher().to_string_lossy(), placement);
         command.arg("least").arg(serde_json::to_string(self)?);
@@ -95,18 +94,16 @@ impl Least {
         Ok(service)
     }
 
-    /// The link-layer address of a node's interface.
+    /// Returns the link-layer address of a node's interface.
     ///
-    /// # Errors
-    /// It is not there, or no Ethernet.
+    /// # Errors The interface does not exist, or is not Ethernet.
     pub fn address(node: &Node, interface: &str) -> Result<[u8; 6]> {
         node.enter(|| link::interface(interface)?.address.context("no Ethernet"))
     }
 
-    /// `sidetrack-lab least SPEC`: does it until it is ended.
+    /// `sidetrack-lab least SPEC`: runs until it is ended.
     ///
-    /// # Errors
-    /// The specification is not one, or the interfaces take no program.
+    /// # Errors The specification is invalid, or the interfaces do not accept a program.
     pub fn main(spec: &str) -> Result<()> {
         let least: Self = serde_json::from_str(spec).context("the specification is not valid")?;
         let sides = [&least.clients, &least.servers];
@@ -120,7 +117,7 @@ impl Least {
         }
     }
 
-    /// To clients, to the server.
+    /// Towards clients, towards the server.
     fn ways(&self, clients: &Interface, servers: &Interface) -> Result<[Way; 2]> {
         let same = clients.index == servers.index;
         let way = |side: &Side, interface: &Interface, from, to| -> Result<Way> {
@@ -151,7 +148,7 @@ impl Least {
             }
             rings.flush()?;
             if count == 0 {
-                // A signal ends us anyway.
+                // A signal ends the process anyway.
                 let _ = poll(&mut [PollFd::new(&rings, PollFlags::IN)], None);
             }
         }
@@ -175,7 +172,7 @@ fn map(kind: MapKind, name: &'static str, value_bytes: usize) -> Result<Map> {
     Map::create(shape).with_context(|| format!("the map {name}"))
 }
 
-/// The program of a section, which sees this map, on these interfaces.
+/// Attaches the program of a section, with this map, to these interfaces.
 fn attach(section: &str, map: &Map, indices: &[u32]) -> Result<(Program, Vec<Link>)> {
     let maps: BTreeMap<_, _> = [(map.shape().name, map.as_fd().as_raw_fd())].into();
     let code = Object::parse(PROGRAM)?.program(section, &maps)?;
@@ -186,7 +183,7 @@ fn attach(section: &str, map: &Map, indices: &[u32]) -> Result<(Program, Vec<Lin
 }
 
 impl Way {
-    /// As `struct way`.
+    /// Returns it as `struct way`.
     fn bytes(self) -> Vec<u8> {
         [
             &self.neighbour[..],
@@ -200,7 +197,7 @@ impl Way {
         .concat()
     }
 
-    /// Changes what is at these places of a frame.
+    /// Replaces the bytes at these offsets of a frame.
     fn change(&self, frame: &mut [u8; HEADERS], address: usize, port: usize) {
         let [old, new] = [self.from, self.to].map(|end| end.ip().to_bits());
         let addresses = u64::from(!old) + u64::from(new);
@@ -216,7 +213,7 @@ impl Way {
         frame[6..12].copy_from_slice(&self.own);
     }
 
-    /// Whether that is what this way changes.
+    /// Returns true if this direction changes the frame.
     fn matches(&self, frame: &[u8; HEADERS], address: usize, port: usize) -> bool {
         frame[address..address + 4] == self.from.ip().octets()
             && frame[port..port + 2] == self.from.port().to_be_bytes()
@@ -230,7 +227,7 @@ fn folded(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Changes a frame; false: it goes neither way.
+/// Changes a frame; returns false if it belongs to neither direction.
 fn pass(ways: &[Way; 2], frame: &mut [u8]) -> bool {
     let [to_clients, to_server] = ways;
     let Some(frame) = frame.first_chunk_mut() else { return false };

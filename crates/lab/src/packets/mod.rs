@@ -1,18 +1,18 @@
-//! The packet generator: both ends of many short TCP connections, made of packets over AF_XDP, without a TCP of any
-//! kernel. It plays the part that the seed's traffic engine plays, in a process and on a CPU of its own.
+//! The packet generator: both ends of many short TCP connections, as packets over AF_XDP, without a kernel's TCP. It
+//! has the role of the traffic engine of ProxyEngine, as a separate process on its own CPU.
 //!
-//! A closed loop: so many connections are open all the time, each of seven packets towards the engine: SYN, ACK and
-//! request of the client; the server's SYN-ACK, and its FIN, which acknowledges the request; the client's FIN, and its
-//! acknowledgement. The end of one begins the next, from another port.
+//! It is a closed loop: a fixed number of connections is always open. Each has seven packets towards the engine: SYN,
+//! ACK and request of the client; the server's SYN-ACK, and its FIN, which acknowledges the request; the client's
+//! FIN, and its acknowledgement. When one connection ends, the next begins from another port.
 //!
 //! | file | does |
 //! |---|---|
-//! | `segment` | writes and reads frames, in lines of its own: it must not share a codec with what it measures |
+//! | `segment` | writes and reads frames with its own code: it must not share a codec with the measured program |
 //! | `ends` | what both ends answer: no I/O, no clock |
-//! | `peer` | the same in a program of the kernel, for a plane that no process keeps up with |
+//! | `peer` | the same as an XDP program, for decided connections, which are too fast for a process |
 //! | `rings` | an AF_XDP socket and its frames |
 //! | `wire` | the loop around it |
-//! | `least` | the least that can stand in the engine's place, as a limit |
+//! | `least` | the smallest program on the path, as a limit for the engine |
 
 mod ends;
 mod least;
@@ -35,9 +35,9 @@ pub use least::{By, Least, Side};
 pub use peer::{KernelPeer, REQUEST, Shakes};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
-/// The line by which the generator says that its window begins.
+/// The line that the generator writes when its window begins.
 const WINDOW_LINE: &str = "window";
-/// The line by which it says that it counts no more, and lets what is open end.
+/// The line that it writes when it stops counting and lets open connections end.
 const DRAIN_LINE: &str = "drain";
 
 /// One job.
@@ -47,9 +47,9 @@ pub struct Spec {
     pub interface: String,
     /// The link-layer address of the engine.
     pub engine: [u8; 6],
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub front: SocketAddrV4,
-    /// Where the server answers: an address that the namespace's kernel answers ARP for.
+    /// The server's address; the namespace's kernel answers ARP for it.
     pub server: SocketAddrV4,
     /// The first of the clients' addresses.
     pub clients: Ipv4Addr,
@@ -61,7 +61,7 @@ pub struct Spec {
     pub window_ms: u64,
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Connections that both ends have closed within the window.
@@ -70,7 +70,7 @@ pub struct Report {
     pub received: u64,
     /// Frames sent to it within the window.
     pub sent: u64,
-    /// Length of the window as it was, in nanoseconds.
+    /// Actual length of the window, in nanoseconds.
     pub window_ns: u64,
     /// Median time from SYN to the last acknowledgement, in nanoseconds.
     pub p50_ns: u64,
@@ -78,24 +78,24 @@ pub struct Report {
     pub p99_ns: u64,
     /// 99.9th percentile of the same.
     pub p999_ns: u64,
-    /// Of the whole run, warm-up and the end included.
+    /// Counts of the whole run, including the warm-up and the end.
     pub whole: Tally,
-    /// Frames whose checksums were looked at; every one in 64.
+    /// Frames whose checksums were checked: every 64th.
     pub checked: u64,
     /// Connections still open at the end.
     pub open: u64,
-    /// Frames from the engine that found no room at the generator.
+    /// Frames from the engine that the generator's queue could not hold.
     pub lost: u64,
 }
 
 impl Report {
-    /// Completed connections a second.
+    /// Returns the completed connections per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         if self.window_ns == 0 { 0.0 } else { self.completed as f64 * 1e9 / self.window_ns as f64 }
     }
 
-    /// Frames a second, both ways together.
+    /// Returns the frames per second, both directions together.
     #[must_use]
     pub fn packet_rate(&self) -> f64 {
         let packets = (self.received + self.sent) as f64;
@@ -103,7 +103,7 @@ impl Report {
     }
 }
 
-/// A generator at work in a process of its own. It ends with its input.
+/// A running generator process. It ends with its input.
 #[derive(Debug)]
 pub struct Generator(Process);
 
@@ -135,8 +135,7 @@ impl Generator {
 
     /// Waits for the report.
     ///
-    /// # Errors
-    /// The generator failed; it has said why on standard error.
+    /// # Errors The generator failed; it wrote the reason on standard error.
     pub fn report(self) -> Result<Report> {
         self.0.report()
     }
@@ -144,13 +143,12 @@ impl Generator {
 
 /// `sidetrack-lab packets SPEC`: the child's side of [`Generator`].
 ///
-/// # Errors
-/// The specification is not one, or there is no AF_XDP on the interface.
+/// # Errors The specification is invalid, or the interface has no AF_XDP.
 pub fn main(spec: &str) -> Result<()> {
     let spec: Spec = serde_json::from_str(spec).context("the specification is not valid")?;
     let say = |line: &str| {
         let mut out = std::io::stdout();
-        // Nobody reading any more means that the parent has ended; the death signal ends us, too.
+        // If the pipe has no reader, the parent has ended; the death signal then ends this process, too.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     };
     let report = wire::run(&spec, || say(WINDOW_LINE), || say(DRAIN_LINE))?;

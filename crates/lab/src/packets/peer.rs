@@ -1,5 +1,5 @@
-//! The peer of the packet engine's kernel plane: both ends of all connections in a program of its own (`bpf/peer.bpf.c`),
-//! since no process keeps up with that plane. User space begins connections, and begins again those whose frame was lost.
+//! The peer of decided connections in XDP: both ends of all connections as an XDP program (`bpf/peer.bpf.c`), because
+//! a process is too slow for them. User space begins connections, and begins those again whose frame was lost.
 
 use std::io::IoSlice;
 use std::net::Ipv4Addr;
@@ -19,31 +19,32 @@ use std::os::fd::{AsFd, AsRawFd};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/peer.bpf.o"));
 
-/// Bytes of `struct peer` and of `struct place`, and where the counters begin.
+/// Bytes of `struct peer` and of `struct place`, and the offset of the counters.
 const PEER: usize = 112;
 const PLACE: usize = 24;
 const COUNTERS: usize = 40;
 /// `VACANT`, `OPENING`.
 const VACANT: u32 = 0;
 const OPENING: u32 = 1;
-/// A connection that has not ended after so long is given up.
+/// A connection that has not ended after this time is given up.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What a client asks.
+/// The client's request.
 pub const REQUEST: &str = "ask it";
 
-/// With whom the two ends shake hands.
+/// The peer of the two ends' handshakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shakes {
-    /// With each other: all numbers are theirs, and the handshake's acknowledgement is a packet of its own.
+    /// Each other: they use their own sequence numbers, and the handshake's acknowledgement is a separate packet.
     Ends,
-    /// With the engine: the client asks in the handshake's acknowledgement, six packets towards the engine.
+    /// The engine: the acknowledgement of the handshake carries the request, so there are six packets towards the
+    /// engine.
     Engine,
 }
 
-/// The peer at work on an interface.
+/// The peer, attached to an interface.
 #[derive(Debug)]
 pub struct KernelPeer {
     spec: Spec,
@@ -67,10 +68,9 @@ struct Counters {
 }
 
 impl KernelPeer {
-    /// Attaches it, in this thread's network namespace. No connection is begun.
+    /// Attaches it, in this thread's network namespace. It begins no connection.
     ///
-    /// # Errors
-    /// No rights, no such interface, or another program is there.
+    /// # Errors Missing rights, no such interface, or another program is attached.
     pub fn attach(spec: &Spec, shakes: Shakes) -> Result<Self> {
         let interface = link::interface(&spec.interface)?;
         let own = interface.address.context("no Ethernet")?;
@@ -123,8 +123,7 @@ impl KernelPeer {
 
     /// Runs the job of its specification.
     ///
-    /// # Errors
-    /// What bpf(2) or the socket says.
+    /// # Errors An error of bpf(2) or of the socket.
     pub fn run(&mut self, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Result<Report> {
         self.until(Duration::from_millis(self.spec.warmup_ms), false)?;
         on_window();
@@ -177,7 +176,7 @@ impl KernelPeer {
         Ok(open)
     }
 
-    /// Begins what is vacant or stuck.
+    /// Begins connections in vacant and stuck slots.
     fn sweep(&mut self) -> Result<()> {
         let now = monotonic_ns();
         for number in 0..self.spec.connections {
@@ -205,7 +204,7 @@ impl KernelPeer {
             let frame = [&[0; VNET_HEADER_BYTES][..], &frame].concat();
             self.socket.send(&[IoSlice::new(&frame)]).context("a SYN")?;
             if number % 64 == 63 {
-                // The queue of a veth is short.
+                // The queue of a veth is short, so only some are begun at a time.
                 std::thread::sleep(Duration::from_micros(200));
             }
         }

@@ -1,33 +1,34 @@
-//! An AF_XDP socket with one interface's frames, and where these are: with the kernel, on their way out, or nobody's.
+//! An AF_XDP socket with one interface's frames, and the owner of each frame: the kernel, the send queue, or none
+//! (free).
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result, ensure};
 use sidetrack_sys::xsk::{self, Copying, Descriptor, FrameSize, RING_ENTRIES, Umem, XskSocket};
 
-/// Frames that the kernel always finds to fill.
+/// Free frames that the kernel always has.
 const FILL: usize = RING_ENTRIES as usize;
-/// All frames: those, as many on their way out, and what may wait to be taken.
+/// All frames: those, the same number in the send queue, and those that may wait in the receive ring.
 const FRAMES: usize = 2 * FILL + 8192;
 /// Large enough for every frame of the lab's packets.
 const FRAME: FrameSize = FrameSize::Half;
-/// Frames taken at a time.
+/// Maximum number of frames taken at a time.
 pub const BATCH: usize = 64;
 
-/// See the module.
+/// An AF_XDP socket with its frames.
 #[derive(Debug)]
 pub struct Rings {
     socket: XskSocket,
-    /// Frames that are nobody's.
+    /// Free frames.
     free: Vec<u64>,
     outgoing: Vec<Descriptor>,
 }
 
 impl Rings {
-    /// Of this interface, by its name and index, in this thread's network namespace. Frames come once a program sends them here.
+    /// Opens it on this interface (name and index), in this thread's network namespace. Frames arrive once an XDP
+    /// program redirects them here.
     ///
-    /// # Errors
-    /// It has several receive queues, or no AF_XDP.
+    /// # Errors The interface has several receive queues, or no AF_XDP.
     pub fn open(interface: &str, index: u32) -> Result<Self> {
         let queues = xsk::queues(interface);
         ensure!(queues == 1, "{interface} has {queues} receive queues; one is served");
@@ -38,8 +39,8 @@ impl Rings {
         Ok(Self { socket, free, outgoing: Vec::with_capacity(4 * BATCH) })
     }
 
-    /// Takes back what was sent, gives the kernel frames to fill, and takes those that came in; how many. Each of them has to be
-    /// let go, or sent.
+    /// Takes sent frames back, gives the kernel free frames, and takes received frames; returns their number. Each of
+    /// them must be released or sent.
     pub fn receive(&mut self, taken: &mut [Descriptor; BATCH]) -> usize {
         let mut addresses = [0; BATCH];
         loop {
@@ -58,22 +59,23 @@ impl Rings {
         self.socket.receive(taken)
     }
 
-    /// The bytes of a frame that was received.
+    /// Returns the bytes of a received frame.
     pub fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
         self.socket.frame(descriptor)
     }
 
-    /// Lets go of one.
+    /// Releases a received frame.
     pub fn let_go(&mut self, descriptor: Descriptor) {
         self.free.push(FRAME.beginning(descriptor.address));
     }
 
-    /// Has a frame that was received sent by [`Rings::flush`].
+    /// Queues a received frame for [`Rings::flush`].
     pub fn forward(&mut self, descriptor: Descriptor) {
         self.outgoing.push(descriptor);
     }
 
-    /// Has a new frame sent by [`Rings::flush`], which `write` fills, and says how long it is; false: there is none free.
+    /// Queues a new frame for [`Rings::flush`]. `write` fills it and returns its length. Returns false if there is no
+    /// free frame.
     pub fn send<const ROOM: usize>(&mut self, write: impl FnOnce(&mut [u8; ROOM]) -> usize) -> bool {
         let Some(address) = self.free.pop() else { return false };
         let room = Descriptor { address, length: ROOM as u32, options: 0 };
@@ -83,7 +85,7 @@ impl Rings {
         true
     }
 
-    /// Sends; how many frames found room.
+    /// Sends the queued frames; returns the number that the ring accepted.
     ///
     /// # Errors
     /// The interface is down.
@@ -94,10 +96,9 @@ impl Rings {
         Ok(sent)
     }
 
-    /// Frames that found no room here.
+    /// Returns the number of frames that the receive ring could not hold.
     ///
-    /// # Errors
-    /// What getsockopt(2) says.
+    /// # Errors An error of getsockopt(2).
     pub fn lost(&self) -> Result<u64> {
         Ok(self.socket.lost()?)
     }

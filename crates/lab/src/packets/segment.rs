@@ -1,4 +1,4 @@
-//! Ethernet frames with a TCP segment in IPv4: as much of the formats as the generator needs (RFC 791, RFC 9293).
+//! Ethernet frames with a TCP segment in IPv4: the parts of the formats that the generator needs (RFC 791, RFC 9293).
 
 use std::net::SocketAddrV4;
 
@@ -10,7 +10,7 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 /// Push.
 pub const PSH: u8 = 8;
-/// The acknowledgement counts.
+/// The acknowledgement number is valid.
 pub const ACK: u8 = 16;
 
 /// Bytes of an Ethernet header.
@@ -19,14 +19,14 @@ const ETHERNET: usize = 14;
 const IP: usize = 20;
 /// Bytes of a TCP header without options.
 const TCP: usize = 20;
-/// Largest payload of the generator's own.
+/// Largest payload that the generator sends.
 pub const PAYLOAD_MAX: usize = 16;
-/// Longest frame of the generator's own.
+/// Longest frame that the generator sends.
 pub const FRAME_MAX: usize = ETHERNET + IP + TCP + PAYLOAD_MAX;
 /// Shortest Ethernet frame without its checksum.
 const SHORTEST: usize = 60;
 
-/// A TCP segment without its payload's bytes.
+/// The header fields of a TCP segment, and the length of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Sender.
@@ -44,27 +44,27 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// An answer to this one, with these flags and without payload: what its sender waits for next, and all of it
-    /// acknowledged.
+    /// Returns an answer to this segment, with these flags and without payload: it has the expected sequence number
+    /// and acknowledges everything.
     #[must_use]
     pub fn answer(&self, flags: u8) -> Self {
         Self { from: self.to, to: self.from, seq: self.ack, ack: self.end(), flags, payload: 0 }
     }
 
-    /// The number after its last one.
+    /// Returns the sequence number after its last one.
     #[must_use]
     pub fn end(&self) -> u32 {
         let extra = u32::from(self.flags & (SYN | FIN) != 0);
         self.seq.wrapping_add(u32::from(self.payload)).wrapping_add(extra)
     }
 
-    /// Whether exactly these of SYN, FIN, RST and ACK are set.
+    /// Returns true if exactly these of SYN, FIN, RST and ACK are set.
     #[must_use]
     pub fn is(&self, flags: u8) -> bool {
         self.flags & (SYN | FIN | RST | ACK) == flags
     }
 
-    /// Reads a frame; none if it carries no TCP segment in IPv4.
+    /// Reads a frame; `None` if it has no TCP segment in IPv4.
     #[must_use]
     pub fn read(frame: &[u8]) -> Option<Self> {
         let ip: &[u8; IP] = frame.get(ETHERNET..)?.first_chunk()?;
@@ -90,8 +90,8 @@ impl Segment {
         })
     }
 
-    /// Writes the frame with all its checksums, from the interface `from` to its neighbour `to`; how long it is. Payload is
-    /// a fixed text, at most [`PAYLOAD_MAX`] bytes of it.
+    /// Writes the frame with all its checksums, from the interface `from` to its neighbour `to`, and returns its
+    /// length. The payload is a fixed text of at most [`PAYLOAD_MAX`] bytes.
     pub fn write(&self, frame: &mut [u8; FRAME_MAX], to: [u8; 6], from: [u8; 6]) -> usize {
         let payload = usize::from(self.payload).min(PAYLOAD_MAX);
         let total = (IP + TCP + payload) as u16;
@@ -117,7 +117,7 @@ impl Segment {
     }
 }
 
-/// Whether both checksums of a frame that [`Segment::read`] has read are right.
+/// Returns true if both checksums of a frame that [`Segment::read`] accepted are correct.
 pub fn checksums_hold(frame: &[u8]) -> bool {
     let Some((ip, rest)) = frame.get(ETHERNET..).and_then(|bytes| bytes.split_at_checked(IP)) else {
         return false;

@@ -14,11 +14,11 @@ use super::rings::{BATCH, Rings};
 use super::segment::{Segment, checksums_hold};
 use super::{Report, Spec};
 
-/// One frame in so many has its checksums looked at.
+/// One of this number of frames has its checksums checked.
 const CHECKED_OF: u64 = 64;
-/// How often stuck connections are looked for.
+/// Interval between searches for stuck connections.
 const SWEEP_EVERY_NS: u64 = 50_000_000;
-/// How long the last connections may take to end.
+/// Time limit for the last connections to end.
 const DRAIN: Duration = Duration::from_millis(1500);
 
 struct Wire {
@@ -37,8 +37,7 @@ struct Wire {
 
 /// Runs a job on the calling thread.
 ///
-/// # Errors
-/// There is no such interface, or no AF_XDP on it.
+/// # Errors The interface does not exist, or has no AF_XDP.
 pub fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Result<Report> {
     let mut wire = Wire::open(spec)?;
     wire.until(Duration::from_millis(spec.warmup_ms), |_| false)?;
@@ -109,7 +108,7 @@ impl Wire {
             if now_ns >= self.swept_ns + SWEEP_EVERY_NS {
                 self.swept_ns = now_ns;
                 self.ends.sweep(now_ns, &mut self.answers);
-                // A few at a time, so that no queue overflows at the beginning.
+                // It begins a few at a time, so that no queue overflows.
                 self.ends.open(now_ns, 512, &mut self.answers);
             }
             self.send()?;
@@ -134,7 +133,7 @@ impl Wire {
         }
     }
 
-    /// Sends the answers, as many as there are frames for; the rest waits.
+    /// Sends as many answers as there are free frames; the rest waits.
     fn send(&mut self) -> Result<()> {
         let mut written = 0;
         for segment in &self.answers {
