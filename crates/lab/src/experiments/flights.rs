@@ -1,10 +1,10 @@
 //! `flights`: round trips from connect to the first answer byte, counted from captures on both links.
 //!
-//! On a link, a round trip is counted for each run of segments from the near side that the far side answered,
-//! SYN and payload only, until the answer appears. The links have no delay, so a segment that did not have to
-//! wait for an answer may still be seen after it; several attempts and their least count take care of that. What
-//! waits for a bare acknowledgement (Nagle's algorithm without TCP_NODELAY) does not show: the socksx redirector
-//! needs one round trip more on a real link than here.
+//! On a link, each run of segments (SYN or payload) from the near side that the far side answered counts as a round
+//! trip, until the answer appears. The links have no delay, so a segment that need not wait for an answer may still
+//! be seen after it; therefore the least count of several attempts is taken. Waiting for a bare acknowledgement
+//! (Nagle's algorithm without TCP_NODELAY) is not counted: the socksx redirector needs one round trip more on a real
+//! link than here.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -17,13 +17,13 @@ use crate::load::{Spec, Via, Work};
 use crate::peers::{self, Running, Unavailable};
 use crate::site::{SMALL_FILE, Site};
 
-/// How the answer begins on every link; no carrier here encrypts.
+/// How the answer begins on every link; none of the carriers here encrypts.
 const ANSWER: &[u8] = b"HTTP/1.1 200";
-/// How long a capture may lag behind the client.
+/// Maximum delay of a capture behind the client.
 const CAPTURE_WITHIN: Duration = Duration::from_secs(3);
-/// Attempts per row; the least count is the row's, since a count is an upper bound.
+/// Attempts per row; the row has the least count, because each count is an upper bound.
 const ATTEMPTS: u32 = 3;
-/// Attempts at most where others lose connections.
+/// Maximum number of attempts, for peers that lose connections.
 const THEIR_ATTEMPTS: u32 = 12;
 
 /// Options of `sidetrack-lab flights`.
@@ -41,10 +41,10 @@ struct Flights {
     proxy_server: usize,
 }
 
-/// One row: what may be needed at most, for ours; what the peer's manual or the paper says, for others.
+/// One row: for ours the maximum allowed; for others what the peer's manual or the paper says.
 struct Row {
     peer: &'static str,
-    /// The client's request goes in its SYN.
+    /// The client's request travels in its SYN.
     fast_open: bool,
     most: Flights,
 }
@@ -72,7 +72,7 @@ const ROWS: &[Row] = &[
     row("ours pair S6, TFO", false, 1, 2),
 ];
 
-/// Counts, prints the table and says whether ours needs no more than it may.
+/// Counts, prints the table and returns whether ours stays within its maximum.
 ///
 /// # Errors
 /// The site cannot be built.
@@ -199,7 +199,7 @@ fn wait_for_answer(capture: &Capture, near: IpAddr) -> Result<usize> {
     }
 }
 
-/// Runs of segments from `near` until the answer; `None` while it has not come.
+/// Returns the runs of segments from `near` until the answer; `None` if the answer has not come.
 fn round_trips(segments: &[Segment], near: IpAddr) -> Option<usize> {
     let is_answer = |segment: &Segment| segment.from != near && contains(&segment.payload, ANSWER);
     let answer = segments.iter().position(is_answer)?;
@@ -215,7 +215,7 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// `>` from the client, `<` to it; the rest of a word is the payload, `S` alone is a SYN.
+    /// `>` means from the client, `<` to it; the rest of a word is the payload; `S` alone is a SYN.
     fn segments(text: &str) -> Vec<Segment> {
         let ends = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])];
         let segment = |word: &str| {

@@ -11,15 +11,15 @@ use crate::peers::{self, Peer, Running, Unavailable};
 use crate::progress::Progress;
 use crate::site::{SMALL_FILE, Site};
 
-/// Most bytes of resident memory per flow above the empty process.
+/// Maximum resident memory per flow above the empty process, in bytes.
 const MOST_BYTES_PER_FLOW: f64 = 4096.0;
-/// A program may keep so much of the limit of open files for itself and shed the rest.
+/// Share of the limit of open files that a program may reserve for itself, refusing further flows.
 const LEAST_SHARE_HELD: f64 = 0.95;
-/// Descriptors a proxy needs besides two a flow: its binary, logs, listeners, event loops.
+/// Descriptors that a proxy needs in addition to two per flow: its binary, logs, listeners, event loops.
 const SPARE_DESCRIPTORS: u64 = 200;
-/// How long the flows may take to open.
+/// Time limit for opening the flows.
 const OPENS_WITHIN_MS: u64 = 60_000;
-/// How long they stay idle while memory is read.
+/// How long they stay idle while the memory is read.
 const IDLE_MS: u64 = 3000;
 /// Readings of the memory, spread over the idle time.
 const READINGS: u32 = 8;
@@ -37,7 +37,7 @@ const ROWS: &[&str] = &[
 /// Options of `sidetrack-lab idle`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Flows to hold; fewer are held where the limit of open files does not allow so many, and the table says so.
+    /// Flows to hold; fewer if the limit of open files does not allow this number, and the table says so.
     #[arg(long, default_value_t = 10_000)]
     pub flows: u32,
     /// Only rows whose name contains this; may be given several times.
@@ -45,7 +45,7 @@ pub struct Options {
     pub only: Vec<String>,
 }
 
-/// What was seen of one program.
+/// The measurement of one program.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     flows: u32,
@@ -59,7 +59,7 @@ impl Held {
     }
 }
 
-/// Measures, prints the table and says whether ours stays below its bar.
+/// Measures, prints the table and returns whether ours stays below its bar.
 ///
 /// # Errors
 /// The site cannot be built.
@@ -152,7 +152,7 @@ fn hold(site: &Site, peer: Peer, flows: u32) -> Result<Held, Unavailable> {
     Ok(Held { flows: report.open, empty_bytes, full_bytes })
 }
 
-/// The last of several readings within the idle time, when what was needed for opening has been given back.
+/// The last of several readings within the idle time, when the memory for opening has been released.
 fn settled_bytes(running: &Running<'_>) -> u64 {
     let pause = Duration::from_millis(IDLE_MS * 3 / 4) / READINGS;
     let mut bytes = 0;

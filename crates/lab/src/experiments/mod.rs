@@ -1,4 +1,4 @@
-//! The tables and figures of the seeds, one module each.
+//! The tables and figures of the five documents (docs/seeds.md), one module each.
 
 pub mod chain;
 pub mod engine;
@@ -11,12 +11,12 @@ pub mod overlay;
 pub mod relay;
 pub mod shunt;
 
-/// Whether a part is to be made: those that are asked for, all if none is.
+/// Returns true if a part is requested; without a request all are.
 fn is_wanted(asked: &[String], part: &str) -> bool {
     asked.is_empty() || asked.iter().any(|wanted| wanted == part)
 }
 
-/// The same where a piece of a row's name asks for it.
+/// Returns true if a requested word is a part of the row's name; without a request all rows are.
 fn is_named(asked: &[String], name: &str) -> bool {
     asked.is_empty() || asked.iter().any(|piece| name.contains(piece.as_str()))
 }

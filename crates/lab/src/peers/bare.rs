@@ -1,4 +1,4 @@
-//! The limit: the least program that does the work, from [`crate::bare`].
+//! The limit: the smallest program that does the work, from [`crate::bare`].
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -18,7 +18,7 @@ pub fn reverse(site: &Site) -> Start<'_> {
     reverse_by(site, BUFFER_BYTES)
 }
 
-/// The same, reading so many bytes at a time.
+/// As [`relay`], with reads of this many bytes.
 pub fn reverse_by(site: &Site, buffer_bytes: usize) -> Start<'_> {
     let listen = site.proxy_address(RELAY_PORT);
     let mut command = command(site, &site.proxy, Role::Reverse, listen, Some(site.origin()));
@@ -26,7 +26,7 @@ pub fn reverse_by(site: &Site, buffer_bytes: usize) -> Start<'_> {
     Ok(relay(site, serving(site, &site.proxy, Role::Reverse, listen, command)?))
 }
 
-/// The relay alone, at this address of the proxy's host.
+/// Starts only the relay, at this address of the proxy's host.
 ///
 /// # Errors
 /// It does not listen.
@@ -41,7 +41,7 @@ pub fn socks(site: &Site, via: Via) -> Start<'_> {
     Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination: site.origin() })
 }
 
-/// A redirector of the version that `role` says, and the SOCKS server.
+/// A redirector with this `role`, and the SOCKS server.
 pub fn pair(site: &Site, role: Role) -> Start<'_> {
     let gateway = site.proxy_address(SOCKS_PORT);
     let server = start(site, &site.proxy, Role::Socks, gateway, None)?;

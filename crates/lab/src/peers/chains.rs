@@ -1,5 +1,5 @@
-//! Sidetrack with chains: functions inside us, functions in containers, and what to compare these with: hops of ours, and the
-//! least program that copies bytes.
+//! Sidetrack with chains: functions inside the process, functions in containers, and the rows to compare them with:
+//! further hops, and the smallest program that copies bytes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use super::{Class, Peer, RELAY_PORT, Start, Unavailable, relay};
 use crate::engine::Engine;
 use crate::site::Site;
 
-/// How long containers may take to get well.
+/// Time limit until containers are healthy.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Port of the second relay of ours in a pair.
 const SECOND_PORT: u16 = 9081;
 
-/// The functions inside us, in the order in which a longer chain has more of them: two that only count bytes, whose flows the
-/// kernel may move, then two that see them, then the same again.
+/// The functions inside the process, in the order in which longer chains add them: two that only count bytes (the
+/// kernel may move their flows), then two that read the bytes, then the same again.
 const FUNCTIONS: &str = "[function.f1]\nkind = \"count\"\n\
     [function.f2]\nkind = \"limit\"\nbytes_per_second = 1000000000000\n\
     [function.f3]\nkind = \"filter\"\ndeny_words = [\"a word that nobody says\"]\n\
@@ -28,11 +28,11 @@ const FUNCTIONS: &str = "[function.f1]\nkind = \"count\"\n\
     [function.f7]\nkind = \"filter\"\ndeny_words = [\"a third one of these\"]\n\
     [function.f8]\nkind = \"replace\"\nreplace = [{ find = \"and a fourth one\", with = \"\" }]\n";
 
-/// Keys of a container: Sidetrack itself as a SOCKS6 proxy, so that the function costs a relay of ours and no more.
+/// Keys of a container: Sidetrack itself as a SOCKS6 proxy, so that the function costs exactly one relay.
 pub const CONTAINER: &str = "kind = \"container\"\nimage = \"localhost/relay:1\"\nspeaks = \"socks6\"\npids = 4096\n\
     memory_bytes = 1073741824\ncpu_percent = 400\ncommand = [\"/program\", \"up\", \"-c\", \"/relay.toml\"]\n";
 
-/// What Sidetrack in the container is told.
+/// The configuration of Sidetrack in the container.
 pub const RELAY_CONFIG: &str = "version = 1\nworkers = 1\ndefault = \"direct\"\n[admin]\nsocket = \"none\"\n[record]\nto = \"none\"\n\
     [[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n";
 
@@ -40,7 +40,8 @@ const fn row(name: &'static str, class: Class, start: for<'s> fn(&'s Site) -> St
     Peer { name, is_ours: true, class, start }
 }
 
-/// Every row: chains of so many functions inside us; so many containers; so many further relays of ours; the limits of copying.
+/// Returns all rows: chains of functions inside the process, containers, further relays of ours, and the limits of
+/// copying.
 pub const CHAINS: &[Peer] = &[
     row("chain of 0", Class::OneHop, inside::<0>),
     row("chain of 1", Class::OneHop, inside::<1>),
@@ -58,11 +59,11 @@ pub const CHAINS: &[Peer] = &[
     bare("bare copy, 256 KiB", |site| super::bare::reverse_by(site, 256 << 10)),
 ];
 
-/// How many of [`FUNCTIONS`] only count: chains of more of them see the bytes.
+/// How many of [`FUNCTIONS`] only count: longer chains read the bytes.
 pub const COUNTING: usize = 2;
 
-/// The least program that reads every byte and writes it on, by the size of its buffer: what flows cannot go below whose
-/// bytes somebody has to see.
+/// The smallest program that reads every byte and writes it on, by the size of its buffer: the lower bound for flows
+/// whose bytes a program must read.
 pub const BARE_COPIES: [&str; 2] = ["bare copy, 64 KiB", "bare copy, 256 KiB"];
 
 const fn bare(name: &'static str, start: for<'s> fn(&'s Site) -> Start<'s>) -> Peer {

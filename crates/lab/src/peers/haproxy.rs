@@ -8,7 +8,7 @@ pub fn copy(site: &Site) -> Start<'_> {
     start(site, FLOW_LIMIT, "")
 }
 
-/// One thread, `splice(2)` both ways; fewer flows, because pipes need descriptors, too.
+/// One thread, `splice(2)` in both directions; fewer flows, because pipes need descriptors, too.
 pub fn splice(site: &Site) -> Start<'_> {
     start(site, 6000, "option splice-request\n  option splice-response\n")
 }

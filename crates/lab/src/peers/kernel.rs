@@ -1,4 +1,4 @@
-//! The limits: no relay, the kernel's own address translation, and the least program of XDP.
+//! The limits: no relay, the kernel's own address translation, and the smallest XDP program.
 
 use std::net::SocketAddr;
 
@@ -41,14 +41,14 @@ pub fn dnat(site: &Site) -> Start<'_> {
     })
 }
 
-/// Addresses and ports changed by a program of XDP, which knows no connections.
+/// An XDP program changes addresses and ports, and knows no connections.
 pub fn least(site: &Site) -> Start<'_> {
     let (SocketAddr::V4(front), SocketAddr::V4(server)) = (site.proxy_address(RELAY_PORT), site.origin())
     else {
         return Err(Unavailable::Absent("IPv4".into()));
     };
     let side = |node: &Node, link: &Link| -> Result<Side, Unavailable> {
-        // It cannot finish checksums that a sender leaves to its card.
+        // It cannot complete checksums that a sender leaves to its card.
         node.run("ethtool", &["-K", &link.interface, "tx", "off"])?;
         let neighbour = Least::address(node, &link.interface)?;
         Ok(Side { interface: link.interface.clone(), neighbour })

@@ -1,7 +1,7 @@
-//! The programs that are compared: other people's relays and ours, each started from a generated configuration.
+//! The compared programs: other relays and ours, each started from a generated configuration.
 //!
-//! A [`Peer`] is a row of the table; starting it gives a [`Running`], which says what the client has to dial and
-//! speak, and which ends the programs and removes their rules when it is dropped.
+//! A [`Peer`] is a row of the table. Starting it gives a [`Running`], which says what the client has to dial and
+//! speak. Dropping the [`Running`] ends the programs and removes their rules.
 
 pub mod bare;
 pub mod chains;
@@ -32,15 +32,16 @@ pub use proxies::Proxy;
 pub use recorded::RECORDED;
 pub use redirectors::{Redirecting, Redirector};
 
-/// Port on which the proxies listen that forward to a fixed server.
+/// Port of proxies that forward to a fixed server.
 const RELAY_PORT: u16 = 9080;
-/// Connections a peer may hold where it wants a number; half of 20,000 descriptors, with room for its own.
+/// Maximum number of connections, for peers that need a number: half of 20,000 descriptors, minus those of the peer
+/// itself.
 const FLOW_LIMIT: u32 = 9_900;
 
-/// What a peer is compared with.
+/// The group within which a peer is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// No relay at all, or the least there can be: the limit.
+    /// No relay, or the smallest possible one: the limit.
     Limit,
     /// One program between client and server.
     OneHop,
@@ -55,7 +56,7 @@ pub enum Class {
 pub struct Peer {
     /// Name in tables and for `--only`.
     pub name: &'static str,
-    /// Whether it is ours.
+    /// Whether it is Sidetrack.
     pub is_ours: bool,
     /// What it is compared with.
     pub class: Class,
@@ -70,7 +71,7 @@ pub type Start<'s> = Result<Running<'s>, Unavailable>;
 pub enum Unavailable {
     /// It is not installed; the text names what is missing and how to get it.
     Absent(String),
-    /// It is there and did not start.
+    /// It is installed and did not start.
     Failed(anyhow::Error),
 }
 
@@ -80,8 +81,8 @@ impl<E: Into<anyhow::Error>> From<E> for Unavailable {
     }
 }
 
-/// A program that is not installed, as an error that passes through functions which fail for other reasons as well. The text
-/// names what is missing and how to get it.
+/// The error that a program is not installed. It passes through functions that can also fail for other reasons. The
+/// text names what is missing and how to get it.
 #[derive(Debug)]
 pub struct Absent(pub String);
 
@@ -94,7 +95,7 @@ impl fmt::Display for Absent {
 impl std::error::Error for Absent {}
 
 impl Unavailable {
-    /// The same as an error; [`Absent`] can be found in it again.
+    /// Returns it as an error; [`Absent`] can be found in it again.
     pub fn into_error(self) -> anyhow::Error {
         match self {
             Self::Absent(what) => Absent(what).into(),
@@ -116,43 +117,43 @@ impl fmt::Display for Unavailable {
 #[derive(Debug)]
 pub struct Running<'s> {
     services: Vec<Service>,
-    /// Only to remove the rules when dropped.
+    /// Removes the rules when dropped.
     _tables: Vec<Table<'s>>,
-    /// Only to stop the forwarding of packets when dropped.
+    /// Stops the forwarding of packets when dropped.
     _forwarding: Option<Forwarding<'s>>,
-    /// What the client dials.
+    /// The address that the client dials.
     pub dial: SocketAddr,
-    /// What it speaks there.
+    /// The protocol it uses there.
     pub via: Via,
-    /// The server it asks for.
+    /// The server it requests.
     pub destination: SocketAddr,
 }
 
 impl Running<'_> {
-    /// CPU time of all its programs, in nanoseconds.
+    /// Returns the CPU time of all its programs, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
         self.services.iter().map(Service::cpu_ns).sum()
     }
 
-    /// Resident memory of all its programs, in bytes.
+    /// Returns the resident memory of all its programs, in bytes.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.services.iter().map(Service::resident_bytes).sum()
     }
 
-    /// Whether it has programs of its own, so that CPU and memory mean something.
+    /// Returns true if it has its own programs, so that CPU and memory are meaningful.
     #[must_use]
     pub fn has_programs(&self) -> bool {
         !self.services.is_empty()
     }
 
-    /// Whether all its programs still run.
+    /// Returns true if all its programs still run.
     pub fn is_running(&mut self) -> bool {
         self.services.iter_mut().all(Service::is_running)
     }
 
-    /// What its programs have written, for error messages.
+    /// Returns the logs of its programs, for error messages.
     #[must_use]
     pub fn log(&self) -> String {
         self.services.iter().map(Service::log).collect()
@@ -192,7 +193,7 @@ const fn our_redirector(scheme: &'static str, options: &'static str) -> Redirect
     Redirector::Ours { scheme, options, waits: true }
 }
 
-/// Every row, in the order of the tables.
+/// Returns all rows, in the order of the tables.
 pub const ALL: &[Peer] = peers![
     "direct" Limit false kernel::direct;
     "nft DNAT" Kernel false kernel::dnat;
@@ -233,7 +234,7 @@ pub const ALL: &[Peer] = peers![
     "bare pair S6" Limit false |site| bare::pair(site, Role::Redirect6);
 ];
 
-/// Rows that only the measurements of the EPI paper have.
+/// Returns the rows that only the measurements of the EPI paper have.
 pub const EPI_ONLY: &[Peer] = peers![
     "nginx http, close" OneHop false nginx::http_close;
     "ours pair S6, no data" Pair true |site| {
@@ -244,7 +245,7 @@ pub const EPI_ONLY: &[Peer] = peers![
     "ours tunnel, TLS" Pair true |site| tunnel::pair(site, tunnel::Transport::Tls);
 ];
 
-/// Rows that only the measurements of the packet engine have.
+/// Returns the rows that only the measurements of the packet engine have.
 pub const ENGINE: &[Peer] = peers![
     "limit: XDP" Limit false kernel::least;
     "limit: XDP, gathering" Limit false kernel::least;
@@ -262,18 +263,18 @@ pub const ENGINE: &[Peer] = peers![
         |site| ours::engine(site, "xdp", &format!("{GATHERING}, kernel_connections_max = 16384"));
 ];
 
-/// How long frames gather before the kernel takes them where a row says that they do, microseconds.
+/// How long frames gather before the kernel takes them, for rows with gathering, in microseconds.
 pub const GATHERING_US: u64 = 200;
-/// The same for our engine.
+/// The configuration key for the same in our engine.
 const GATHERING: &str = ", coalesce_us = 200";
 
-/// The peer of this name.
+/// Returns the peer of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Peer> {
     ALL.iter().chain(EPI_ONLY).copied().find(|peer| peer.name == name)
 }
 
-/// An nft table in a node that is deleted with the peer that needed it.
+/// An nft table in a node; it is deleted with the peer that needs it.
 #[derive(Debug)]
 struct Table<'s> {
     node: &'s Node,
@@ -304,12 +305,12 @@ impl<'s> Table<'s> {
 
 impl Drop for Table<'_> {
     fn drop(&mut self) {
-        // A table that is already gone is what we want.
+        // If the table is already gone, there is nothing to do.
         let _ = self.node.delete_table(self.name);
     }
 }
 
-/// The path of an installed program.
+/// Returns the path of an installed program.
 pub(crate) fn installed(program: &str) -> Result<PathBuf, Unavailable> {
     let absent = || Unavailable::Absent(format!("{program} is not installed; bench/peers.sh installs it"));
     launch::find_program(program).ok_or_else(absent)

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{RELAY_PORT, Start, Unavailable, configured, relay};
 use crate::site::Site;
 
-/// Where Debian's package puts the module; elsewhere it may be built in.
+/// The path of the module in Debian's package; on other systems it may be built in.
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
 /// One worker, `proxy_pass` to the origin.

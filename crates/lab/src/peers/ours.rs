@@ -13,18 +13,18 @@ use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
 
 const REDIRECT_PORT: u16 = 42090;
-/// How long a hop that takes initial data waits for it, in milliseconds; HTTP clients speak at once.
+/// How long a hop waits for initial data, in milliseconds; HTTP clients send at once.
 pub(super) const INITIAL_DATA_WAIT_MS: u32 = 50;
-/// It listens before it steers; this is a hundred times what that takes.
+/// Time limit for the firewall rules: they come after the listener. It is a hundred times what that takes.
 const STEERS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A port that leads to the origin, through user space whatever the kernel could do alone.
+/// A port that leads to the origin through user space, even if the kernel could carry it alone.
 pub fn reverse(site: &Site) -> Start<'_> {
     reverse_with(site, "")
 }
 
-/// The same with further keys of the listener.
+/// As [`reverse`], with further keys of the listener.
 pub fn reverse_with<'s>(site: &'s Site, keys: &str) -> Start<'s> {
     let rule = rule("carrier = \"direct\"\nkernel = \"never\"");
     let config = format!("{}{keys}{rule}", reverse_listener(site));
@@ -32,11 +32,11 @@ pub fn reverse_with<'s>(site: &'s Site, keys: &str) -> Start<'s> {
     Ok(relay(site, service))
 }
 
-/// The same port where the rule needs no bytes, no function and no proxy: the kernel forwards, we record.
+/// The same port with a rule that needs no bytes, function or proxy: the kernel forwards and Sidetrack records.
 pub fn kernel_path(site: &Site) -> Start<'_> {
     let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"auto\""));
-    // That a node which forwards flows in the kernel has to forward packets is its operator's business; where it does
-    // not, our program leaves the flows in user space.
+    // For the kernel path, the operator has to switch packet forwarding on. Otherwise Sidetrack keeps the flows in
+    // user space.
     let forwarding = Forwarding::in_proxy(site)?;
     let service = start(site, &site.proxy, "kernel", &config, RELAY_PORT)?;
     require_rule(&site.proxy, "dnat")?;
@@ -45,16 +45,15 @@ pub fn kernel_path(site: &Site) -> Start<'_> {
     Ok(running)
 }
 
-/// A port that leads to the origin packet by packet, without sockets. `keys` go behind those of `engine`.
+/// A port that leads to the origin packet by packet, without sockets. `keys` follow those of `engine`.
 pub fn engine<'s>(site: &'s Site, io: &str, keys: &str) -> Start<'s> {
     let (service, _) = packet_engine(site, (io, keys), site.origin(), &rule("carrier = \"direct\""))?;
     Ok(relay(site, service))
 }
 
-/// The packet engine in front of a server, and the address it answers at. `tables` is what its configuration holds besides.
+/// Starts the packet engine in front of a server; returns its address. `tables` is the rest of its configuration.
 ///
-/// # Errors
-/// Our program is absent or does not start, or nobody answers.
+/// # Errors Our program is absent or does not start, or no answer comes.
 pub fn packet_engine(
     site: &Site,
     (io, keys): (&str, &str),
@@ -69,7 +68,7 @@ pub fn packet_engine(
         site.proxy_server.a.v4
     );
     let mut service = spawn(site, &site.proxy, "engine", &config)?;
-    // It has no socket that listens: it is there when somebody answers.
+    // It has no listening socket: it is ready when a connection succeeds.
     let began = Instant::now();
     while !site.client.enter(|| Ok(TcpStream::connect_timeout(&address, LOOK_AGAIN * 100).is_ok()))? {
         if began.elapsed() > STEERS_WITHIN || !service.is_running() {
@@ -87,17 +86,17 @@ pub fn socks(site: &Site, port: u16) -> Result<Service, Unavailable> {
     start(site, &site.proxy, "socks", &config, port)
 }
 
-/// A redirector of what goes to the origin, through `hops` such as `socks6://10.77.1.2:1090?tfo=true`.
+/// A redirector of connections to the origin, through `hops` such as `socks6://10.77.1.2:1090?tfo=true`.
 ///
 /// # Errors
 /// Our program is absent or does not start.
 pub fn redirector(site: &Site, hops: &[String]) -> Result<Service, Unavailable> {
-    // Where the first bytes may travel with the request, we give them the time to come.
+    // If the first bytes may travel with the request, the redirector waits for them.
     let waits = hops.iter().any(|hop| hop.starts_with("socks6") || hop.contains('?'));
     redirect(site, hops, if waits { INITIAL_DATA_WAIT_MS } else { 0 }, "")
 }
 
-/// The same, but what the client sends never travels with a request.
+/// As [`redirector`], but the client's bytes never travel with a request.
 ///
 /// # Errors
 /// As [`redirector`].
@@ -105,7 +104,8 @@ pub fn plain_redirector(site: &Site, hops: &[String]) -> Result<Service, Unavail
     redirect(site, hops, 0, "")
 }
 
-/// A redirector whose rule waits `wait_ms` for first bytes; `tables` is what its carrier needs besides, in TOML.
+/// A redirector whose rule waits `wait_ms` for first bytes; `tables` is further configuration for its carrier, in
+/// TOML.
 pub(super) fn redirect(
     site: &Site,
     hops: &[String],
@@ -118,7 +118,8 @@ pub(super) fn redirect(
     redirect_by(site, tables, &rule)
 }
 
-/// A redirector on the way: the proxy's node takes what the client sends to the origin, and dials the origin itself.
+/// A redirector on the path: the proxy's node catches the client's connections to the origin, and dials the origin
+/// itself.
 ///
 /// # Errors
 /// As [`redirector`].
@@ -136,7 +137,7 @@ pub(super) fn redirect_on_the_way(site: &Site) -> Result<Service, Unavailable> {
     Ok(service)
 }
 
-/// A listener for HTTP, asked to CONNECT.
+/// A listener for HTTP; the client uses CONNECT.
 pub(super) fn http(site: &Site, port: u16) -> Result<Service, Unavailable> {
     let address = site.proxy_address(port);
     let listener = format!("[[listen]]\nkind = \"http\"\naddress = \"{address}\"\n");
@@ -169,7 +170,7 @@ pub(crate) fn rule(keys: &str) -> String {
     format!("[[rule]]\nname = \"all\"\n{keys}\n")
 }
 
-/// Waits until our program has put a rule with this word into nft on a node: until then flows pass it by.
+/// Waits until nft on a node has our program's rule with this word: before that, flows bypass it.
 fn require_rule(node: &Node, word: &str) -> Result<(), Unavailable> {
     let began = Instant::now();
     while began.elapsed() < STEERS_WITHIN {
@@ -181,10 +182,9 @@ fn require_rule(node: &Node, word: &str) -> Result<(), Unavailable> {
     Err(Unavailable::Failed(anyhow!("sidetrack has put no {word} into nft: the flows would pass it by")))
 }
 
-/// Our program: `SIDETRACK_BIN`, or the one built beside the lab.
+/// Returns the path of our program: `SIDETRACK_BIN`, or the one built beside the lab.
 ///
-/// # Errors
-/// There is none, or it is not ours.
+/// # Errors It does not exist, or is another program.
 pub fn program() -> Result<PathBuf, Unavailable> {
     let named = std::env::var_os("SIDETRACK_BIN").map(PathBuf::from);
     let beside = || launch::sibling_program(&std::env::current_exe().ok()?, "sidetrack");
@@ -199,7 +199,7 @@ pub fn program() -> Result<PathBuf, Unavailable> {
     Err(absent(&format!("{} does not say that it is sidetrack", program.display())))
 }
 
-/// [`program`] where it has the sub-command `run`.
+/// Returns [`program`] if it has the sub-command `run`.
 ///
 /// # Errors
 /// As [`program`], or this build has no `run`.
@@ -223,12 +223,12 @@ pub(crate) fn start(
     Ok(service)
 }
 
-/// Starts it and does not wait.
+/// Starts it without waiting.
 fn spawn(site: &Site, node: &Node, role: &str, config: &str) -> Result<Service, Unavailable> {
     let program = program()?;
     let directory = site.directory.path();
     let path = directory.join(format!("sidetrack-{role}.toml"));
-    // One worker as the others have, and like them without a log unless the row is about records.
+    // One worker and no log, like the other programs, unless the row is about records.
     let head = format!(
         "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n{}",
         site.record_table()?

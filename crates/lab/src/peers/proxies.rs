@@ -1,4 +1,4 @@
-//! SOCKS servers: two from Debian, the seed's own, and ours.
+//! SOCKS servers: two from Debian, those of the EPI paper, and ours.
 
 use super::{Running, Start, Unavailable, installed, ours, socksx};
 use crate::load::Via;
@@ -10,7 +10,7 @@ use crate::site::Site;
 pub enum Proxy {
     /// dante, SOCKS5 without authentication, everything allowed.
     Dante,
-    /// microsocks, SOCKS5, one thread a connection.
+    /// microsocks, SOCKS5, one thread per connection.
     Microsocks,
     /// socksx of that version, speaking SOCKS `5` or `6`.
     Socksx(socksx::Version, u8),
@@ -19,7 +19,7 @@ pub enum Proxy {
 }
 
 impl Proxy {
-    /// Where it listens.
+    /// The address it listens on.
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
@@ -43,7 +43,7 @@ impl Proxy {
         }
     }
 
-    /// Starts it as a row of its own, with a client that speaks `via`.
+    /// Starts it as a separate row, with a client that speaks `via`.
     pub(super) fn row(self, site: &Site, via: Via) -> Start<'_> {
         let services = vec![self.start(site)?];
         let dial = site.proxy_address(self.port());

@@ -1,4 +1,4 @@
-//! Listeners of ours with a record line for each flow, and without: what records cost a new connection.
+//! Our listeners with and without a record line for each flow: the cost of records for a new connection.
 
 use super::{Class, Peer, RELAY_PORT, Running, Start, ours, relay};
 use crate::load::Via;

@@ -1,5 +1,5 @@
-//! Redirectors: they catch the client's connections to the origin and lead them through a SOCKS proxy, while the
-//! client knows nothing.
+//! Redirectors: they catch the client's connections to the origin and send them through a SOCKS proxy. The client is
+//! not changed.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,8 @@ use crate::site::Site;
 
 const REDSOCKS_PORT: u16 = 12345;
 
-/// A redirector in the client's node. It shares the proxy's CPU: its cost is the pair's, not the client's.
+/// A redirector in the client's node. It runs on the proxy's CPU, so its cost counts for the pair, not for the
+/// client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Redirector {
     /// redsocks, SOCKS5, IPv4.
@@ -22,9 +23,9 @@ pub enum Redirector {
     Ours {
         /// Scheme of the hop.
         scheme: &'static str,
-        /// What follows its address.
+        /// Options behind its address.
         options: &'static str,
-        /// Whether it waits for first bytes that may travel with the request, where the hop allows that.
+        /// Whether it waits for first bytes that may travel with the request, if the hop allows that.
         waits: bool,
     },
 }
@@ -34,7 +35,7 @@ pub enum Redirector {
 pub struct Redirecting<'s> {
     /// The program.
     pub service: Service,
-    /// Its rule, where it does not set one itself.
+    /// Its rule, if it does not set one itself.
     table: Option<Table<'s>>,
 }
 
@@ -47,7 +48,7 @@ impl Redirecting<'_> {
 }
 
 impl Redirector {
-    /// Starts it in front of the proxy at `gateway` and redirects what goes to the origin's ports.
+    /// Starts it in front of the proxy at `gateway` and redirects connections to the origin's ports.
     ///
     /// # Errors
     /// It is absent or does not start.

@@ -1,4 +1,4 @@
-//! The seed's own programs: `proxy` and `redirector` of socksx 0.1.0, `socksx` and `redirector` of 0.1.1.
+//! The programs of the EPI paper: `proxy` and `redirector` of socksx 0.1.0, `socksx` and `redirector` of 0.1.1.
 //!
 //! `bench/peers.sh` builds them into the directory that the environment variable `SIDETRACK_PEERS` names, or
 //! `~/.cache/sidetrack/peers`.
@@ -17,7 +17,7 @@ pub const S6: Via = Via::Socks6Socksx { initial_data: false };
 /// SOCKS6 in socksx's layout, the HTTP request as initial data.
 pub const S6_DATA: Via = Via::Socks6Socksx { initial_data: true };
 
-/// Port of the proxy; the examples of 0.1.0 know no other.
+/// Port of the proxy; it is fixed in the examples of 0.1.0.
 pub const PROXY_PORT: u16 = 1080;
 /// Port of the redirector, on 127.0.0.1.
 pub const REDIRECTOR_PORT: u16 = 42000;
@@ -39,13 +39,13 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The version the EPI paper measured.
+/// The version that the EPI paper measured.
 pub const V0_1_0: Version = Version { directory: "socksx-0.1.0", proxy: "proxy", arguments: &[] };
-/// The last one in the registry; its limit of 256 connections is lifted.
+/// The last version in the registry; its limit of 256 connections is removed.
 pub const V0_1_1: Version =
     Version { directory: "socksx-0.1.1", proxy: "socksx", arguments: &["--limit", "0"] };
 
-/// The path of one of its programs.
+/// Returns the path of one of its programs.
 pub fn program(version: Version, name: &str) -> Result<PathBuf, Unavailable> {
     let path = directory().map(|root| root.join(version.directory).join("bin").join(name));
     path.filter(|path| path.is_file()).ok_or_else(|| {
@@ -53,7 +53,7 @@ pub fn program(version: Version, name: &str) -> Result<PathBuf, Unavailable> {
     })
 }
 
-/// Where `bench/peers.sh` puts what it builds.
+/// Returns the folder where `bench/peers.sh` puts its builds.
 fn directory() -> Option<PathBuf> {
     let cache = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
     std::env::var_os("SIDETRACK_PEERS").map(PathBuf::from).or_else(|| {

@@ -1,5 +1,5 @@
-//! Our tunnel: a redirector beside the client and a far side at the proxy, joined by one connection that stands before the
-//! first request.
+//! Our tunnel: a redirector beside the client and a far side at the proxy, joined by one connection that is open
+//! before the first request.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
 
-/// Where the far side listens, on UDP and TCP.
+/// Port of the far side, on UDP and TCP.
 const PORT: u16 = 1091;
-/// How long the two ends may take to find each other; a thousand times what that takes.
+/// Time limit for the two ends to connect; a thousand times what that takes.
 const STANDS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// What carries the tunnel.
+/// The transport of the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// One QUIC connection, a stream for each flow.
@@ -27,7 +27,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Its word in our configuration and log.
+    /// Returns its word in our configuration and log.
     const fn word(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -36,13 +36,13 @@ impl Transport {
     }
 }
 
-/// One end's certificate and key in a file, and the pin that the other end believes.
+/// One end's certificate and key in a file, and the pin that the other end trusts.
 struct Identity {
     file: PathBuf,
     pin: String,
 }
 
-/// Redirector, tunnel and far side; returns when the tunnel stands.
+/// Starts redirector, tunnel and far side; returns when the tunnel is open.
 pub fn pair(site: &Site, transport: Transport) -> Start<'_> {
     let [near, far] = ["near.lab", "far.lab"].map(|name| identity(site.directory.path(), name));
     let (near, far) = (near?, far?);
@@ -80,7 +80,7 @@ fn near_tables(site: &Site, transport: Transport, near: &Identity, far: &Identit
     )
 }
 
-/// Makes a key as the manual says; an earlier one of the same run serves again.
+/// Makes a key as the manual says; reuses an earlier one of the same run.
 fn identity(directory: &Path, name: &str) -> Result<Identity, Unavailable> {
     let file = directory.join(format!("{name}.pem"));
     let path = file.to_string_lossy();
@@ -102,7 +102,7 @@ fn sidetrack(arguments: &[&str]) -> Result<String, Unavailable> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Set-up of the tunnel is no part of a flow's: the near side's log says when it is done.
+/// The set-up of the tunnel does not belong to a flow's set-up: waits until the near side's log says that it is done.
 fn wait_until_it_stands(near_side: &Service, transport: Transport) -> Result<()> {
     let wanted = format!("transport=\"{}\"", transport.word());
     let began = Instant::now();

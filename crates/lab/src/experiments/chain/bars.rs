@@ -1,4 +1,4 @@
-//! The table of costs, and what they must not exceed.
+//! The table of costs and their bars.
 
 use std::fmt::Write as _;
 
@@ -6,28 +6,28 @@ use super::super::relay::{Cell, Results, Sample};
 use crate::peers::chains::{BARE_COPIES, CHAINS, COUNTING};
 use crate::statistics::Spread;
 
-/// What one further function inside us may cost of the rate of new connections.
+/// Minimum ratio of new connections per second with one further function inside the process.
 const NEW_AT_LEAST: f64 = 0.97;
-/// The same of bulk throughput.
+/// Minimum ratio of bulk throughput with one further function.
 const BULK_AT_LEAST: f64 = 0.95;
 
-/// One demand, and how it came out.
+/// One bar and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// What is compared with what.
+    /// What is compared.
     pub what: String,
-    /// What was measured; none: it could not be, and why.
+    /// The measured value; or the reason why there is none.
     pub measured: Result<Spread, String>,
     /// The bound.
     pub bound: f64,
-    /// Whether more is better.
+    /// Whether a higher value is better.
     pub at_least: bool,
-    /// After the numbers.
+    /// The unit, after the numbers.
     pub unit: &'static str,
 }
 
 impl Bar {
-    /// Whether it was measured and its median is on the right side.
+    /// Returns true if it was measured and its median is on the right side.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.measured.as_ref().is_ok_and(|measured| {
@@ -40,7 +40,7 @@ fn speed(cell: Cell) -> impl Fn(&Sample) -> Option<f64> {
     move |sample| Some(sample.speed(cell))
 }
 
-/// What each cell says of each row.
+/// The values of each row in each cell.
 pub fn figures(text: &mut String, results: &Results) {
     let cells = results.cells();
     let mut head = "| |".to_owned();
@@ -82,7 +82,7 @@ fn row(results: &Results, cell: Cell, peer: &str) -> String {
     }
 }
 
-/// Each further function inside us, and each container, in each cell that was measured.
+/// Returns the bars of each further function inside the process, and of each container, in each measured cell.
 #[must_use]
 pub fn judge(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
@@ -110,9 +110,9 @@ pub fn judge(results: &Results) -> Vec<Bar> {
     bars
 }
 
-/// What the functions cost that the longer of two chains has beyond the shorter. Where the first of them is that reads, bulk leaves
-/// `splice(2)`, which no function could keep from happening: there the longer chain is held against the best of the least programs
-/// that read and write.
+/// Returns the cost of the functions that only the longer of two chains has. With the first function that reads
+/// bytes, bulk transfers can no longer use `splice(2)`, whatever the function does. There the longer chain is
+/// compared with the best of the smallest programs that read and write.
 fn further(results: &Results, cell: Cell, before: &'static str, after: &'static str) -> Bar {
     let each = if cell.is_bulk() { BULK_AT_LEAST } else { NEW_AT_LEAST };
     let first_reads = cell.is_bulk() && length(before) <= COUNTING && COUNTING < length(after);
@@ -149,7 +149,7 @@ fn ratio(
     results.ratio(cell, ours, theirs, value).ok_or_else(missing)
 }
 
-/// The bars as a table.
+/// Formats the bars as a table.
 pub fn render(text: &mut String, bars: &[Bar]) {
     let _ = writeln!(text, "| bar | measured (quartiles) | wanted | |\n|---|---|---|---|");
     for bar in bars {
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(bars[0].what, "chain of 3 / bare copy, 256 KiB, bulk at 1, speed");
         assert!(bars[0].holds() && !bars[1].holds(), "{bars:?}");
         assert!(!rows(3_700_000_000, 3_700_000_000)[0].holds());
-        // Where the shorter of two chains reads already, or none of both does, they are held against each other.
+        // If the shorter of two chains already reads, or neither reads, they are compared with each other.
         let judged = judge(&in_cell(Cell::Bulk(1), &[("chain of 1", 10, 0), ("chain of 2", 9, 0)]));
         assert_eq!((judged.len(), judged[0].holds()), (1, false));
     }

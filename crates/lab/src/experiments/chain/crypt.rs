@@ -1,4 +1,4 @@
-//! The encrypting pair beside OpenSSL, and beside the library that it has its cipher from: the same cipher, the same length of
+//! The encrypting pair beside OpenSSL and beside ring, the library of its cipher: the same cipher, the same length of
 //! records, one core.
 
 use std::fmt::Write as _;
@@ -13,25 +13,24 @@ use crate::site::Site;
 /// Bytes of one record of ours, and of one block of OpenSSL's and of ring's.
 const RECORD_BYTES: usize = 16384;
 
-/// Gigabytes (10^9) a second of processor time.
+/// Gigabytes (10^9) per second of processor time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pair {
-    /// Ours, records and rekeying included.
+    /// Our encryption, with records and rekeying.
     pub encrypt: f64,
-    /// The same back.
+    /// Our decryption.
     pub decrypt: f64,
-    /// The bare cipher in ring, which is ours.
+    /// The bare cipher in ring, which we use.
     pub ring: f64,
     /// The bare cipher in OpenSSL.
     pub openssl: f64,
-    /// Which OpenSSL.
+    /// The version of OpenSSL.
     pub version: String,
 }
 
 /// Measures all three on the proxy's core, one after the other.
 ///
-/// # Errors
-/// Our program or `openssl` is not there.
+/// # Errors Our program or `openssl` does not exist.
 pub fn measure(site: &Site, bytes: u64) -> Result<Pair> {
     let config = site.directory.path().join("crypt.toml");
     let key = site.directory.path().join("crypt.key");
@@ -62,7 +61,7 @@ pub fn measure(site: &Site, bytes: u64) -> Result<Pair> {
     })
 }
 
-/// Seals so many bytes in place, one record after the other in the same memory.
+/// Seals this number of bytes in place, one record after the other in the same memory.
 fn ring_alone(bytes: u64) -> Result<f64> {
     let broken = |_| anyhow::anyhow!("ring does not seal");
     let key = LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &[0x5a; 32]).map_err(broken)?);
@@ -85,21 +84,21 @@ fn said(mut command: std::process::Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// GB/s out of the column of microseconds a megabyte.
+/// Reads GB/s from the column of microseconds per megabyte.
 fn speed(table: &str, kind: &str) -> Option<f64> {
     let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(kind))?;
     let us: f64 = line.split_whitespace().nth(3)?.parse().ok()?;
     (us > 0.0).then(|| 1e3 / us)
 }
 
-/// `+F:number:name:bytes a second`.
+/// `+F:number:name:bytes per second`.
 fn openssl_speed(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("+F:"))?;
     let bytes: f64 = line.rsplit(':').next()?.parse().ok()?;
     Some(bytes / 1e9)
 }
 
-/// As a table.
+/// Formats it as a table.
 pub fn render(text: &mut String, pair: &Pair) {
     let share = |ours: f64| ours / pair.openssl;
     let _ = write!(

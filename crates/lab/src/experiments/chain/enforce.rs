@@ -1,5 +1,5 @@
-//! How long it takes until what was decided holds: the eight steps of an application, and consent that is withdrawn while flows
-//! pass three nodes.
+//! How long it takes until a decision holds: the eight steps of an application, and a consent that is withdrawn while
+//! flows pass three nodes.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -13,11 +13,11 @@ use super::bars::Bar;
 use super::plane::{DOMAINS, Plane};
 use crate::statistics::Spread;
 
-/// The eight steps have to be done within this, milliseconds.
+/// Time limit for the eight steps, in milliseconds.
 const READY_WITHIN_MS: f64 = 500.0;
-/// Of a hundred changes all but one have to hold everywhere within this, milliseconds.
+/// Time within which 99 of 100 changes must hold everywhere, in milliseconds.
 const HOLDS_WITHIN_MS: f64 = 50.0;
-/// Longest bar of the picture.
+/// Maximum length of a bar in the picture.
 const COLUMNS: f64 = 40.0;
 
 /// One line of progress.
@@ -28,7 +28,7 @@ struct Line {
     seconds: f64,
 }
 
-/// Milliseconds that each of the eight steps took, by application.
+/// Duration of each of the eight steps in milliseconds, by application.
 #[derive(Debug, Clone, Default)]
 pub struct Steps {
     names: Vec<String>,
@@ -36,10 +36,9 @@ pub struct Steps {
     all_ms: Vec<f64>,
 }
 
-/// Sets the same application up so many times, ending it each time.
+/// Sets the same application up this number of times, and ends it each time.
 ///
-/// # Errors
-/// It is refused, or not all steps are told.
+/// # Errors It is refused, or not all steps are reported.
 pub fn steps(plane: &Plane<'_>, times: usize) -> Result<Steps> {
     let mut steps = Steps::default();
     for _ in 0..times {
@@ -52,7 +51,7 @@ pub fn steps(plane: &Plane<'_>, times: usize) -> Result<Steps> {
 }
 
 impl Steps {
-    /// Takes the progress of one application.
+    /// Adds the progress of one application.
     fn add(&mut self, progress: &str) -> Result<()> {
         let lines = progress.lines().map(serde_json::from_str::<Line>);
         let lines = lines.collect::<Result<Vec<_>, _>>().context("the lines of progress")?;
@@ -68,7 +67,7 @@ impl Steps {
         Ok(())
     }
 
-    /// As a table with a bar for each step, and the demand on all of them.
+    /// Formats a table with a bar for each step, and the result of the time limit.
     pub fn render(&self, text: &mut String) -> Bar {
         let medians: Vec<f64> = self
             .each_ms
@@ -96,8 +95,8 @@ impl Steps {
     }
 }
 
-/// Withdraws consent so many times under a flow through each proxy; gives the milliseconds from the operator's command to the
-/// end of the last of the flows.
+/// Withdraws consent this number of times under a flow through each proxy. Returns the milliseconds from the
+/// operator's command to the end of the last flow.
 ///
 /// # Errors
 /// A flow does not pass when it is allowed, or does not end.
@@ -127,7 +126,7 @@ fn withdrawn(plane: &Plane<'_>, flows: Vec<TcpStream>) -> Result<f64> {
     })
 }
 
-/// When the flow ended: by a reset.
+/// Returns when the flow ended with a reset.
 fn ended(mut flow: TcpStream) -> Result<Instant> {
     let read = flow.read(&mut [0]);
     let at = Instant::now();
@@ -137,11 +136,11 @@ fn ended(mut flow: TcpStream) -> Result<Instant> {
     }
 }
 
-/// As words, and the demand.
+/// Formats it in words, with the result of the time limit.
 pub fn render(text: &mut String, all_ms: &[f64]) -> Bar {
     let mut sorted = all_ms.to_vec();
     sorted.sort_by(f64::total_cmp);
-    // The least that 99 % of all do not exceed; of fewer than a hundred that is the worst.
+    // Returns the least value that 99 % do not exceed; with fewer than a hundred values it is the worst.
     let rank = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
     let spread = Spread::of(sorted.clone());
     let (p99, worst) = (sorted.get(rank).copied(), sorted.last().copied());

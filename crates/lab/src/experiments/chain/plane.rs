@@ -1,5 +1,6 @@
-//! A control plane to be measured: three domains, one of which lends data to the other two, an orchestrator between them, a proxy
-//! in each, all on the loopback of the proxy's node. Functions are warm: one inside the proxies, and a container.
+//! The measured control plane: three domains, one of which shares data with the other two, an orchestrator between
+//! them, and a proxy in each. All run on the loopback of the proxy's node. The functions are warm: one inside the
+//! proxies, and one container.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -19,28 +20,28 @@ use crate::peers::ours;
 use crate::service::Service;
 use crate::site::Site;
 
-/// How long anything may take that has to happen.
+/// Time limit for every awaited event.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// The data everything is about.
+/// The data set.
 const DATA: &str = "rates";
-/// Port of the orchestrator, the agents and the proxies, each on an address of its own.
+/// Port of the orchestrator, the agents and the proxies; each has a separate address.
 const PORT: u16 = 7443;
 const ORCHESTRATOR: Ipv4Addr = ip(1, 9);
 
-/// A domain: where its agent and its proxy listen, and the address of its node.
+/// A domain: the addresses of its agent, its proxy and its node.
 #[derive(Debug)]
 pub struct Domain {
     name: &'static str,
     agent: Ipv4Addr,
     proxy: Ipv4Addr,
     node: Ipv4Addr,
-    /// Which end of the data's path its proxy stands at.
+    /// The end of the data's path where its proxy is.
     end: &'static str,
 }
 
-/// The first has the data, the nodes of the others want it.
+/// The first domain has the data; the nodes of the others read it.
 pub const DOMAINS: [Domain; 3] =
     [domain("lucas", 1, "server"), domain("westwal", 2, "client"), domain("radix", 3, "client")];
 
@@ -52,7 +53,7 @@ const fn ip(kind: u8, number: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 83, kind, number)
 }
 
-/// See the module.
+/// A running control plane.
 #[derive(Debug)]
 pub struct Plane<'s> {
     site: &'s Site,
@@ -62,10 +63,9 @@ pub struct Plane<'s> {
 }
 
 impl<'s> Plane<'s> {
-    /// Everything runs, and no application is there.
+    /// Starts everything, without an application.
     ///
-    /// # Errors
-    /// What is missing, or does not start.
+    /// # Errors A part is missing, or does not start.
     pub fn start(site: &'s Site) -> Result<Self> {
         let program = ours::program().map_err(|error| anyhow::anyhow!("{error}"))?;
         let folder = site.directory.path().join("plane");
@@ -119,7 +119,7 @@ impl<'s> Plane<'s> {
         self.serve(&format!("{name}-agent"), &["domain", "serve", "-c", &format!("{name}-agent.toml")])
     }
 
-    /// Our program in the node, on any CPU: the parts are meant for machines of their own.
+    /// Our program in the node, on any CPU: the parts normally run on separate machines.
     fn command(&self, arguments: &[&str]) -> Command {
         let anywhere = Placement { cpu: None, ..self.site.proxy_placement() };
         let mut command = self.site.proxy.command_at(&self.program.to_string_lossy(), &anywhere);
@@ -134,7 +134,7 @@ impl<'s> Plane<'s> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Starts a part of the plane and waits until it says that it is ready.
+    /// Starts a part of the plane and waits until its log says that it is ready.
     fn serve(&mut self, name: &str, arguments: &[&str]) -> Result<()> {
         let mut service = Service::start(name, self.command(arguments), &self.folder)?;
         let until = Instant::now() + PATIENCE;
@@ -147,10 +147,9 @@ impl<'s> Plane<'s> {
         Ok(())
     }
 
-    /// Submits the application; gives the lines of progress.
+    /// Submits the application; returns the lines of progress.
     ///
-    /// # Errors
-    /// It is not ready in the end.
+    /// # Errors It does not become ready.
     pub fn submit(&self) -> Result<String> {
         self.ask((ORCHESTRATOR, "orchestrator"), &["orchestrate", "submit", "application.toml", "--json"])
     }
@@ -163,10 +162,9 @@ impl<'s> Plane<'s> {
         self.ask((ORCHESTRATOR, "orchestrator"), &["orchestrate", "end", "study"]).map(drop)
     }
 
-    /// Has the party that has the data say whether consent holds, as its operator does.
+    /// Sets the consent at the party that has the data, as its operator does.
     ///
-    /// # Errors
-    /// Its agent refuses, or is not there.
+    /// # Errors Its agent refuses, or does not run.
     pub fn consent(&self, word: &str) -> Result<()> {
         let domain = &DOMAINS[0];
         self.ask((domain.agent, domain.name), &["domain", "consent", DATA, word]).map(drop)
@@ -178,10 +176,9 @@ impl<'s> Plane<'s> {
         self.said(&[arguments, &whom].concat())
     }
 
-    /// A flow through a domain's proxy to the data, as soon as it is allowed.
+    /// Opens a flow through a domain's proxy to the data, as soon as it is allowed.
     ///
-    /// # Errors
-    /// It never is.
+    /// # Errors It is never allowed.
     pub fn flow(&self, domain: &Domain) -> Result<TcpStream> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -196,7 +193,7 @@ impl<'s> Plane<'s> {
     }
 
     fn try_flow(&self, domain: &Domain) -> Result<TcpStream> {
-        // At the end of the data clients are those of another domain.
+        // At the data's end, the clients are those of another domain.
         let node = if domain.end == "server" { DOMAINS[2].node } else { domain.node };
         let mut stream = self.site.proxy.namespace()?.run(|| dial(node, (domain.proxy, PORT).into()))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -244,7 +241,7 @@ fn proxy(domain: &Domain, server: SocketAddr, engine: &Engine) -> String {
     )
 }
 
-/// What the application needs: the data, at both other domains.
+/// The application: it needs the data at both other domains.
 const APPLICATION: &str = "name = \"study\"\npurpose = \"research\"\naccess = \"read\"\n\
     [[flows]]\nclient = \"westwal-node\"\ndata = \"rates\"\n[[flows]]\nclient = \"radix-node\"\ndata = \"rates\"\n";
 

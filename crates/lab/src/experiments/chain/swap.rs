@@ -1,4 +1,4 @@
-//! A chain changes while flows pass it: none is cut, and new flows take the new chain soon.
+//! A chain changes while flows pass it: no flow is cut, and new flows soon take the new chain.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
@@ -15,29 +15,29 @@ use crate::service::Service;
 use crate::site::Site;
 use crate::statistics::Spread;
 
-/// Live flows.
+/// Number of live flows.
 const FLOWS: usize = 500;
-/// New flows have to pass the new chain within this, milliseconds.
+/// Time within which new flows must pass the new chain, in milliseconds.
 const WITHIN_MS: f64 = 10.0;
-/// Where the node listens.
+/// The address on which the node listens.
 const PORT: u16 = 9090;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was seen.
+/// The result.
 #[derive(Debug, Clone, Default)]
 pub struct Swaps {
-    /// From the request to change until a new flow passed the new chain, milliseconds.
+    /// Time from the request until a new flow passed the new chain, in milliseconds.
     pub after_ms: Vec<f64>,
-    /// Live flows that were cut, of all changes.
+    /// Number of live flows that were cut, over all changes.
     pub cut: usize,
 }
 
-/// Changes the chain of a rule so many times under live flows.
+/// Changes the chain of a rule this number of times under live flows.
 ///
 /// # Errors
 /// Our program does not start, or a change is refused.
 pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
-    // In the proxy's own network, like the node: what is timed is the change and not a link.
+    // In the proxy's own network, like the node, so that the change is timed and not a link.
     let network = site.proxy.namespace()?;
     let listener = network.run(|| TcpListener::bind("127.0.0.1:0"))?;
     let server = listener.local_addr()?;
@@ -63,7 +63,7 @@ pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
     Ok(swaps)
 }
 
-/// Says back what comes.
+/// Echoes the received bytes.
 pub(super) fn echo(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         let one = move || {
@@ -75,7 +75,7 @@ pub(super) fn echo(listener: &TcpListener) {
                 }
             }
         };
-        // One that cannot be served is one that is cut, and counted.
+        // A flow that cannot be served counts as cut.
         drop(std::thread::Builder::new().stack_size(64 << 10).spawn(one));
     }
 }
@@ -87,7 +87,7 @@ fn dial(to: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Says a word of its own, which the chain replaces; gives what comes back.
+/// Sends a word that the chain replaces; returns the answer.
 fn talk(stream: &mut TcpStream) -> Result<Vec<u8>> {
     stream.write_all(b"PLACE\n")?;
     let mut answer = Vec::new();
@@ -126,7 +126,7 @@ impl Node {
         write(&self.config, &self.admin, self.server, word)
     }
 
-    /// Asks for the change, and waits until it is done.
+    /// Requests the change, and waits until it is done.
     fn reload(&self) -> Result<()> {
         let mut stream = UnixStream::connect(&self.admin).context("the admin socket")?;
         stream.write_all(
@@ -139,7 +139,7 @@ impl Node {
     }
 }
 
-/// The configuration with a chain that replaces the word by another.
+/// Returns the configuration with a chain that replaces the word with another.
 fn write(config: &Path, admin: &Path, server: SocketAddr, word: &str) -> Result<()> {
     let text = format!(
         "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{}\"\n[record]\nto = \"none\"\n[[listen]]\nkind = \"reverse\"\n\
@@ -153,7 +153,7 @@ fn write(config: &Path, admin: &Path, server: SocketAddr, word: &str) -> Result<
     Ok(std::fs::rename(fresh, config)?)
 }
 
-/// As words, and the bars.
+/// Formats it in words, with the bars.
 pub fn render(text: &mut String, swaps: &Swaps) -> Vec<Bar> {
     let _ = writeln!(
         text,

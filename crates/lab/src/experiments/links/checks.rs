@@ -1,4 +1,4 @@
-//! The checks: conditions, what is measured, and how far from nominal it may be.
+//! The checks: conditions, the measured quantity, and its tolerance.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::probe::{self, Stream, quantile};
 use crate::topology::Node;
 
 const MS: Duration = Duration::from_millis(1);
-/// RTT of a link may be off by this much, in milliseconds.
+/// Tolerance of a link's RTT, in milliseconds.
 const RTT_BAR_MS: f64 = 0.2;
-/// Standard deviations that a count may be off by.
+/// Tolerance of a count, in standard deviations.
 const DEVIATIONS: f64 = 3.0;
 
 /// The two ends of a link and the link.
@@ -23,12 +23,12 @@ pub struct Ends<'e> {
     pub quick: bool,
 }
 
-/// What a check found.
+/// The result of a check.
 pub struct Found {
     pub value: f64,
     pub tolerance: f64,
     pub remark: String,
-    /// False: something that has no tolerance is wrong, such as the order; the remark says what.
+    /// False: a property without tolerance is wrong, such as the order; the remark says which.
     pub is_valid: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Check {
     pub name: &'static str,
     pub unit: &'static str,
     pub nominal: f64,
-    /// Whether the speed of the machine matters.
+    /// Returns true if the result depends on the speed of the machine.
     pub is_timed: bool,
     pub conditions: fn() -> Conditions,
     pub measure: fn(&Ends<'_>, &Check) -> Result<Found>,
@@ -54,7 +54,7 @@ const fn check(
     Check { name, unit, nominal, is_timed, conditions, measure }
 }
 
-/// In the order of the table. Conditions hold both ways; streams go forth.
+/// The checks in the order of the table. Conditions hold in both directions; streams go forth.
 pub const CHECKS: &[Check] = &[
     check("round trip, 0.5 ms each way", 1.0, "ms", true, || Conditions::delayed(MS / 2), round_trip),
     check("round trip, 2.5 ms each way", 5.0, "ms", true, || Conditions::delayed(MS * 5 / 2), round_trip),
@@ -111,13 +111,14 @@ impl Ends<'_> {
     }
 
     fn stream(&self, count: u32, gap: Duration, bytes: usize) -> Result<probe::Arrivals> {
-        // Neighbours find each other first: what is lost then is not the stream's.
+        // The neighbours resolve each other first, so that the stream does not lose frames to that.
         probe::round_trips(self.a, self.b, self.address(), 3, MS)?;
         let count = if self.quick { count / 4 } else { count };
         probe::one_way(self.a, self.b, self.address(), Stream { count, gap, bytes, longest: 100 * MS })
     }
 
-    /// A stream for counting: how many were sent, what arrived, and how the link's own counts changed meanwhile.
+    /// Sends a stream for counting; returns how many were sent, what arrived, and the change of the link's own
+    /// counts.
     fn counted(&self) -> Result<(u64, probe::Arrivals, Option<Counts>)> {
         let own = || Ok::<_, anyhow::Error>(self.wire.counts()?.map(|counts| counts[Way::Forth.index()]));
         let before = own()?;
@@ -157,7 +158,8 @@ fn one_way(ends: &Ends<'_>, _check: &Check) -> Result<Found> {
     Ok(Found { value: ms(quantile(&delays, 0.5)), tolerance: RTT_BAR_MS / 2.0, remark, is_valid })
 }
 
-/// The share of `count` among `total` in percent, with what a binomial distribution allows around the nominal share.
+/// Returns the share of `count` among `total` in percent, with the tolerance of a binomial distribution around the
+/// nominal share.
 fn share(check: &Check, count: u64, total: u64, remark: String, is_valid: bool) -> Found {
     let (total, p) = (total as f64, check.nominal / 100.0);
     let deviation = (p * (1.0 - p) * (check.conditions)().loss.variance_factor() / total).sqrt();
@@ -171,7 +173,7 @@ fn loss(ends: &Ends<'_>, check: &Check) -> Result<Found> {
     let counted = counted.map(|counts| counts.lost);
     let own = counted.map_or_else(String::new, |own| format!(", {own} by the link's own count"));
     let remark = format!("{lost} of {sent}{own}, {} out of order", arrivals.out_of_order());
-    // A few more frames may be lost than the stream's: the round trips before it, neighbour probes, MLD.
+    // A few more frames may be lost than those of the stream: the round trips before it, neighbour probes, MLD.
     let agrees = counted.is_none_or(|own| own >= lost && own - lost <= 5);
     Ok(share(check, lost, sent, remark, agrees && arrivals.out_of_order() == 0))
 }
@@ -180,7 +182,7 @@ fn burst(ends: &Ends<'_>, check: &Check) -> Result<Found> {
     let (sent, arrivals, _) = ends.counted()?;
     let lost = sent.saturating_sub(arrivals.distinct());
     let bursts = (lost as f64 / arrivals.mean_burst()).max(1.0);
-    // Lengths are geometric: their deviation is sqrt(1 - leave) / leave, about their mean.
+    // Lengths are geometric: their standard deviation is sqrt(1 - leave) / leave.
     let tolerance = DEVIATIONS * check.nominal / bursts.sqrt();
     let remark = format!("mean of {bursts:.0}");
     Ok(Found { value: arrivals.mean_burst(), tolerance, remark, is_valid: lost > 0 })
@@ -192,7 +194,7 @@ fn duplicates(ends: &Ends<'_>, check: &Check) -> Result<Found> {
     Ok(share(check, arrivals.duplicates(), sent, remark, arrivals.distinct() == sent))
 }
 
-/// A frame that overtakes is seen by its short time on the way, whatever it overtook.
+/// A frame that overtakes is recognised by its short delay, whatever it overtook.
 fn overtaking(ends: &Ends<'_>, check: &Check) -> Result<Found> {
     let (sent, arrivals, counted) = ends.counted()?;
     let early = arrivals.delays_ns().iter().filter(|delay| **delay < 4_000_000).count() as u64;
@@ -245,7 +247,7 @@ fn tcp_at_rate(ends: &Ends<'_>, _check: &Check) -> Result<Found> {
     Ok(Found { value, tolerance: 0.06, remark, is_valid: true })
 }
 
-/// At least the nominal rate: what is above is within the tolerance.
+/// The rate must be at least the nominal rate; a higher value is within the tolerance.
 fn tcp(ends: &Ends<'_>, check: &Check) -> Result<Found> {
     let (value, remark) = flow(ends)?;
     Ok(Found { value, tolerance: (value - check.nominal).max(0.0), remark, is_valid: true })

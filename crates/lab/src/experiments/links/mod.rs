@@ -1,4 +1,4 @@
-//! `links`: whether emulated links do what they are asked for, ours and the kernel's netem, and whether both agree.
+//! `links`: whether emulated links behave as configured, ours and the kernel's netem, and whether both agree.
 
 mod checks;
 
@@ -16,25 +16,25 @@ use crate::topology::Node;
 
 use checks::{CHECKS, Check, Ends};
 
-/// Attempts at a check: a machine that is busy with something else holds up any link.
+/// Attempts for a check: a busy machine delays any link.
 const ATTEMPTS: usize = 3;
 
 /// Options of `sidetrack-lab links`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// What the links are made of.
+    /// The kind of the links.
     #[arg(long, value_enum, default_value = "auto")]
     pub links: Choice,
-    /// Fewer frames: about ten seconds a kind.
+    /// Fewer frames: about 10 s for each kind.
     #[arg(long)]
     pub quick: bool,
-    /// What is counted and lost does not depend on how fast the machine is: leave out what does.
+    /// Leave out the checks that depend on the speed of the machine.
     #[arg(long)]
     pub untimed: bool,
     /// Only checks whose name contains this; may be given several times.
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
-    /// Decides which frames are lost on links of our own.
+    /// Decides which frames our own links lose.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Where results go.
@@ -42,16 +42,16 @@ pub struct Options {
     pub output: Output,
 }
 
-/// Which kinds are checked.
+/// The checked kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// netem where this kernel has it, else ours.
+    /// netem if this kernel has it, otherwise ours.
     Auto,
     /// The kernel's.
     Netem,
     /// Ours.
     Builtin,
-    /// One after the other; fails also where they do not agree.
+    /// Both, one after the other; fails also if they do not agree.
     Both,
 }
 
@@ -71,15 +71,14 @@ struct Done {
 #[derive(Debug, Serialize)]
 struct Results {
     machine: Machine,
-    /// How well our own links kept their times, all checks together.
+    /// How punctual our own links were, over all checks.
     lateness: Vec<(&'static str, Lateness)>,
     checks: Vec<Done>,
 }
 
-/// Checks, prints the table and says whether all holds.
+/// Checks, prints the table and returns whether all checks hold.
 ///
-/// # Errors
-/// No nodes (root is needed), or no link of the kind asked for.
+/// # Errors No nodes (root is needed), or no link of the requested kind.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let launcher = launch::launcher()?;
     let kinds = match options.links {
@@ -134,7 +133,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One check; the last of [`ATTEMPTS`] counts if none holds.
+/// Makes one check; if none of [`ATTEMPTS`] holds, the last counts.
 fn make(check: &Check, ends: &Ends<'_>, kind: &'static str) -> Result<Done> {
     let mut last = None;
     for attempt in 1..=ATTEMPTS {
@@ -153,7 +152,7 @@ fn make(check: &Check, ends: &Ends<'_>, kind: &'static str) -> Result<Done> {
             remark: again,
             holds,
         });
-        // What is counted is as it is; only what is timed may have been disturbed.
+        // Counts are exact; only times may have been disturbed.
         if holds || !check.is_timed {
             break;
         }
@@ -182,7 +181,7 @@ fn print_heading(machine: &Machine, options: &Options) {
     println!("| links | check | nominal | allowed | reached | | |\n|---|---|---:|---:|---:|---|---|");
 }
 
-/// Rows come as they are made: a slow machine takes minutes for all.
+/// Prints rows as they are made: a slow machine takes minutes for all.
 fn print_row(done: &Done) {
     let verdict = if done.holds { "ok" } else { "**FAIL**" };
     println!(
@@ -197,7 +196,7 @@ fn print_row(done: &Done) {
     );
 }
 
-/// Checks that both kinds made and on which they differ by more than both tolerances allow.
+/// Returns the checks of both kinds whose results differ by more than both tolerances.
 fn disagreements(checks: &[Done]) -> Vec<String> {
     let mut found = Vec::new();
     for ours in checks.iter().filter(|done| done.kind == "builtin") {
@@ -218,7 +217,7 @@ fn disagreements(checks: &[Done]) -> Vec<String> {
     found
 }
 
-/// Four digits at most, without an exponent.
+/// Formats at most four digits, without an exponent.
 fn figure(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),

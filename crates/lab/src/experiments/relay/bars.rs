@@ -1,12 +1,12 @@
-//! What ours must reach against whom, and whether it did.
+//! The bars: what ours must reach compared with which peers, and the result.
 
 use super::{Cell, Results};
 use crate::statistics::Spread;
 
-/// The relays without a handshake that count as the best of the field.
+/// The relays without a handshake that count as the best others.
 const RELAYS: &[&str] = &["nginx stream", "HAProxy tcp", "HAProxy splice"];
 
-/// Which cells a bar is about.
+/// The cells of a bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cells {
     New,
@@ -26,22 +26,22 @@ impl Cells {
     }
 }
 
-/// What is compared.
+/// The compared quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Metric {
-    /// Requests per second or Gbit/s; at least.
+    /// Requests per second or Gbit/s; the bar is a minimum.
     Speed,
-    /// CPU per connection of the fastest of the others; at most.
+    /// CPU per connection, compared with the fastest of the others; the bar is a maximum.
     CostOfFastest,
-    /// CPU per gigabyte of the cheapest of the others; at most.
+    /// CPU per gigabyte, compared with the cheapest of the others; the bar is a maximum.
     Cost,
 }
 
-/// One demand.
+/// One bar.
 struct Bar {
     cells: Cells,
     ours: &'static str,
-    /// The best of these counts.
+    /// The best of these counts as the opponent.
     others: &'static [&'static str],
     metric: Metric,
     bound: f64,
@@ -57,7 +57,7 @@ const fn bar(
     Bar { cells, ours, others, metric, bound }
 }
 
-/// Like against like: a hop without a handshake against relays, SOCKS against SOCKS, pairs against pairs.
+/// Equal roles are compared: a hop without a handshake with relays, SOCKS with SOCKS, pairs with pairs.
 const BARS: &[Bar] = &[
     bar(Cells::New, "ours reverse", RELAYS, Metric::Speed, 0.97),
     bar(Cells::New, "ours reverse", RELAYS, Metric::CostOfFastest, 1.03),
@@ -91,7 +91,7 @@ const BARS: &[Bar] = &[
     bar(Cells::Bulk, "ours kernel path", &["nft DNAT"], Metric::Speed, 0.97),
 ];
 
-/// The least program that does the work of a row of ours with new connections.
+/// Returns the smallest program that does the work of one of our rows with new connections.
 const LIMITS: &[(&str, &str)] = &[
     ("ours reverse", "bare reverse"),
     ("ours S5", "bare S5"),
@@ -101,18 +101,18 @@ const LIMITS: &[(&str, &str)] = &[
     ("ours pair S6", "bare pair S6"),
 ];
 
-/// How far a bar can be met at all.
+/// The limit of a bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limit {
-    /// The row of the least program.
+    /// The row of the smallest program.
     pub bare: &'static str,
-    /// Ratio of it to the others: no program in user space has a better one.
+    /// Its ratio to the others: no program in user space can have a better one.
     pub best: Spread,
-    /// Ratio of ours to it.
+    /// The ratio of ours to it.
     pub reached: Spread,
 }
 
-/// How a bar came out in a cell.
+/// The result of a bar in a cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     /// Our row.
@@ -121,22 +121,22 @@ pub struct Verdict {
     pub other: &'static str,
     /// Speed or cost.
     pub what: &'static str,
-    /// The column.
+    /// The cell.
     pub cell: Cell,
-    /// Ratio ours to theirs.
+    /// The ratio of ours to the other's.
     pub ratio: Option<Spread>,
-    /// What could be reached at most, where that was measured.
+    /// The limit, if it was measured.
     pub limit: Option<Limit>,
-    /// At least this for speed, at most this for cost.
+    /// A minimum for speed, a maximum for cost.
     pub bound: f64,
-    /// Whether more is better.
+    /// Returns true if a higher value is better.
     pub at_least: bool,
     /// Why there is no ratio, when there is none.
     pub missing: Option<String>,
 }
 
 impl Verdict {
-    /// Whether the median ratio is on the right side of the bound.
+    /// Returns true if the median ratio is on the right side of the bound.
     #[must_use]
     pub fn holds(&self) -> bool {
         let right_side = |ratio: Spread| {
@@ -145,7 +145,8 @@ impl Verdict {
         self.ratio.is_some_and(right_side)
     }
 
-    /// Whether the run fails for it: measured and missed, ours does not work, or everything is required.
+    /// Returns true if the run fails because of it: measured and missed, ours does not work, or everything is
+    /// required.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         let is_required = std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1");
@@ -153,7 +154,7 @@ impl Verdict {
         if self.ratio.is_some() { !self.holds() } else { ours_missing || is_required }
     }
 
-    /// `ok`, `FAIL`, or why it was not measured.
+    /// Returns `ok`, `FAIL`, or why it was not measured.
     #[must_use]
     pub fn result(&self) -> String {
         match (&self.missing, self.is_failure()) {
@@ -165,7 +166,7 @@ impl Verdict {
     }
 }
 
-/// Holds every bar against every measured cell. A bar none of whose rows was asked for says nothing.
+/// Compares every bar with every measured cell. A bar without requested rows is left out.
 #[must_use]
 pub fn judge(results: &Results) -> Vec<Verdict> {
     let cells = results.cells();
@@ -212,7 +213,7 @@ impl Bar {
         Some(Limit { bare, best, reached: self.ratio(results, cell, self.ours, bare)? })
     }
 
-    /// The fastest, or for cost alone the cheapest, of the others by median.
+    /// Returns the fastest of the others by median; for cost, the cheapest.
     fn best_other(&self, results: &Results, cell: Cell) -> Option<&'static str> {
         let score = |other: &&&str| {
             let spread = match self.metric {

@@ -11,32 +11,32 @@ use crate::site::{BIG_FILE, SMALL_FILE};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cell {
-    /// A new connection per request, so many at a time.
+    /// A new connection per request, this number at a time.
     New(u32),
-    /// Requests on so many connections that stay.
+    /// Requests on this number of connections that stay open.
     KeepAlive(u32),
-    /// So many large downloads at a time.
+    /// This number of large downloads at a time.
     Bulk(u32),
 }
 
 /// Length of a sample.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Timing {
-    /// Not counted, in milliseconds.
+    /// Warm-up, in milliseconds.
     pub warmup_ms: u64,
-    /// Counted, in milliseconds.
+    /// Counted time, in milliseconds.
     pub window_ms: u64,
 }
 
 impl Timing {
     /// For figures.
     pub const FULL: Self = Self { warmup_ms: 250, window_ms: 1000 };
-    /// For a look.
+    /// For a quick look.
     pub const QUICK: Self = Self { warmup_ms: 150, window_ms: 400 };
 }
 
 impl Cell {
-    /// The columns of a run; an empty `kinds` means all kinds.
+    /// Returns the cells of a run; an empty `kinds` means all kinds.
     #[must_use]
     pub fn chosen(quick: bool, kinds: &[String]) -> Vec<Self> {
         let full =
@@ -47,7 +47,7 @@ impl Cell {
         all.iter().filter(wanted).copied().collect()
     }
 
-    /// How `--work` names it.
+    /// Returns its name for `--work`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Cell {
         }
     }
 
-    /// What the load generator does, on how many connections, for which file.
+    /// Returns the generator's work, its number of connections, and the file.
     #[must_use]
     pub fn load(&self) -> (Work, u32, &'static str) {
         match *self {
@@ -67,7 +67,7 @@ impl Cell {
         }
     }
 
-    /// Whether bytes and not requests are compared.
+    /// Returns true if bytes are compared, not requests.
     #[must_use]
     pub fn is_bulk(&self) -> bool {
         matches!(self, Self::Bulk(_))

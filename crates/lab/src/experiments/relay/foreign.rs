@@ -1,4 +1,4 @@
-//! Connections of other programs on the host where the measured one runs: the kernel tells of theirs, too.
+//! Connections of other programs on the host of the measured program: the kernel reports theirs, too.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use crate::service::Service;
 use crate::site::{SMALL_FILE, Site};
 use crate::statistics::Spread;
 
-/// Where the foreign nginx listens.
+/// The port of the foreign nginx.
 const PORT: u16 = 9090;
-/// Connections at a time: enough for the rate, whatever the measured program leaves of the processor.
+/// Connections at a time: enough for the rate, however little CPU time the measured program leaves.
 const CONNECTIONS: u32 = 64;
-/// What starting the measured program may take; the load begins before and ends after.
+/// Time limit for the start of the measured program; the load begins before and ends after it.
 const START_MS: u64 = 1000;
 
-/// An nginx in the proxy's node, and how it was asked.
+/// An nginx in the proxy's node, and the results of its load.
 #[derive(Debug)]
 pub struct Foreign {
     _nginx: Service,
@@ -60,8 +60,7 @@ http {{
 
     /// Takes a sample while the foreign load runs.
     ///
-    /// # Errors
-    /// Those of the sample, or the foreign load cannot be made.
+    /// # Errors As for the sample, or the foreign load cannot be made.
     pub fn beside<T>(
         &self,
         site: &Site,
@@ -98,7 +97,7 @@ http {{
         taken
     }
 
-    /// What was reached, for the report.
+    /// Returns the reached rates, for the report.
     pub fn sentence(&self) -> String {
         let seen = self.seen.borrow();
         let median = |value: fn(&Report) -> f64| {
@@ -115,7 +114,7 @@ http {{
     }
 }
 
-/// On the proxy's CPU, as any program.
+/// On the proxy's CPU, like any program there.
 fn placement(site: &Site) -> Placement {
     Placement { nice: Some(0), ..site.proxy_placement() }
 }

@@ -1,7 +1,7 @@
-//! `relay`: what a hop through each program costs, and whether ours holds its bars.
+//! `relay`: the cost of a hop through each program, and whether ours meets its bars.
 //!
-//! Peers take turns in slices of about a second, A B C, C B A, in one run; ratios are taken within a round and
-//! their median counts, because figures taken minutes apart on a shared machine do not compare.
+//! Peers take turns in slices of about a second, A B C, C B A, in one run. Ratios are taken within a round, and their
+//! median counts, because figures taken minutes apart on a shared machine cannot be compared.
 
 mod bars;
 mod cell;
@@ -26,7 +26,7 @@ pub use cell::{Cell, Timing};
 pub use results::Results;
 pub use sample::{Sample, take, take_counting};
 
-/// Attempts at a sample before a disturbed one is given up.
+/// Attempts for a sample before a disturbed one is given up.
 const ATTEMPTS: u32 = 3;
 /// A sample with more steal than this, in percent, is dropped.
 pub const STEAL_LIMIT_PERCENT: f64 = 2.0;
@@ -58,7 +58,7 @@ pub struct Options {
     pub markdown: Option<PathBuf>,
 }
 
-/// Measures, prints the table and says whether all bars hold.
+/// Measures, prints the table and returns whether all bars hold.
 ///
 /// # Errors
 /// The site cannot be built (root and nginx are needed), or a file cannot be written.
@@ -102,7 +102,7 @@ fn choose(only: &[String]) -> Result<Vec<Peer>> {
     Ok(chosen)
 }
 
-/// All rounds of one cell: forwards, backwards, forwards...
+/// Takes all rounds of one cell: forwards, backwards, forwards...
 pub(crate) fn measure_cell(
     site: &Site,
     cell: Cell,
@@ -130,7 +130,7 @@ pub(crate) fn measure_cell(
     progress.say(&format!("{cell}: done"));
 }
 
-/// One sample; a disturbed one is taken again.
+/// Takes one sample; repeats a disturbed one.
 fn measure(
     site: &Site,
     peer: Peer,

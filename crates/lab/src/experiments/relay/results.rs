@@ -1,4 +1,4 @@
-//! All samples of a run, and what is said of them.
+//! All samples of a run, and their statistics.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::peers::Unavailable;
 use crate::statistics::Spread;
 
-/// The samples of one peer in one cell, by round; a round without one was disturbed.
+/// The samples of one peer in one cell, by round; a round without a sample was disturbed.
 #[derive(Debug, Serialize)]
 struct Series {
     cell: Cell,
@@ -23,20 +23,20 @@ struct Series {
 pub struct Missing {
     /// The row.
     pub peer: &'static str,
-    /// The column, or every one where it is absent.
+    /// The cell; absent: all cells.
     pub cell: Option<Cell>,
-    /// What is missing or went wrong, on one line.
+    /// What is missing or failed, on one line.
     pub reason: String,
 }
 
 /// A run.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// Where and when.
+    /// The machine and the date.
     pub machine: Machine,
     /// Load average when it ended.
     pub load_at_end: f64,
-    /// Rounds asked for.
+    /// Requested rounds.
     pub rounds: u32,
     /// Length of the samples.
     pub timing: Timing,
@@ -56,14 +56,14 @@ impl fmt::Display for Missing {
 }
 
 impl Results {
-    /// Nothing measured yet.
+    /// Makes empty results.
     #[must_use]
     pub fn new(machine: Machine, rounds: u32, timing: Timing) -> Self {
         let (missing, series) = (Vec::new(), Vec::new());
         Self { machine, load_at_end: 0.0, rounds, timing, dropped: 0, missing, series }
     }
 
-    /// Keeps a sample; `None` is a round that stayed disturbed.
+    /// Adds a sample; `None` is a round that stayed disturbed.
     pub fn add(&mut self, cell: Cell, peer: &'static str, round: u32, sample: Option<Sample>) {
         let Some(sample) = sample else { return };
         match self.series.iter_mut().find(|series| series.cell == cell && series.peer == peer) {
@@ -74,7 +74,7 @@ impl Results {
         }
     }
 
-    /// Notes that a peer is absent or does not do this work, and gives the line for people.
+    /// Notes that a peer is absent or does not do this work, and returns the line for people.
     pub fn unavailable(&mut self, peer: &'static str, cell: Cell, reason: &Unavailable) -> String {
         let reason_line = reason.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         let cell = matches!(reason, Unavailable::Failed(_)).then_some(cell);
@@ -82,13 +82,13 @@ impl Results {
         self.missing.last().map(Missing::to_string).unwrap_or_default()
     }
 
-    /// Every peer without figures.
+    /// Returns every peer without figures.
     #[must_use]
     pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
 
-    /// Why a peer has no figures in a cell, if it has none.
+    /// Returns why a peer has no figures in a cell, if it has none.
     #[must_use]
     pub fn why_missing(&self, cell: Cell, peer: &str) -> Option<&Missing> {
         self.missing
@@ -96,7 +96,7 @@ impl Results {
             .find(|missing| missing.peer == peer && missing.cell.is_none_or(|failed| failed == cell))
     }
 
-    /// The cells that have samples, in the order they were measured.
+    /// Returns the cells with samples, in the order of measurement.
     #[must_use]
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells: Vec<Cell> = self.series.iter().map(|series| series.cell).collect();
@@ -105,13 +105,13 @@ impl Results {
         cells
     }
 
-    /// A value of every sample of a peer in a cell, summed up.
+    /// Returns the summary of a value over all samples of a peer in a cell.
     #[must_use]
     pub fn spread(&self, cell: Cell, peer: &str, value: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.samples(cell, peer)?.values().filter_map(value).collect())
     }
 
-    /// The ratio `ours / theirs` of a value, taken within each round.
+    /// Returns the ratio `ours / theirs` of a value, taken within each round.
     #[must_use]
     pub fn ratio(
         &self,
@@ -128,7 +128,7 @@ impl Results {
         Spread::of(ours.iter().filter_map(pair).collect())
     }
 
-    /// The largest share of a second in which tasks waited for a CPU, in percent, over all samples.
+    /// Returns the largest share of time in which tasks waited for a CPU, in percent, over all samples.
     #[must_use]
     pub fn median_pressure_percent(&self) -> f64 {
         let all = self.series.iter().flat_map(|series| series.samples.values());

@@ -1,4 +1,4 @@
-//! One sample: a peer is started, driven for a second, read out and ended.
+//! One sample: a peer is started, loaded for a second, measured and ended.
 
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
@@ -10,31 +10,31 @@ use crate::peers::{Peer, Running, Unavailable};
 use crate::site::Site;
 use crate::taker::Taker;
 
-/// More failed connections than this share of the answers make a sample of ours worthless. Others may lose what
-/// they like, as the SOCKS6 redirector of socksx does: their answers count, and the table says how many they lost.
+/// A sample of ours is invalid if more connections than this share of the answers failed. Other programs may lose any
+/// number, as the SOCKS6 redirector of socksx does: their answers count, and the table says how many they lost.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
-/// What our program says of flows in the kernel whose records are missing.
+/// The log text of our program about flows in the kernel without a record.
 const EVENTS_LOST: &str = "conntrack events were lost";
 
-/// What was measured in one slice.
+/// The measurement of one slice.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sample {
-    /// What the client saw.
+    /// The client's report.
     pub report: Report,
-    /// CPU time of the peer's programs in the window, in nanoseconds; `None` where it has none.
+    /// CPU time of the peer's programs in the window, in nanoseconds; `None` if it has no programs.
     pub cpu_ns: Option<u64>,
-    /// What others took meanwhile.
+    /// The disturbance by other work.
     pub disturbance: Disturbance,
 }
 
 impl Sample {
-    /// Requests per second, or Gbit/s in bulk cells.
+    /// Returns requests per second, or Gbit/s in bulk cells.
     #[must_use]
     pub fn speed(&self, cell: Cell) -> f64 {
         if cell.is_bulk() { self.report.gbit_per_second() } else { self.report.rate() }
     }
 
-    /// CPU microseconds per request, or CPU seconds per gigabyte (10^9) in bulk cells.
+    /// Returns CPU microseconds per request, or CPU seconds per gigabyte (10^9) in bulk cells.
     #[must_use]
     pub fn cost(&self, cell: Cell) -> Option<f64> {
         let cpu_ns = self.cpu_ns? as f64;
@@ -49,13 +49,12 @@ impl Sample {
 
 /// Takes one sample.
 ///
-/// # Errors
-/// The peer is absent or does not do its work; the message says what the client saw.
+/// # Errors The peer is absent or does not do its work; the message has the client's errors.
 pub fn take(site: &Site, peer: Peer, cell: Cell, timing: Timing) -> Result<Sample, Unavailable> {
     take_counting(site, peer, cell, timing, &[])
 }
 
-/// The same where the CPU time of these threads of the kernel is the peer's as well.
+/// As [`take`], with the CPU time of these kernel threads added to the peer's.
 ///
 /// # Errors
 /// As [`take`].
@@ -103,7 +102,7 @@ pub fn take_counting(
     Ok(Sample { report, cpu_ns, disturbance })
 }
 
-/// Refuses a report that would compare failures with answers.
+/// Rejects a report that would compare failures with answers.
 fn check(report: &Report, cell: Cell, is_ours: bool) -> anyhow::Result<()> {
     let errors = report.error_count() as f64;
     let answers = if cell.is_bulk() { report.bytes } else { report.requests } as f64;

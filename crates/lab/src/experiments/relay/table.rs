@@ -1,4 +1,4 @@
-//! The table as markdown, fit for `bench/RESULTS.md`.
+//! The table as markdown, for `bench/RESULTS.md`.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::{Cell, Results};
 use crate::peers::Peer;
 use crate::statistics::Spread;
 
-/// Renders figures, bars and what is missing.
+/// Renders figures, bars and missing rows.
 #[must_use]
 pub fn render(results: &Results, peers: &[Peer], verdicts: &[Verdict]) -> String {
     let mut text = heading(results);
