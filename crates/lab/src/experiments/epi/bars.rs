@@ -1,4 +1,4 @@
-//! What ours must reach, and whether it did.
+//! The bars for ours, and their results.
 
 use serde::Serialize;
 
@@ -9,32 +9,32 @@ use super::rows::{
     OUR_TUNNEL, OUR_TUNNEL_TLS, RELAYS, ROWS, SOCKSX,
 };
 
-/// How far ours may be behind nginx in the same run, in milliseconds.
+/// Maximum delay of ours above nginx in the same run, in milliseconds.
 const BEHIND_NGINX_MS: f64 = 0.5;
-/// The part of a round trip client to proxy that a tunnel on the way must save against no proxy.
+/// The part of a round trip from client to proxy that a tunnel on the path must save, compared with no proxy.
 const SAVED_ROUND_TRIPS: f64 = 0.8;
-/// What a tunnel beside the way may cost over one round trip client to proxy, in milliseconds.
+/// Maximum cost of a tunnel beside the path above one round trip from client to proxy, in milliseconds.
 const BESIDE_THE_WAY_MS: f64 = 1.0;
-/// Connections from which Fig. 13 is flat, and its bars hold.
+/// Number of connections from which Fig. 13 is flat, and its bars apply.
 const FROM_CONNECTIONS: u32 = 8;
-/// The most our tail may be over that of the fastest relay.
+/// Maximum ratio of our 99th percentile to that of the fastest relay.
 const TAIL_AT_MOST: f64 = 1.2;
 
-/// One demand and how it came out.
+/// One bar and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// What is demanded.
+    /// The text of the bar.
     pub bar: String,
-    /// The figure it is about; absent: not measured.
+    /// The measured figure; absent: not measured.
     pub reached: Option<f64>,
-    /// What the least program there can be reaches of it in the same run, where there is one.
+    /// The figure of the smallest possible program in the same run, if there is one.
     pub limit: Option<f64>,
     /// Whether it holds.
     pub holds: bool,
 }
 
 impl Verdict {
-    /// Whether the run fails for it: what was not measured fails nothing here, the table says why.
+    /// Returns true if the run fails because of it. A figure that was not measured fails nothing; the table says why.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.reached.is_some() && !self.holds
@@ -54,7 +54,7 @@ pub fn judge(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
     verdicts
 }
 
-/// Proxy in between: ours that open one connection are as fast as nginx.
+/// Proxy on the path: our rows that open one connection are as fast as nginx.
 fn times(figures: &Figures) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (number, topology) in TABLE_I.iter().enumerate().filter(|(_, topology)| topology.is_in_between()) {
@@ -67,7 +67,7 @@ fn times(figures: &Figures) -> Vec<Verdict> {
     verdicts
 }
 
-/// A tunnel saves the round trips of a connection's set-up: on the way it is faster than no proxy.
+/// A tunnel saves the round trips of a connection's set-up: on the path it is faster than no proxy.
 fn tunnels(figures: &Figures) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (number, topology) in TABLE_I.iter().enumerate() {
@@ -83,7 +83,7 @@ fn tunnels(figures: &Figures) -> Vec<Verdict> {
     verdicts
 }
 
-/// One demand on a rate: ours, whose limit is that of another row, at least `bound` times the best of `others`.
+/// A bar on a rate: ours must be at least `bound` times the best of `others`. The limit is the rate of another row.
 fn at_least(
     figures: &Figures,
     plan: &Plan,
@@ -108,7 +108,7 @@ fn at_least(
     verdicts
 }
 
-/// A relay's 99th percentile, at most this number of times that of the fastest of the others.
+/// A relay's 99th percentile must be at most this number of times that of the fastest of the others.
 fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&str]) -> Vec<Verdict> {
     let asked = plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS);
     asked

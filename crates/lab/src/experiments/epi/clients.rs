@@ -1,4 +1,4 @@
-//! The paper's two clients, `httping` and `wrk`, run in the client's node, and what they print.
+//! The paper's two clients, `httping` and `wrk`: runs them in the client's node and reads their output.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,12 +11,12 @@ use crate::load::Via;
 use crate::peers::Running;
 use crate::site::{SMALL_FILE, Site};
 
-/// Time between two requests, in seconds; the paper waits one second, which changes no figure here.
+/// Time between two requests, in seconds. The paper waits 1 s; this does not change the figures here.
 const INTERVAL_SECONDS: &str = "0.005";
-/// How long a request may take, in seconds; `timeout` ends a client that hangs after as long for all requests.
+/// Time limit for a request, in seconds; `timeout` ends a client that hangs after the sum for all requests.
 const REQUEST_SECONDS: u32 = 3;
 
-/// What one run of `httping` saw.
+/// The result of one run of `httping`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pings {
     /// From before connect to the end of the answer, in milliseconds, in order.
@@ -25,7 +25,7 @@ pub struct Pings {
     pub failed: u32,
 }
 
-/// What one run of `wrk` saw.
+/// The result of one run of `wrk`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Rate {
     /// Requests per second.
@@ -34,7 +34,7 @@ pub struct Rate {
     pub p99_ms: f64,
 }
 
-/// Whether a client is installed.
+/// Checks that a client is installed.
 ///
 /// # Errors
 /// It is not; the message says how to get it.
@@ -44,10 +44,9 @@ pub fn require(program: &str) -> Result<()> {
         .with_context(|| format!("{program} is not installed; bench/peers.sh installs it"))
 }
 
-/// Sends `count` requests, one connection each, after a first one that does not count, as the paper does.
+/// Sends `count` requests, each on a new connection, after a first one that does not count, as in the paper.
 ///
-/// # Errors
-/// The client cannot be started, or this peer speaks what it does not.
+/// # Errors The client cannot be started, or it does not support this peer's protocol.
 pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> {
     let patience = REQUEST_SECONDS * (count + 2);
     let mut command = site.client.command_at("timeout", &site.client_placement());
@@ -62,7 +61,7 @@ pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> 
     Ok(read_httping(&String::from_utf8_lossy(&output.stdout), count))
 }
 
-/// Requests of `connections` connections that stay open, over `window` (whole seconds).
+/// Sends requests on `connections` connections that stay open, for `window` (whole seconds).
 ///
 /// # Errors
 /// The client cannot be started or saw errors; the message says which.
@@ -90,8 +89,8 @@ fn url(address: SocketAddr) -> String {
     format!("http://{address}{SMALL_FILE}")
 }
 
-/// Lines such as `connected to 10.77.3.2:80 (130 bytes), seq=1 time=  0.01+ 10.20+ ...= 20.84 ms`; the first request is
-/// left out, lines without a time are failures.
+/// Reads lines such as `connected to 10.77.3.2:80 (130 bytes), seq=1 time=  0.01+ 10.20+ ...= 20.84 ms`. The first
+/// request is left out; lines without a time are failures.
 fn read_httping(text: &str, count: u32) -> Pings {
     let time = |line: &str| {
         let (head, rest) = line.split_once(" time=")?;
@@ -112,7 +111,7 @@ fn read_wrk(text: &str) -> Result<Rate> {
     let per_second = rate.with_context(|| format!("wrk printed no rate: {}", text.trim()))?;
     let troubles = [field("Socket errors:"), field("Non-2xx or 3xx responses:")];
     match troubles.into_iter().flatten().next() {
-        // Read errors alone are ends of connections that the proxy had closed: wrk dials again.
+        // Only read errors are connections that the proxy closed: wrk dials again.
         Some(trouble) if per_second == 0.0 => bail!("wrk: {}", trouble.trim()),
         _ => {}
     }
@@ -121,7 +120,7 @@ fn read_wrk(text: &str) -> Result<Rate> {
     Ok(Rate { per_second, p99_ms })
 }
 
-/// A time as `wrk` prints it: `437.00us`, `1.23ms`, `2.00s`, `1.50m`.
+/// Reads a time as `wrk` prints it: `437.00us`, `1.23ms`, `2.00s`, `1.50m`.
 fn milliseconds(time: &str) -> Option<f64> {
     let unit = time.find(|c: char| c.is_ascii_alphabetic())?;
     let (number, unit) = time.split_at(unit);

@@ -1,4 +1,4 @@
-//! Taking the figures: rows take turns in rounds, so that a slow minute of the machine falls on all of them.
+//! Measures the figures. Rows take turns in rounds, so that a slow minute of the machine affects all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use super::clients::{self, Rate};
 use super::paper::{TABLE_I, Topology};
 use super::rows::{LIMITS, ROWS, Row};
 
-/// How much is measured.
+/// The amount of measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
-    /// Times that every row has its turn.
+    /// Number of turns of every row.
     pub rounds: u32,
     /// Requests in each turn and topology.
     pub requests: u32,
     /// Connections of `wrk`, in the order of the table.
     pub connections: Vec<u32>,
-    /// How long `wrk` runs for each, in seconds.
+    /// Duration of `wrk` for each, in seconds.
     pub window_seconds: u64,
-    /// Turns of `wrk`.
+    /// Number of turns of `wrk`.
     pub rate_rounds: u32,
 }
 
@@ -38,14 +38,14 @@ impl Plan {
         Self { rounds: 2, requests: 5, connections: vec![16], window_seconds: 1, rate_rounds: 2 }
     }
 
-    /// The paper's counts, `runs` times: 120 requests and Fig. 13's connections.
+    /// The paper's counts, `runs` times: 120 requests, and the connections of Fig. 13.
     #[must_use]
     pub fn full(runs: u32) -> Self {
         let connections = vec![1, 2, 4, 8, 16, 32, 64];
         Self { rounds: 4 * runs, requests: 30, connections, window_seconds: 1, rate_rounds: 5 }
     }
 
-    /// What it will take, roughly.
+    /// Returns the approximate duration.
     #[must_use]
     pub fn estimate(&self, rows: &[Row]) -> Duration {
         const START_SECONDS: f64 = 0.5;
@@ -63,12 +63,12 @@ impl Plan {
     }
 }
 
-/// Everything that was seen.
+/// All measurements.
 #[derive(Debug, Default, Serialize)]
 pub struct Figures {
     /// Times of requests by row and topology, in milliseconds.
     pub times: BTreeMap<String, Vec<Times>>,
-    /// What `wrk` saw by row: one list for each round, one figure for each number of connections.
+    /// The results of `wrk` by row: one list for each round, with one figure for each number of connections.
     pub rates: BTreeMap<String, Vec<Vec<Option<Rate>>>>,
     /// Why a row has no figures.
     pub missing: BTreeMap<String, String>,
@@ -84,19 +84,19 @@ pub struct Times {
 }
 
 impl Times {
-    /// The value below which `share` (0 to 1) of the times lie; `None` without any.
+    /// Returns the value below which `share` (0 to 1) of the times lie; `None` without any.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<f64> {
         statistics::quantile(&self.each_ms, share)
     }
 
-    /// Half of the requests took at most so long.
+    /// Returns the median time.
     #[must_use]
     pub fn median(&self) -> Option<f64> {
         self.quantile(0.5)
     }
 
-    /// Mean and standard deviation.
+    /// Returns mean and standard deviation.
     #[must_use]
     pub fn mean_and_deviation(&self) -> Option<(f64, f64)> {
         let count = self.each_ms.len() as f64;
@@ -113,26 +113,26 @@ impl Times {
 }
 
 impl Figures {
-    /// Times of a row in topology number `topology` of Table I.
+    /// Returns the times of a row in topology number `topology` of Table I.
     #[must_use]
     pub fn times(&self, row: &str, topology: usize) -> Option<&Times> {
         self.times.get(row)?.get(topology)
     }
 
-    /// Median over no proxy in the same topology, in milliseconds.
+    /// Returns the median minus that without a proxy in the same topology, in milliseconds.
     #[must_use]
     pub fn overhead_ms(&self, row: &str, topology: usize) -> Option<f64> {
         let median = |row: &str| self.times(row, topology)?.median();
         Some(median(row)? - median(super::rows::NO_PROXY)?)
     }
 
-    /// The median over the rounds of a row's rate with the `at`th number of connections.
+    /// Returns the median over the rounds of a row's rate with the `at`th number of connections.
     #[must_use]
     pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
         self.median(row, at, |rate| rate.per_second)
     }
 
-    /// The same of the 99th percentile of its times, in milliseconds.
+    /// Returns the median over the rounds of the 99th percentile of its times, in milliseconds.
     #[must_use]
     pub fn p99_ms(&self, row: &str, at: usize) -> Option<f64> {
         self.median(row, at, |rate| rate.p99_ms)
@@ -143,14 +143,14 @@ impl Figures {
         Some(Spread::of(rounds.filter_map(|round| (*round.get(at)?).map(&value)).collect())?.median)
     }
 
-    /// What a row reaches of another one with the `at`th number of connections: the median over the rounds that have both, whose
-    /// windows are seconds apart.
+    /// Returns the ratio of a row to another one with the `at`th number of connections: the median over the rounds
+    /// that have both. Their windows are seconds apart.
     #[must_use]
     pub fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
         self.ratio(row, other, at, |rate| rate.per_second)
     }
 
-    /// The same of the 99th percentiles of times.
+    /// Returns the same ratio of the 99th percentiles of times.
     #[must_use]
     pub fn p99_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
         self.ratio(row, other, at, |rate| rate.p99_ms)
@@ -206,7 +206,7 @@ fn start<'s>(site: &'s Site, row: &Row) -> Result<Running<'s>, Unavailable> {
     peer.start(site)
 }
 
-/// One row, all topologies.
+/// Measures one row in all topologies.
 fn turn(
     site: &Site,
     wires: &[Wire],
@@ -260,8 +260,8 @@ fn window_rate(site: &Site, row: &Row, connections: u32, window_seconds: u64) ->
     Ok(clients::wrk(site, &running, connections, Duration::from_secs(window_seconds))?)
 }
 
-/// The rows whose name contains one of `only`, and the one all are compared with. A quick run has no time for the limits unless
-/// they are asked for.
+/// Returns the rows whose name contains one of `only`, and the row that all are compared with. A quick run leaves out
+/// the limits unless they are requested.
 #[must_use]
 pub fn chosen(only: &[String], is_quick: bool) -> Vec<Row> {
     let wanted = |row: &&Row| {
@@ -306,7 +306,7 @@ mod tests {
             (figures.rate("x", 0), figures.p99_ms("x", 0), figures.rate("x", 1), figures.rate("y", 0)),
             (Some(2.0), Some(20.0), None, None)
         );
-        // A slow round of the machine falls on both.
+        // A slow round of the machine affects both.
         figures.rates.insert("y".into(), seen(&[Some(2.0), Some(9.0), Some(1.0), Some(1.0)]));
         assert_eq!(
             (figures.rate_of("x", "y", 0), figures.p99_of("x", "y", 0), figures.rate_of("x", "z", 0)),

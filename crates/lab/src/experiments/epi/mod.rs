@@ -1,7 +1,7 @@
 //! `epi`: the measurements of the EPI framework, Secs. V to VII, with its proxies and ours.
 //!
-//! Set-up times by `httping` in the six topologies of Table I on emulated links, processed requests by `wrk` on plain
-//! links, and Table II with what shows each tick.
+//! It measures set-up times by `httping` in the six topologies of Table I on emulated links, and processed requests
+//! by `wrk` on plain links, and prints Table II with the evidence of each tick.
 
 mod bars;
 mod clients;
@@ -47,7 +47,7 @@ pub struct Options {
     /// Only set-up times or only rates.
     #[arg(long, value_enum)]
     pub part: Option<Part>,
-    /// What the links are made of.
+    /// The kind of the links.
     #[arg(long, value_enum, default_value = "auto")]
     pub links: Kind,
     /// Where results go.
@@ -64,7 +64,7 @@ pub enum Part {
     Rates,
 }
 
-/// What `results.json` holds.
+/// The content of `results.json`.
 #[derive(Debug, Serialize)]
 struct Results {
     machine: Machine,
@@ -72,14 +72,14 @@ struct Results {
     links: String,
     plan: Plan,
     figures: Figures,
-    /// How well our own links kept their times.
+    /// How punctual our own links were.
     lateness: Option<Lateness>,
-    /// What others took from us meanwhile.
+    /// The disturbance by other work.
     disturbance: Disturbance,
     verdicts: Vec<Verdict>,
 }
 
-/// Measures, prints the tables and says whether all bars hold.
+/// Measures, prints the tables and returns whether all bars hold.
 ///
 /// # Errors
 /// The site cannot be built (root, nginx, httping and wrk are needed), or a file cannot be written.

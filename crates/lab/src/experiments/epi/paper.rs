@@ -1,11 +1,11 @@
-//! What the EPI framework paper says: Table I, Eqs. 6 to 9, the figures it names.
+//! The content of the EPI framework paper: Table I, Eqs. 6 to 9, and its figures.
 
 use std::time::Duration;
 
 /// One set-up of Table I; its values are round-trip times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Topology {
-    /// As the paper calls it.
+    /// Its name in the paper.
     pub name: &'static str,
     /// Client to proxy.
     pub client_proxy_ms: f64,
@@ -19,7 +19,7 @@ const fn topology(name: &'static str, cp: f64, ps: f64, cs: f64) -> Topology {
     Topology { name, client_proxy_ms: cp, proxy_server_ms: ps, client_server_ms: cs }
 }
 
-/// Table I. The first three have the proxy on the way, the others beside it.
+/// Table I. The first three have the proxy on the path, the others beside it.
 pub const TABLE_I: [Topology; 6] = [
     topology("DOCKER 1", 5.0, 5.0, 10.0),
     topology("DOCKER 2", 5.0, 10.0, 15.0),
@@ -30,7 +30,7 @@ pub const TABLE_I: [Topology; 6] = [
 ];
 
 impl Topology {
-    /// Whether the proxy lies on the way from the client to the server.
+    /// Returns true if the proxy is on the path from the client to the server.
     #[must_use]
     pub fn is_in_between(&self) -> bool {
         self.client_server_ms >= self.client_proxy_ms + self.proxy_server_ms
@@ -50,7 +50,7 @@ impl Topology {
     }
 }
 
-/// How many round trips a request takes.
+/// The number of round trips of a request, by link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Model {
     /// Client to server, directly.
@@ -71,7 +71,7 @@ impl Model {
         Self { client_server: 0, client_proxy, proxy_server }
     }
 
-    /// What it says for a topology, processing left out, in milliseconds.
+    /// Returns its time for a topology, without processing, in milliseconds.
     #[must_use]
     pub fn time_ms(self, topology: &Topology) -> f64 {
         f64::from(self.client_server) * topology.client_server_ms
@@ -79,15 +79,15 @@ impl Model {
             + f64::from(self.proxy_server) * topology.proxy_server_ms
     }
 
-    /// What it says more than no proxy, in milliseconds.
+    /// Returns its time minus that without a proxy, in milliseconds.
     #[must_use]
     pub fn overhead_ms(self, topology: &Topology) -> f64 {
         self.time_ms(topology) - Self::NO_PROXY.time_ms(topology)
     }
 }
 
-/// Overheads over no proxy in the order of [`TABLE_I`], as the text of Secs. VI-B and VI-C says them; "" where it says
-/// nothing.
+/// Overheads compared with no proxy, in the order of [`TABLE_I`], from the text of Secs. VI-B and VI-C; "" if the
+/// text has none.
 pub type Overheads = [&'static str; 6];
 
 /// nginx (Figs. 11b, 12b).
@@ -96,7 +96,7 @@ pub const NGINX: Overheads = ["<1", "<1", "<1", "2", "", "21"];
 pub const SOCKS5: Overheads = ["12", "12", "", "5", "", "42"];
 /// SOCKS6.
 pub const SOCKS6: Overheads = ["6", "6", "", "4", "", "32"];
-/// No figure of the paper.
+/// Without a figure in the paper.
 pub const NONE: Overheads = [""; 6];
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::table_ii;
 use crate::chart::{self, Series, Titles};
 use crate::output::Output;
 
-/// Everything as Markdown.
+/// Formats everything as Markdown.
 #[must_use]
 pub fn text(figures: &Figures, plan: &Plan, rows: &[Row], verdicts: &[Verdict]) -> String {
     let mut text = String::new();
@@ -94,7 +94,7 @@ fn rates_table(text: &mut String, figures: &Figures, plan: &Plan, rows: &[Row]) 
 }
 
 fn bars(text: &mut String, verdicts: &[Verdict]) {
-    // What the least program reaches is beside what ours does: a bar above it is out of reach here.
+    // The figure of the smallest program stands beside ours: a bar above it is out of reach on this machine.
     let _ = writeln!(text, "\n### Bars\n\n| bar | reached | | its limit |\n|---|---:|---|---:|");
     for verdict in verdicts {
         let (reached, result) = match verdict.reached {
@@ -114,7 +114,7 @@ fn signed(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| format!("{value:+.1}"))
 }
 
-/// CSV tables and the plots of Figs. 11 to 13.
+/// Writes CSV tables and the plots of Figs. 11 to 13.
 ///
 /// # Errors
 /// A file cannot be written.

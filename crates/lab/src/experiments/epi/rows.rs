@@ -1,4 +1,4 @@
-//! What is measured: no proxy, the paper's proxies, and ours in every role.
+//! The measured rows: no proxy, the paper's proxies, and ours in every role.
 
 use super::paper::{self, Model, Overheads};
 
@@ -9,13 +9,13 @@ pub struct Row {
     pub name: &'static str,
     /// Name among [`crate::peers`].
     pub peer: &'static str,
-    /// Round trips a request takes.
+    /// The round trips of a request.
     pub model: Model,
     /// The paper's figures for it.
     pub paper: Overheads,
-    /// Whether `wrk` measures it; where a client speaks SOCKS itself it cannot.
+    /// Whether `wrk` measures it; `wrk` cannot speak SOCKS itself.
     pub has_rate: bool,
-    /// Whether set-up times are taken.
+    /// Whether set-up times are measured.
     pub has_times: bool,
 }
 
@@ -23,7 +23,7 @@ const fn row(name: &'static str, peer: &'static str, model: Model, paper: Overhe
     Row { name, peer, model, paper, has_rate: true, has_times: true }
 }
 
-/// The row everything is compared with.
+/// The row that all others are compared with.
 pub const NO_PROXY: &str = "no proxy";
 /// The paper's reverse proxy.
 pub const NGINX: &str = "nginx";
@@ -33,24 +33,24 @@ pub const OUR_REVERSE: &str = "ours, reverse";
 pub const OUR_SOCKS6_DATA: &str = "ours, SOCKS6 with data";
 /// Our redirector and proxy, as the paper's SOCKS6.
 pub const OUR_SOCKS6: &str = "ours, SOCKS6";
-/// Our redirector and far side, joined by a QUIC connection that stands before the first request.
+/// Our redirector and far side, joined by a QUIC connection that is open before the first request.
 pub const OUR_TUNNEL: &str = "ours, tunnel";
-/// The same where UDP is blocked.
+/// The same if UDP is blocked.
 pub const OUR_TUNNEL_TLS: &str = "ours, tunnel over TLS";
-/// Rewritten by the kernel.
+/// The kernel path: the kernel rewrites addresses.
 pub const OUR_KERNEL_PATH: &str = "ours, kernel path";
-/// Redirector and proxy of the paper.
+/// The paper's redirector and proxy.
 pub const SOCKSX: [&str; 2] = ["socksx SOCKS5", "socksx SOCKS6"];
-/// dante behind the redirector that Debian has.
+/// dante behind Debian's redirector, redsocks.
 pub const DANTE_PAIR: &str = "redsocks and dante";
 /// Relays that open one connection to the server for each of the client's.
 pub const RELAYS: [&str; 3] = ["nginx stream", "HAProxy", "HAProxy splice"];
 
-/// The least programs that could do the same, and the kernel alone: what no relay goes below, and so no row of the paper or of ours.
-/// In this order the limits of our reverse proxy, of our redirector with its proxy, and of our kernel path.
+/// The limits: the smallest programs that could do the same, and the kernel alone. No relay can be cheaper. In this
+/// order: the limit of our reverse proxy, of our redirector with its proxy, and of our kernel path.
 pub const LIMITS: [&str; 3] = ["limit: bare relay", "limit: bare pair", "limit: nft DNAT"];
 
-/// In the order of the tables.
+/// The rows in the order of the tables.
 pub const ROWS: &[Row] = &[
     row(NO_PROXY, "direct", Model::NO_PROXY, paper::NONE),
     row(NGINX, "nginx http, close", Model::proxied(2, 2), paper::NGINX),
@@ -66,10 +66,10 @@ pub const ROWS: &[Row] = &[
     Row { has_times: false, ..row(RELAYS[2], "HAProxy splice", Model::proxied(2, 2), paper::NONE) },
     row(OUR_REVERSE, "ours reverse", Model::proxied(2, 2), paper::NGINX),
     row("ours, SOCKS5", "ours pair S5", Model::proxied(4, 2), paper::SOCKS5),
-    // Our redirector sends what the client says behind the request, and does not wait for the reply.
+    // Our redirector sends the client's bytes behind the request, and does not wait for the reply.
     row(OUR_SOCKS6, "ours pair S6, no data", Model::proxied(2, 2), paper::SOCKS6),
     row(OUR_SOCKS6_DATA, "ours pair S6", Model::proxied(2, 2), paper::SOCKS6),
-    // Connect is answered beside the client; destination and request are one flight to the far side.
+    // The near side answers connect beside the client; destination and request are one flight to the far side.
     row(OUR_TUNNEL, "ours tunnel", Model::proxied(1, 2), paper::NONE),
     Row { has_rate: false, ..row(OUR_TUNNEL_TLS, "ours tunnel, TLS", Model::proxied(1, 2), paper::NONE) },
     row(OUR_KERNEL_PATH, "ours kernel path", Model::proxied(2, 2), paper::NONE),

@@ -7,15 +7,15 @@ use super::measure::{Figures, Plan};
 use super::paper::TABLE_I;
 use super::rows::{NGINX, NO_PROXY, OUR_SOCKS6_DATA, OUR_TUNNEL, ROWS};
 
-/// One parameter: the paper's ticks, and what shows ours.
+/// One parameter: the paper's ticks, and the evidence for ours.
 struct Parameter {
     name: &'static str,
     nginx: bool,
     socks5: bool,
     socks6: bool,
-    /// A command anybody can run.
+    /// A command that shows it.
     command: &'static str,
-    /// Whether it is this run that shows it, so that its figures set the tick.
+    /// Whether this run shows it, so that its figures set the tick.
     is_this_run: bool,
     shows: &'static str,
 }
@@ -77,7 +77,8 @@ const PARAMETERS: [Parameter; 6] = [
     },
 ];
 
-/// The table in Markdown. A tick of ours that this run shows is set by its figures, the others by their commands.
+/// Formats the table in Markdown. The figures of this run set those of our ticks that it shows; commands show the
+/// others.
 #[must_use]
 pub fn render(figures: &Figures, plan: &Plan, verdicts: &[Verdict]) -> String {
     let mut text = String::from(
@@ -106,7 +107,7 @@ fn measured(holds: Option<bool>) -> &'static str {
     }
 }
 
-/// Whether our carrier that ticks the rest of the column is as near to no proxy as nginx is, and the tunnel nearer.
+/// Returns true if our carrier of this column is as close to no proxy as nginx is, and the tunnel is closer.
 fn delta_holds(verdicts: &[Verdict]) -> Option<bool> {
     let on_the_way = |name: &str| {
         TABLE_I.iter().any(|topology| topology.is_in_between() && name.starts_with(topology.name))
@@ -123,7 +124,7 @@ fn delta_holds(verdicts: &[Verdict]) -> Option<bool> {
     Some(holds)
 }
 
-/// Whether it carries more requests than every proxy of the paper from 8 connections on.
+/// Returns true if it carries more requests than every proxy of the paper from 8 connections on.
 fn rate_holds(figures: &Figures, plan: &Plan) -> Option<bool> {
     let theirs = |name: &str| !name.starts_with("ours") && name != NO_PROXY;
     let papers = || ROWS.iter().filter(|row| row.has_rate && row.has_times && theirs(row.name));

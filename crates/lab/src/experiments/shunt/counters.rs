@@ -1,23 +1,23 @@
-//! What interfaces and processors count.
+//! Counters of interfaces and processors.
 
 use super::network::Network;
 use crate::topology::Node;
 use anyhow::{Context, Result};
 use std::time::Instant;
 
-/// What an interface has counted.
+/// The counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    /// Frames that left.
+    /// Frames sent.
     pub sent: u64,
-    /// Frames that came in.
+    /// Frames received.
     pub received: u64,
-    /// Bytes that came in.
+    /// Bytes received.
     pub bytes: u64,
 }
 
 impl Frames {
-    /// Of `eth0` of a host.
+    /// Reads those of `eth0` of a host.
     ///
     /// # Errors
     /// `ip` fails.
@@ -34,12 +34,12 @@ impl Frames {
     }
 }
 
-/// Everything that counts, at one moment.
+/// All counters at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// When.
+    /// The time.
     pub at: Instant,
-    /// Time that the processors did not stand still, nanoseconds.
+    /// Time that the processors were busy, in nanoseconds.
     pub busy_ns: u64,
     /// At the client.
     pub client: Frames,
@@ -48,7 +48,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Now.
+    /// Reads them now.
     ///
     /// # Errors
     /// A counter cannot be read.
@@ -57,7 +57,7 @@ impl Reading {
         Ok(Self { at: Instant::now(), busy_ns: busy_ns()?, client, server })
     }
 
-    /// Frames that left one host since `before` and did not reach the other, both ways together.
+    /// Returns the frames that left one host since `before` and did not reach the other, both directions together.
     pub fn lost_since(&self, before: &Self) -> Lost {
         let sent = [self.client.sent - before.client.sent, self.server.sent - before.server.sent];
         let received =
@@ -70,14 +70,14 @@ impl Reading {
 /// Frames that did not arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Lost {
-    /// So many.
+    /// Lost frames.
     pub frames: u64,
-    /// Of so many that were sent.
+    /// Sent frames.
     pub of: u64,
 }
 
 impl Lost {
-    /// In percent.
+    /// Returns the loss in percent.
     pub fn percent(self) -> f64 {
         100.0 * self.frames as f64 / self.of.max(1) as f64
     }
@@ -89,7 +89,7 @@ fn busy_ns() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-    // user, nice, system, then idle and iowait, then irq, softirq.
+    // Fields: user, nice, system, then idle and iowait, then irq, softirq.
     let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|at| ticks.get(*at)).sum();
     Ok(busy * TICK_NS)
 }

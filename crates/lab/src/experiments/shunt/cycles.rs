@@ -1,5 +1,5 @@
-//! Entries that come and go under traffic: what is lost, or out of order. The shunt is asked by its admin socket, one cycle
-//! after the other.
+//! Entries that are removed and installed under traffic: which frames are lost or out of order. The shunt gets its
+//! orders through its admin socket, one cycle after the other.
 
 use super::counters::{Lost, Reading};
 use super::network::{NEVER_IDLE_MS, Network, PORT, SERVER};
@@ -14,30 +14,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Datagrams a second: far below what the slow path forwards, so that none is lost for want of room.
+/// Datagrams per second: far below the rate of the slow path, so that no queue overflows.
 const RATE: u32 = 20_000;
-/// How long a connection may take to get to the fast path.
+/// Time limit for a connection to get to the fast path.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Outcome {
     /// Entries that were installed.
     pub installs: u32,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Frames that one end sent and the other did not count, both ways.
+    /// Frames that one end sent and the other did not count, in both directions.
     pub lost: Lost,
-    /// Datagrams that arrived behind a later one, or twice.
+    /// Datagrams that arrived after a later one, or twice.
     pub disordered: Option<u64>,
-    /// Segments that TCP sent again.
+    /// Segments that TCP retransmitted.
     pub retransmits: Option<u64>,
 }
 
-/// Cycles under one TCP connection of iperf3.
+/// Makes cycles under one TCP connection of iperf3.
 ///
-/// # Errors
-/// If iperf3 is missing, or the shunt refuses.
+/// # Errors iperf3 is missing, or the shunt refuses.
 pub fn tcp(setup: Setup, cycles: usize) -> Result<Outcome> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let port = PORT.to_string();
@@ -60,7 +59,7 @@ pub fn tcp(setup: Setup, cycles: usize) -> Result<Outcome> {
     Ok(Outcome { installs, seconds, lost: after.lost_since(&before), disordered: None, retransmits })
 }
 
-/// What a program wrote until its end.
+/// Returns the output of a program until its end.
 fn ended(mut service: Service) -> Result<String> {
     let begun = Instant::now();
     while service.is_running() {
@@ -70,7 +69,7 @@ fn ended(mut service: Service) -> Result<String> {
     Ok(service.log())
 }
 
-/// The client of the flow that carries data, once it is on the fast path: iperf3 has a second one.
+/// Returns the client of the flow that carries data, once it is on the fast path: iperf3 has a second flow.
 fn busiest(network: &Network) -> Result<SocketAddr> {
     let begun = Instant::now();
     loop {
@@ -83,10 +82,9 @@ fn busiest(network: &Network) -> Result<SocketAddr> {
     }
 }
 
-/// Cycles under a stream of numbered datagrams.
+/// Makes cycles under a stream of numbered datagrams.
 ///
-/// # Errors
-/// If the shunt refuses.
+/// # Errors The shunt refuses.
 pub fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let from = small::open(&network)?;
@@ -104,17 +102,17 @@ pub fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
     let (installs, seconds) = cycled?;
     let after = Reading::now(&network)?;
     if sent <= FEW {
-        // The row stands all the same: what it says of order and loss is about these.
+        // The row is kept: its order and loss refer to these cycles.
         eprintln!("shunt cycles: only {sent} datagrams were sent while the entries came and went");
     }
     let disordered = Some(disordered);
     Ok(Outcome { installs, seconds, lost: after.lost_since(&before), disordered, retransmits: None })
 }
 
-/// At most this many datagrams say little about order.
+/// This number of datagrams or fewer say little about order.
 const FEW: u64 = 1000;
 
-/// Sends numbers at [`RATE`] until it is told to stop, then the last word; says how many.
+/// Sends numbers at [`RATE`] until it is told to stop, then an end mark; returns how many.
 fn stream(sender: &UdpSocket, stop: &AtomicBool) -> u64 {
     let (begun, mut number) = (Instant::now(), 0_u64);
     while !stop.load(Ordering::Relaxed) {
@@ -130,7 +128,7 @@ fn stream(sender: &UdpSocket, stop: &AtomicBool) -> u64 {
     number
 }
 
-/// How many came behind a later one, or twice, until the last word.
+/// Returns how many arrived after a later one, or twice, until the end mark.
 fn disorder(receiver: &UdpSocket) -> Result<u64> {
     receiver.set_read_timeout(Some(LIMIT))?;
     let (mut buffer, mut next, mut disordered) = ([0; 8], 0, 0);
@@ -145,7 +143,8 @@ fn disorder(receiver: &UdpSocket) -> Result<u64> {
     }
 }
 
-/// Takes a flow off the fast path and puts it there again, so many times. How often it was installed, and the seconds.
+/// Takes a flow off the fast path and puts it back, this number of times. Returns how often it was installed, and the
+/// seconds.
 fn cycle(network: &Network, client: SocketAddr, transport: &str, cycles: usize) -> Result<(u32, f64)> {
     let mut admin = Admin::open(network)?;
     let begun = Instant::now();
@@ -161,7 +160,7 @@ fn cycle(network: &Network, client: SocketAddr, transport: &str, cycles: usize) 
     Ok((flow.installs, seconds))
 }
 
-/// A connection to the admin socket.
+/// Opens a connection to the admin socket.
 struct Admin {
     stream: BufReader<UnixStream>,
 }

@@ -1,5 +1,5 @@
-//! What ends a flow's stay on the fast path, and how soon: FIN, RST, standing still, rules that change; and how soon it is
-//! back when it resumes.
+//! The events that end a flow's time on the fast path, and how soon: FIN, RST, a pause, a change of rules; and how
+//! soon the flow is back when it resumes.
 
 use super::network::{Network, SERVER};
 use super::setup::Setup;
@@ -12,31 +12,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The idle time of this part, milliseconds: Open vSwitch knows whole seconds.
+/// The idle time of this part, in milliseconds: Open vSwitch only knows whole seconds.
 pub const IDLE_MS: u64 = 1000;
-/// How long anything may take.
+/// Time limit for every awaited event.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How often a datagram leaves while rules change.
+/// Interval of datagrams while rules change.
 const EVERY: Duration = Duration::from_micros(200);
 
-/// What happened, and after how many milliseconds, once a run.
+/// The events, and after how many milliseconds each came, once per run.
 pub type Events = BTreeMap<&'static str, Vec<f64>>;
 
 /// A FIN leaves the client: the entry is gone.
 pub const FIN: &str = "FIN: entry gone";
 /// A RST leaves the client: the entry is gone.
 pub const RST: &str = "RST: entry gone";
-/// The flow stands still: the entry is gone.
+/// The flow pauses: the entry is gone.
 pub const IDLE: &str = "stands still for 1 s: entry gone";
-/// A packet after that: the entry is confirmed again.
+/// A packet after the pause: the entry is confirmed again.
 pub const RESUME: &str = "resumes: entry confirmed";
 /// `iptables` has added a rule that denies the flow: its last packet arrives.
 pub const REVOKE: &str = "denied: last packet arrives";
 
-/// Measures each event so many times.
+/// Measures each event this number of times.
 ///
-/// # Errors
-/// If one does not happen.
+/// # Errors An event does not happen.
 pub fn measure(setup: Setup, runs: usize) -> Result<Events> {
     let mut events = Events::new();
     let mut note = |what, since: u64, at: Option<u64>| {
@@ -69,7 +68,7 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A connection on the fast path.
+/// Opens a connection and waits until it is on the fast path.
 struct Pair {
     client: TcpStream,
     server: TcpStream,
@@ -99,7 +98,7 @@ impl Pair {
         Ok(())
     }
 
-    /// When it last spoke, and when its entry was gone.
+    /// Returns when it last sent, and when its entry was gone.
     fn stand_still(&self, network: &Network) -> Result<(u64, Option<u64>)> {
         self.talk()?;
         let since = now_ns();
@@ -118,7 +117,8 @@ impl Pair {
     }
 }
 
-/// Denies a flow of datagrams while they come: when `iptables` had done it, and when the last one arrived.
+/// Denies a flow of datagrams while they arrive. Returns when `iptables` was done, and when the last datagram
+/// arrived.
 fn revoke(network: &Network) -> Result<(u64, u64)> {
     let from = small::open(network)?;
     let receiver = network.server.enter(|| Ok(UdpSocket::bind(SERVER)?))?;
@@ -127,7 +127,7 @@ fn revoke(network: &Network) -> Result<(u64, u64)> {
     let halt = stop.clone();
     let sending = std::thread::spawn(move || {
         while !halt.load(Ordering::Relaxed) {
-            // A refusal of an earlier one is no reason to stop.
+            // An ICMP refusal of an earlier datagram is not a reason to stop.
             let _ = sender.send_to(b"word", SERVER);
             std::thread::sleep(EVERY);
         }
@@ -135,7 +135,7 @@ fn revoke(network: &Network) -> Result<(u64, u64)> {
     receiver.set_read_timeout(Some(LIMIT))?;
     let mut buffer = [0; 64];
     let result = (|| {
-        // They do come.
+        // Wait until datagrams arrive.
         for _ in 0..20 {
             receiver.recv_from(&mut buffer).context("a datagram of the flow that is to be denied")?;
         }
@@ -145,7 +145,7 @@ fn revoke(network: &Network) -> Result<(u64, u64)> {
         receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
         let mut last = since;
         while receiver.recv_from(&mut buffer).is_ok() {
-            // What waited in the socket arrived before.
+            // Datagrams that waited in the socket arrived before.
             last = now_ns();
         }
         network.firewall.run("iptables", &[&["-D"], &rule[..]].concat())?;

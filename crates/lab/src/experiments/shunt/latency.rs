@@ -1,5 +1,5 @@
-//! Table II: how long from a flow's SYN to its mark being seen, its entry being confirmed, and its last packet on the slow
-//! path. A flow is one byte there and one back, again and again.
+//! Table II: the times from a flow's SYN until its mark is seen, its entry is confirmed, and its last packet takes
+//! the slow path. A flow sends one byte there and one back, repeatedly.
 
 use super::network::{NEVER_IDLE_MS, Network, PORT, SERVER};
 use super::setup::Setup;
@@ -11,40 +11,40 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long each flow talks: longer than the slowest bar.
+/// How long each flow sends: longer than the slowest bar.
 const TALK: Duration = Duration::from_millis(40);
 /// DSCP CS1, which the slow path writes into each packet.
 const SLOW: u8 = 0x20;
-/// How long the capture may be behind.
+/// Maximum delay of the capture.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The byte that ends a talk.
+/// The byte that ends a flow.
 const LAST: u8 = 1;
 /// FIN and RST.
 const END: u8 = 5;
 /// SYN and ACK.
 const SYN_ACK: u8 = 0x12;
-/// Flows before those that count: caches, neighbours.
+/// Number of flows before the counted ones, to fill caches and neighbour tables.
 const WARM_UP: usize = 3;
 
-/// One flow, milliseconds after its SYN.
+/// The times of one flow, in milliseconds after its SYN.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Run {
-    /// The switch had brought the firewall what policy decides by, the server's SYN,ACK; where there is a switch.
+    /// The switch delivered to the firewall the packet by which policy decides (the server's SYN-ACK); only with a
+    /// switch.
     pub brought_ms: Option<f64>,
-    /// Its mark was seen and an entry asked for.
+    /// Its mark was seen and an entry was requested.
     pub seen_ms: f64,
     /// The entry was confirmed.
     pub installed_ms: f64,
     /// Its last packet on the slow path reached a host.
     pub last_slow_ms: f64,
-    /// Its packets that reached a host by the fast path.
+    /// Number of its packets that reached a host by the fast path.
     pub fast_packets: usize,
 }
 
-/// Measures so many flows, one after the other.
+/// Measures this number of flows, one after the other.
 ///
-/// # Errors
-/// If a flow is not shunted.
+/// # Errors A flow is not shunted.
 pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     network.mark_slow_packets()?;
@@ -60,7 +60,7 @@ pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     for _ in 0..runs + WARM_UP {
         let ends = talk(&network, &listener)?;
         let from = ends[0].local_addr()?;
-        // Each at once: a clock that is being set right while we measure does not add up.
+        // Clocks are compared for each flow: the wall clock may be adjusted during the measurement.
         let flow = network.wait_for(from.port(), |flow| flow.state == "installed")?;
         ensure!(flow.installs == 1, "the flow was shunted {} times", flow.installs);
         times.push((from.port(), flow.requested_ns, flow.installed_ns));
@@ -87,10 +87,10 @@ pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     runs.collect()
 }
 
-/// What was captured of one flow.
+/// The captured packets of one flow.
 struct Captured<'a> {
     at_client: &'a [Stamped],
-    /// At the firewall's port of the server.
+    /// At the firewall's port towards the server.
     at_firewall: Option<&'a [Stamped]>,
     at_server: &'a [Stamped],
 }
@@ -99,7 +99,7 @@ fn run(port: u16, seen: u64, installed: u64, captured: &Captured<'_>) -> Option<
     let Captured { at_client, at_firewall, at_server } = *captured;
     let syn = at_client.iter().find(|packet| packet.flags & 2 != 0)?.time_ns;
     let after = |time: u64| (time as f64 - syn as f64) / 1e6;
-    // What arrives at each end; FIN and what follows it is the slow path's on purpose.
+    // Arrivals at each end, without FIN and later packets, which take the slow path on purpose.
     let arrived = |packets: &[Stamped], to: u16| -> Vec<Stamped> {
         let end = packets.iter().position(|packet| packet.flags & END != 0).unwrap_or(packets.len());
         packets.iter().take(end).filter(|packet| packet.to == to).copied().collect()
@@ -117,7 +117,7 @@ fn run(port: u16, seen: u64, installed: u64, captured: &Captured<'_>) -> Option<
     })
 }
 
-/// A connection that talks from its first moment: a byte there and one back until time is up.
+/// A connection that sends from the beginning: a byte there and one back until the time is over.
 fn talk(network: &Network, listener: &TcpListener) -> Result<[TcpStream; 2]> {
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| answer(listener));
@@ -154,7 +154,7 @@ fn prepare(stream: &TcpStream) -> Result<()> {
     Ok(stream.set_read_timeout(Some(LIMIT))?)
 }
 
-/// The packets of each flow by its client's port, once the end of the flow of port `last` was captured.
+/// Returns the packets of each flow by its client's port, once the end of the flow of port `last` was captured.
 fn packets(capture: &Capture, last: u16) -> Result<BTreeMap<u16, Vec<Stamped>>> {
     let of = |packet: &Stamped| if packet.to == PORT { packet.from } else { packet.to };
     let begun = Instant::now();
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_a_host_sends_is_not_what_reached_it_and_the_end_does_not_count() {
-        // The client sends a SYN unmarked; what it sends later is captured unmarked there and marked at the server.
+        // The client's packets are captured there without a mark; at the server those of the slow path have it.
         let at_client = [
             packet(1000, true, 0, 2),
             packet(1100, false, SLOW, 0x12),

@@ -1,4 +1,4 @@
-//! Tables III to VI: what one TCP connection, or several, bring across, what that costs, and what is lost.
+//! Tables III to VI: the rates, costs and losses of one TCP connection, or several.
 
 use super::counters::{Lost, Reading};
 use super::network::{NEVER_IDLE_MS, Network, PORT};
@@ -10,22 +10,21 @@ use std::time::Duration;
 /// One run of iperf3.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Slice {
-    /// Payload that arrived, Gbit/s, the beginning included.
+    /// Payload that arrived, in Gbit/s, including the beginning.
     pub gbit_s: f64,
-    /// Frames that did not arrive, both ways, counted at both ends.
+    /// Frames that did not arrive, in both directions, counted at both ends.
     pub lost: Lost,
-    /// Segments that TCP sent again.
+    /// Segments that TCP retransmitted.
     pub retransmits: u64,
-    /// CPU time of the whole machine for each gigabyte that arrived, seconds.
+    /// CPU time of the whole machine per gigabyte that arrived, in seconds.
     pub gigabyte_s: f64,
-    /// Part of the bytes that took the fast path, 0 to 1; without a shunt, 0.
+    /// Share of the bytes that took the fast path, 0 to 1; 0 without a shunt.
     pub fast: f64,
 }
 
-/// Measures so many connections at once on a network of its own.
+/// Measures this number of connections at once, on a new network.
 ///
-/// # Errors
-/// If iperf3 is missing or fails.
+/// # Errors iperf3 is missing or fails.
 pub fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Duration) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, round_trip)?;
     let port = PORT.to_string();
@@ -35,10 +34,10 @@ pub fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Durat
     server.wait_listening(&network.server, PORT)?;
     let before = Reading::now(&network)?;
     let (time, connections) = (seconds.to_string(), connections.to_string());
-    // The congestion control of the paper's kernels, named, so that tables of two machines compare.
+    // The congestion control of the paper's kernels; named, so that tables of two machines can be compared.
     let arguments = ["-c", "10.0.0.2", "-p", &port, "-t", &time, "-P", &connections, "-C", "cubic", "-J"];
     let report = network.client.run("iperf3", &arguments)?;
-    // What is still under way arrives.
+    // Waits until the packets on their way arrive.
     std::thread::sleep(round_trip + Duration::from_millis(50));
     let after = Reading::now(&network)?;
     let report: serde_json::Value = serde_json::from_str(&report).context("iperf3's report")?;
@@ -54,7 +53,7 @@ pub fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Durat
     })
 }
 
-/// Of the flow that carried most.
+/// Of the flow that carried the most bytes.
 fn fast_part(network: &Network) -> Result<f64> {
     let flows = network.flows()?;
     let parts = flows.iter().map(|flow| (flow.fast.bytes_up, flow.fast.bytes_up + flow.slow.bytes_up));

@@ -1,4 +1,4 @@
-//! Two hosts, a firewall between them, and what takes flows off it.
+//! Two hosts, a firewall between them, and the shunt that moves flows past it.
 //!
 //! ```text
 //!   client 10.0.0.1 --- to-client  firewall  to-server --- 10.0.0.2 server        each line a veth pair, or a link with
@@ -20,25 +20,25 @@ use std::time::{Duration, Instant};
 
 /// Flows to this port are shunted.
 pub const PORT: u16 = 5000;
-/// The server, for them.
+/// The server's address, for them.
 pub const SERVER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), PORT);
-/// No flow stands still so long.
+/// An idle time that no flow reaches.
 pub const NEVER_IDLE_MS: u64 = 600_000;
-/// What a link with a delay carries, bits per second: what the emulator keeps up with beside everything else.
+/// Rate of a link with a delay, in bits per second: what the emulator can do while everything else runs.
 pub const RATE: u64 = 500_000_000;
-/// Its queue never overflows: what is lost is not the link's.
+/// Its queue, which never overflows, so that the link loses nothing.
 const QUEUE_BYTES: u64 = 1 << 30;
-/// How long anything may take to get ready.
+/// Time limit for everything to get ready.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A set-up at work.
+/// A running set-up.
 pub struct Network {
     /// 10.0.0.1.
     pub client: Node,
     /// 10.0.0.2.
     pub server: Node,
-    /// Between them.
+    /// The firewall between them.
     pub firewall: Node,
     setup: Setup,
     delay: Duration,
@@ -51,11 +51,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Builds it and waits until it works. Flows that stand still so long leave the fast path; `round_trip` is added on the
-    /// client's wire.
+    /// Builds it and waits until it works. Flows leave the fast path after this idle time; `round_trip` is added on
+    /// the client's wire.
     ///
-    /// # Errors
-    /// Without root, or where a program is missing: which.
+    /// # Errors Not root, or a program is missing; the message names it.
     pub fn new(setup: Setup, idle_timeout_ms: u64, round_trip: Duration) -> Result<Self> {
         let launcher = launch::launcher()?;
         let program = launch::sibling_program(&launcher, "sidetrack")
@@ -88,23 +87,23 @@ impl Network {
         Ok(network)
     }
 
-    /// Which it is.
+    /// Returns which set-up it is.
     pub fn setup(&self) -> Setup {
         self.setup
     }
 
-    /// Where files may be left.
+    /// Returns a folder for files.
     pub fn folder(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// The admin socket of the shunt.
+    /// Returns the admin socket of the shunt.
     pub fn admin(&self) -> &Path {
         &self.admin
     }
 
     fn wire(&mut self, launcher: &Path) -> Result<()> {
-        // Frames of nobody's: what one end counts is what the other sent.
+        // No frames of other programs: then one end counts exactly what the other sent.
         for node in [&self.client, &self.server, &self.firewall] {
             node.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
             node.sysctl("net/ipv6/conf/default/disable_ipv6", "1")?;
@@ -150,7 +149,7 @@ impl Network {
         Ok(())
     }
 
-    /// Makes the firewall a bridge, or a router that answers for either host at the other's place.
+    /// Makes the firewall a bridge, or a router that answers for each host on the other side (proxy ARP).
     fn join_ports(&self) -> Result<()> {
         if self.setup.is_routed() {
             self.firewall.sysctl("net/ipv4/ip_forward", "1")?;
@@ -175,7 +174,7 @@ impl Network {
             if self.setup.plain_frames() {
                 host.run("ethtool", &["-K", "eth0", "tx", "off", "gro", "on"])?;
             }
-            // Room for what is under way at the longest round trip.
+            // Buffers for all packets on their way at the longest round trip.
             for key in ["net/ipv4/tcp_wmem", "net/ipv4/tcp_rmem"] {
                 host.sysctl(key, "4096 131072 268435456")?;
             }
@@ -200,7 +199,7 @@ impl Network {
         });
         let rules = rules.replace("COMMIT", &format!("{}COMMIT", policy.concat()));
         self.firewall.run_with_input("iptables-restore", &["--noflush"], &rules)?;
-        // Twenty rules that do not match, for either protocol.
+        // Twenty rules that do not match, for both protocols.
         let deny = |n: usize| {
             format!("-A FORWARD -p tcp --dport {n} -j DROP\n-A FORWARD -p udp --dport {n} -j DROP\n")
         };
@@ -210,7 +209,7 @@ impl Network {
         self.firewall.run_with_input("iptables-restore", &["--noflush"], &filter).map(drop)
     }
 
-    /// From now on each packet of the slow path has DSCP CS1.
+    /// Lets each packet of the slow path have DSCP CS1 from now on.
     ///
     /// # Errors
     /// `nft` refuses it.
@@ -231,7 +230,7 @@ impl Network {
         Ok(())
     }
 
-    /// Until packets pass and the shunt answers.
+    /// Waits until packets pass and the shunt answers.
     fn wait_until_ready(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -251,10 +250,9 @@ impl Network {
         }
     }
 
-    /// What the shunt says of its flows; nothing where there is none.
+    /// Returns the shunt's list of flows; empty without a shunt.
     ///
-    /// # Errors
-    /// If it does not answer.
+    /// # Errors It does not answer.
     pub fn flows(&self) -> Result<Vec<FlowLine>> {
         if self.setup.fast_path().is_none() {
             return Ok(Vec::new());
@@ -264,10 +262,9 @@ impl Network {
         text.lines().map(|line| serde_json::from_str(line).context("a flow")).collect()
     }
 
-    /// The flow of a client's port, once it fits.
+    /// Returns the flow of a client's port, once it fits.
     ///
-    /// # Errors
-    /// It does not within [`LIMIT`].
+    /// # Errors It does not fit within [`LIMIT`].
     pub fn wait_for(&self, port: u16, fits: impl Fn(&FlowLine) -> bool) -> Result<FlowLine> {
         let begun = Instant::now();
         loop {
@@ -284,7 +281,7 @@ impl Network {
     }
 }
 
-/// A link with a delay between `eth0` of a host and `name` of another.
+/// Makes a link with a delay between `eth0` of a host and `name` of another.
 fn delayed(host: &Node, other: &Node, name: &str, delay: Duration) -> Result<Emulator> {
     let tap = |node: &Node, name: &str| {
         let tap = node.enter(|| Ok(Tap::create(name)?))?;
@@ -298,7 +295,7 @@ fn delayed(host: &Node, other: &Node, name: &str, delay: Duration) -> Result<Emu
     Ok(emulator)
 }
 
-/// Whether the server's host answers: that it has no such port is an answer.
+/// Returns true if the server's host answers; a reset counts as an answer.
 fn answered() -> Result<()> {
     match TcpStream::connect_timeout(&SocketAddr::new(SERVER.ip(), 99), Duration::from_secs(2)) {
         Err(error) if error.kind() != std::io::ErrorKind::ConnectionRefused => Err(error.into()),
@@ -306,24 +303,24 @@ fn answered() -> Result<()> {
     }
 }
 
-/// A line of `shunt ls --json`, as far as it is needed.
+/// The needed fields of a line of `shunt ls --json`.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub struct FlowLine {
     /// Who sent the first packet.
     pub client: SocketAddr,
-    /// Where it stands.
+    /// Its state.
     pub state: String,
     /// How often it was put on the fast path.
     pub installs: u32,
-    /// When its entry was asked for, nanoseconds since 1970.
+    /// When its entry was requested, in nanoseconds since 1970.
     pub requested_ns: Option<u64>,
     /// When its entry was confirmed.
     pub installed_ns: Option<u64>,
     /// When its entry was gone.
     pub gone_ns: Option<u64>,
-    /// What passed on the slow path.
+    /// Counts of the slow path.
     pub slow: Bytes,
-    /// What passed on the fast path.
+    /// Counts of the fast path.
     pub fast: Bytes,
 }
 

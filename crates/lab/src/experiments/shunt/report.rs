@@ -10,20 +10,21 @@ use crate::statistics::{self, deviation, percentile, rank_sum};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Most the 99th percentile may be above the median.
+/// Maximum ratio of the 99th percentile to the median.
 const SPREAD: f64 = 5.0;
-/// The most milliseconds to seen, installed and last slow packet, for each fast path.
+/// Maximum milliseconds until seen, installed and last slow packet, for each fast path.
 const LATENCY_BARS: [(Setup, [f64; 3]); 3] =
     [(Setup::Tc, [0.3, 0.5, 1.0]), (Setup::Xdp, [0.3, 0.5, 1.0]), (Setup::OpenFlow, [0.3, 2.0, 8.0])];
-/// After so many milliseconds nothing of a denied flow may arrive by BPF; by a switch, its packet cache is swept.
+/// Milliseconds after which no packet of a denied flow may arrive, by BPF and by a switch (whose packet cache has to
+/// be emptied).
 const REVOKE_BARS: [(Setup, f64); 3] = [(Setup::Tc, 5.0), (Setup::Xdp, 5.0), (Setup::OpenFlow, 15.0)];
 
-/// Rows of a table: what was measured of each set-up.
+/// Rows of a table: the measurements of each set-up.
 pub type Rows<T> = [(Setup, Vec<T>)];
-/// The same, of its own.
+/// The same, owned.
 pub type Table<T> = Vec<(Setup, Vec<T>)>;
 
-/// A part's text, and whether its bars are held.
+/// The text of a part, and whether its bars are met.
 pub struct Section {
     /// Markdown.
     pub text: String,
@@ -36,7 +37,7 @@ impl Section {
         Self { text: format!("## {title}\n\n"), held: true }
     }
 
-    /// A line; writing to a String cannot fail.
+    /// Adds a line; writing to a String cannot fail.
     fn line(&mut self, line: &str) {
         self.text += line;
         self.text.push('\n');
@@ -52,7 +53,7 @@ impl Section {
         if held { "held" } else { "**missed**" }
     }
 
-    /// Bars: what, the value, the limit, and whether more is better.
+    /// Adds bars: the text, the value, the limit, and whether a higher value is better.
     fn bars(&mut self, checks: &[(&str, f64, f64, bool)]) {
         self.line("");
         self.columns(&["bar", "measured", "asked for", ""]);
@@ -65,7 +66,7 @@ impl Section {
     }
 }
 
-/// The same with the names of tables, for JSON.
+/// Returns the rows with the names of tables, for JSON.
 pub fn by_name<T>(rows: &Rows<T>) -> BTreeMap<&'static str, &Vec<T>> {
     rows.iter().map(|(setup, row)| (setup.name(), row)).collect()
 }
@@ -75,7 +76,7 @@ fn values<T>(rows: &Rows<T>, setup: Setup, value: impl Fn(&T) -> f64) -> Vec<f64
     row.map(|(_, row)| row.iter().map(value).collect()).unwrap_or_default()
 }
 
-/// The median of ratios of the same round.
+/// Returns the median of ratios of the same round.
 fn ratio(above: &[f64], below: &[f64]) -> f64 {
     middle(&above.iter().zip(below).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
@@ -106,7 +107,7 @@ pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
     section
 }
 
-/// What a switch adds before any firewall could know: the SYN crosses it twice, the answer once.
+/// The delay that a switch adds before the firewall can know the flow: the SYN crosses it twice, the answer once.
 fn switch(section: &mut Section, rows: &Rows<Vec<Run>>, setup: Setup) {
     let both: Vec<_> = runs_of(rows, setup)
         .filter_map(|run| Some((run.brought_ms?, run.seen_ms - run.brought_ms?)))
@@ -130,18 +131,18 @@ fn moments(rows: &Rows<Vec<Run>>, setup: Setup, at: usize) -> Vec<f64> {
     runs_of(rows, setup).map(|run| [run.seen_ms, run.installed_ms, run.last_slow_ms][at]).collect()
 }
 
-/// The median; not a number of none, so that no bar holds for it.
+/// Returns the median; NaN without values, so that no bar holds.
 fn middle(values: &[f64]) -> f64 {
     statistics::median(values).unwrap_or(f64::NAN)
 }
 
-/// Cells of a table: median, standard deviation, 99th percentile, most.
+/// Returns cells of a table: median, standard deviation, 99th percentile, maximum.
 fn spread(values: &[f64]) -> String {
     let (high, most) = (percentile(values, 0.99), percentile(values, 1.0));
     format!("{:.3} | {:.3} | {high:.3} | {most:.3}", middle(values), deviation(values))
 }
 
-/// How many flows had their last slow packet in which part of a millisecond.
+/// Formats how many flows had their last slow packet in which part of a millisecond.
 pub fn histogram(rows: &Rows<Vec<Run>>) -> String {
     const WIDTH_MS: f64 = 0.1;
     const PLACES: u32 = 16;
@@ -260,7 +261,7 @@ pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
     section
 }
 
-/// Table IV: round trip in milliseconds, connections at once, and what they brought across.
+/// Table IV: round trip in milliseconds, connections at once, and their rates.
 pub fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
     let mut section = Section::new("Table IV: several TCP flows at once (iperf3, cubic)");
     section.columns(&[
@@ -353,7 +354,7 @@ pub fn small(rows: &Rows<small::Slice>) -> Section {
     section
 }
 
-/// What ends a stay.
+/// The events that end a flow's time on the fast path.
 pub fn events(rows: &Rows<Events>) -> Section {
     let mut section =
         Section::new("What ends a stay on the fast path, and what begins the next: milliseconds");
@@ -384,7 +385,7 @@ pub fn events(rows: &Rows<Events>) -> Section {
     section
 }
 
-/// Entries that come and go.
+/// Entries that are removed and installed.
 pub fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
     let mut section = Section::new("Entries that are removed and installed under traffic");
     section.columns(&[

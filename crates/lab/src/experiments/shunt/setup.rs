@@ -1,6 +1,6 @@
 //! The set-ups that are compared.
 
-/// What is between the hosts.
+/// What stands between the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Setup {
     /// Nothing: one wire.
@@ -22,7 +22,7 @@ pub enum Setup {
 }
 
 impl Setup {
-    /// All, in the order of tables.
+    /// All set-ups, in the order of tables.
     pub const ALL: [Self; 8] = [
         Self::Direct,
         Self::Slow,
@@ -35,10 +35,10 @@ impl Setup {
     ];
     /// One of each kind of fast path.
     pub const SHUNTED: [Self; 3] = [Self::Tc, Self::Xdp, Self::OpenFlow];
-    /// Those of the seed's Tables III, V and VI.
+    /// Those of NFShunt's Tables III, V and VI.
     pub const SEED: [Self; 3] = [Self::Direct, Self::Tc, Self::Slow];
 
-    /// As it is written in tables.
+    /// Returns its name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -52,7 +52,7 @@ impl Setup {
         }
     }
 
-    /// The shunt's fast path in the words of the configuration, where there is a shunt.
+    /// Returns the shunt's fast path as in the configuration, if there is a shunt.
     pub const fn fast_path(self) -> Option<&'static str> {
         match self {
             Self::Tc | Self::RoutedTc => Some("tc"),
@@ -62,22 +62,22 @@ impl Setup {
         }
     }
 
-    /// The host in the middle routes; else it is a bridge.
+    /// Returns true if the host in the middle routes; otherwise it is a bridge.
     pub const fn is_routed(self) -> bool {
         matches!(self, Self::Routed | Self::RoutedTc)
     }
 
-    /// All wires end in a switch.
+    /// Returns true if all wires end in a switch.
     pub const fn has_switch(self) -> bool {
         matches!(self, Self::Switch | Self::OpenFlow)
     }
 
-    /// Frames have to be as on a wire: XDP and packet sockets lose checksums that are still to be made.
+    /// Returns true if frames must be as on a wire: XDP and packet sockets do not complete unfinished checksums.
     pub const fn plain_frames(self) -> bool {
         matches!(self, Self::Xdp | Self::Switch | Self::OpenFlow)
     }
 
-    /// The `[shunt]` of a configuration.
+    /// Returns the `[shunt]` of a configuration.
     pub fn configuration(self, path: &str, idle_timeout_ms: u64) -> String {
         let switch = match path {
             "openflow" => "[shunt.openflow]\nlisten = [\"192.168.77.1:6653\"]\nswitch = \"192.168.77.2\"\n",

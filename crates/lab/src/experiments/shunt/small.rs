@@ -1,5 +1,5 @@
-//! Small packets: what forwarding one costs. One processor sends frames of 60 bytes as fast as they go and does all that the
-//! kernel does with them on their way; the receiver drops them at its door.
+//! Small packets: the cost of forwarding one. One processor sends frames of 60 bytes at full speed and does all the
+//! kernel's work on their path; the receiver drops them on arrival.
 
 use super::counters::{Lost, Reading};
 use super::network::{NEVER_IDLE_MS, Network, SERVER};
@@ -15,30 +15,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Datagrams of one flow carry so much: the least that fills an Ethernet frame.
+/// Payload of the datagrams: the least that fills an Ethernet frame.
 const PAYLOAD_BYTES: u8 = 18;
-/// The processor that sends.
+/// The processor of the sender.
 const CPU: usize = 0;
-/// Before counting starts.
+/// Warm-up before counting.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// One slice.
+/// The measurement of one slice.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Slice {
-    /// Frames that arrived, a second.
+    /// Frames that arrived, per second.
     pub frames_s: f64,
     /// Frames that did not.
     pub lost: Lost,
-    /// CPU time of the whole machine for each frame that arrived, nanoseconds.
+    /// CPU time of the whole machine per frame that arrived, in nanoseconds.
     pub frame_ns: f64,
-    /// The flow was on the fast path; without a shunt, false.
+    /// Whether the flow was on the fast path; false without a shunt.
     pub shunted: bool,
 }
 
-/// Measures on a network of its own.
+/// Measures on a new network.
 ///
-/// # Errors
-/// If the flow does not get where it is to be.
+/// # Errors The flow does not reach the expected path.
 pub fn measure(setup: Setup, seconds: u64) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let from = open(&network)?;
@@ -67,7 +66,7 @@ pub fn measure(setup: Setup, seconds: u64) -> Result<Slice> {
     })
 }
 
-/// A flow with packets both ways, on the fast path where there is one.
+/// Opens a flow with packets in both directions, and waits for the fast path if there is one.
 pub fn open(network: &Network) -> Result<SocketAddr> {
     let server = network.server.enter(|| Ok(UdpSocket::bind(SERVER)?))?;
     let client = network.client.enter(|| Ok(UdpSocket::bind("10.0.0.1:0")?))?;
@@ -88,7 +87,7 @@ pub fn open(network: &Network) -> Result<SocketAddr> {
     Ok(from)
 }
 
-/// A frame of that flow, behind an empty header of the packet socket.
+/// Returns a frame of that flow, behind an empty header of the packet socket.
 fn frame(network: &Network, from: SocketAddr) -> Result<Vec<u8>> {
     let address = |node: &Node, arguments: &[&str], key: &str| -> Result<Vec<u8>> {
         let value: serde_json::Value = serde_json::from_str(&node.run("ip", arguments)?)?;
@@ -112,7 +111,7 @@ fn frame(network: &Network, from: SocketAddr) -> Result<Vec<u8>> {
     frame.extend(ip);
     frame.extend(from.port().to_be_bytes());
     frame.extend(SERVER.port().to_be_bytes());
-    // Without a checksum of its own, as UDP over IPv4 may be (RFC 768).
+    // Without a checksum, as UDP over IPv4 may be (RFC 768).
     frame.extend([0, 8 + PAYLOAD_BYTES, 0, 0]);
     frame.extend([7; PAYLOAD_BYTES as usize]);
     Ok(frame)
@@ -126,7 +125,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !((folded + (folded >> 16)) as u16)
 }
 
-/// A sender at work.
+/// A running sender.
 struct Blast {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,

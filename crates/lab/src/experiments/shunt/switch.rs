@@ -1,4 +1,4 @@
-//! Open vSwitch with its user-space datapath and folders of its own.
+//! Open vSwitch with its user-space datapath and separate folders.
 
 use crate::service::Service;
 use crate::topology::Node;
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a daemon may take to start.
+/// Time limit for the start of a daemon.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A running switch with the ports 49 and 50, where the hosts are, and 10 and 11, which lead to the firewall.
@@ -17,8 +17,8 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Starts it on a node that has the interfaces already. `controlled`: it connects to the firewall; else hosts see each
-    /// other.
+    /// Starts it on a node that already has the interfaces. `controlled`: it connects to the firewall; otherwise the
+    /// hosts reach each other directly.
     ///
     /// # Errors
     /// Open vSwitch is not installed or does not start.
@@ -64,7 +64,7 @@ impl Switch {
     }
 }
 
-/// Starts a daemon and waits for the socket that says it is ready.
+/// Starts a daemon and waits for its socket, which shows that it is ready.
 fn daemon(node: &Node, program: &str, arguments: &[String], folder: &Path, ready: &Path) -> Result<Service> {
     let mut command = node.command(&format!("/usr/sbin/{program}"));
     command.args(arguments).arg("--no-chdir");
