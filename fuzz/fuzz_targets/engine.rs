@@ -5,8 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use sidetrack_core::engine::packet::{Header, Ip};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Selection,
-    Share, Target,
+    Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Reply,
+    Selection, Share, Target,
 };
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::time::Instant;
@@ -17,7 +17,11 @@ impl Callbacks for Any {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
         match self.0 % 4 {
             0 if !opening.last => Selection::Wait { wait_ms: 100 },
-            1 => Selection::Refuse(EndReason::PolicyDenied),
+            1 if self.0 & 64 != 0 && !opening.first.is_empty() && !opening.replied && !opening.last => {
+                Reply::new(opening.first.get(..8).unwrap_or(b"reply"))
+                    .map_or(Selection::Refuse(EndReason::Internal), Selection::Reply)
+            }
+            1 if self.0 & 64 == 0 => Selection::Refuse(EndReason::PolicyDenied),
             _ => Selection::Server(Target {
                 inspect_client: self.0 & 16 != 0,
                 inspect_server: self.0 & 32 != 0,
@@ -27,10 +31,11 @@ impl Callbacks for Any {
     }
 
     fn payload(&mut self, _: ConnectionId, _: Side, bytes: &[u8]) -> Payload {
-        match bytes.first().map(|byte| byte % 4) {
+        match bytes.first().map(|byte| byte % 5) {
             Some(0) => Payload::Replace(Vec::new()),
             Some(1) => Payload::Replace([bytes, bytes].concat()),
             Some(2) => Payload::Reset(EndReason::FunctionRefused),
+            Some(3) => Payload::Last(bytes.get(1..).unwrap_or_default().to_vec()),
             _ => Payload::Keep,
         }
     }

@@ -119,7 +119,7 @@ impl<C: Callbacks> Engine<C> {
                 Translation { mss: own_mss, shift: 0, shown_shift, standing, ..untold(hot, SERVER) },
             ],
             acknowledges: number.0,
-            shown: slow.isn[CLIENT].0,
+            shown: (slow.first_to_client() - 1).0,
             clock: secret as u32,
             timestamps: timestamps.is_some(),
             sack,

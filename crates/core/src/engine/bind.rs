@@ -48,6 +48,7 @@ impl<C: Callbacks> Engine<C> {
         };
         let before = hot.leg[CLIENT].next;
         let held_before = slow.held().len();
+        let replies = !slow.reply().is_empty();
         let outcome = take(&self.config, now, hot, slow, header, packet);
         self.held_total += slow.held().len() - held_before;
         let (grown, fin) = (hot.leg[CLIENT].next != before, slow.fin);
@@ -72,7 +73,7 @@ impl<C: Callbacks> Engine<C> {
             self.state(now, slot, CLIENT, State::FinWait1);
         }
         let deciding = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
-        if grown && deciding {
+        if deciding && (grown || replies) && self.reply_has_arrived(slot) {
             self.decide(now, slot, fin || full);
         }
         Fate::Taken
@@ -90,8 +91,11 @@ impl<C: Callbacks> Engine<C> {
             opened: cold.opened,
             first: slow.held(),
             last,
+            replied: slow.replied > 0,
         };
         match self.callbacks.select(&opening) {
+            Selection::Reply(_) if last || opening.replied => self.end(now, slot, EndReason::Internal),
+            Selection::Reply(ref reply) => self.reply(now, slot, reply),
             Selection::Wait { .. } if last => self.end(now, slot, EndReason::HandshakeTimeout),
             Selection::Wait { wait_ms } => {
                 if slow.until == NEVER {
@@ -278,10 +282,12 @@ impl<C: Callbacks> Engine<C> {
         } else {
             Payload::Keep
         };
+        let is_last = matches!(result, Payload::Last(_));
         let edits = &mut slow.edits[CLIENT];
         match result {
             Payload::Keep => {}
-            Payload::Replace(bytes) => {
+            Payload::Replace(bytes) | Payload::Last(bytes) => {
+                slow.inspect[CLIENT] &= !is_last;
                 hot.edited = bytes != edits.held();
                 self.held_total = self.held_total.saturating_sub(before) + bytes.len();
                 *edits.held_mut() = bytes;
@@ -330,7 +336,9 @@ impl<C: Callbacks> Engine<C> {
         }
         let Some(slow) = self.slow_of(slot) else { return };
         if slow.until <= now {
-            if deciding {
+            if !slow.reply().is_empty() {
+                self.end(now, slot, EndReason::HandshakeTimeout);
+            } else if deciding {
                 slow.until = NEVER;
                 self.decide(now, slot, true);
             } else {
@@ -340,7 +348,7 @@ impl<C: Callbacks> Engine<C> {
             slow.resend_after *= 2;
             slow.resend_at = now + slow.resend_after;
             self.counters.retransmitted += 1;
-            self.send_syn(now, slot);
+            if deciding { self.send_reply(now, slot) } else { self.send_syn(now, slot) }
         }
     }
 }
@@ -367,10 +375,11 @@ fn take(
     if header.has(flags::SYN) {
         return Held::Challenge;
     }
-    if header.ack != slow.isn[CLIENT] + 1 {
+    if header.ack - (slow.isn[CLIENT] + 1) > u32::from(slow.replied) {
         return Held::Refuse(Drop::AckOfUnsent);
     }
     hot.active = now;
+    leg.acked = leg.acked.max(header.ack);
     leg.edge = leg.edge.max(header.ack + (u32::from(header.window) << leg.shift));
     if let Ok(Located { timestamps: Some(at), .. }) = Located::parse(header.options(packet))
         && leg.stamps
@@ -421,7 +430,7 @@ fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u
     client.add = (slow.isn[SERVER] + 1) - first;
     client.stamp_add = clock.wrapping_sub(client.stamp);
     client.stamp_first = client.stamp;
-    server.add = slow.isn[CLIENT] - *seq;
+    server.add = slow.first_to_client() - (*seq + 1);
     server.next = *seq + 1;
     server.acked = *ack;
     server.edge = *ack + u32::from(*window);

@@ -111,6 +111,32 @@ pub struct Opening<'a> {
     pub first: &'a [u8],
     /// No more will come before the choice: the wait is over, the client sent FIN, or as much is held as may be.
     pub last: bool,
+    /// The client has received the bytes of [`Selection::Reply`].
+    pub replied: bool,
+}
+
+/// Bytes that the engine sends to a client before there is a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    bytes: [u8; Self::MAX],
+    len: u8,
+}
+
+impl Reply {
+    /// Most bytes of a reply.
+    pub const MAX: usize = 32;
+
+    /// Returns a reply of these bytes; none if they are empty or more than [`Reply::MAX`].
+    pub fn new(reply: &[u8]) -> Option<Self> {
+        let mut bytes = [0; Self::MAX];
+        bytes.get_mut(..reply.len())?.copy_from_slice(reply);
+        (!reply.is_empty()).then_some(Self { bytes, len: reply.len() as u8 })
+    }
+
+    /// Returns the bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
 }
 
 /// The choice.
@@ -122,6 +148,10 @@ pub enum Selection {
         /// The wait.
         wait_ms: u64,
     },
+    /// Send these bytes to the client, and ask again when it has acknowledged them. For a client that speaks on only after an
+    /// answer. The server's own answer has to be taken out of its stream by [`Callbacks::payload`]. At most once for a
+    /// connection, and not if the opening says that it is the last: otherwise the connection ends with reason `internal`.
+    Reply(Reply),
     /// Connect to this server.
     Server(Target),
     /// Reset the client; its record says this.
@@ -173,6 +203,8 @@ pub enum Payload {
     Keep,
     /// These bytes go on instead: as many, more, fewer, or none.
     Replace(Vec<u8>),
+    /// As `Replace`; later bytes of this direction pass without a call of [`Callbacks::payload`].
+    Last(Vec<u8>),
     /// Both sides are reset; the record says this.
     Reset(EndReason),
 }

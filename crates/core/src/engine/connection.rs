@@ -227,6 +227,8 @@ pub(super) struct Slow {
     pub(super) fin: bool,
     /// Which side's bytes are looked at.
     pub(super) inspect: [bool; 2],
+    /// Bytes that the engine itself has sent to the client; they lie in `edits[SERVER]` until the client acknowledges them.
+    pub(super) replied: u8,
     /// What the client offered.
     pub(super) offer: Offer,
     /// When held segments are to be acknowledged.
@@ -253,6 +255,7 @@ impl Default for Slow {
             unacknowledged: 0,
             fin: false,
             inspect: [false; 2],
+            replied: 0,
             offer: Offer::default(),
             ack_at: NEVER,
             resend_at: NEVER,
@@ -271,6 +274,18 @@ impl Slow {
         self.edits[CLIENT].held()
     }
 
+    /// The number of the first byte that the client gets from its server.
+    #[inline]
+    pub(super) fn first_to_client(&self) -> Seq {
+        self.isn[CLIENT] + 1 + u32::from(self.replied)
+    }
+
+    /// What the engine itself has sent to the client and the client has not acknowledged; only while there is no server.
+    #[inline]
+    pub(super) fn reply(&self) -> &[u8] {
+        self.edits[SERVER].held()
+    }
+
     /// As new, but for the room its buffers have.
     pub(super) fn reset(&mut self) {
         for edits in &mut self.edits {
@@ -278,6 +293,7 @@ impl Slow {
         }
         (self.isn, self.acked_to, self.sent) = ([Seq(0); 2], [Seq(0); 2], Seq(0));
         (self.resends, self.unacknowledged, self.fin, self.inspect) = (0, 0, false, [false; 2]);
+        self.replied = 0;
         (self.ack_at, self.resend_at, self.until) = (NEVER, NEVER, NEVER);
     }
 }

@@ -3,6 +3,7 @@
 use super::config::Callbacks;
 use super::connection::{CLIENT, NEVER, Phase};
 use super::machine::Engine;
+use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
 
@@ -29,7 +30,8 @@ impl<C: Callbacks> Engine<C> {
         if let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) {
             // The first time stamp follows at a distance, or it would seem to lie in the future after 24 days.
             for leg in &mut hot.leg {
-                let far = leg.stamp.wrapping_sub(leg.stamp_first) > 1 << 30;
+                // A late copy of a segment may have an earlier stamp than the first one.
+                let far = Seq(leg.stamp).since(Seq(leg.stamp_first)) > 1 << 30;
                 leg.stamp_first = if far { leg.stamp.wrapping_sub(1 << 29) } else { leg.stamp_first };
             }
         }

@@ -26,6 +26,7 @@
 //! | `table`, `timer`, `ports`, `source` | finds connections, time-outs, sources towards servers |
 //! | `open`, `cookie` | the handshake with the client, with state or without |
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
+//! | `reply` | answers a client that waits for an answer before it says which server it wants |
 //! | `forward` | rewrites packets where they are: nearly all |
 //! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
 //! | `lend` | offloads connections: the kernel translates the packets of those that need only translation |
@@ -57,6 +58,7 @@ pub mod packet;
 mod ports;
 mod record;
 mod relay;
+mod reply;
 mod send;
 pub mod seq;
 pub mod siphash;
@@ -66,7 +68,7 @@ mod timer;
 
 pub use ahead::Ahead;
 pub use ask::{Answered, Asked};
-pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Selection, Target};
+pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Reply, Selection, Target};
 pub use cookie::Cookies;
 pub use lend::{Fin, LentTo, Moved, Progress, Standing, Translation};
 pub use machine::{Counters, Drop, Engine, Fate};

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// First wait for the answer to a SYN or SYN-ACK (RFC 6298, section 2).
 pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// How long a handshake with a client may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a handshake with a client may take, and how long a client may take to acknowledge a reply.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 /// An acknowledgement that is further away than this from the last one may be of another connection. (Cookies of the same minute
 /// differ in 24 bits.)
 const ANEW: u32 = 1 << 20;

@@ -203,10 +203,16 @@ impl<C: Callbacks> Engine<C> {
         if kept >= self.config.edit_bytes || self.held_total > self.config.hold_total_bytes {
             return Err(Drop::Limit);
         }
-        Ok(match self.callbacks.payload(cold.id, side(from), new) {
+        let result = self.callbacks.payload(cold.id, side(from), new);
+        if let Payload::Last(_) = result
+            && let Some(slow) = self.slow_of(slot)
+        {
+            slow.inspect[from] = false;
+        }
+        Ok(match result {
             Payload::Keep => Change::Keep,
-            Payload::Replace(bytes) if bytes == new => Change::Keep,
-            Payload::Replace(bytes) => Change::Edit(bytes),
+            Payload::Replace(bytes) | Payload::Last(bytes) if bytes == new => Change::Keep,
+            Payload::Replace(bytes) | Payload::Last(bytes) => Change::Edit(bytes),
             Payload::Reset(reason) => Change::Reset(reason),
         })
     }

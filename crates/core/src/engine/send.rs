@@ -33,7 +33,8 @@ impl<C: Callbacks> Engine<C> {
             let slow = slow?;
             let room = self.config.hold_bytes.saturating_sub(slow.held().len() as u32);
             let window = (room >> own.shown_shift).min(0xffff) as u16;
-            return Some(Numbers { seq: slow.isn[at] + 1, ack: own.next, window });
+            let seq = if at == CLIENT { slow.first_to_client() } else { slow.isn[at] + 1 };
+            return Some(Numbers { seq, ack: own.next, window });
         }
         let (seq, ack, edge) = match slow {
             Some(slow) => {

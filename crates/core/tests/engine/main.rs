@@ -10,6 +10,7 @@ mod network;
 mod pcap;
 mod peer;
 mod replay;
+mod reply;
 mod script;
 mod sources;
 mod transfers;

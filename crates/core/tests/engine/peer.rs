@@ -57,6 +57,10 @@ pub struct Peer {
     pub received: Vec<u8>,
     pub fin_received: bool,
     pub retransmissions: u32,
+    /// Sends only so many bytes until it has received so many.
+    pub turn: Option<(u64, usize)>,
+    /// No segment goes past one of these offsets.
+    pub cuts: Vec<u64>,
     isn: u32,
     peer_isn: u32,
     /// Offsets in the stream that is sent; one past the end stands for FIN.
@@ -98,6 +102,8 @@ impl Peer {
             received: Vec::new(),
             fin_received: false,
             retransmissions: 0,
+            turn: None,
+            cuts: Vec::new(),
             // Some begin just before the numbers wrap.
             isn: if isn.is_multiple_of(3) { u32::MAX - isn % 5000 } else { isn },
             peer_isn: 0,
@@ -324,6 +330,9 @@ impl Peer {
     }
 
     fn end(&self) -> u64 {
+        if let Some((end, _)) = self.turn.filter(|(_, needs)| self.received.len() < *needs) {
+            return end;
+        }
         let may_close = !self.habits.closes_last || self.fin_received;
         self.sends.len() as u64 + u64::from(may_close)
     }
@@ -349,8 +358,10 @@ impl Peer {
 
     /// Sends a segment from `at` on, not past `edge`; returns the numbers it took.
     fn transmit(&mut self, now: u64, at: u64, edge: u64) -> u64 {
-        let data = self.sends.len() as u64;
+        let data = (self.sends.len() as u64).min(self.end());
+        let cut = self.cuts.iter().map(|cut| cut.saturating_sub(at)).filter(|left| *left > 0).min();
         let mut len = (data.saturating_sub(at)).min(self.mss() as u64).min(edge.saturating_sub(at).max(1));
+        len = len.min(cut.unwrap_or(len));
         if self.habits.ragged && len > 1 {
             len = 1 + roll(&mut self.random) % len;
         }

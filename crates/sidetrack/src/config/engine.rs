@@ -22,7 +22,7 @@ pub enum EngineIo {
 pub enum Choice {
     /// They begin with these bytes; never empty.
     Prefix(Box<[u8]>),
-    /// An LDAP request about this entry or one below it.
+    /// An LDAP request about this entry or one below it. An anonymous bind in front of it does not count.
     LdapDn(Box<str>),
     /// This expression matches within their first [`Pattern::LOOKED_AT`] bytes.
     Regex(Pattern),

@@ -5,6 +5,7 @@ use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record, Stamps};
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
+use sidetrack_core::ldap::BindAnswer;
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::time::Instant;
 use std::any::Any;
@@ -40,6 +41,8 @@ pub struct Flows {
     admit: Admit,
     listener: Arc<str>,
     known: HashMap<ConnectionId, Known, BuildHasherDefault<Spread>>,
+    /// What removes the server's answer to a bind that the engine has answered itself; none of them is of an ended connection.
+    answers: HashMap<ConnectionId, BindAnswer, BuildHasherDefault<Spread>>,
     waker: Waker,
     clock: Clock,
     /// The wall clock at this batch of packets.
@@ -112,7 +115,8 @@ impl Flows {
         clock: Clock,
     ) -> Self {
         let (known, wall) = (HashMap::default(), SystemTime::now());
-        Self { ledger, next_id, chains, admit, listener, known, waker, clock, wall }
+        let answers = HashMap::default();
+        Self { ledger, next_id, chains, admit, listener, known, answers, waker, clock, wall }
     }
 
     /// The next batch of packets begins: what it opens has the time of now.
@@ -158,9 +162,33 @@ impl Flows {
         spec.map(|spec| (self.chains)(spec, flow).map(Box::new)).transpose()
     }
 
+    /// The engine itself has answered this client's bind; the server's answer is to be removed.
+    pub fn answered(&mut self, id: ConnectionId, answer: BindAnswer) {
+        self.answers.insert(id, answer);
+    }
+
+    /// Payload of one packet passes the functions, without the answer to a bind that the client has already.
+    pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
+        let answer = self.answers.get_mut(&id).filter(|_| from == Side::Server);
+        let Some(answer) = answer else { return self.functions(id, now, from, bytes) };
+        let left = answer.pass(bytes);
+        if answer.is_over() {
+            self.answers.remove(&id);
+        } else {
+            return Payload::Replace(left);
+        }
+        match self.functions(id, now, from, &left) {
+            Payload::Keep if self.known.get(&id).is_some_and(|known| known.chain.is_some()) => {
+                Payload::Replace(left)
+            }
+            Payload::Keep => Payload::Last(left),
+            other => other,
+        }
+    }
+
     /// Payload of one packet passes the functions. One that fails, by its own word or by a fault, ends the flow, or the flow
     /// goes on without functions, as its rule says.
-    pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
+    fn functions(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
         let Some(known) = self.known.get_mut(&id) else { return Payload::Keep };
         let Some(chain) = &mut known.chain else { return Payload::Keep };
         // The chain is not used again after a fault.
@@ -204,6 +232,7 @@ impl Flows {
 
     /// It has ended.
     pub fn ended(&mut self, record: &Record) {
+        self.answers.remove(&record.id);
         let known = self.known.remove(&record.id).unwrap_or_else(|| {
             // The client left before policy could be asked.
             let flow = Flow {
@@ -274,6 +303,7 @@ impl Flows {
 
     /// All end here and now: their engine is gone.
     pub fn lost(&mut self, detail: &str) {
+        self.answers.clear();
         for (_, mut known) in std::mem::take(&mut self.known) {
             known.detail.get_or_insert_with(|| detail.into());
             let duration = known.flow.age();

@@ -4,16 +4,17 @@ use super::decided;
 use super::flows::Flows;
 use super::hops::Hops;
 use super::offload::Offload;
-use crate::config::{Config, EngineListener, Listener, ReverseTarget};
+use crate::config::{Choice, Config, EngineListener, Listener, ReverseTarget};
 use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
-    Asked, Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Selection, Target,
+    Asked, Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Reply, Selection, Target,
 };
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
 use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::{Sniff, sniff};
+use sidetrack_core::ldap;
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
@@ -76,7 +77,11 @@ impl Select {
     fn decide(&self, config: &Config, opening: &Opening<'_>) -> Result<(Flow, Option<Verdict>), u64> {
         let mut flow = self.flows.flow(opening);
         let mut read = None;
-        let chosen = self.chosen(opening).ok_or_else(|| self.patience(config))?;
+        let chosen = self.chosen(opening).ok_or_else(|| match opening.replied {
+            // The client has to read the answer and to write its next request.
+            true => config.limits.handshake_timeout_ms,
+            false => self.patience(config),
+        })?;
         if chosen.is_none() && self.engine.target.needs_first_bytes() {
             let Name::Known(found) = name(opening) else { return Err(self.patience(config)) };
             flow.host.clone_from(&found);
@@ -115,6 +120,18 @@ impl Select {
         Some(None)
     }
 
+    /// Returns the answer to an anonymous LDAP bind, if an entry of `choose` needs the request after it.
+    fn reply(&mut self, opening: &Opening<'_>) -> Option<Reply> {
+        let by_entry = self.engine.choices.iter().any(|(choice, _)| matches!(choice, Choice::LdapDn(_)));
+        if !by_entry || opening.replied || opening.last {
+            return None;
+        }
+        let (bytes, answer) = ldap::answer_to_anonymous_bind(opening.first)?;
+        let reply = Reply::new(&bytes)?;
+        self.flows.answered(opening.id, answer);
+        Some(reply)
+    }
+
     /// How long a name is waited for: as with a reverse listener, not long if there is a default.
     fn patience(&self, config: &Config) -> u64 {
         match &self.engine.target {
@@ -123,7 +140,13 @@ impl Select {
         }
     }
 
-    fn target(&self, config: &Config, flow: &Flow, verdict: &Verdict) -> Result<Target, Refusal> {
+    fn target(
+        &self,
+        config: &Config,
+        flow: &Flow,
+        verdict: &Verdict,
+        replied: bool,
+    ) -> Result<Target, Refusal> {
         let carry = match &verdict.action {
             Action::Carry(carry) => carry,
             Action::Deny => {
@@ -147,7 +170,7 @@ impl Select {
         let inspect = carry.chain.is_some();
         Ok(Target {
             inspect_client: inspect,
-            inspect_server: inspect,
+            inspect_server: inspect || replied,
             connect_timeout_ms: Some(carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms)),
             idle_timeout_ms: Some(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms)),
             lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
@@ -215,10 +238,12 @@ impl Callbacks for Select {
         let config = self.config.load_full();
         let (flow, verdict) = match self.decide(&config, opening) {
             Ok(decided) => decided,
-            Err(wait_ms) => return Selection::Wait { wait_ms },
+            Err(wait_ms) => {
+                return self.reply(opening).map_or(Selection::Wait { wait_ms }, Selection::Reply);
+            }
         };
         let target = match &verdict {
-            Some(verdict) => self.target(&config, &flow, verdict),
+            Some(verdict) => self.target(&config, &flow, verdict, opening.replied),
             None => {
                 let what = flow
                     .host

@@ -50,7 +50,8 @@ pub struct Choice {
     /// This regular expression matches within their first 4096 bytes. It is over bytes, in the syntax of Rust's
     /// regex crate. If it does not match yet, more bytes are awaited as long as for a name.
     pub regex: Option<At<String>>,
-    /// They are an LDAP request about this entry or one below it: the name of a bind, or the base of a search.
+    /// They are an LDAP request about this entry or one below it: the name of a bind, or the base of a search. After an
+    /// anonymous bind the next request decides; the engine answers the bind itself.
     pub ldap_dn: Option<At<String>>,
     /// The server: an address and a port.
     #[schemars(required)]

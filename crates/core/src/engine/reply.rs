@@ -1,0 +1,75 @@
+//! Answers a client that waits for an answer before it says which server it wants ([`Selection::Reply`]).
+//!
+//! ```text
+//!   client                     engine                                   server
+//!     | first request ---------> held, the selector asks for a reply
+//!     | <---------------- reply  retransmitted until it is acknowledged
+//!     | acknowledgement -------> the selector is asked again
+//!     | second request --------> held, the selector chooses a server
+//!     |                          SYN, then both requests -----------------> |
+//!     |                          the callback removes the server's answer <-- |
+//!     | <------------------------------------------ answer to the second request
+//! ```
+//!
+//! No server is chosen before the client has acknowledged the whole reply. So the reply is never in flight together with bytes of
+//! the server, and the server's numbers begin behind it.
+//!
+//! [`Selection::Reply`]: super::Selection::Reply
+
+use super::config::{Callbacks, Reply};
+use super::connection::{CLIENT, NEVER, SERVER};
+use super::machine::Engine;
+use super::open::{FIRST_WAIT, HANDSHAKE};
+use super::packet::flags;
+use super::send::Numbers;
+use crate::time::Instant;
+
+impl<C: Callbacks> Engine<C> {
+    /// Sends a reply to the client, and stores it until the client acknowledges it.
+    pub(super) fn reply(&mut self, now: Instant, slot: usize, reply: &Reply) {
+        let Some(slow) = self.slow_of(slot) else { return };
+        let bytes = reply.as_slice();
+        slow.replied = bytes.len() as u8;
+        slow.edits[SERVER].held_mut().extend_from_slice(bytes);
+        slow.resend_after = FIRST_WAIT;
+        slow.resend_at = now + FIRST_WAIT;
+        slow.until = now + HANDSHAKE;
+        self.held_total += bytes.len();
+        self.send_reply(now, slot);
+        self.wheel.arm(slot as u32, now + FIRST_WAIT);
+    }
+
+    /// Sends the whole reply; its acknowledgement covers all that is held.
+    pub(super) fn send_reply(&mut self, now: Instant, slot: usize) {
+        let Some(numbers) = self.numbers(slot, CLIENT) else { return };
+        let Some(slow) = self.slow_of(slot) else { return };
+        slow.acked_to[CLIENT] = slow.acked_to[CLIENT].max(numbers.ack);
+        (slow.unacknowledged, slow.ack_at) = (0, NEVER);
+        let numbers = Numbers { seq: slow.isn[CLIENT] + 1, ..numbers };
+        // Put back at once; nothing in between looks at it there.
+        let bytes = std::mem::take(slow.edits[SERVER].held_mut());
+        self.send(now, slot, CLIENT, numbers, flags::ACK | flags::PSH, &bytes);
+        if let Some(slow) = self.slow_of(slot) {
+            *slow.edits[SERVER].held_mut() = bytes;
+        }
+    }
+
+    /// Whether no byte of a reply is unacknowledged. Forgets the reply when that becomes true.
+    pub(super) fn reply_has_arrived(&mut self, slot: usize) -> bool {
+        let Some(hot) = self.hot.get(slot) else { return false };
+        let acked = hot.leg[CLIENT].acked;
+        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
+        let len = slow.reply().len();
+        if len == 0 {
+            return true;
+        }
+        if acked != slow.first_to_client() {
+            return false;
+        }
+        slow.edits[SERVER].held_mut().clear();
+        self.held_total = self.held_total.saturating_sub(len);
+        // The wait for the next request begins now.
+        (slow.resend_at, slow.until) = (NEVER, NEVER);
+        true
+    }
+}
