@@ -1,5 +1,5 @@
-//! The engine experiment as it is run: what the generator and the engine count is the same, and streams between two kernels
-//! are exact over bad links.
+//! The complete engine experiment: the generator and the engine count the same, and streams between two kernels are
+//! exact over bad links.
 
 #[allow(dead_code, reason = "each test file uses its part")]
 mod support;
@@ -11,7 +11,7 @@ use sidetrack_lab::launch::{find_program, launcher};
 use sidetrack_lab::peers::ours;
 use support::{Done, Tally};
 
-/// Runs these parts of the experiment, if this user and host can; what it printed.
+/// Runs these parts of the experiment, if this user and host can; returns its output.
 fn run(case: &str, arguments: &[&str]) -> Option<String> {
     let mut tally = Tally::default();
     let (mut text, launcher) = (None, launcher().expect("built beside the tests"));
@@ -36,7 +36,7 @@ fn run(case: &str, arguments: &[&str]) -> Option<String> {
     text
 }
 
-/// The cells of the first row of the table whose head begins with this word.
+/// Returns the cells of the first row of the table whose head begins with this word.
 fn row(text: &str, head: &str) -> Vec<String> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with(&format!("| {head}")));
     let row = lines.nth(2).unwrap_or_else(|| panic!("no row of {head} in\n{text}"));
@@ -50,7 +50,7 @@ fn generator_and_engine_count_the_same() {
     let number = |at: usize| cells[at].parse::<f64>().unwrap_or_else(|_| panic!("{cells:?}"));
     let (given_up, completed, records) = (number(10), number(11), number(12));
     assert!(completed > 100.0, "{cells:?}");
-    // One that the generator has given up may have ended well for the engine.
+    // A connection that the generator has given up may have ended with `ok` for the engine.
     assert!(records >= completed && records <= completed + given_up, "{cells:?}");
 }
 

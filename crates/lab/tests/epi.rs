@@ -1,4 +1,4 @@
-//! The EPI experiment as it is run: its files, and that nothing else is left behind, also when it is killed.
+//! The complete EPI experiment: its files, and that nothing else is left behind, also when it is killed.
 
 #[allow(dead_code, reason = "each test file uses its part")]
 mod support;
@@ -14,7 +14,7 @@ use sidetrack_lab::launch::{find_program, launcher};
 use sidetrack_lab::topology::Node;
 use support::{Done, Tally};
 
-/// Runs `body` as root with the programs of the experiment; else the test is a skip.
+/// Runs `body` as root with the programs of the experiment; otherwise the test is skipped.
 fn as_root(case: &str, body: impl FnOnce()) {
     let mut tally = Tally::default();
     let missing = ["nginx", "httping"].into_iter().find(|name| find_program(name).is_none());
@@ -32,13 +32,13 @@ fn as_root(case: &str, body: impl FnOnce()) {
     tally.finish();
 }
 
-/// A host of its own for the experiment: what it leaves there nobody else can have left.
+/// A separate host for the experiment: everything that is left there comes from the experiment.
 struct Host {
     node: Node,
     folder: tempfile::TempDir,
 }
 
-/// Everything the experiment could leave in the host.
+/// Everything that the experiment could leave in the host.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     rules: String,
@@ -63,7 +63,7 @@ impl Host {
         }
     }
 
-    /// The experiment, with every folder it could write to below ours.
+    /// Runs the experiment, with every folder it could write to below the test's folder.
     fn start(&self, arguments: &[&str]) -> Child {
         let launcher = launcher().expect("built beside the tests");
         let mut command = self.node.command(&launcher.to_string_lossy());
@@ -80,7 +80,7 @@ fn files(folder: &Path) -> BTreeSet<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { BTreeSet::from([path]) }).collect()
 }
 
-/// The processes that descend from `root`, itself included, each with its network namespace.
+/// Returns the processes that descend from `root`, itself included, each with its network namespace.
 fn family(root: u32) -> BTreeSet<(u32, PathBuf)> {
     let parent = |pid: u32| -> Option<u32> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -109,7 +109,7 @@ fn namespace(pid: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/net")).ok()
 }
 
-/// Waits until none of these processes runs and none of their namespaces is anybody's.
+/// Waits until none of these processes runs and none of their namespaces is in use.
 fn wait_until_gone(members: &BTreeSet<(u32, PathBuf)>, but: &Path) {
     let spaces: BTreeSet<&Path> =
         members.iter().map(|(_, space)| space.as_path()).filter(|space| *space != but).collect();
@@ -151,7 +151,7 @@ fn a_run_writes_its_results_and_leaves_nothing_else() {
         let output = lab.wait_with_output().expect("it ends");
         let (text, errors) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // Whether bars hold is the machine's business; nginx, which they need, is not among the rows.
+        // The bars depend on the machine and are not checked; nginx, which they need, is not among the rows.
         assert!(output.status.success(), "{text}{errors}");
         assert_eq!(text.matches("| ours, reverse | ").count(), 6, "{text}");
         assert_eq!(host.left(), before);
@@ -159,7 +159,8 @@ fn a_run_writes_its_results_and_leaves_nothing_else() {
             serde_json::from_slice(&fs::read(out.path().join("results.json")).expect("written"))
                 .expect("JSON");
         let times = results["figures"]["times"]["ours, reverse"][0]["each_ms"].as_array().expect("a list");
-        // DOCKER 1: two round trips to the proxy and two on to the server, 5 ms each; less than that is no link.
+        // DOCKER 1: two round trips to the proxy and two on to the server, 5 ms each. A shorter time means that the
+        // link does not delay.
         assert!(
             times.len() >= 5 && times.iter().all(|time| time.as_f64().is_some_and(|ms| ms > 19.5)),
             "{times:?}"
@@ -182,7 +183,7 @@ fn nothing_is_left_when_it_is_killed() {
         let mut said = String::new();
         BufReader::new(lab.stderr.take().expect("piped")).read_line(&mut said).expect("readable");
         assert!(said.starts_with("This will take"), "{said}");
-        // Nodes, the origin, a redirector, a proxy and the client: it is in the middle of its work.
+        // Nodes, the origin, a redirector, a proxy and the client run: the experiment is in the middle of its work.
         let since = Instant::now();
         let members = loop {
             let members = family(lab.id());

@@ -1,9 +1,9 @@
-//! Real programs across namespaces: curl and ssh in the client, proxies and redirectors of other people and of
-//! ours between, nginx and sshd at the server. Every transfer is compared byte by byte. The proxy's node forwards
-//! no packets, so what arrives has gone through the programs (the first test holds that).
+//! Real programs across namespaces: curl and ssh at the client, other proxies and redirectors and ours between, nginx
+//! and sshd at the server. Every transfer is compared byte by byte. The proxy's node forwards no packets, so
+//! everything that arrives has passed the programs (the first test checks that).
 //!
-//! Root is needed. What is not installed is skipped, printed and counted; `SIDETRACK_REQUIRE_ALL=1` turns a skip
-//! into a failure.
+//! Root is needed. Rows whose programs are not installed are skipped, printed and counted; `SIDETRACK_REQUIRE_ALL=1`
+//! turns a skip into a failure.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::{Done, Tally, skip_if_absent};
 
 use Program::{Curl, CurlByName, CurlByNameV6, CurlRefused, CurlV6, Generator, Ssh};
 
-/// What catches a program's connections and leads them to the proxy.
+/// What catches a program's connections and sends them to the proxy.
 #[derive(Debug, Clone, Copy)]
 enum Catch {
     /// Nothing: the program speaks SOCKS itself.
@@ -35,15 +35,16 @@ type Row = (Catch, Proxy, &'static [Program]);
 
 const ALL_CURLS: &[Program] = &[Curl, CurlV6, CurlByName, CurlByNameV6, CurlRefused, Ssh];
 
-/// In SOCKS6 mode the redirector of socksx closes a connection whose first bytes are not there when it looks
-/// (`try_read_buf` gives EAGAIN), so that curl fails one time in three: only a client that sends at once, many times.
+/// In SOCKS6 mode the redirector of socksx closes a connection whose first bytes have not arrived when it reads
+/// (`try_read_buf` gives EAGAIN). curl therefore fails one time in three, so the client is one that sends at once,
+/// many times.
 const HASTY: &[Program] = &[Generator(Via::Plain)];
 
 const fn redirect(scheme: &'static str) -> Catch {
     Catch::By(Redirector::Ours { scheme, options: "", waits: true })
 }
 
-/// The harness itself: these hold without us.
+/// The harness itself: these rows work without Sidetrack.
 const PEERS: &[Row] = &[
     (Catch::Itself, Proxy::Dante, &[Curl, CurlByName, CurlRefused, Ssh, Generator(Via::Socks5)]),
     (
@@ -61,7 +62,7 @@ const PEERS: &[Row] = &[
     (Catch::By(Redirector::Socksx(V0_1_0, 6)), Proxy::Socksx(V0_1_0, 6), HASTY),
 ];
 
-/// Other people's clients and redirectors, our proxy.
+/// Other clients and redirectors, our proxy.
 const OUR_PROXY: &[Row] = &[
     (Catch::Itself, Proxy::Ours, ALL_CURLS),
     (
@@ -81,7 +82,7 @@ const OUR_PROXY: &[Row] = &[
     (Catch::By(Redirector::Socksx(V0_1_0, 6)), Proxy::Ours, HASTY),
 ];
 
-/// Programs that know nothing, our interception and carriers, other people's proxies and ours.
+/// Unmodified programs, our interception and carriers, other proxies and ours.
 const OUR_CLIENT: &[Row] = &[
     (redirect("socks5"), Proxy::Dante, &[Curl, Ssh]),
     (redirect("socks5"), Proxy::Microsocks, &[Curl, CurlV6, Ssh]),
@@ -141,7 +142,7 @@ fn run(rows: &[Row]) {
     let mut tally = Tally::default();
     if let Some(site) = support::site(&mut tally) {
         let world = World::new(&site);
-        // For a person at work: only rows whose name holds this, such as "Microsocks".
+        // For development: only rows whose name contains this, such as "Microsocks".
         let only = std::env::var("SIDETRACK_ONLY").unwrap_or_default();
         for row in rows.iter().filter(|row| format!("{row:?}").contains(&only)) {
             run_row(&world, &site, row, &mut tally);
@@ -150,7 +151,7 @@ fn run(rows: &[Row]) {
     tally.finish();
 }
 
-/// What runs for a row.
+/// The programs of a row.
 struct Started<'s> {
     proxies: Vec<Service>,
     redirector: Option<Redirecting<'s>>,

@@ -1,4 +1,4 @@
-//! Emulated links between real namespaces: what is asked for happens to real packets, and is counted.
+//! Emulated links between real namespaces: the configured conditions apply to real packets, and are counted.
 
 #[allow(dead_code, reason = "each test file uses its part")]
 mod support;
@@ -14,9 +14,10 @@ use sidetrack_lab::topology::Node;
 use support::{Done, Tally};
 
 const MS: Duration = Duration::from_millis(1);
-/// What a link may take off a delay because it had to wake up first; the least of many may show some of it, in nanoseconds.
+/// Maximum time that a link may subtract from a delay for its own wake-up, in nanoseconds. The least of many delays
+/// may show some of it.
 const WAKE_NS: u64 = 80_000;
-/// 2 ms between datagrams: what the link does is the question here, not how fast it does it.
+/// 2 ms between datagrams: this test is about the behaviour of the link, not its speed.
 const STREAM: Stream =
     Stream { count: 1000, gap: Duration::from_micros(200), bytes: 1000, longest: Duration::from_secs(2) };
 
@@ -49,7 +50,7 @@ impl Pair {
     }
 }
 
-/// Runs `body` as root where there is TUN/TAP; else the test is a skip.
+/// Runs `body` as root if there is TUN/TAP; otherwise the test is skipped.
 fn as_root(case: &str, body: impl FnOnce()) {
     let mut tally = Tally::default();
     let done = if !rustix::process::geteuid().is_root() {
@@ -64,8 +65,8 @@ fn as_root(case: &str, body: impl FnOnce()) {
     tally.finish();
 }
 
-/// The least of what is measured, in nanoseconds; measured again while it is not below `bound`: on a machine that is busy
-/// with anything all times of a round may be too long, but not for ever.
+/// Returns the least measured time, in nanoseconds. It measures again while that is not below `bound`: on a busy
+/// machine all times of a round may be too long, but not for ever.
 fn least_of(bound: u64, measure: impl Fn() -> Vec<u64>) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..20 {
@@ -100,14 +101,14 @@ fn what_is_counted_as_lost_is_what_is_missing() {
     as_root("loss", || {
         let lossy = Conditions { loss: Loss::Bernoulli(0.05), ..Conditions::default() };
         let pair = pair([lossy, Conditions::default()]);
-        // Neighbour discovery of both families first, so that only the probe's datagrams are lost.
+        // Neighbour discovery of both families comes first, so that only the probe's datagrams are lost.
         probe::round_trips(&pair.a, &pair.b, pair.address(), 2, MS).expect("answers");
         let before = pair.forth();
         let arrivals = pair.stream();
         let after = pair.forth();
         let lost = after.lost - before.lost;
         let missing = u64::from(STREAM.count) - arrivals.distinct();
-        // A host may say something by itself (MLD, neighbour probes) and lose that.
+        // A host may send frames by itself (MLD, neighbour probes), and lose those.
         assert!(lost >= missing && lost - missing <= 3, "{lost} counted, {missing} missing");
         // 50 +- 4 * sqrt(1000 * 0.05 * 0.95).
         assert!((22..78).contains(&missing), "{missing}");

@@ -1,4 +1,4 @@
-//! Nodes, links and launched programs, in real namespaces; and that nothing of them is left behind.
+//! Nodes, links and launched programs in real namespaces; and that nothing of them is left behind.
 
 #[allow(dead_code, reason = "each test file uses its part")]
 mod support;
@@ -18,7 +18,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs `body` as root; as somebody else the test is a skip.
+/// Runs `body` as root; for other users the test is skipped.
 fn as_root(case: &str, body: impl FnOnce()) {
     let mut tally = Tally::default();
     let done = if is_root() {
@@ -87,7 +87,7 @@ fn a_program_whose_asker_is_gone_does_not_start() {
     assert!(output.stdout.is_empty(), "{output:?}");
 }
 
-/// The processes that descend from `root`, itself included.
+/// Returns the processes that descend from `root`, itself included.
 fn descendants(root: u32) -> BTreeSet<u32> {
     let parent = |pid: u32| -> Option<u32> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -113,7 +113,7 @@ fn descendants(root: u32) -> BTreeSet<u32> {
     }
 }
 
-/// A zombie runs no more; who reaps it is none of our business.
+/// A zombie does not run any more; its parent reaps it.
 fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rfind(')')
@@ -121,7 +121,7 @@ fn is_alive(pid: u32) -> bool {
         .is_some_and(|state| state != "Z" && state != "X")
 }
 
-/// The scratch folders of a process.
+/// Returns the scratch folders of a process.
 fn scratch_folders(pid: u32) -> Vec<String> {
     let prefix = format!("sidetrack-lab-{pid}-");
     let names = fs::read_dir("/dev/shm")
@@ -140,7 +140,7 @@ fn nothing_is_left_when_the_lab_is_killed() {
             .stderr(Stdio::null())
             .spawn()
             .expect("the lab runs");
-        // The heading appears when the site stands.
+        // The heading appears when the site is ready.
         let mut heading = String::new();
         BufReader::new(lab.stdout.take().expect("piped")).read_line(&mut heading).expect("readable");
         assert!(heading.starts_with("## Idle"), "{heading}");

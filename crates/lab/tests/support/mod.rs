@@ -1,4 +1,5 @@
-//! What the namespace tests share: programs that fetch from the origin, and a count of what ran and what did not.
+//! Shared code of the namespace tests: programs that fetch from the origin, and counts of cases that ran and did not
+//! run.
 
 pub mod programs;
 
@@ -7,15 +8,15 @@ use std::fmt::Write as _;
 use sidetrack_lab::peers::Unavailable;
 use sidetrack_lab::site::Site;
 
-/// How a case ended that did not fail.
+/// The end of a case that did not fail.
 pub enum Done {
-    /// It ran and was right.
+    /// It ran and was correct.
     Ran,
     /// It could not run; why.
     Skipped(String),
 }
 
-/// Why a case did not give what it should.
+/// Why a case failed.
 pub type Failure = String;
 
 /// Counts cases; a failure or, with `SIDETRACK_REQUIRE_ALL=1`, a skip fails the test at the end.
@@ -62,7 +63,7 @@ fn requires_all() -> bool {
     std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1")
 }
 
-/// The site, or `None` where this user cannot make one, which is said and counts as a skip.
+/// Returns the site, or `None` if this user cannot make one, which is printed and counts as a skip.
 pub fn site(tally: &mut Tally) -> Option<Site> {
     if !rustix::process::geteuid().is_root() {
         tally.note("everything", Ok(Done::Skipped("namespaces with links need root".into())));

@@ -13,17 +13,17 @@ use sidetrack_lab::site::{ORIGIN_NAME, ORIGIN_NAME_V6, SMALL_FILE, SSH_PORT, Sit
 
 use super::{Done, Failure, skip_if_absent};
 
-/// Every run of a program ends after so long, in seconds.
+/// Time limit for every run of a program, in seconds.
 const ENDS_WITHIN_S: &str = "120";
 /// Bytes moved and compared.
 const PAYLOAD_BYTES: usize = 3_000_017;
 /// Its name at the origin.
 const PAYLOAD_FILE: &str = "payload";
 
-/// Which way the program's connection takes.
+/// The way of the program's connection.
 #[derive(Debug, Clone, Copy)]
 pub enum Way {
-    /// The program is told nothing: something redirects it.
+    /// The program is not configured: it is redirected.
     Redirected,
     /// The program itself speaks SOCKS5 to this proxy.
     Socks5(SocketAddr),
@@ -42,7 +42,7 @@ pub enum Program {
     CurlByName,
     /// curl gives the proxy a name that has an IPv6 address only.
     CurlByNameV6,
-    /// curl asks for a port where nobody listens, and must fail.
+    /// curl requests a port without a listener, and must fail.
     CurlRefused,
     /// ssh sends a file through `cat`: the server speaks first, bytes go both ways.
     Ssh,
@@ -50,17 +50,17 @@ pub enum Program {
     Generator(Via),
 }
 
-/// What is fetched, and the server side of ssh.
+/// The fetched payload, and the server side of ssh.
 pub struct World<'s> {
     site: &'s Site,
     payload: Vec<u8>,
     key: PathBuf,
-    /// Ends with the world.
+    /// The sshd; it ends with this value.
     _sshd: Option<Service>,
 }
 
 impl<'s> World<'s> {
-    /// Puts a payload at the origin and starts sshd where it is installed.
+    /// Puts a payload at the origin, and starts sshd if it is installed.
     pub fn new(site: &'s Site) -> Self {
         let payload = noise(PAYLOAD_BYTES);
         let directory = site.directory.path();
@@ -70,7 +70,7 @@ impl<'s> World<'s> {
         Self { site, payload, key, _sshd: sshd }
     }
 
-    /// Runs a program and compares what came with what was sent.
+    /// Runs a program and compares the received bytes with the sent ones.
     pub fn run(&self, program: Program, way: Way) -> Result<Done, Failure> {
         let origin = self.site.proxy_server.b;
         match program {
@@ -174,7 +174,8 @@ impl<'s> World<'s> {
         let mut generator = self.site.generate(&spec).map_err(|error| error.to_string())?;
         let report =
             generator.wait_window().and_then(|()| generator.report()).map_err(|error| error.to_string())?;
-        // What a redirector closes it has lost itself (see HASTY); what a proxy answers must be right every time.
+        // A connection that a redirector closes is its own loss (see HASTY). The answers of a proxy must be correct
+        // every time.
         let lost = if via == Via::Plain { 0 } else { report.error_count() };
         if report.requests + report.error_count() >= spec.max_requests && report.requests > 0 && lost == 0 {
             return Ok(Done::Ran);
@@ -182,7 +183,7 @@ impl<'s> World<'s> {
         Err(format!("{} answers of {}, failures {:?}", report.requests, spec.max_requests, report.errors))
     }
 
-    /// The command for a program in the client's node, bounded in time, behind `sidetrack run` where asked.
+    /// Returns the command for a program in the client's node, bounded in time, behind `sidetrack run` if requested.
     fn command(&self, program: &str, way: Way) -> Result<Result<Command, Done>, Failure> {
         if find_program(program).is_none() {
             return Ok(Err(Done::Skipped(format!("{program} is not installed"))));
@@ -200,7 +201,7 @@ impl<'s> World<'s> {
         Ok(Ok(command))
     }
 
-    /// Runs a command whose standard output has to be the payload.
+    /// Runs a command whose standard output must be the payload.
     fn compare(&self, mut command: Command) -> Result<Done, Failure> {
         let path = self.site.directory.path().join("received");
         let received = File::create(&path).map_err(|error| error.to_string())?;
@@ -257,7 +258,7 @@ fn start_sshd(site: &Site, key: &Path) -> Service {
         key.display()
     );
     fs::write(&config, text).expect("the site's folder is ours");
-    // sshd wants /run/sshd; a private /run leaves the host's alone.
+    // sshd needs /run/sshd; a private /run avoids changing the host's.
     const PRIVATE_RUN: &str =
         "mount -t tmpfs lab /run && mkdir -m 0755 /run/sshd && exec /usr/sbin/sshd -D -e -f \"$1\"";
     let placement = Placement { netns: None, cpu: Some(0), nice: None };

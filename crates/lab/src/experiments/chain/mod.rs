@@ -1,5 +1,5 @@
-//! `chain`: what functions cost, inside us and in containers, how fast a chain changes under live flows, and how soon what was
-//! decided about data holds at three proxies.
+//! `chain`: the cost of functions inside Sidetrack and in containers, how fast a chain changes under live flows, and
+//! how soon a decision about data holds at three proxies.
 
 pub(super) mod bars;
 mod crypt;
@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if bars.iter().all(bars::Bar::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How soon what was decided holds.
+/// How soon a decision holds.
 fn decisions(site: &Site, quick: bool, text: &mut String) -> Result<[bars::Bar; 2]> {
     let plane = plane::Plane::start(site)?;
     let steps = enforce::steps(&plane, if quick { 5 } else { 30 })?.render(text);
@@ -128,7 +128,7 @@ fn rows(quick: bool) -> Vec<Peer> {
     CHAINS.iter().filter(|peer| !quick || short.contains(&peer.name)).copied().collect()
 }
 
-/// How often a sample is taken at most until one is undisturbed.
+/// Maximum number of attempts until a sample is undisturbed.
 const ATTEMPTS: u32 = 3;
 
 fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) -> Results {
@@ -158,7 +158,7 @@ fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) 
     results
 }
 
-/// One sample; a disturbed one is dropped and taken again, a few times: a ratio needs two of one round.
+/// Takes one sample. A disturbed one is dropped and taken again, a few times: a ratio needs two samples of one round.
 fn sample(
     site: &Site,
     peer: Peer,

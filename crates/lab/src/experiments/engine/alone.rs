@@ -1,13 +1,14 @@
 //! The engine's core alone, in memory, without any packet I/O.
 //!
-//! A closed loop of complete connections, each of seven packets in: SYN, ACK, request; SYN-ACK of the server; its FIN,
-//! the client's FIN, its acknowledgement. All connections are open at once, at different steps, and consecutive packets
-//! belong to different ones, so every packet meets a cold connection. Only the engine is timed, 64 packets at a time:
-//! handling them, taking what they cause, and taking the records. A batch that took more than four times as long as the
-//! median one was interrupted by somebody else and is left out; how many were is shown.
+//! A closed loop of complete connections, each of seven packets in: SYN, ACK, request; SYN-ACK of the server; its
+//! FIN, the client's FIN, its acknowledgement. All connections are open at once, at different steps. Consecutive
+//! packets belong to different connections, so every packet meets a cold connection. Only the engine is timed, 64
+//! packets at a time: handling them, taking their outputs, and taking the records. A batch that took more than four
+//! times the median was interrupted by another task and is left out; the table shows how many.
 //!
-//! Packets of up to 32 batches are made in advance, as a card puts them into memory, and what came out is looked at after them: the
-//! generator's own memory would else take the caches from the engine between any two batches, which no peer behind a wire does.
+//! The packets of up to 32 batches are made in advance, as a card puts them into memory, and their outputs are
+//! checked afterwards. Otherwise the generator's own memory would evict the engine's data from the caches between two
+//! batches, which a peer behind a wire does not do.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant as Clock};
@@ -23,14 +24,14 @@ use sidetrack_sys::pages;
 
 /// Packets handled between two readings of the clock.
 const BATCH: usize = 64;
-/// Most batches that are made in advance; no connection has two packets in them.
+/// Maximum number of batches made in advance; no connection has two packets in them.
 const IN_ADVANCE: usize = 32;
-/// How much later each batch comes for the engine: ten million packets a second, on a clock of its own, so that a
-/// disturbed machine makes no time-outs.
+/// Distance of two batches on the engine's virtual clock: ten million packets per second. So a disturbed machine
+/// causes no time-outs.
 const BATCH_TIME: Duration = Duration::from_nanos(100 * BATCH as u64);
-/// Packets of a connection that come in.
+/// Incoming packets of a connection.
 const PACKETS: usize = 7;
-/// Open connections, and the most nanoseconds a packet may take there.
+/// Open connections, and the maximum nanoseconds per packet.
 const BARS: [(usize, f64); 2] = [(4096, 70.0), (65_536, 100.0)];
 const REQUEST: &[u8] = b"sixteen bytes...";
 const CLIENT_ISN: u32 = 1000;
@@ -39,29 +40,28 @@ const SERVER_ISN: u32 = 9000;
 /// One row of the table.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Row {
-    /// Connections open all the time.
+    /// Number of open connections.
     pub open: usize,
-    /// Nanoseconds a packet, the median of all rounds.
+    /// Nanoseconds per packet, the median of all rounds.
     pub nanos: f64,
     /// Batches that were interrupted in that round, percent.
     pub left_out: f64,
-    /// The most nanoseconds a packet may take; none: it is shown for comparison.
+    /// Maximum nanoseconds per packet; none: the row is only for comparison.
     pub bar: Option<f64>,
 }
 
 impl Row {
-    /// Nanoseconds a connection.
+    /// Returns nanoseconds per connection.
     #[must_use]
     pub fn connection_nanos(&self) -> f64 {
         self.nanos * PACKETS as f64
     }
 }
 
-/// Measures; each row in so many rounds of so many connections. With `verify` the engine computes every checksum that comes
-/// in, as it must where no network card has done so.
+/// Measures each row in this number of rounds and connections. With `verify` the engine verifies every incoming
+/// checksum, as it must if no network card has done so.
 ///
-/// # Errors
-/// When a connection does not go as it must.
+/// # Errors A connection deviates from its script.
 pub fn run(rounds: usize, connections: usize, verify: bool) -> Result<Vec<Row>> {
     let checksums = if verify { Checksums::Verify } else { Checksums::Verified };
     let mut rows = Vec::new();
@@ -78,7 +78,7 @@ pub fn run(rounds: usize, connections: usize, verify: bool) -> Result<Vec<Row>> 
     Ok(rows)
 }
 
-/// The server for a client is told by the client's address, so that answers are matched without a table.
+/// The client's address determines its server, so that answers are matched without a table.
 struct ByAddress;
 
 impl Callbacks for ByAddress {
@@ -91,7 +91,7 @@ impl Callbacks for ByAddress {
     }
 }
 
-/// What the peers of one connection know.
+/// The peers' state of one connection.
 #[derive(Clone, Copy)]
 struct Peers {
     step: usize,
@@ -160,17 +160,17 @@ impl Packet {
     }
 }
 
-/// What one round found.
+/// The result of one round.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
-    /// Nanoseconds a packet.
+    /// Nanoseconds per packet.
     nanos: f64,
     /// Batches that were interrupted, percent.
     left_out: f64,
 }
 
 impl Cost {
-    /// From the nanoseconds each batch took, and its packets.
+    /// Computes it from the nanoseconds and packets of each batch.
     fn of(mut batches: Vec<(u64, usize)>) -> Self {
         let each = |(nanos, packets): &(u64, usize)| *nanos as f64 / *packets as f64;
         batches.sort_by(|a, b| each(a).total_cmp(&each(b)));
@@ -183,7 +183,8 @@ impl Cost {
     }
 }
 
-/// Nanoseconds a packet, over at least so many complete connections with `open` of them open all the time.
+/// Measures nanoseconds per packet, over at least this number of complete connections, with `open` of them open all
+/// the time.
 fn measure(open: usize, connections: usize, checksums: Checksums) -> Result<Cost> {
     let front: SocketAddr = ([10, 255, 0, 1], 80).into();
     let addresses = (1..=4).map(|n| IpAddr::from([10, 255, 1, n])).collect();
@@ -202,12 +203,12 @@ fn measure(open: usize, connections: usize, checksums: Checksums) -> Result<Cost
     let (mut caused, mut coming) = (Caused::default(), Vec::new());
     let mut peers: Vec<Peers> = (0..open).map(Peers::new).collect();
     let (mut batches, mut records, mut at, mut now) = (Vec::new(), 0_usize, 0, Instant::ZERO);
-    // A third is warm-up: table, slots and caches as in a process that has run for a while.
+    // A third is warm-up: table, slots and caches are then as in a process that has run for a while.
     let warm = connections / 3;
     while records < connections + warm {
         coming.clear();
         for _ in 0..open.min(IN_ADVANCE * BATCH) {
-            // A different number of steps for each: all kinds of packets are mixed.
+            // Each connection begins at a different step, so that all kinds of packets are mixed.
             let peer = &mut peers[(at * 7919) % open];
             at += 1;
             coming.push(peer.packet(front));
@@ -229,7 +230,7 @@ fn measure(open: usize, connections: usize, checksums: Checksums) -> Result<Cost
     Ok(Cost::of(batches))
 }
 
-/// The engine's own packets, copied behind each other as a driver copies them to where they are sent from.
+/// The engine's own packets, copied one after the other, as a driver copies them for sending.
 #[derive(Default)]
 struct Caused {
     bytes: Vec<u8>,
@@ -253,7 +254,7 @@ impl Caused {
     }
 }
 
-/// What is timed: one batch through the engine, all it causes, and its records.
+/// The timed part: one batch through the engine, all its outputs, and its records.
 fn handle(
     engine: &mut Engine<ByAddress>,
     now: Instant,
@@ -283,7 +284,7 @@ fn handle(
     Ok(records)
 }
 
-/// Reads from the engine's own packets what the peers have to know for their next ones.
+/// Reads from the engine's packets what the peers need for their next packets.
 fn learn(peers: &mut [Peers], caused: &Caused) -> Result<()> {
     for packet in caused.packets() {
         let header = Header::parse(packet, &Ip::parse(packet)?, Checksums::Verify)?;

@@ -1,7 +1,8 @@
-//! The engine beside other proxies: the same clients and the same server, both of the kernel, a new connection for each
-//! request. Clients limit the rate on two cores, so what compares is CPU time of a connection: that of the program, and of the kernel
-//! where it takes the frames of the proxy's interfaces. Frames gather in these for a while before they are taken, or not: with few
-//! of them at a time most of what a packet costs is to be woken for it. Who is better without is compared without.
+//! The engine beside other proxies: the same clients and the same server, both of the kernel, a new connection for
+//! each request. The clients limit the rate on two cores, so compare the CPU time of a connection: that of the
+//! program, and that of the kernel for the frames of the proxy's interfaces. Rows exist with and without gathering of
+//! frames: if few frames come at a time, most of a packet's cost is the wake-up. A program that is better without
+//! gathering is compared without it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::progress::Progress;
 use crate::site::{self, Site};
 use crate::taker::Taker;
 
-/// Our CPU time of a connection, of the others'.
+/// Maximum ratio of our CPU time of a connection to the others'.
 const SHARE_AT_MOST: f64 = 0.25;
 const OTHERS: [&str; 2] = ["HAProxy tcp", "nginx stream"];
 const OURS: [&str; 3] = [
@@ -24,7 +25,7 @@ const OURS: [&str; 3] = [
     "ours engine, XDP after the first flight, gathering",
     "ours engine, XDP, decided, gathering",
 ];
-/// What the name of a row ends with whose frames gather.
+/// The end of the name of a row with gathering.
 const GATHERING: &str = ", gathering";
 
 /// One program.
@@ -32,9 +33,9 @@ const GATHERING: &str = ", gathering";
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// Connections a second, the median of all rounds.
+    /// Connections per second, the median of all rounds.
     pub rate: f64,
-    /// CPU time of a connection in that round, microseconds; none: it has no program.
+    /// CPU time of a connection in that round, in microseconds; `None` without a program.
     pub cpu_us: Option<f64>,
     /// Median time of a connection in that round, microseconds.
     pub p50_us: f64,
@@ -44,7 +45,7 @@ pub struct Row {
     pub missing: Option<String>,
 }
 
-/// Programs by the names of their rows. Our engine has frames gather by itself, for others we do.
+/// Programs by the names of their rows. Our engine sets the gathering itself; for others the lab does.
 fn rows() -> Vec<(String, Peer)> {
     let named = |name: &str| peers::find(name).map(|peer| (name.to_owned(), peer));
     let plain = ["direct", "HAProxy tcp", "nginx stream", "ours reverse"].into_iter().filter_map(named);
@@ -52,7 +53,7 @@ fn rows() -> Vec<(String, Peer)> {
     plain.chain(gathering).chain(peers::ENGINE.iter().map(|peer| (peer.name.to_owned(), *peer))).collect()
 }
 
-/// Measures, programs in turn.
+/// Measures; programs take turns.
 ///
 /// # Errors
 /// The site cannot be built: root and nginx are needed.
@@ -85,8 +86,8 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     Ok(all.into_iter().filter_map(|(_, _, samples)| median(samples)).collect())
 }
 
-/// One sample, in a site of its own: nothing that a row does to interfaces is there for the next one. Frames are taken on the CPU
-/// of whom they go to, for all rows: else who sends pays for it.
+/// Takes one sample, in a new site, so that a row's interface settings do not affect the next. In all rows frames are
+/// taken on the receiver's CPU; otherwise the sender would pay for it.
 fn sample(peer: Peer, cell: Cell, timing: Timing, gathers: bool) -> Result<Sample, Unavailable> {
     let site = Site::new()?;
     let [first, second] = [&site.client_proxy, &site.proxy_server].map(|link| link.interface.as_str());
@@ -104,7 +105,7 @@ fn missing(name: &str, why: &str) -> Row {
     Row { name: name.to_owned(), rate: 0.0, cpu_us: None, p50_us: 0.0, p99_us: 0.0, missing: why }
 }
 
-/// The sample with the median CPU time, or rate where there is none; one that failed only if all did.
+/// Returns the sample with the median CPU time, or rate if there is none; a failed one only if all failed.
 fn median(samples: Vec<Row>) -> Option<Row> {
     let (mut good, bad): (Vec<Row>, Vec<Row>) = samples.into_iter().partition(|row| row.missing.is_none());
     let key = |row: &Row| row.cpu_us.unwrap_or(row.rate);
@@ -113,7 +114,7 @@ fn median(samples: Vec<Row>) -> Option<Row> {
     good.into_iter().nth(middle).or_else(|| bad.into_iter().next())
 }
 
-/// The demands on these rows.
+/// Returns the bars of these rows.
 pub fn bars(rows: &[Row]) -> Vec<Bar> {
     let cpu = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.cpu_us);
     let least = |other: &str| {

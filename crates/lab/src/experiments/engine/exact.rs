@@ -1,9 +1,9 @@
 //! Byte for byte: many connections between two kernels, through the engine, over links that lose, repeat and reorder frames
 //! on both sides; with payload changed on the way, and without.
 //!
-//! A client sends a head of 24 hexadecimal digits (what it seeds its bytes with, and how many it wants back) and random
-//! bytes, and closes its side. The server answers with the SHA-256 of all that came, and with bytes from the same seed. The
-//! changes touch neither digits nor each other: every `x` becomes three `y` and every `z` is taken out.
+//! A client sends a head of 24 hexadecimal digits (the seed of its bytes, and how many it wants back) and random
+//! bytes, and closes its side. The server answers with the SHA-256 of all received bytes, and with bytes from the
+//! same seed. The changes do not affect digits or each other: every `x` becomes three `y`, and every `z` is removed.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
@@ -24,14 +24,14 @@ use crate::site::Site;
 const AT_ONCE: u64 = 96;
 /// Largest number of bytes each way.
 const BYTES_MAX: u64 = 48_000;
-/// Nothing may take longer than this.
+/// Time limit for everything.
 const STUCK_AFTER: Duration = Duration::from_secs(90);
 const PORT: u16 = 7000;
 const DIGITS: usize = 24;
 /// Stack of a client's thread.
 const STACK: usize = 128 << 10;
 
-/// What the links do, each way of each.
+/// The conditions of both links, in each direction.
 fn conditions() -> Conditions {
     Conditions {
         delay: Duration::from_millis(1),
@@ -42,36 +42,36 @@ fn conditions() -> Conditions {
     }
 }
 
-/// What came of one kind of run.
+/// The result of one kind of run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// Whether payload was changed on its way.
     pub changed: bool,
-    /// Connections asked for.
+    /// Requested connections.
     pub connections: u64,
-    /// Those whose bytes were the same at both ends, both ways.
+    /// Connections whose bytes were equal at both ends, in both directions.
     pub exact: u64,
-    /// Those that took longer than any should.
+    /// Connections that exceeded the time limit.
     pub stuck: u64,
     /// Bytes that clients sent.
     pub sent: u64,
     /// Bytes that came back to them.
     pub received: u64,
-    /// Frames that the links lost.
+    /// Frames lost on the links.
     pub lost: u64,
-    /// What went wrong first, in words.
+    /// The first error, in words.
     pub first_error: Option<String>,
 }
 
 impl Row {
-    /// Whether nothing went wrong.
+    /// Returns true if there was no error.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.exact == self.connections && self.stuck == 0
     }
 }
 
-/// Bytes that follow from a seed; xorshift64*.
+/// Generates bytes from a seed; xorshift64*.
 fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -85,7 +85,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
     out
 }
 
-/// As the functions of [`tables`] leave it.
+/// Returns the bytes as the functions of [`tables`] change them.
 fn change(bytes: &[u8]) -> Vec<u8> {
     let one = |byte: &u8| match byte {
         b'x' => vec![b'y'; 3],
@@ -123,7 +123,7 @@ fn serve(mut stream: TcpStream) -> Result<()> {
     Ok(stream.shutdown(Shutdown::Write)?)
 }
 
-/// The client's side: how many bytes went each way, if they were what they had to be.
+/// The client's side; returns the bytes in each direction, if they were correct.
 fn visit(to: SocketAddr, number: u64, changed: bool) -> Result<(u64, u64)> {
     let seed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (up, down) = ((seed >> 20) % BYTES_MAX, (seed >> 40) % BYTES_MAX);
@@ -149,10 +149,9 @@ fn visit(to: SocketAddr, number: u64, changed: bool) -> Result<(u64, u64)> {
     Ok((sent.len() as u64, got.len() as u64))
 }
 
-/// Runs so many connections of each kind.
+/// Runs this number of connections of each kind.
 ///
-/// # Errors
-/// Not root, or the engine does not start; what goes wrong with connections is in the rows.
+/// # Errors Not root, or the engine does not start. Errors of connections are in the rows.
 pub fn run(connections: u64, progress: &Progress) -> Result<Vec<Row>> {
     [false, true].into_iter().map(|changed| one_kind(connections, changed, progress)).collect()
 }
@@ -164,7 +163,7 @@ fn one_kind(connections: u64, changed: bool, progress: &Progress) -> Result<Row>
     let listener = site.server.enter(|| Ok(TcpListener::bind(server)?))?;
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
-            // What fails here, the client sees.
+            // A failure here is noticed by the client.
             let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || serve(stream));
         }
     });

@@ -57,21 +57,21 @@ impl Options {
     }
 }
 
-/// One demand, and how it came out.
+/// One bar and its result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Bar {
-    /// What is asked.
+    /// The text of the bar.
     pub what: String,
-    /// What was measured; none: it could not be.
+    /// The measured value; `None` if it could not be measured.
     pub measured: Option<f64>,
     /// The bound.
     pub bound: f64,
-    /// Whether more is better.
+    /// Whether a higher value is better.
     pub at_least: bool,
 }
 
 impl Bar {
-    /// Whether it was measured and is on the right side.
+    /// Returns true if it was measured and is on the right side.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.measured
@@ -79,11 +79,11 @@ impl Bar {
     }
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Serialize)]
 struct Results {
     machine: Machine,
-    /// Cycles a nanosecond of the CPU that measured.
+    /// Cycles per nanosecond of the measuring CPU.
     gigahertz: f64,
     core: Vec<alone::Row>,
     wire: Vec<wire::Row>,
@@ -136,7 +136,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     options.output.json(&results)?;
     options.output.svg("engine", || plot(&results))?;
     let held = options.quick || results.bars.iter().all(Bar::holds);
-    // What is not exact is no matter of speed: that fails however short the run is.
+    // Exactness does not depend on speed: a wrong byte fails even a quick run.
     Ok(if held && results.exact.iter().all(exact::Row::holds) {
         ExitCode::SUCCESS
     } else {
@@ -144,9 +144,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// The clock of this CPU as it is now, in cycles a nanosecond: of a chain of multiplications each of which needs the result
-/// of the one before, by a factor that is made of it: otherwise the compiler multiplies the factors in advance. A multiplication
-/// takes three cycles and the making one on every x86-64 and most ARM cores of the last fifteen years.
+/// Measures the current clock of this CPU, in cycles per nanosecond, with a chain of dependent multiplications. Each
+/// factor is derived from the result before; otherwise the compiler would multiply the factors in advance. A
+/// multiplication takes three cycles, and deriving the factor one, on every x86-64 and most ARM cores of the last
+/// fifteen years.
 fn gigahertz() -> f64 {
     const LINKS: u32 = 20_000_000;
     const CYCLES: f64 = 4.0;

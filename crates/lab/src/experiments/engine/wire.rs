@@ -1,5 +1,5 @@
-//! The engine as it runs, over a veth pair with AF_XDP at both ends: the generator plays clients and server on the first
-//! CPU, Sidetrack has the second for itself.
+//! The complete engine, over a veth pair with AF_XDP at both ends. The generator plays clients and server on the
+//! first CPU; Sidetrack has the second alone.
 //!
 //! ```text
 //!   generator 10.77.9.1 (server), 10.78.0.x (clients) ------ engine 10.77.9.2:80
@@ -29,26 +29,26 @@ use crate::topology::{self, Node};
 /// Number of the link's network.
 const SUBNET: u8 = 9;
 const PORT: u16 = 80;
-/// The bar of the plane in user space, connections a second on one core.
+/// The bar of user space, in connections per second on one core.
 const USER_SPACE_AT_LEAST: f64 = 130_000.0;
-/// The bar of the kernel's plane: complete connections a second on one core.
+/// The bar of decided connections: complete connections per second on one core.
 const KERNEL_AT_LEAST: f64 = 400_000.0;
-/// The bar of connections whose first flight is user space's, and the rest the kernel's.
+/// The bar of connections with their first flight in user space and the rest in the kernel.
 const BOTH_AT_LEAST: f64 = 220_000.0;
-/// How the rows are called.
+/// The names of the rows.
 const USER_SPACE: &str = "AF_XDP, user space";
 const BOTH: &str = "XDP after the first flight";
 const ANSWERED: &str = "XDP after the first flight, and for SYNs";
 const KERNEL: &str = "XDP, decided";
-/// The least that does it by the same means: addresses changed, and nothing else.
+/// The smallest program with the same means: it only changes addresses.
 const LEAST_BY_PROCESS: &str = "limit: AF_XDP";
 const LEAST_BY_KERNEL: &str = "limit: XDP";
-/// Connections that may be lent to the kernel: those that are open, and those that ended within 20 ms. A larger table does as well
-/// and is some 5 % slower: it is in no cache.
+/// Maximum number of offloaded connections: the open ones, and those that ended within 20 ms. A larger table works as
+/// well, but is some 5 % slower because no cache holds it.
 const LENT: u32 = 8192;
-/// Connections that the kernel may have in its own plane: those that are open, and ports that rest.
+/// Maximum number of decided connections: the open ones, and ports in TIME-WAIT.
 const KERNEL_CONNECTIONS: u32 = 49_152;
-/// How long the program may take until it takes packets, and until its count of flows is up to date.
+/// Time limit until the program takes packets, and until its count of flows is up to date.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const NICE: i32 = -19;
@@ -56,26 +56,26 @@ const NICE: i32 = -19;
 /// One sample, the median of its rounds by rate.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Which part of the engine carries packets.
+    /// The part of the engine that carries packets.
     pub plane: String,
     /// Connections open at a time.
     pub open: u32,
-    /// What the generator saw.
+    /// The generator's report.
     pub report: Report,
-    /// CPU time of Sidetrack in the window, nanoseconds.
+    /// CPU time of Sidetrack in the window, in nanoseconds.
     pub cpu_ns: u64,
-    /// Sessions that ended well by the engine's own count, of the whole run; none: it keeps no records.
+    /// Sessions that ended with `ok` by the engine's own count, in the whole run; `None` without records.
     pub records: Option<u64>,
 }
 
 impl Row {
-    /// CPU time of a connection, in microseconds.
+    /// Returns the CPU time of a connection, in microseconds.
     #[must_use]
     pub fn cpu_us(&self) -> Option<f64> {
         (self.report.completed > 0).then(|| self.cpu_ns as f64 / 1000.0 / self.report.completed as f64)
     }
 
-    /// Connections a second if the engine had the whole core all the time.
+    /// Returns the connections per second if the engine's CPU time were one whole core.
     #[must_use]
     pub fn rate_of_core(&self) -> Option<f64> {
         self.cpu_us().map(|us| 1e6 / us)
@@ -104,11 +104,11 @@ impl Scene {
         self.folder.path().join("wire.sock")
     }
 
-    /// Sidetrack with these settings of its engine besides, ready to take packets.
+    /// Starts Sidetrack with these further settings of its engine, ready for packets.
     fn start(&self, open: u32, settings: &str) -> Result<Service> {
         let program = ours::program().map_err(|error| anyhow!("{error}"))?;
         let config = self.folder.path().join("wire.toml");
-        // Room for those that are open and as many in TIME-WAIT: then ports come back in time.
+        // Room for the open connections and the same number in TIME-WAIT, so that ports are free in time.
         let text = format!(
             "version = 1\nworkers = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{}\"\n[record]\nto = \"none\"\n[[listen]]\n\
              kind = \"engine\"\naddress = \"10.77.{SUBNET}.2:{PORT}\"\ninterfaces = [\"link{SUBNET}\"]\n\
@@ -135,7 +135,7 @@ impl Scene {
         Ok(service)
     }
 
-    /// How many flows ended with reason `ok`, as the metrics say.
+    /// Returns how many flows ended with reason `ok`, from the metrics.
     fn ended_well(&self) -> Result<u64> {
         let mut stream = UnixStream::connect(self.admin()).context("the admin socket")?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
@@ -145,7 +145,7 @@ impl Scene {
         Ok(count_of(&answer, "ok"))
     }
 
-    /// The same once it is at least `wanted`, or the last that was seen: the recorder runs behind.
+    /// Waits until this count is at least `wanted`, or returns the last value: the recorder is delayed.
     fn ended_well_when(&self, wanted: u64) -> Result<u64> {
         let since = Instant::now();
         loop {
@@ -157,12 +157,12 @@ impl Scene {
         }
     }
 
-    /// One row of the plane in user space.
+    /// Measures one row of user space.
     fn user_space(&self, open: u32, quick: bool) -> Result<Row> {
         self.after_handshake(USER_SPACE, open, quick, "")
     }
 
-    /// One row of connections that are lent to the kernel once their first bytes have chosen the server.
+    /// Measures one row of connections that are offloaded once their first bytes have chosen the server.
     fn both(&self, plane: &str, open: u32, quick: bool) -> Result<Row> {
         let choose = format!("{{ prefix = \"{REQUEST}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}");
         let cookies = if plane == ANSWERED { "xdp" } else { "flood" };
@@ -170,7 +170,7 @@ impl Scene {
         self.after_handshake(plane, open, quick, &settings)
     }
 
-    /// Connections whose handshake is the engine's.
+    /// Connections with the engine's own handshake.
     fn after_handshake(&self, plane: &str, open: u32, quick: bool, settings: &str) -> Result<Row> {
         let service = self.start(open, settings)?;
         let (report, cpu_ns) = self.by_kernel(&service, &self.spec(open, quick)?, Shakes::Engine)?;
@@ -178,7 +178,8 @@ impl Scene {
         Ok(Row { plane: plane.into(), open, report, cpu_ns, records: Some(records) })
     }
 
-    /// One row of the kernel's plane. The first flows of each client are user space's, which decides about them; then the rest begins.
+    /// Measures one row of decided connections. User space decides about the first flows of each client; then the
+    /// rest begins.
     fn decided(&self, open: u32, quick: bool) -> Result<Row> {
         let settings = format!("kernel_connections_max = {KERNEL_CONNECTIONS}");
         let service = self.start(open, &settings)?;
@@ -191,7 +192,7 @@ impl Scene {
         Ok(Row { plane: KERNEL.into(), open, report, cpu_ns, records: Some(records) })
     }
 
-    /// One row of the limit.
+    /// Measures one row of the limit.
     fn least(&self, plane: &str, open: u32, quick: bool) -> Result<Row> {
         let (by, shakes) = match plane {
             LEAST_BY_PROCESS => (By::Process, Shakes::Engine),
@@ -220,7 +221,7 @@ impl Scene {
         })
     }
 
-    /// A job of the generator that is a process.
+    /// Runs a job of the generator process.
     fn by_process(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
         let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
         let program = self.generator.launcher().to_string_lossy().into_owned();
@@ -232,7 +233,7 @@ impl Scene {
         Ok((generator.report()?, cpu_ns))
     }
 
-    /// A job of the peer that is a program in the kernel. Each end's frames are taken on its own CPU.
+    /// Runs a job of the peer in XDP. Each end's frames are taken on its own CPU.
     fn by_kernel(&self, service: &Service, spec: &Spec, shakes: Shakes) -> Result<(Report, u64)> {
         self.generator.enter(|| {
             let mut peer = KernelPeer::attach(spec, shakes)?;
@@ -246,12 +247,12 @@ impl Scene {
     }
 }
 
-/// Where what is measured runs.
+/// The placement of the measured program.
 fn beside() -> Placement {
     Placement { netns: None, cpu: Some(site::proxy_cpu()), nice: Some(NICE) }
 }
 
-/// The sum of `sidetrack_flows_total` over all labels but the reason.
+/// Sums `sidetrack_flows_total` over all labels except the reason.
 fn count_of(metrics: &str, reason: &str) -> u64 {
     let wanted = format!("reason=\"{reason}\"");
     let lines =
@@ -259,7 +260,7 @@ fn count_of(metrics: &str, reason: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// Measures. Whatever both sides counted must agree, or it is an error.
+/// Measures. The counts of both sides must agree; otherwise it is an error.
 ///
 /// # Errors
 /// Not root, no AF_XDP, or counts that differ.
@@ -279,7 +280,7 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
         let mut samples = Vec::new();
         for round in 0..rounds {
             progress.now(&format!("{plane}, {open} open, round {} of {rounds}", round + 1));
-            // Another link each time: the kernel's threads stay with one.
+            // A new link each time, because the kernel's threads stay with a link.
             let scene = Scene::new()?;
             let row = match plane {
                 KERNEL => scene.decided(*open, quick)?,
@@ -296,7 +297,7 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     Ok(rows)
 }
 
-/// Whether generator and engine have seen the same.
+/// Checks that generator and engine have the same counts.
 fn check(row: &Row) -> Result<()> {
     let whole = &row.report.whole;
     ensure!(whole.completed > 0, "no connection came to its end: {whole:?}");
@@ -311,7 +312,7 @@ fn check(row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// The demands on these rows.
+/// Returns the bars of these rows.
 pub fn bars(rows: &[Row]) -> Vec<Bar> {
     let best = |plane: &str| {
         let rates = rows.iter().filter(|row| row.plane.starts_with(plane)).map(|row| row.report.rate());

@@ -1,4 +1,4 @@
-//! What ours has to reach in the tables, against whom.
+//! The bars for ours, and the programs they are compared with.
 
 use std::fmt::Write as _;
 
@@ -7,24 +7,24 @@ use super::rows::Row;
 use super::sample::{Sample, Samples};
 use crate::experiments::chain::bars::Bar;
 
-/// What is compared, and what the bound means.
+/// The compared quantity, and the meaning of the bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Demand {
-    /// Answers per second over those of the fastest of the others: at least.
+    /// Minimum ratio of answers per second to those of the fastest of the others.
     Rate(f64),
-    /// CPU over that of the fastest of the others: at most.
+    /// Maximum ratio of CPU to that of the fastest of the others.
     Cpu(f64),
-    /// Microseconds of CPU for each answer: at most.
+    /// Maximum microseconds of CPU per answer.
     CpuUs(f64),
-    /// 99th percentile of the times of answers over that of the fastest of the others: at most.
+    /// Maximum ratio of the 99th percentile of times to that of the fastest of the others.
     P99(f64),
 }
 
-/// One demand on one of our rows.
+/// One bar of one of our rows.
 struct Wanted {
     cell: &'static str,
     ours: &'static str,
-    /// The fastest of these counts.
+    /// The fastest of these is the opponent.
     others: &'static [&'static str],
     demand: Demand,
 }
@@ -78,7 +78,7 @@ fn p99_ms(sample: &Sample) -> Option<f64> {
     Some(sample.report.p99_ns as f64 / 1e6)
 }
 
-/// Every demand of which both sides were asked for in this run.
+/// Returns all bars with both rows requested in this run.
 #[must_use]
 pub fn judge(samples: &Samples, part: Part) -> Vec<Bar> {
     let in_part = |wanted: &&Wanted| Cell::of(part, false).any(|cell| cell.name == wanted.cell);

@@ -1,4 +1,4 @@
-//! The columns: what is asked for, on how many connections, and by which way.
+//! The columns: the requested content, the number of connections, and the way.
 
 use serde::Serialize;
 
@@ -12,9 +12,9 @@ pub enum Part {
     Hit,
     /// Answers that may not be stored.
     Miss,
-    /// What passes through CONNECT unseen.
+    /// Tunnels through CONNECT.
     Tunnel,
-    /// What passes through Intercepted TLS.
+    /// Requests inside intercepted TLS.
     Tls,
     /// Hits and misses with a record line for each, and without.
     Records,
@@ -36,7 +36,7 @@ impl Part {
         }
     }
 
-    /// What stands above its table.
+    /// Returns the heading of its table.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -52,17 +52,17 @@ impl Part {
 /// One column.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
-    /// Heading, and how results are found again.
+    /// Heading, and the key of the results.
     pub name: &'static str,
     /// The table it stands in.
     pub part: Part,
-    /// What connections do.
+    /// The work of the connections.
     pub work: Work,
-    /// How many at a time.
+    /// Number of connections at a time.
     pub connections: u32,
     /// The file.
     pub path: &'static str,
-    /// A run for a look has it, too.
+    /// Whether a quick run has it, too.
     pub is_quick: bool,
 }
 
@@ -99,7 +99,7 @@ impl Cell {
         CELLS.iter().filter(move |cell| cell.part == part && (cell.is_quick || !quick))
     }
 
-    /// Whether a cache answers without the origin.
+    /// Returns true if a cache answers without the origin.
     #[must_use]
     pub fn is_hit(&self) -> bool {
         self.path.starts_with("/hit/")

@@ -1,4 +1,4 @@
-//! Memory of opened TLS connections that have had one answer and stay open.
+//! Memory of intercepted TLS connections that have had one answer and stay open.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use crate::peers::Unavailable;
 use crate::service::Service;
 use crate::statistics::Spread;
 
-/// How long the connections may take to open.
+/// Time limit for opening the connections.
 const OPENS_WITHIN_MS: u64 = 60_000;
-/// How long they stay.
+/// How long they stay open.
 const IDLE_MS: u64 = 2000;
-/// When memory is read: what opening needed has been given back by then.
+/// When memory is read: by then the memory for opening has been released.
 const READ_AFTER: Duration = Duration::from_millis(IDLE_MS / 2);
-/// Most KiB a connection of ours.
+/// Maximum KiB per connection of ours.
 const MOST_KIB: f64 = 40.0;
 
 const ROWS: [&str; 2] = ["Squid ssl_bump", "ours, opening"];
 
-/// What was seen of one program.
+/// The measurement of one program.
 struct Held {
     connections: u32,
     empty_bytes: u64,
@@ -37,7 +37,7 @@ impl Held {
     }
 }
 
-/// Measures, writes the table and gives the bar.
+/// Measures, writes the table and returns the bar.
 pub fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
     let _ = writeln!(
         text,
@@ -99,7 +99,7 @@ fn hold(scene: &Scene<'_>, row: &Row, connections: u32) -> Result<Held, Unavaila
     Ok(Held { connections: open, empty_bytes, full_bytes })
 }
 
-/// Memory while the connections of a job are idle, and how many there are.
+/// Returns the memory while the connections of a job are idle, and their number.
 fn read(scene: &Scene<'_>, services: &[Service], spec: &Spec) -> anyhow::Result<(u64, u32)> {
     let mut generator = scene.site.generate(spec)?;
     generator.wait_window()?;

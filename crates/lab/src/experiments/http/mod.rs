@@ -1,7 +1,7 @@
 //! `http`: the HTTP side beside other proxies and caches, and the measurements of "Heigh performance proxy".
 //!
-//! Programs take turns in slices of about a second, and ratios are taken within a round, as in [`super::relay`]. Every
-//! sample is held against what the origin was asked: a column of hits is one only if the origin was left alone.
+//! Programs take turns in slices of about a second, and ratios are taken within a round, as in [`super::relay`].
+//! Every sample is compared with the requests that the origin counted: in a column of hits the origin must get none.
 
 mod bars;
 mod cells;
@@ -144,7 +144,7 @@ fn heading(text: &mut String, machine: &Machine, options: &Options) {
     );
 }
 
-/// All columns of a part: forwards, backwards, forwards…
+/// Measures all columns of a part: forwards, backwards, forwards…
 fn measure(scene: &Scene<'_>, part: Part, options: &Options, samples: &mut Samples, progress: &Progress) {
     for cell in Cell::of(part, options.quick) {
         for round in 0..options.rounds() {
@@ -168,7 +168,7 @@ fn measure(scene: &Scene<'_>, part: Part, options: &Options, samples: &mut Sampl
     }
 }
 
-/// One sample; a disturbed one is dropped, a row that does not work is not tried again.
+/// Takes one sample; a disturbed one is dropped, and a row that does not work is not tried again.
 fn turn(
     scene: &Scene<'_>,
     (row, cell): (&Row, &Cell),

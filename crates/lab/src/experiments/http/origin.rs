@@ -1,5 +1,5 @@
-//! The origin of the HTTP experiment: an nginx of its own beside the site's, in clear and over TLS, that says what may
-//! be stored and counts what it is asked.
+//! The origin of the HTTP experiment: a second nginx beside the site's, in clear and over TLS. It says which answers
+//! may be stored, and counts its requests.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -15,24 +15,24 @@ use crate::site::{ORIGIN_NAME, Site};
 
 /// Port in clear.
 pub const PORT: u16 = 8480;
-/// Port of TLS: the one that interceptors open without being told.
+/// Port of TLS: the default port of interceptors.
 pub const TLS_PORT: u16 = 443;
 const STATUS_PORT: u16 = 8481;
-/// How long the origin may take to say what it has counted.
+/// Time limit for the origin's counters.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What lies there: name and bytes. Below `/hit/` it may be stored for an hour, below `/miss/` never.
+/// Its files: name and bytes. Answers below `/hit/` may be stored for an hour, those below `/miss/` never.
 const FILES: &[(&str, usize)] = &[
     ("1k", 1 << 10),
     ("100k", 100 << 10),
     ("10m", 10 << 20),
-    // The page of the seed's Figs. 8 and 10, and two of its kind.
+    // The page of Figs. 8 and 10 of the paper, and two similar ones.
     ("index.html", 6321),
     ("bio.html", 12 << 10),
     ("headshot.jpg", 300 << 10),
 ];
 
-/// The origin, and the authority whose certificate it shows.
+/// The origin, and the authority of its certificate.
 #[derive(Debug)]
 pub struct Origin {
     service: Service,
@@ -76,7 +76,7 @@ impl Origin {
         Ok(Self { service, authority, authority_key })
     }
 
-    /// How many requests it has had since it began.
+    /// Returns the number of requests since its start.
     ///
     /// # Errors
     /// It does not answer.
@@ -96,13 +96,13 @@ impl Origin {
         requests.with_context(|| format!("the origin says of its requests: {text:?}"))
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn is_running(&mut self) -> bool {
         self.service.is_running()
     }
 }
 
-/// A new P-256 key with a certificate, signed by itself or as `more` says.
+/// Makes a new P-256 key with a certificate, self-signed or as `more` says.
 fn certificate(more: &[(&str, String)], (file, key): (&Path, &Path), subject: &str) -> Result<()> {
     let mut command = Command::new("openssl");
     command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);

@@ -1,5 +1,5 @@
-//! Heigh performance proxy, Sec. 3.2: pages by curl, directly, through the proxy and out of its cache, from servers at a distance; and
-//! its run of ApacheBench.
+//! "Heigh performance proxy", Sec. 3.2: pages by curl, directly, through the proxy and from its cache, with servers
+//! at a distance; and its run of ApacheBench.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,21 +16,21 @@ use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Site};
 use crate::statistics::Spread;
 
-/// Every request ends after so many seconds.
+/// Time limit for a request, in seconds.
 const ENDS_WITHIN_S: &str = "20";
-/// Without the cache at most this part of the direct time.
+/// Maximum ratio of the time without the cache to the direct time.
 const UNCACHED_MOST: f64 = 1.03;
-/// Out of the cache over http at most so long.
+/// Maximum time from the cache over http.
 const CACHED_MOST_MS: f64 = 1.5;
-/// Out of the cache over https at most so long after the TLS handshake.
+/// Maximum time from the cache over https, after the TLS handshake.
 const CACHED_AFTER_HANDSHAKE_MOST_MS: f64 = 2.0;
 
-/// One page of Fig. 8, and where we put its server.
+/// One page of Fig. 8, and the distance of our server.
 struct Page {
     scheme: &'static str,
     file: &'static str,
     rtt_ms: u64,
-    /// The seed's: page, no cache over direct, cache over direct.
+    /// The paper's ratios: page, no cache to direct, cache to direct.
     seed: (&'static str, f64, f64),
 }
 
@@ -48,13 +48,13 @@ const PAGES: &[Page] = &[
     Page { scheme: "https", file: "100k", rtt_ms: 50, seed: ("youtube.com", 1.21, 0.234) },
 ];
 
-/// The columns of the seed's Fig. 7, in seconds.
+/// The columns of the paper's Fig. 7, in seconds.
 const TIMES: [&str; 6] = ["namelookup", "connect", "appconnect", "pretransfer", "starttransfer", "total"];
 
-/// What curl says of one request, in seconds, in the order of [`TIMES`].
+/// curl's times of one request, in seconds, in the order of [`TIMES`].
 type Times = [f64; 6];
 
-/// How a page is asked for.
+/// The way of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Direct,
@@ -74,7 +74,7 @@ impl Way {
     }
 }
 
-/// Measures, writes the tables and gives the bars.
+/// Measures, writes the tables and returns the bars.
 ///
 /// # Errors
 /// Links, origin or proxy cannot be made, or curl or ab does not do its work.
@@ -111,9 +111,9 @@ pub fn run(quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Ba
 
 impl Page {
     fn measure(&self, scene: &Scene<'_>, wires: &[Wire], requests: usize) -> Result<[Vec<Times>; 3]> {
-        // Anew: TCP keeps in mind what the way of a kept connection was like, and this one has just become another.
+        // A new proxy for each page: TCP remembers the path of a kept connection, and the path has just changed.
         let _proxy = start_proxy(scene, wires, self.rtt_ms)?;
-        // What is stored and what is kept comes from requests before the first that counts.
+        // Earlier requests, which do not count, fill the cache and open the kept connections.
         for way in [Way::Proxy, Way::Cached] {
             self.ask(scene, way)?;
         }
@@ -126,7 +126,7 @@ impl Page {
         Ok(times)
     }
 
-    /// One page by curl.
+    /// Fetches one page by curl.
     fn ask(&self, scene: &Scene<'_>, way: Way) -> Result<Times> {
         let port = if self.scheme == "https" { TLS_PORT } else { PORT };
         let folder = if way == Way::Cached { "hit" } else { "miss" };
@@ -202,13 +202,13 @@ impl Page {
     }
 }
 
-/// Puts the server at this distance, and starts the proxy.
+/// Sets the server's distance, and starts the proxy.
 fn start_proxy(scene: &Scene<'_>, wires: &[Wire], rtt_ms: u64) -> Result<Vec<Service>> {
     place_server(wires, rtt_ms)?;
     programs::ours_opening(scene).map_err(|why| anyhow::anyhow!("ours: {why}"))
 }
 
-/// The server's distance, from the client and from the proxy.
+/// Sets the server's distance, from the client and from the proxy.
 fn place_server(wires: &[Wire], rtt_ms: u64) -> Result<()> {
     let [client_proxy, to_server @ ..] = wires else { return Ok(()) };
     client_proxy.set_both(Conditions::default())?;
@@ -231,7 +231,7 @@ fn figure_7(times: &[Vec<Times>; 3], text: &mut String) {
     text.push('\n');
 }
 
-/// The seed's run: `ab -n 5 -c 3` of the page of Fig. 10, and a longer one.
+/// The paper's run: `ab -n 5 -c 3` of the page of Fig. 10, and a longer one.
 fn apache_bench(scene: &Scene<'_>, wires: &[Wire], text: &mut String) -> Result<()> {
     let _proxy = start_proxy(scene, wires, PAGES[0].rtt_ms)?;
     PAGES[0].ask(scene, Way::Cached)?;

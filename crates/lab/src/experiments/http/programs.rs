@@ -1,4 +1,4 @@
-//! Every program with a generated configuration: one worker, a memory of 256 MiB for what is stored, no log.
+//! All programs with generated configurations: one worker, 256 MiB of memory for the cache, no log.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -14,9 +14,9 @@ use crate::site::ORIGIN_NAME;
 
 type Started = Result<Vec<Service>, Unavailable>;
 
-/// Most bytes of one stored answer, everywhere.
+/// Maximum size of a stored answer, in bytes, for all programs.
 const OBJECT_BYTES: u64 = 32 << 20;
-/// Bytes of memory for what is stored, everywhere.
+/// Memory of the cache in bytes, for all programs.
 const MEMORY_BYTES: u64 = 256 << 20;
 
 /// nginx with `proxy_cache`: files in the page cache, connections to the origin kept.
@@ -48,7 +48,7 @@ http {{
     Ok(vec![configured(scene.site, "nginx", &config, &["-e", "stderr", "-c"], PROXY_PORT)?])
 }
 
-/// The limit: the least program that passes bytes on, and knows nothing of HTTP.
+/// The limit: the smallest program that passes bytes on, without HTTP.
 pub fn limit(scene: &Scene<'_>) -> Started {
     let site = scene.site;
     let origin = SocketAddr::from((site.proxy_server.b.v4, origin::PORT));
@@ -95,7 +95,7 @@ pub fn varnish(scene: &Scene<'_>) -> Started {
     listening(scene, "varnish", command)
 }
 
-/// Traffic Server, one thread, answers out of its memory.
+/// Traffic Server, one thread, answers from its memory.
 pub fn traffic_server(scene: &Scene<'_>) -> Started {
     let site = scene.site;
     installed("traffic_server")?;
@@ -156,7 +156,8 @@ pub fn squid(scene: &Scene<'_>) -> Started {
     start_squid(scene, &squid_program()?, "", "")
 }
 
-/// Squid that opens TLS: the hello looked at, then bumped; leaf certificates kept and made by two helpers.
+/// Squid that intercepts TLS: it peeks at the hello, then bumps; two helper processes make the leaf certificates,
+/// which are cached.
 pub fn squid_bumping(scene: &Scene<'_>) -> Started {
     let program = squid_program()?;
     let maker = program.ancestors().nth(2).map(|usr| usr.join("lib/squid/security_file_certgen"));
@@ -217,12 +218,12 @@ fn start_squid(scene: &Scene<'_>, program: &Path, port_options: &str, more: &str
     std::fs::write(&path, config)?;
     give_to_squid(&home)?;
     let mut command = site.proxy.command_at(&program.display().to_string(), &site.proxy_placement());
-    // Its shared memory bears its name, and other Squids of this machine have theirs.
+    // Its shared memory has its name, so that it does not collide with other Squids of this machine.
     command.args(["-N", "-n", &format!("lab{}", std::process::id()), "-f"]).arg(&path);
     listening(scene, "squid", command)
 }
 
-/// mitmdump without HTTP/2, which says nothing of what passes.
+/// mitmdump without HTTP/2 and without output.
 pub fn mitmproxy(scene: &Scene<'_>) -> Started {
     installed("mitmdump")?;
     let site = scene.site;
@@ -248,13 +249,13 @@ pub fn ours_without_cache(scene: &Scene<'_>) -> Started {
     Listener::PLAIN.start(scene)
 }
 
-/// Ours standing for the origin, with a cache.
+/// Ours as a reverse proxy of the origin, with a cache.
 pub fn ours_for_origin(scene: &Scene<'_>) -> Started {
     let keys = format!("to = \"{}\"\n{}", origin_address(scene), our_cache());
     Listener { keys: &keys, ..Listener::PLAIN }.start(scene)
 }
 
-/// Ours, opening TLS, with a cache.
+/// Ours, intercepting TLS, with a cache.
 pub fn ours_opening(scene: &Scene<'_>) -> Started {
     let authority = scene.site.directory.path().join("our-ca");
     if !authority.is_dir() {
@@ -297,7 +298,7 @@ impl Listener<'_> {
     }
 }
 
-/// Squid refuses to be root: its folder becomes that of the user Debian has for it, on a way that it may go.
+/// Squid refuses to run as root: its folder is given to Debian's user for it, below folders that this user may enter.
 fn give_to_squid(folder: &Path) -> anyhow::Result<()> {
     let scratch = folder.parent().context("a folder lies in the scratch space")?;
     std::fs::set_permissions(scratch, std::fs::Permissions::from_mode(0o711))?;
@@ -320,7 +321,7 @@ fn origin_address(scene: &Scene<'_>) -> String {
     format!("{}:{}", scene.site.proxy_server.b.v4, origin::PORT)
 }
 
-/// An empty folder of this name in the scratch space.
+/// Makes an empty folder of this name in the scratch space.
 fn fresh_folder(scene: &Scene<'_>, name: &str) -> anyhow::Result<PathBuf> {
     let path = scene.site.directory.path().join(name);
     if path.is_dir() {

@@ -1,4 +1,4 @@
-//! How well a bandwidth is kept: what arrives at the application, over all the time and in every 100 ms.
+//! How well a bandwidth limit is kept: what arrives at the application, over the whole time and in every 100 ms.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -16,28 +16,28 @@ use crate::progress::Progress;
 use crate::site::ORIGIN_NAME;
 use crate::statistics::Spread;
 
-/// Not counted: the burst that a bucket begins with.
+/// Not counted: the initial burst of a bucket.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Bursts are looked for in spans of this length.
+/// Length of the spans in which bursts are measured.
 const SPAN: Duration = Duration::from_millis(100);
-/// In such a span at most this part of the rate may arrive, or one segment more than the rate.
+/// Maximum ratio to the rate in such a span; or one segment more than the rate.
 const BURST_MOST: f64 = 1.1;
 /// Payload of a full segment.
 const SEGMENT_BYTES: f64 = 1448.0;
-/// The rate may be missed by this part.
+/// Tolerance of the rate.
 const ERROR_MOST: f64 = 0.01;
 
-/// What arrived.
+/// The measured arrivals.
 struct Seen {
     bytes_per_second: f64,
-    /// The most of any span, over what the rate gives it or, where that is more, one segment above.
+    /// The maximum of any span, divided by what the rate allows there: 1.1 of it or, if that is more, one segment
+    /// above it.
     burst: f64,
 }
 
-/// Measures, writes the table and gives the bars.
+/// Measures, writes the table and returns the bars.
 ///
-/// # Errors
-/// Ours does not start or breaks off.
+/// # Errors Ours does not start, or the transfer breaks off.
 pub fn run(scene: &Scene<'_>, quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Bar>> {
     let rates: &[u64] =
         if quick { &[8_000, 12_500_000] } else { &[8_000, 125_000, 1_250_000, 12_500_000, 125_000_000] };
@@ -81,7 +81,7 @@ pub fn run(scene: &Scene<'_>, quick: bool, text: &mut String, progress: &Progres
 }
 
 fn measure(scene: &Scene<'_>, rate: u64, window: Duration) -> Result<Seen> {
-    // For the function and not for each flow: every request is a flow.
+    // The limit is for the function, not for each flow, because every request is a flow.
     let slow =
         format!("[function.slow]\nkind = \"limit\"\nbytes_per_second = {rate}\nshare = \"function\"\n");
     let to = format!("to = \"{}:{PORT}\"\n", scene.site.proxy_server.b.v4);
@@ -91,12 +91,12 @@ fn measure(scene: &Scene<'_>, rate: u64, window: Duration) -> Result<Seen> {
     scene.site.client.enter(|| read(proxy, rate as f64, window))
 }
 
-/// Asks for one large file after the other and counts what comes.
+/// Requests one large file after the other and counts the received bytes.
 fn read(proxy: SocketAddr, rate: f64, window: Duration) -> Result<Seen> {
     let mut stream = TcpStream::connect(proxy)?;
     stream.set_read_timeout(Some(window))?;
     let request = format!("GET /miss/10m HTTP/1.1\r\nHost: {ORIGIN_NAME}\r\n\r\n");
-    // As many as the time could need, one behind the other: heads count as bytes like all others.
+    // As many requests as the time may need, pipelined: heads count as bytes like all others.
     let wanted = rate * (WARM_UP + window).as_secs_f64() / f64::from(10 << 20);
     stream.write_all(request.repeat(wanted.ceil() as usize + 1).as_bytes())?;
     let mut buffer = vec![0; 256 << 10];
@@ -112,12 +112,12 @@ fn read(proxy: SocketAddr, rate: f64, window: Duration) -> Result<Seen> {
     meter.seen().context("nothing came after the first second")
 }
 
-/// Counts what comes, in all and in every span.
+/// Counts the received bytes, in total and in every span.
 struct Meter {
     rate: f64,
     first: Option<Instant>,
     last: Option<Instant>,
-    /// All but what came first: with it the time began.
+    /// All except the first bytes, with which the time began.
     bytes: usize,
     span: VecDeque<(Instant, usize)>,
     in_span: usize,

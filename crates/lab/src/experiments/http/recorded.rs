@@ -1,4 +1,4 @@
-//! What a record line costs a new connection, by the kind of its listener.
+//! The cost of a record line for a new connection, by the kind of its listener.
 
 use std::fmt::Write as _;
 
@@ -12,12 +12,12 @@ use crate::site::Site;
 
 /// The column: this number of connections at a time, one request on each.
 const NEW: Cell = Cell::New(32);
-/// With a line for each flow, at least this part of the rate without.
+/// Minimum ratio of the rate with a line for each flow to the rate without.
 const RATE_AT_LEAST: f64 = 0.95;
 /// Largest ratio of the 99th percentile with records to that without.
 const P99_AT_MOST: f64 = 1.2;
 
-/// Measures, writes the table and gives the bars.
+/// Measures, writes the table and returns the bars.
 pub fn run(site: &Site, options: &Options, text: &mut String, progress: &Progress) -> Vec<Bar> {
     let mut results = Results::new(Machine::probe(), options.rounds(), options.timing());
     relay::measure_cell(site, NEW, RECORDED, None, &mut results, progress);
@@ -64,7 +64,7 @@ fn p99_ms(sample: &Sample) -> Option<f64> {
     Some(sample.report.p99_ns as f64 / 1e6)
 }
 
-/// The bars of one kind of listener.
+/// Returns the bars of one kind of listener.
 fn judge(results: &Results, with: &str, without: &str) -> [Bar; 2] {
     let bar = |what: &str, value: &dyn Fn(&Sample) -> Option<f64>, bound: f64, at_least: bool| Bar {
         what: format!("{with} / no records, {NEW}, {what}"),

@@ -1,4 +1,4 @@
-//! The rows: other people's proxies and caches, and ours, in the role they are compared in.
+//! The rows: other proxies and caches, and ours, in the compared roles.
 
 use std::net::SocketAddr;
 
@@ -10,26 +10,26 @@ use crate::peers::Unavailable;
 use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Records, Site};
 
-/// Port on which every program listens that is measured.
+/// Port of every measured program.
 pub const PROXY_PORT: u16 = 9080;
 
-/// The place: hosts, links, origin.
+/// The network: hosts, links, origin.
 #[derive(Debug)]
 pub struct Scene<'s> {
     /// Hosts and links.
     pub site: &'s Site,
-    /// What is asked for.
+    /// The origin of the requested content.
     pub origin: Origin,
 }
 
-/// How clients ask.
+/// How clients send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// The origin itself, over the direct link.
     Direct,
-    /// A program that stands for the origin.
+    /// A reverse proxy of the origin.
     Origin,
-    /// A proxy, by the whole URL, or CONNECT where the part is about that.
+    /// A forward proxy, by the whole URL, or by CONNECT in the part about tunnels.
     Proxy,
 }
 
@@ -38,24 +38,24 @@ pub enum Ask {
 pub struct Row {
     /// Name in tables and for `--only`.
     pub name: &'static str,
-    /// Whether it is ours.
+    /// Whether it is Sidetrack.
     pub is_ours: bool,
-    /// Where it has figures.
+    /// The parts in which it has figures.
     pub parts: &'static [Part],
-    /// How it is asked.
+    /// How clients use it.
     pub ask: Ask,
     /// Whether it has a cache.
     pub caches: bool,
-    /// A run for a look has it, too.
+    /// Whether a quick run has it, too.
     pub is_quick: bool,
-    /// Starts its programs; they listen when it returns.
+    /// Starts its programs; they listen when this returns.
     pub start: fn(&Scene<'_>) -> Result<Vec<Service>, Unavailable>,
 }
 
 const CACHING: &[Part] = &[Part::Hit, Part::Miss];
 const COMPARED: &[Part] = &[Part::Hit, Part::Miss, Part::Records];
 
-/// Every row, in the order of the tables.
+/// Returns all rows, in the order of the tables.
 pub static ROWS: &[Row] = &[
     Row { caches: false, ..row("direct", &Part::ALL, Ask::Direct, |_| Ok(Vec::new())) },
     Row {
@@ -106,24 +106,24 @@ const fn ours(
 }
 
 impl Row {
-    /// The rows of a part.
+    /// Returns the rows of a part.
     pub fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
         ROWS.iter().filter(move |row| row.parts.contains(&part) && (row.is_quick || !quick))
     }
 
-    /// The row of this name.
+    /// Returns the row of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         ROWS.iter().find(|row| row.name == name)
     }
 
-    /// Whether a column's requests have to come to the origin.
+    /// Returns true if a column's requests must reach the origin.
     #[must_use]
     pub fn asks_origin(&self, cell: &Cell) -> bool {
         !self.caches || !cell.is_hit()
     }
 
-    /// What the load generator does.
+    /// Returns the job of the load generator.
     #[must_use]
     pub fn load(&self, scene: &Scene<'_>, cell: &Cell) -> Spec {
         let tls = cell.part == Part::Tls;

@@ -1,4 +1,4 @@
-//! One program in one column for about a second, and whether it did what the column is about.
+//! Measures one program in one column for about a second, and checks that it did what the column requires.
 
 use std::collections::BTreeMap;
 
@@ -14,35 +14,36 @@ use crate::peers::Unavailable;
 use crate::service::Service;
 use crate::statistics::Spread;
 
-/// A share of answers that may fail before ours counts as broken.
+/// Maximum share of failed answers before ours counts as broken.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
-/// A cache may ask the origin for this share of its answers in a column of hits: what began before the window.
+/// Maximum share of answers that a cache may fetch from the origin in a column of hits, for requests that began
+/// before the window.
 const ASKED_SHARE_MOST: f64 = 0.01;
-/// So many requests may lie on the border of the window, a connection and a bit each.
+/// Number of requests that may cross the border of the window, a little more than one per connection.
 const BORDER: f64 = 64.0;
-/// Where every answer has to come from the origin, it was asked at least so often for each: it shares its core with the
-/// client and says late what it has counted, but not that late.
+/// Minimum ratio of the origin's requests to the answers, in columns where every answer comes from the origin. The
+/// origin shares its core with the client, so its count is late, but not by more than this.
 const ASKED_SHARE_LEAST: f64 = 0.5;
 
-/// What was seen.
+/// The measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
-    /// What the client saw.
+    /// The client's report.
     pub report: Report,
-    /// CPU time of the programs in the window, in nanoseconds; none without a program.
+    /// CPU time of the programs in the window, in nanoseconds; `None` without a program.
     pub cpu_ns: Option<u64>,
-    /// What others took from us.
+    /// The disturbance by other work.
     pub disturbance: Disturbance,
 }
 
 impl Sample {
-    /// Answers per second.
+    /// Returns answers per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.report.rate()
     }
 
-    /// Microseconds of CPU for each answer.
+    /// Returns microseconds of CPU per answer.
     #[must_use]
     pub fn cpu_us(&self) -> Option<f64> {
         let answers = self.report.requests as f64;
@@ -50,10 +51,9 @@ impl Sample {
     }
 }
 
-/// Takes one.
+/// Takes one sample.
 ///
-/// # Errors
-/// The program is absent, ended, or did something else than the column is about.
+/// # Errors The program is absent, ended, or did something else than the column requires.
 pub fn take(scene: &Scene<'_>, row: &Row, cell: &Cell, timing: Timing) -> Result<Sample, Unavailable> {
     let mut services = (row.start)(scene)?;
     let spec = crate::load::Spec {
@@ -83,7 +83,7 @@ fn cpu_ns(services: &[Service]) -> u64 {
     services.iter().map(Service::cpu_ns).sum()
 }
 
-/// Refuses a sample that would compare failures with answers, or answers from the origin with answers from a cache.
+/// Rejects a sample that would compare failures with answers, or answers from the origin with answers from a cache.
 fn check(report: &Report, asked: u64, row: &Row, cell: &Cell) -> anyhow::Result<()> {
     let (answers, failed) = (report.requests as f64, report.error_count() as f64);
     ensure!(answers > 0.0, "no answer; failed connections: {:?}", report.errors);
@@ -112,12 +112,12 @@ fn check(report: &Report, asked: u64, row: &Row, cell: &Cell) -> anyhow::Result<
 pub struct Samples {
     taken: BTreeMap<&'static str, BTreeMap<&'static str, BTreeMap<u32, Sample>>>,
     missing: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
-    /// Samples dropped because others took too much of the CPU.
+    /// Samples dropped because other work took too much of the CPU.
     pub dropped: u32,
 }
 
 impl Samples {
-    /// Keeps one.
+    /// Adds one.
     pub fn add(&mut self, cell: &Cell, row: &Row, round: u32, sample: Sample) {
         self.taken.entry(cell.name).or_default().entry(row.name).or_default().insert(round, sample);
     }
@@ -130,19 +130,19 @@ impl Samples {
         line
     }
 
-    /// Why a row has no figures in a column.
+    /// Returns why a row has no figures in a column.
     #[must_use]
     pub fn why_missing(&self, cell: &str, row: &str) -> Option<&str> {
         self.missing.get(cell)?.get(row).map(String::as_str)
     }
 
-    /// A value over all rounds.
+    /// Returns a value over all rounds.
     #[must_use]
     pub fn spread(&self, cell: &str, row: &str, value: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.taken.get(cell)?.get(row)?.values().filter_map(value).collect())
     }
 
-    /// The ratio of two rows, taken within each round.
+    /// Returns the ratio of two rows, taken within each round.
     #[must_use]
     pub fn ratio(
         &self,

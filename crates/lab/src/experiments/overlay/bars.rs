@@ -1,4 +1,4 @@
-//! What ours must reach (`make bench-overlay`).
+//! The bars for ours (`make bench-overlay`).
 
 use serde::Serialize;
 
@@ -7,40 +7,40 @@ use super::shape::{ONE_HOP, Shape, THREE_HOPS};
 use super::wide::Wide;
 use crate::statistics::{median, percentile};
 
-/// Goodput at each loss (percent), as a share of the link's rate.
+/// Minimum goodput at each loss (percent), as a share of the link's rate.
 const GOODPUT: [(f64, f64); 3] = [(0.5, 0.92), (2.0, 0.90), (5.0, 0.84)];
-/// The same over one fast hop.
+/// Minimum share over one fast hop.
 const FAST_GOODPUT: f64 = 0.88;
-/// CPU of all nodes of the path, seconds per GB, at the least loss.
+/// Maximum CPU of all nodes of the path, in seconds per GB, at the lowest loss.
 const CPU_S_PER_GB: f64 = 14.0;
-/// And what it is to become.
+/// The goal for it.
 const CPU_STRETCH_S_PER_GB: f64 = 10.0;
-/// What loss may add to the 99th percentile: a round trip of the lossy hop and 3 ms.
+/// Maximum addition of loss to the 99th percentile: a round trip of the lossy hop and 3 ms.
 const DELAY_ADDED_MS: f64 = 23.0;
-/// scp with loss against itself without.
+/// Minimum ratio of scp with loss to scp without.
 const SCP_SHARE: f64 = 0.9;
-/// The longest stall after a relay was killed, 99 of 100.
+/// Maximum stall after a relay was killed, for 99 of 100.
 const STALL_MS: f64 = 300.0;
-/// Until the last of twelve nodes has the new routes after a cut.
+/// Time limit until the last of twelve nodes has the new routes after a cut.
 const CONVERGED_MS: f64 = 200.0;
-/// What a link says when nobody speaks.
+/// Maximum bandwidth of an idle link.
 const IDLE_KBIT: f64 = 64.0;
 
-/// One demand and how it came out.
+/// One bar and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// What is demanded.
+    /// The text of the bar.
     pub bar: String,
-    /// The figure it is about.
+    /// The measured figure.
     pub reached: f64,
     /// Whether it holds.
     pub holds: bool,
-    /// More than is demanded: no failure of the run if it is missed.
+    /// Whether it is only a goal: the run does not fail if it is missed.
     pub is_stretch: bool,
 }
 
 impl Verdict {
-    /// Whether the run fails by it.
+    /// Returns true if the run fails because of it.
     pub fn fails(&self) -> bool {
         !self.holds && !self.is_stretch
     }
@@ -54,7 +54,7 @@ fn at_most(bar: String, reached: f64, bound: f64) -> Verdict {
     Verdict { bar, reached, holds: reached <= bound, is_stretch: false }
 }
 
-/// All bars of what was measured.
+/// Returns all bars of the measured parts.
 pub fn judge(figures: &Figures) -> Vec<Verdict> {
     let mut verdicts = floods(figures);
     verdicts.extend(delays(figures));

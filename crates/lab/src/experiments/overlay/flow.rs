@@ -1,4 +1,4 @@
-//! One flow from the source to the target, and what is seen of it at the far end.
+//! One flow from the source to the target, and its measurement at the far end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,19 +14,19 @@ use super::scene::{PACKETS, PACKETS_BEST_EFFORT, PACKETS_RELIABLE, PLAIN, Scene,
 
 /// Bytes of a message of [`messages`], as in the literature on delays of overlays.
 const MESSAGE_BYTES: usize = 1000;
-/// How often one is written.
+/// Interval between two messages.
 const MESSAGE_EVERY: Duration = Duration::from_millis(1);
-/// Nothing takes longer.
+/// Time limit for everything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How the flow travels.
+/// The way of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Plain TCP along the three hops with this congestion control.
     Plain(&'static str),
-    /// Over the overlay; the application's socket is as the system makes it.
+    /// Over the overlay; the application's socket has the system's defaults.
     Overlay,
-    /// The same, as whole packets on links of this kind.
+    /// Over the overlay, as whole packets on links of this kind.
     Packets(LinkKind),
 }
 
@@ -34,7 +34,7 @@ impl Way {
     /// All ways, in the order of the tables.
     pub const ALL: [Self; 3] = [Self::Plain("cubic"), Self::Plain("bbr"), Self::Overlay];
 
-    /// What the tables call it.
+    /// Returns its name in the tables.
     pub fn name(self) -> String {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
@@ -44,7 +44,7 @@ impl Way {
         }
     }
 
-    /// Where it leads.
+    /// Returns the destination address.
     pub const fn address(self) -> Ipv4Addr {
         match self {
             Self::Plain(_) => PLAIN,
@@ -63,7 +63,7 @@ impl Way {
     }
 }
 
-/// A flow that stands: the application's end and the server's.
+/// An open flow: the application's end and the server's.
 pub struct Ends {
     /// At the source.
     pub near: TcpStream,
@@ -73,8 +73,7 @@ pub struct Ends {
 
 /// Opens a flow.
 ///
-/// # Errors
-/// It does not come across, or the congestion control is not to be had.
+/// # Errors The connection fails, or the congestion control is not available.
 pub fn open(scene: &Scene, way: Way) -> Result<Ends> {
     if let Way::Plain(congestion) = way {
         scene.route_plain(congestion)?;
@@ -113,25 +112,25 @@ fn accept(listener: &TcpListener) -> Result<TcpStream> {
     }
 }
 
-/// Writes as fast as the socket takes it until the flow is shut down.
+/// Writes at full speed until the flow is shut down.
 fn flooder(mut near: TcpStream) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let bytes = vec![0x5a; 65_536];
-        // It ends when the other thread shuts the socket down.
+        // The loop ends when the other thread shuts the socket down.
         while near.write_all(&bytes).is_ok() {}
     })
 }
 
-/// What a flood brought in its window.
+/// The result of a flood in its window.
 #[derive(Debug, Clone, Copy)]
 pub struct Flood {
     /// Application bytes in the window, as Mb/s.
     pub mbit: f64,
-    /// CPU time of the nodes in the window, seconds per GB delivered.
+    /// CPU time of the nodes in the window, in seconds per delivered GB.
     pub cpu_s_per_gb: f64,
 }
 
-/// Floods: `warm` first, then `window` is measured.
+/// Sends at full speed: `warm` first, then `window` is measured.
 ///
 /// # Errors
 /// The flow breaks.
@@ -154,7 +153,7 @@ pub fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Resul
     Ok(Flood { mbit: bytes as f64 * 8.0 / seconds / 1e6, cpu_s_per_gb: cpu as f64 / 1e9 / gigabytes })
 }
 
-/// Several flows flood the overlay at a time, each as fast as its socket takes it; Mb/s of all together.
+/// Floods the overlay with several flows at once, each at full speed; returns the Mb/s of all together.
 ///
 /// # Errors
 /// A flow breaks.
@@ -184,7 +183,7 @@ pub fn overload(scene: &Scene, flows: usize, duration: Duration) -> Result<f64> 
 }
 
 fn end(near: &TcpStream, far: &TcpStream, writer: JoinHandle<()>) -> Result<()> {
-    // The flow has done its work; how it ends is no matter of these figures.
+    // The flow has done its work; its end does not affect these figures.
     let _ = (far.shutdown(Shutdown::Both), near.shutdown(Shutdown::Both));
     writer.join().map_err(|_| anyhow!("the writer panicked"))
 }
@@ -195,7 +194,7 @@ fn read_some(far: &mut TcpStream, buffer: &mut [u8]) -> Result<usize> {
     Ok(n)
 }
 
-/// Delays of messages, milliseconds, rising.
+/// Returns the delays of messages in milliseconds, ascending.
 ///
 /// # Errors
 /// The flow breaks.
@@ -215,7 +214,7 @@ pub fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Ve
     Ok(delays)
 }
 
-/// As [`messages`], while another flow of the same way says as much: what it loses is no business of the first.
+/// As [`messages`], while another flow of the same way sends the same: its losses must not delay the first.
 ///
 /// # Errors
 /// A flow breaks.
@@ -231,14 +230,14 @@ pub fn messages_beside(scene: &Scene, way: Way, warm: usize, count: usize) -> Re
         let delays = messages(scene, way, warm, count);
         stop.store(true, Relaxed);
         let _ = near.shutdown(Shutdown::Both);
-        // Its end is ours: it is shut down.
+        // It ends because it is shut down here.
         let _ = writer.join().map_err(|_| anyhow!("the writer panicked"))?;
         reader.join().map_err(|_| anyhow!("the reader panicked"))?;
         delays
     })
 }
 
-/// Each carries the time it was due: one that waits for room in the socket is late already.
+/// Each message carries the time when it was due. So waiting for room in the socket counts as delay.
 fn write_messages(mut near: &TcpStream, epoch: Instant, count: usize, stop: &AtomicBool) -> Result<()> {
     let mut message = vec![0x5a; MESSAGE_BYTES];
     for number in 0..u32::try_from(count)? {
@@ -266,10 +265,10 @@ fn read_messages(far: &mut TcpStream, epoch: Instant, count: usize) -> Result<Ve
     Ok(delays)
 }
 
-/// The longest time without a byte after `break_it`, milliseconds, of a flood over the overlay; it is watched for `watch`.
+/// Returns the longest time without a byte after `break_it`, in milliseconds, of a flood over the overlay that is
+/// observed for `watch`.
 ///
-/// # Errors
-/// The flow ends, or stands still for half a minute.
+/// # Errors The flow ends, or makes no progress for 30 s.
 pub fn stall(
     scene: &mut Scene,
     warm: Duration,

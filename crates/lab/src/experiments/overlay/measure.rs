@@ -1,4 +1,4 @@
-//! What is measured, and how often.
+//! The measurements, and how often each is made.
 
 use std::time::{Duration, Instant};
 
@@ -15,39 +15,39 @@ use crate::statistics::percentile;
 
 /// Losses on the middle link of three, in percent.
 pub const LOSSES: [f64; 3] = [0.5, 2.0, 5.0];
-/// Loss of the delay's rows, percent.
+/// Loss of the delay rows, percent.
 pub const DELAY_LOSS: f64 = 1.0;
-/// Loss of scp's rows, percent: the seed's.
+/// Loss of the scp rows, percent, as in Seamless Overlays.
 pub const SCP_LOSS: f64 = 0.5;
 
 /// Loss on the one fast hop, percent.
 pub const FAST_LOSS: f64 = 0.5;
-/// Flows that overload the path at a time.
+/// Number of flows that overload the path together.
 const OVERLOADING: usize = 4;
 
-/// How long links may take to fall silent after their beginning.
+/// Time limit for links to become idle after their start.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// How much is done.
+/// The amount of measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
-    /// Everything that the tables have; else what bars ask for, and what it is compared with.
+    /// All rows of the tables; otherwise only those of the bars and what they are compared with.
     pub is_full: bool,
     /// Interleaved rounds of the flood.
     pub rounds: u32,
-    /// Before a flood is measured, and how long it is, milliseconds.
+    /// Warm-up before a flood is measured, in milliseconds.
     pub warm_ms: u64,
-    /// See `warm_ms`.
+    /// Measured time of a flood, in milliseconds.
     pub window_ms: u64,
     /// Messages of each delay row.
     pub messages: usize,
-    /// Bytes of the file; cubic gets one of a tenth.
+    /// Size of the file in bytes; cubic gets a tenth of it.
     pub file_bytes: u64,
-    /// Relays killed, and links cut.
+    /// Number of relays killed, and of links cut.
     pub failures: u32,
-    /// Links cut among twelve nodes.
+    /// Number of links cut among twelve nodes.
     pub cuts: u32,
-    /// Flows over them.
+    /// Number of flows over them.
     pub flows: usize,
 }
 
@@ -90,9 +90,9 @@ pub struct FloodRow {
     pub way: String,
     /// Percent.
     pub loss: f64,
-    /// Mb/s, one a round.
+    /// Mb/s, one per round.
     pub mbit: Vec<f64>,
-    /// CPU of the nodes, seconds per GB, one a round; empty for plain TCP.
+    /// CPU of the nodes, in seconds per GB, one per round; empty for plain TCP.
     pub cpu_s_per_gb: Vec<f64>,
 }
 
@@ -103,7 +103,7 @@ pub struct DelayRow {
     pub way: String,
     /// Percent.
     pub loss: f64,
-    /// Milliseconds: median, 90, 99 and 99.9 of 100.
+    /// Milliseconds: median, and 90, 99 and 99.9 of 100.
     pub percentiles_ms: [f64; 4],
 }
 
@@ -114,41 +114,41 @@ pub struct CopyRow {
     pub way: String,
     /// Percent.
     pub loss: f64,
-    /// Mb/s; none: it did not end in time.
+    /// Mb/s; `None` if it did not end in time.
     pub mbit: Option<f64>,
 }
 
-/// Everything measured.
+/// All measurements.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Figures {
-    /// See [`FloodRow`].
+    /// Floods over three hops.
     pub floods: Vec<FloodRow>,
-    /// The same over one hop of 30 ms and 500 Mb/s.
+    /// Floods over one hop of 30 ms and 500 Mb/s.
     pub fast: Vec<FloodRow>,
-    /// Mb/s of several floods at a time, none lost on the way, and the hellos that were missed meanwhile, percent.
+    /// Mb/s of several floods together without loss, and the percentage of hellos that were missed meanwhile.
     pub overload: Option<(f64, f64)>,
-    /// See [`DelayRow`].
+    /// Delays of messages.
     pub delays: Vec<DelayRow>,
-    /// See [`CopyRow`].
+    /// Copies by scp.
     pub copies: Vec<CopyRow>,
-    /// Stalls after a relay was killed, milliseconds, rising.
+    /// Stalls after a relay was killed, in milliseconds, ascending.
     pub killed_ms: Vec<f64>,
-    /// Stalls after a link was cut, milliseconds, rising.
+    /// Stalls after a link was cut, in milliseconds, ascending.
     pub cut_ms: Vec<f64>,
-    /// Of the middle link while nobody speaks, kbit/s, both ways together.
+    /// Bandwidth of the idle middle link in kbit/s, both directions together.
     pub idle_kbit: Option<f64>,
-    /// Links that were lost while nothing had failed.
+    /// Links that were lost without a failure.
     pub lost_under_load: Option<usize>,
-    /// Links that were lost in all.
+    /// Links that were lost, in total.
     pub links_lost: usize,
     /// Twelve nodes.
     pub wide: Option<Wide>,
 }
 
-/// Nobody speaks.
+/// Measures idle links.
 pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     progress.say("idle links");
-    // What a link says at its beginning is over: connections made ready, sizes of datagrams tried.
+    // Waits until the traffic of a link's start is over: spare connections, and trials of datagram sizes.
     std::thread::sleep(SETTLED);
     let (since, before) = (Instant::now(), scene.middle_bits()?);
     std::thread::sleep(Duration::from_millis(plan.window_ms));
@@ -157,7 +157,7 @@ pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progre
     Ok(())
 }
 
-/// More than the path takes, and what becomes of hellos; then floods at each loss.
+/// Overloads the path and counts missed hellos; then floods it at each loss.
 ///
 /// # Errors
 /// A flow breaks.
@@ -175,7 +175,7 @@ pub fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progr
     Ok(())
 }
 
-/// Floods as whole packets on both kinds of links: what each packet costs.
+/// Floods as whole packets on both kinds of links: the cost of each packet.
 ///
 /// # Errors
 /// A flow breaks.
@@ -186,7 +186,7 @@ pub fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Pro
     Ok(())
 }
 
-/// Floods of one fast hop.
+/// Floods one fast hop.
 ///
 /// # Errors
 /// A flow breaks.
@@ -196,7 +196,7 @@ pub fn fast(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progre
     Ok(())
 }
 
-/// Round by round, way by way.
+/// Floods round by round, way by way.
 fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progress) -> Result<Vec<FloodRow>> {
     scene.set_loss(loss / 100.0)?;
     let row = |way: &Way| FloodRow { way: way.name(), loss, mbit: Vec::new(), cpu_s_per_gb: Vec::new() };
@@ -216,7 +216,7 @@ fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progre
     Ok(rows)
 }
 
-/// Messages, way by way, without loss and with it.
+/// Sends messages, way by way, without loss and with it.
 ///
 /// # Errors
 /// A flow breaks.
@@ -241,7 +241,7 @@ pub fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progr
         let delays = flow::messages(scene, way, plan.messages / 5, plan.messages)?;
         figures.delays.push(delay_row(way.name(), loss, &delays));
     }
-    // Two flows at a time: does one wait for what the other has lost?
+    // Two flows at once: does one wait for the other's losses?
     for way in packets.into_iter().filter(|_| plan.is_full) {
         progress.say(&format!("delay: {} at {DELAY_LOSS} %, two flows", way.name()));
         scene.wait_for_packets()?;
@@ -256,7 +256,7 @@ fn delay_row(way: String, loss: f64, delays: &[f64]) -> DelayRow {
     DelayRow { way, loss, percentiles_ms }
 }
 
-/// Copies: ours by all three interceptors, with loss and without; plain TCP beside them.
+/// Copies files by all three interceptors, with and without loss, and by plain TCP.
 ///
 /// # Errors
 /// A copy fails.
@@ -283,7 +283,7 @@ pub fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progres
     scene.set_loss(0.0)
 }
 
-/// A relay is killed in mid transfer, then a link is cut, again and again.
+/// Kills a relay during a transfer, then cuts a link, repeatedly.
 pub fn failure(scene: &mut Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let (warm, watch) = (Duration::from_millis(plan.warm_ms), Duration::from_millis(1500));
     for round in 0..plan.failures {

@@ -5,7 +5,7 @@
 //!   source --10 ms-- near --10 ms, loss-- far --10 ms-- target        200 Mb/s each; plain TCP is routed along the same
 //!      \________________ 17 ms __ spare __ 17 ms _______/            links, the spare way is the overlay's alone
 //! ```
-//! The applications know nothing: our node redirects what goes to [`scene::TARGET`]'s address for the overlay.
+//! The applications are not changed: our node redirects connections to the overlay's address, [`scene::TARGET`].
 
 mod bars;
 mod flow;
@@ -57,31 +57,31 @@ pub struct Options {
 /// A part of the experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// What flooding at full speed brings across, and the CPU it costs.
+    /// The goodput at full speed, and its CPU cost.
     Flood,
     /// The same over one long and fast hop that loses frames.
     Fast,
-    /// Floods as whole packets on both kinds of links; not with `--quick`, unless it is asked for.
+    /// Floods as whole packets on both kinds of links; not with `--quick`, unless requested.
     Packets,
-    /// How long every write of a steady stream is on its way.
+    /// The delay of every write of a steady stream.
     Delay,
     /// Files by scp.
     Scp,
-    /// How long a transfer stands still when a relay is killed, and when a link is cut.
+    /// How long a transfer stalls when a relay is killed, and when a link is cut.
     Failure,
-    /// What a link says when nobody speaks.
+    /// The bandwidth of an idle link.
     Idle,
-    /// Twelve nodes at wide-area distances, many flows, and links that are cut.
+    /// Twelve nodes at wide-area distances, many flows, and cut links.
     Wide,
 }
 
 impl Part {
-    /// The parts of the three hops; others have networks of their own, and come after them.
+    /// The parts on the three hops; the others have separate networks, and come after them.
     const THREE_HOPS: [Self; 6] =
         [Self::Idle, Self::Flood, Self::Packets, Self::Delay, Self::Scp, Self::Failure];
 }
 
-/// What `results.json` holds.
+/// The content of `results.json`.
 #[derive(Debug, Serialize)]
 struct Results {
     machine: Machine,
@@ -89,10 +89,10 @@ struct Results {
     links: String,
     plan: Plan,
     figures: Figures,
-    /// How well our own links kept their times.
+    /// How punctual our own links were.
     lateness: Option<Lateness>,
     disturbance: Disturbance,
-    /// How long the run took.
+    /// Duration of the run.
     seconds: u64,
     verdicts: Vec<Verdict>,
     /// Parts that have no figures, and why.
@@ -100,7 +100,8 @@ struct Results {
     missing: Missing,
 }
 
-/// Parts without figures. One that needs a program which is not installed is a row of the report, and no failure of the run.
+/// Parts without figures. A part that needs a program which is not installed is a row of the report, not a failure of
+/// the run.
 #[derive(Debug, Default, Serialize)]
 struct Missing {
     /// Parts whose programs are absent.
@@ -110,7 +111,7 @@ struct Missing {
 }
 
 impl Missing {
-    /// Gives what a part came to; notes why it came to nothing.
+    /// Returns the result of a part, or notes why there is none.
     fn note<T>(&mut self, part: &str, done: Result<T>, progress: &Progress) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
@@ -127,7 +128,7 @@ impl Missing {
     }
 }
 
-/// Measures, prints the tables and says whether all bars hold.
+/// Measures, prints the tables and returns whether all bars hold.
 ///
 /// # Errors
 /// The results cannot be written. Parts that fail, and parts whose programs are absent, are named in the report.
@@ -141,7 +142,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
     let kind = options.links.resolved(&launch::launcher()?)?;
     let mut lateness = None;
-    // A part that fails does not take the figures of the others with it.
+    // A failed part does not discard the figures of the others.
     let mut missing = Missing::default();
     let three: Vec<_> = Part::THREE_HOPS.into_iter().filter(wanted).collect();
     let scene = (!three.is_empty()).then(|| Scene::new(&THREE_HOPS, kind, options.seed));
@@ -196,7 +197,7 @@ fn three_hops(
         Part::Delay => measure::delay(scene, plan, figures, progress),
         Part::Scp => measure::scp(scene, plan, figures, progress),
         Part::Failure => measure::failure(scene, plan, figures, progress),
-        // On networks of their own.
+        // These parts have separate networks.
         Part::Fast | Part::Wide => Ok(()),
     }
 }
@@ -213,14 +214,14 @@ mod tests {
         assert_eq!(missing.note("Flood", Ok(7), &progress), Some(7));
         let absent = || Err::<(), _>(Unavailable::Absent("sidetrack is not built".to_owned()).into_error());
         assert_eq!(missing.note("Wide", absent(), &progress), None);
-        // Also where other functions have added words to it.
+        // Also if other functions have added context to the error.
         assert_eq!(missing.note("Scp", absent().context("no copy"), &progress), None);
         assert!(missing.troubles.is_empty(), "what is absent fails nothing");
         let row = |part: &str| format!("{part}: absent: sidetrack is not built");
         assert_eq!(missing.absent, [row("Wide"), row("Scp")]);
         assert_eq!(missing.note("Idle", Err::<(), _>(anyhow!("it broke")), &progress), None);
         assert_eq!(missing.troubles, ["Idle: it broke"]);
-        // No bar is judged without a figure.
+        // A bar without a figure is not judged.
         assert!(bars::judge(&Figures::default()).iter().all(|verdict| !verdict.fails()));
     }
 }

@@ -11,14 +11,14 @@ use crate::machine;
 use crate::output::Output;
 use crate::statistics::median;
 
-/// The seed's Table 1, Mb/s: plain TCP, and interceptor with overlay.
+/// Table 1 of Seamless Overlays, in Mb/s: plain TCP, and interceptor with overlay.
 const SEED: [(&str, f64, f64); 3] = [
     ("t_flooder, unlimited", 18.0, 76.0),
     ("t_flooder, limited to 200 Mb/s", 18.0, 200.0),
     ("scp", 8.0, 193.0),
 ];
 
-/// Everything, as Markdown.
+/// Formats everything as Markdown.
 pub fn text(results: &Results) -> String {
     let mut text = heading(results);
     let figures = &results.figures;
@@ -80,7 +80,7 @@ fn cell(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
 }
 
-/// The seed's table beside ours: its plain TCP is not named; ours is both.
+/// Its table beside ours. It does not name the congestion control of its plain TCP; ours has both.
 fn seed(text: &mut String, figures: &Figures) {
     if figures.floods.is_empty() && figures.copies.is_empty() {
         return;
@@ -176,7 +176,7 @@ fn wide(text: &mut String, figures: &Figures) {
     }
 }
 
-/// The figures as CSV.
+/// Writes the figures as CSV.
 ///
 /// # Errors
 /// The files cannot be written.

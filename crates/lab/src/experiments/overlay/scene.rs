@@ -17,24 +17,24 @@ use crate::scratch::Scratch;
 use crate::service::Service;
 use crate::topology::{self, Link, Node};
 
-/// The target's address for what the overlay carries.
+/// The target's address for flows over the overlay.
 pub const TARGET: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 /// The target's address for plain TCP.
 pub const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
-/// The target's address for packets that are caught whole, and the ports that say on which kind of links they travel.
+/// The target's address for packets that are caught whole.
 pub const PACKETS: Ipv4Addr = Ipv4Addr::new(10, 99, 2, 1);
-/// See [`PACKETS`].
+/// The port for packets on one kind of links; see [`PACKETS`].
 pub const PACKETS_RELIABLE: u16 = 5201;
-/// See [`PACKETS`].
+/// The port for packets on one kind of links; see [`PACKETS`].
 pub const PACKETS_BEST_EFFORT: u16 = 5202;
-/// Where overlay nodes listen.
+/// Port of the overlay nodes.
 const PORT: u16 = 8100;
-/// Where our listener at the source is.
+/// Port of our listener at the source.
 const LISTENER: u16 = 1090;
 const PATH_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Hosts without any software: behind the source, and behind the target.
+/// Hosts without any software of ours, behind the source and behind the target.
 struct Hosts {
     left: Node,
     right: Node,
@@ -42,7 +42,7 @@ struct Hosts {
     links: [Link; 2],
 }
 
-/// See the module.
+/// The hosts, links and nodes.
 pub struct Scene {
     shape: &'static Shape,
     network: Network,
@@ -54,15 +54,14 @@ pub struct Scene {
     program: PathBuf,
     /// Public keys of the nodes.
     keys: Vec<String>,
-    /// Lines about lost links in logs of processes that are gone.
+    /// Lines about lost links in the logs of ended processes.
     links_lost: usize,
 }
 
 impl Scene {
-    /// Builds it; returns when the overlay has a path.
+    /// Builds everything; returns when the overlay has a path.
     ///
-    /// # Errors
-    /// No root, or our program is not built beside the lab.
+    /// # Errors Not root, or our program is not built beside the lab.
     pub fn new(shape: &'static Shape, kind: Kind, seed: u64) -> Result<Self> {
         let launcher = launch::launcher()?;
         let program = ours::program().map_err(Unavailable::into_error)?;
@@ -81,53 +80,53 @@ impl Scene {
         let mut scene =
             Self { shape, network, nodes, hosts, wires, services, directory, program, keys, links_lost: 0 };
         scene.route()?;
-        // Whoever dials comes after whom it dials.
+        // A node that dials starts after the node that it dials.
         for at in (shape.target()..shape.names.len()).chain((0..shape.target()).rev()) {
             scene.start(at)?;
         }
         if shape.names.contains(&"spare") {
-            // It is for failures alone: by itself the overlay would prefer it to a link that loses much.
+            // This link is only for failures. Without a higher cost, the overlay would prefer it to a link with much
+            // loss.
             scene.overlay(&["link", "set", "spare", "--cost", "500"])?;
         }
         scene.wait_for_path(shape.names[1])?;
         Ok(scene)
     }
 
-    /// The network of the links.
+    /// Returns the network of the links.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Where applications are.
+    /// Returns the node of the applications.
     pub fn source(&self) -> &Node {
         &self.nodes[0]
     }
 
-    /// Where servers are.
+    /// Returns the node of the servers.
     pub fn target(&self) -> &Node {
         &self.nodes[self.shape.target()]
     }
 
-    /// The host behind the source, the host behind the target, and the latter's address.
+    /// Returns the host behind the source, the host behind the target, and the latter's address.
     ///
-    /// # Errors
-    /// There are none in this shape.
+    /// # Errors This shape has none.
     pub fn hosts(&self) -> Result<(&Node, &Node, Ipv4Addr)> {
         let hosts = self.hosts.as_ref().context("nobody is behind the ends of this path")?;
         Ok((&hosts.left, &hosts.right, hosts.links[1].b.v4))
     }
 
-    /// Bits per second of every link.
+    /// Returns the rate of every link, in bits per second.
     pub fn rate(&self) -> u64 {
         self.shape.rate
     }
 
-    /// Scratch space.
+    /// Returns the scratch space.
     pub fn directory(&self) -> &Scratch {
         &self.directory
     }
 
-    /// Plain TCP is routed along the hops, with a congestion control that programs cannot choose themselves.
+    /// Routes plain TCP along the hops, with a congestion control that applies to all programs.
     ///
     /// # Errors
     /// `ip` refuses.
@@ -150,7 +149,7 @@ impl Scene {
         for address in [TARGET, PLAIN, PACKETS] {
             self.target().run("ip", &["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
         }
-        // The overlay's addresses lead nowhere: what is not caught does not arrive by accident.
+        // The overlay's addresses have no route, so that an uncaught connection cannot arrive by accident.
         let nowhere = |node: &Node, to: &str, via: Ipv4Addr| {
             node.run("ip", &["route", "add", to, "via", &via.to_string()]).map(|_| ())
         };
@@ -171,7 +170,7 @@ impl Scene {
         self.route_plain("bbr")
     }
 
-    /// The share of frames lost on the lossy link, each way.
+    /// Sets the share of frames lost on the lossy link, in each direction.
     ///
     /// # Errors
     /// The emulator has ended.
@@ -180,7 +179,7 @@ impl Scene {
         self.wires[self.shape.lossy].set_both(self.shape.conditions(self.shape.lossy, loss))
     }
 
-    /// Cuts the lossy link, or joins it again.
+    /// Cuts or restores the lossy link.
     ///
     /// # Errors
     /// The emulator has ended.
@@ -189,7 +188,7 @@ impl Scene {
         self.wires[self.shape.lossy].set_both(Conditions { is_up: !is_cut, ..whole })
     }
 
-    /// Kills the first relay as a power cut of the process would.
+    /// Kills the first relay with SIGKILL.
     ///
     /// # Errors
     /// It does not run.
@@ -202,8 +201,7 @@ impl Scene {
 
     /// Starts it again; returns when flows pass it.
     ///
-    /// # Errors
-    /// It does not come up.
+    /// # Errors It does not start.
     pub fn revive_relay(&mut self) -> Result<()> {
         self.start(1)?;
         self.wait_for_path("near")
@@ -215,13 +213,14 @@ impl Scene {
         at.with_context(|| format!("{name} does not run"))
     }
 
-    /// CPU time of the nodes along the three hops so far, nanoseconds.
+    /// Returns the CPU time of the nodes along the three hops, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
         let spare = |service: &&Service| service.name() != "sidetrack-spare";
         self.services.iter().filter(spare).map(Service::cpu_ns).sum()
     }
 
-    /// Bits that passed the overlay's middle link, both ways: of its control connection if nobody else speaks.
+    /// Returns the bits that passed the overlay's middle link in both directions: only its control connection's if
+    /// the link is idle.
     ///
     /// # Errors
     /// The node is gone.
@@ -229,7 +228,7 @@ impl Scene {
         bits(&self.nodes[1], &self.wires[self.shape.lossy])
     }
 
-    /// The worst share of hellos in datagrams that a node of the path misses from a neighbour, percent.
+    /// Returns the largest percentage of hellos in datagrams that a node of the path misses from a neighbour.
     ///
     /// # Errors
     /// A node does not answer, or datagrams do not pass.
@@ -246,12 +245,12 @@ impl Scene {
         Ok(worst)
     }
 
-    /// How often a node has said that a link was lost.
+    /// Returns how often a node has logged that a link was lost.
     pub fn links_lost(&self) -> usize {
         self.links_lost + self.services.iter().map(|service| lost(&service.log())).sum::<usize>()
     }
 
-    /// Waits until flows from the source to the target pass this node first.
+    /// Waits until flows from the source to the target pass this node as the first hop.
     ///
     /// # Errors
     /// They do not within a minute.
@@ -286,7 +285,7 @@ impl Scene {
         bail!("no datagrams from source to target")
     }
 
-    /// `sidetrack overlay …` at the source.
+    /// Runs `sidetrack overlay …` at the source.
     fn overlay(&self, arguments: &[&str]) -> Result<String> {
         self.overlay_of("source", arguments)
     }
@@ -350,7 +349,7 @@ impl Scene {
         text + &self.packets_of_hosts(at)
     }
 
-    /// Packets of hosts behind this node, and to those behind it.
+    /// Lets this node forward packets of the hosts behind it.
     fn packets_of_hosts(&self, at: usize) -> String {
         let Some(Hosts { links: [left, right], .. }) = &self.hosts else { return String::new() };
         let router = |node: &str, to: &Link| {
@@ -384,7 +383,7 @@ impl Hosts {
     }
 }
 
-/// Packets to this address at that node are caught whole.
+/// Returns the configuration by which packets to this address are caught whole and delivered by that node.
 fn packets(node: &str, to: Ipv4Addr) -> String {
     let entry = |port: u16, link: &str| {
         format!(
@@ -399,7 +398,7 @@ fn network_of(link: &Link) -> String {
     format!("{a}.{b}.{c}.0/24")
 }
 
-/// Bits that one end of a link has sent and received so far.
+/// Returns the bits that one end of a link has sent and received.
 ///
 /// # Errors
 /// The node is gone.
@@ -416,7 +415,7 @@ fn lost(log: &str) -> usize {
     log.matches("overlay link down").count()
 }
 
-/// Makes a node's key; gives the public one.
+/// Makes a node's key; returns the public key.
 pub fn key(program: &std::path::Path, directory: &Scratch, name: &str) -> Result<String> {
     let file = directory.path().join(format!("{name}.key"));
     let made = Command::new(program).args(["overlay", "key"]).arg(file).output()?;

@@ -1,4 +1,4 @@
-//! Files by the real scp to a real sshd.
+//! Copies files by the real scp to a real sshd.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -15,26 +15,26 @@ use crate::service::Service;
 use crate::topology::Node;
 
 const PORT: u16 = 22;
-/// Every copy ends after so many seconds.
+/// Time limit for a copy, in seconds.
 const ENDS_WITHIN_S: &str = "100";
-/// sshd wants /run/sshd; a private /run leaves the host's alone.
+/// sshd needs /run/sshd; a private /run avoids changing the host's.
 const PRIVATE_RUN: &str = "mount -t tmpfs lab /run && mkdir -m 0755 /run/sshd && exec \"$2\" -D -e -f \"$1\"";
 
-/// How a copy travels.
+/// The way of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copied {
     /// Plain TCP along the hops with this congestion control.
     Plain(&'static str),
     /// Over the overlay, its payload only.
     Payload,
-    /// As whole packets that the source's node catches where they are sent.
+    /// As whole packets that the source's node catches where they are sent (`at = "local"`).
     Local,
-    /// As whole packets of a host without any software, which the source's node forwards.
+    /// As whole packets of a host without any software of ours, which the source's node forwards.
     Router,
 }
 
 impl Copied {
-    /// What the tables call it.
+    /// Returns its name in the tables.
     pub fn name(self) -> String {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
@@ -45,11 +45,11 @@ impl Copied {
     }
 }
 
-/// sshd at the target and at the host behind it, and files at the source and before it.
+/// sshd at the target and at the host behind it, and files at the source and at the host behind it.
 pub struct Copies<'s> {
     scene: &'s Scene,
     key: PathBuf,
-    /// End with the copies.
+    /// The servers; they end with this value.
     _sshd: [Service; 2],
 }
 
@@ -72,7 +72,7 @@ impl<'s> Copies<'s> {
         Ok(Self { scene, key, _sshd: sshd })
     }
 
-    /// Copies a file of so many bytes; Mb/s with everything, from the start of scp to its end.
+    /// Copies a file of this size in bytes. Returns the Mb/s from the start of scp to its end.
     ///
     /// # Errors
     /// scp fails, or the file that arrived has another length.
@@ -111,7 +111,7 @@ impl<'s> Copies<'s> {
     }
 }
 
-/// sshd at these addresses of a host, with the keys of [`Copies::new`].
+/// Starts sshd at these addresses of a host, with the keys of [`Copies::new`].
 fn sshd(scene: &Scene, node: &Node, addresses: &[(Ipv4Addr, u16)]) -> Result<Service> {
     let directory = scene.directory().path();
     let name = format!("sshd-{}", node.name());

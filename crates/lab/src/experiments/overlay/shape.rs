@@ -1,4 +1,4 @@
-//! Which nodes there are, and the links between them.
+//! The nodes, and the links between them.
 
 use std::time::Duration;
 
@@ -6,28 +6,29 @@ use anyhow::Result;
 
 use crate::link::{Conditions, Loss, Rate};
 
-/// What waits before a link's rate, as time of that rate.
+/// The queue before a link's rate, as time at that rate.
 const QUEUE: Duration = Duration::from_millis(60);
 
-/// See the module. The first node is the source.
+/// The nodes and links of a scene. The first node is the source.
 #[derive(Debug)]
 pub struct Shape {
-    /// Their names.
+    /// Names of the nodes.
     pub names: &'static [&'static str],
-    /// Links as indices into `names`, the dialling end first, with their one-way delay in milliseconds. The first ones, in order, are
-    /// the hops from source to target; others are the overlay's alone.
+    /// Links as indices into `names`, the dialling end first, with their one-way delay in milliseconds. The first
+    /// ones, in order, are the hops from source to target; only the overlay uses the others.
     pub links: &'static [(usize, usize, u64)],
-    /// How many links are hops.
+    /// Number of links that are hops.
     pub hops: usize,
-    /// The link that loses.
+    /// The link with loss.
     pub lossy: usize,
-    /// Of every link, bits per second.
+    /// Rate of every link, in bits per second.
     pub rate: u64,
-    /// Applications of plain hosts beside source and target are carried, too.
+    /// Whether applications of plain hosts beside source and target are carried, too.
     pub has_hosts: bool,
 }
 
-/// The seed's in-lab path, a spare way beside it, and hosts without any software behind both ends.
+/// The in-lab path of Seamless Overlays, a spare path beside it, and hosts without any software of ours behind both
+/// ends.
 pub const THREE_HOPS: Shape = Shape {
     names: &["source", "near", "far", "target", "spare"],
     links: &[(0, 1, 10), (1, 2, 10), (2, 3, 10), (0, 4, 17), (4, 3, 17)],
@@ -48,12 +49,12 @@ pub const ONE_HOP: Shape = Shape {
 };
 
 impl Shape {
-    /// The target's place among the nodes.
+    /// Returns the index of the target.
     pub const fn target(&self) -> usize {
         self.hops
     }
 
-    /// What a link does to frames.
+    /// Returns the conditions of a link.
     pub fn conditions(&self, link: usize, loss: Loss) -> Conditions {
         let queue_bytes = self.rate / 8 * QUEUE.as_millis() as u64 / 1000;
         let rate = Some(Rate { bits_per_second: self.rate, queue_bytes });
@@ -62,10 +63,9 @@ impl Shape {
     }
 }
 
-/// The number of a link's network.
+/// Returns the number of a link's network.
 ///
-/// # Errors
-/// There are not so many.
+/// # Errors There are fewer links.
 pub fn subnet(link: usize) -> Result<u8> {
     Ok(u8::try_from(link + 1)?)
 }

@@ -1,5 +1,5 @@
-//! Twelve nodes over two coasts and an ocean, at about the distances of the seed's Fig. 2, and flows from one end to the
-//! other: links on their path are cut, one after the other.
+//! Twelve nodes over two coasts and an ocean, at about the distances of Seamless Overlays, Fig. 2, with flows from
+//! one end to the other. Links on their path are cut, one after the other.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -44,34 +44,34 @@ const LINKS: [(usize, usize, u64); 20] = [
     (5, 12, 50),
 ];
 const NODES: usize = 12;
-/// Where flows begin, and where they are delivered.
+/// The first and the last node of the flows.
 const ENDS: [usize; 2] = [4, 11];
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const PORT: u16 = 8100;
 const LISTENER: u16 = 1090;
 const WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// After a cut nothing changes any more for the rest of this.
+/// Observation time after a cut: within it, all changes have happened.
 const SETTLE: Duration = Duration::from_millis(1500);
-/// How long it is watched what idle links carry.
+/// Observation time of idle links.
 const IDLE: Duration = Duration::from_secs(3);
-/// What every flow says after a cut.
+/// The bytes that every flow sends after a cut.
 const WORD: [u8; 100] = [0x5a; 100];
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Wide {
-    /// Flows from one end to the other.
+    /// Number of flows from one end to the other.
     pub flows: usize,
-    /// Of the busiest link while the flows say nothing, kbit/s, both ways together.
+    /// Bandwidth of the busiest link while the flows are idle, in kbit/s, both directions together.
     pub idle_kbit: f64,
-    /// For each cut link: until the last node had the new routes, milliseconds, rising.
+    /// For each cut link: time until the last node had the new routes, in milliseconds, ascending.
     pub converged_ms: Vec<f64>,
-    /// For each cut link: until every flow had an answer to a word that was said at once, milliseconds, rising.
+    /// For each cut link: time until every flow had an answer to a word sent at the cut, in milliseconds, ascending.
     pub answered_ms: Vec<f64>,
 }
 
-/// What a node says, as far as it is of use here.
+/// The needed fields of a node's status.
 #[derive(Debug, Deserialize)]
 struct Status {
     paths: Vec<PathView>,
@@ -91,22 +91,21 @@ struct LinkView {
     datagrams: bool,
 }
 
-/// See the module.
+/// The nodes and their flows.
 struct World {
     wires: Vec<Wire>,
     nodes: Vec<Node>,
     directory: Scratch,
     program: PathBuf,
     keys: Vec<String>,
-    /// Ends before the network does.
+    /// Ends before the network.
     services: Vec<Service>,
     _network: Network,
 }
 
 /// Measures.
 ///
-/// # Errors
-/// The network cannot be built, a flow breaks, or the overlay does not find its way.
+/// # Errors The network cannot be built, a flow breaks, or the overlay does not converge.
 pub fn run(kind: Kind, seed: u64, cuts: u32, flows: usize, progress: &Progress) -> Result<Wide> {
     progress.say("twelve nodes");
     let world = World::new(kind, seed)?;
@@ -132,7 +131,7 @@ pub fn run(kind: Kind, seed: u64, cuts: u32, flows: usize, progress: &Progress) 
     Ok(wide)
 }
 
-/// Sends back what comes on every connection.
+/// Echoes the bytes of every connection.
 fn echo(listener: &TcpListener) {
     for mut stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
@@ -142,7 +141,7 @@ fn echo(listener: &TcpListener) {
     }
 }
 
-/// One word on every flow, and its echo.
+/// Sends a word on every flow, and waits for its echo.
 fn say(flows: &mut [TcpStream]) -> Result<()> {
     for flow in &mut *flows {
         flow.write_all(&WORD)?;
@@ -247,7 +246,7 @@ impl World {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Waits until every node says something that fits.
+    /// Waits until the status of every node fits.
     fn wait(&self, what: &str, fits: impl Fn(&Status) -> bool) -> Result<()> {
         let began = Instant::now();
         for at in 1..=NODES {
@@ -263,9 +262,9 @@ impl World {
         Ok(())
     }
 
-    /// What the busiest link carries while nobody speaks, kbit/s.
+    /// Returns the bandwidth of the busiest idle link, in kbit/s.
     fn idle_kbit(&self) -> Result<f64> {
-        // What the flows' beginning has set off is over: connections are kept ready again.
+        // Waits until the traffic of the flows' start is over: spare connections are ready again.
         std::thread::sleep(SETTLE);
         let count = || {
             let ends = LINKS.iter().zip(&self.wires);
@@ -278,7 +277,7 @@ impl World {
         Ok(most.context("no links")? as f64 / since.elapsed().as_secs_f64() / 1e3)
     }
 
-    /// The links that flows pass now, as indices into [`LINKS`].
+    /// Returns the links that flows pass now, as indices into [`LINKS`].
     fn path(&self) -> Result<Vec<usize>> {
         let status = self.status(ENDS[0])?;
         let target = name(ENDS[1]);
@@ -293,7 +292,8 @@ impl World {
         path.windows(2).map(|pair| link(pair).context("no such link")).collect()
     }
 
-    /// Cuts a link of the path and joins it again: until all nodes knew, and until all flows had an answer.
+    /// Cuts a link of the path and restores it. Returns the time until all nodes knew, and until all flows had an
+    /// answer.
     fn cut(&self, flows: &mut [TcpStream], number: usize) -> Result<(f64, f64)> {
         let path = self.path()?;
         let link = *path.get(number % path.len().max(1)).context("no path")?;
@@ -311,7 +311,7 @@ impl World {
         }
         self.wires[link].set_both(whole)?;
         self.wait("the link is back", |status| status.links.iter().all(|link| link.up && link.datagrams))?;
-        // Both ends have told everybody by then.
+        // By then both ends have informed all nodes.
         std::thread::sleep(SETTLE);
         Ok((last as f64, answered.as_secs_f64() * 1e3))
     }

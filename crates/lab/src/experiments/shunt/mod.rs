@@ -1,5 +1,5 @@
-//! `shunt`: the NFShunt paper's measurements: how fast a flow is moved (Table II), what one flow brings across and
-//! loses (Tables III, V and VI), what a packet costs, and that entries come and go without loss.
+//! `shunt`: the measurements of NFShunt: how fast a flow is moved (Table II), the rate and loss of one flow (Tables
+//! III, V and VI), the cost of a packet, and that entries are removed and installed without loss.
 
 mod counters;
 mod cycles;
@@ -81,7 +81,7 @@ struct Plan {
     several: &'static [usize],
     several_ms: &'static [u64],
     several_rounds: usize,
-    /// At a round trip: slow start takes its time.
+    /// Duration with a round trip: slow start takes time.
     long_seconds: u64,
     events: usize,
     cycles: usize,
@@ -116,8 +116,7 @@ impl Plan {
 
 /// Measures, prints tables and says which bars are held.
 ///
-/// # Errors
-/// Without root, or when something does not work at all.
+/// # Errors Not root, or something does not work at all.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = if options.quick { Plan::QUICK } else { Plan::FULL };
     let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
@@ -203,7 +202,7 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
     Ok(section)
 }
 
-/// So many connections at a round trip of so many milliseconds.
+/// This number of connections at this round trip in milliseconds.
 fn at_round_trip(
     plan: &Plan,
     ms: u64,
@@ -218,7 +217,8 @@ fn at_round_trip(
     Ok((ms, each(setups, rounds, part, progress, run)?))
 }
 
-/// Every set-up once a round, so that what disturbs the machine disturbs all. One row of what `run` gave for each.
+/// Runs every set-up once per round, so that a disturbance of the machine affects all. Returns one row of results of
+/// `run` for each.
 fn each<T>(
     setups: &[Setup],
     rounds: usize,
